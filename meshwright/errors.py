@@ -1,0 +1,48 @@
+"""The error tree. Every user error says what was given, what was expected, and what to do."""
+
+from __future__ import annotations
+
+
+class MeshwrightError(Exception):
+    """Base of every error a user can cause; the CLI prints its message and no traceback."""
+
+    def __init__(self, given: str, expected: str = "", todo: str = "") -> None:
+        self.given, self.expected, self.todo = given, expected, todo
+        parts = [given, f"expected: {expected}" if expected else "", f"to do: {todo}" if todo else ""]
+        super().__init__("\n  ".join(part for part in parts if part))
+
+
+class ModelError(MeshwrightError):
+    """A model reference, its options or its batch cannot be used."""
+
+
+class CaptureError(MeshwrightError):
+    """A model could not be turned into a Program."""
+
+
+class ClusterError(MeshwrightError):
+    """A cluster, mesh or device description is wrong."""
+
+
+class LayoutError(MeshwrightError):
+    """A layout does not fit its tensor or mesh."""
+
+
+class RuleError(MeshwrightError):
+    """A sharding rule is malformed or contradicts its op."""
+
+
+class ProblemError(MeshwrightError):
+    """A selection problem is malformed or cannot be met."""
+
+
+class PlanError(MeshwrightError):
+    """A plan is malformed, infeasible, or belongs to something else."""
+
+
+class RunError(MeshwrightError):
+    """A run cannot start or go on."""
+
+
+class VerifyError(MeshwrightError):
+    """A noun failed its own `verify()`: a bug in meshwright or a hand-edited file."""
