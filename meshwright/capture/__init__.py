@@ -1,0 +1,1 @@
+"""Capture: a model and a batch become a Program."""

@@ -1,0 +1,42 @@
+"""From an Op's target text to the function it names, and calling it on real or fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.capture.program import Op, Ref, RunDevice, TorchConstant, map_leaves
+
+
+@cache
+def resolve(target: str) -> Callable[..., Any]:
+    """`aten.linear.default` -> the operator; `package.module:function` -> the function."""
+    if ":" in target:
+        module, name = target.split(":")
+        function: Callable[..., Any] = getattr(import_module(module), name)
+        return function
+    found: Any = torch.ops
+    for part in target.split("."):
+        found = getattr(found, part)
+    operator: Callable[..., Any] = found
+    return operator
+
+
+def call(op: Op, values: Mapping[str, Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    """Run one op on the values it names."""
+
+    def leaf(arg: Any) -> Any:
+        if isinstance(arg, Ref):
+            return values[arg.name]
+        if isinstance(arg, TorchConstant):
+            return getattr(torch, arg.name)
+        return device if isinstance(arg, RunDevice) else arg
+
+    args = map_leaves(op.args, leaf)
+    result = resolve(op.target)(*args, **{key: map_leaves(arg, leaf) for key, arg in op.kwargs})
+    return tuple(result) if isinstance(result, list | tuple) else (result,)
