@@ -1,1 +1,21 @@
 """Capture: a model and a batch become a Program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from meshwright.capture.build import build
+from meshwright.capture.export import Batch, batch_size, export, named_batch
+from meshwright.capture.program import Program
+from meshwright.capture.read import read
+
+
+def capture(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] | None = None) -> Program:
+    """The Program of one training step of `model` on `batch`. Allocates nothing of the model's size."""
+    named = named_batch(model, batch)
+    return build(read(export(model, named, loss), model), batch_size(named))
+
+
+__all__ = ["Batch", "Program", "capture", "named_batch"]

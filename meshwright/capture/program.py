@@ -88,7 +88,7 @@ class RunDevice:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One call; `args` and `kwargs` nest tuples of Ref, BatchSize, TorchConstant, RunDevice and plain literals.
+    """One call; its arguments nest tuples of Ref, BatchSize, TorchConstant, RunDevice and plain literals.
 
     `target` is an operator (`aten.linear.default`) or a Python function (`package.module:function`).
     """
@@ -169,14 +169,10 @@ class SegmentGraph:
 
     def __str__(self) -> str:
         head = [
-            f"  {kind} {value}"
-            for kind in ("inputs", "commons", "params", "buffers")
-            for value in getattr(self, kind)
+            f"  {kind} {value}" for kind in ("inputs", "commons", "params", "buffers") for value in getattr(self, kind)
         ]
         tail = [f"  update {buffer} <- {value}" for buffer, value in self.updates]
-        return "\n".join(
-            [*head, *(f"  {op}" for op in self.ops), *tail, f"  return {', '.join(self.outputs)}"]
-        )
+        return "\n".join([*head, *(f"  {op}" for op in self.ops), *tail, f"  return {', '.join(self.outputs)}"])
 
     def verify(self) -> None:
         known: dict[str, Value] = {}
@@ -185,9 +181,7 @@ class SegmentGraph:
         for op in self.ops:
             for name in op.uses():
                 if name not in known:
-                    raise VerifyError(
-                        f"op {op} reads {name!r}", f"a value defined before it: {', '.join(known)}"
-                    )
+                    raise VerifyError(f"op {op} reads {name!r}", f"a value defined before it: {', '.join(known)}")
             for value in op.results:
                 _define(known, value)
         for name in (*self.outputs, *(value for _, value in self.updates)):
@@ -196,9 +190,7 @@ class SegmentGraph:
         buffers = {value.name for value in self.buffers}
         for buffer, _ in self.updates:
             if buffer not in buffers:
-                raise VerifyError(
-                    f"the graph updates {buffer!r}", f"one of its buffers: {', '.join(buffers)}"
-                )
+                raise VerifyError(f"the graph updates {buffer!r}", f"one of its buffers: {', '.join(buffers)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,21 +273,15 @@ class Program:
             for kind in ("inputs", "commons", "params", "buffers", "outputs"):
                 given, wanted = len(getattr(segment, kind)), len(getattr(graph, kind))
                 if given != wanted:
-                    raise VerifyError(
-                        f"segment {segment.name} binds {given} {kind}", f"{wanted}, as its graph has"
-                    )
+                    raise VerifyError(f"segment {segment.name} binds {given} {kind}", f"{wanted}, as its graph has")
             for name in (*segment.inputs, *segment.commons):
                 if name not in known:
-                    raise VerifyError(
-                        f"segment {segment.name} reads {name!r}", "a value of an earlier segment"
-                    )
+                    raise VerifyError(f"segment {segment.name} reads {name!r}", "a value of an earlier segment")
             _subset(segment.name, segment.params, parameters)
             _subset(segment.name, segment.buffers, buffers)
             known |= set(segment.outputs)
         if self.segments and self.segments[-1].outputs != (self.loss,):
-            raise VerifyError(
-                f"the last segment returns {self.segments[-1].outputs}", f"the loss, {self.loss}"
-            )
+            raise VerifyError(f"the last segment returns {self.segments[-1].outputs}", f"the loss, {self.loss}")
 
 
 def map_leaves(tree: Any, change: Any) -> Any:

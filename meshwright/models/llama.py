@@ -58,7 +58,15 @@ class Block(nn.Module):
 
 class Llama(nn.Module):
     def __init__(
-        self, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, tied: bool, rope_base: float
+        self,
+        layers: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        ffn: int,
+        vocab: int,
+        tied: bool,
+        rope_base: float,
     ) -> None:
         super().__init__()
         self.head_dim, self.rope_base = hidden // heads, rope_base

@@ -1,0 +1,189 @@
+"""From pieces to the Program: local names, shared SegmentGraphs, the prologue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from meshwright.capture.cut import natural_cuts, pieces, split_common
+from meshwright.capture.fold import merge, structure
+from meshwright.capture.program import Op, Program, Ref, Segment, SegmentGraph, Value
+from meshwright.capture.read import BATCH_NORM, Flat
+
+PROLOGUE = -1
+Names = tuple[str, ...]
+
+
+def build(flat: Flat, batch: int, *, max_ops: int = 24) -> Program:
+    """Cut, fold and name. The passes: set common ops aside, cut, merge to units, place commons, share graphs."""
+    chain, common = split_common(flat)
+    natural = pieces(chain, natural_cuts(chain))
+    spans = merge(natural, max_ops)
+    bodies = [[op for piece in natural[start:end] for op in piece] for start, end in spans]
+    inner = [_inner_cuts(natural[start:end]) for start, end in spans]
+    placed = _place(common, bodies)
+    for index, body in enumerate(bodies):
+        sunk = [op for op, place in placed if place == index]
+        body[:0] = sunk
+        inner[index] = tuple(cut + len(sunk) for cut in inner[index])
+    prologue_ops = [op for op, place in placed if place == PROLOGUE]
+    return _assemble(flat, batch, bodies, inner, prologue_ops)
+
+
+def _inner_cuts(group: Sequence[tuple[Op, ...]]) -> tuple[int, ...]:
+    lengths = [sum(map(len, group[: i + 1])) for i in range(len(group))]
+    return tuple(lengths[:-1])
+
+
+def _place(common: list[Op], bodies: list[list[Op]]) -> list[tuple[Op, int]]:
+    """For each common op the segment that alone needs it, or the prologue; unused ones are dropped."""
+    readers: dict[str, set[int]] = {}
+    for index, body in enumerate(bodies):
+        for op in body:
+            for name in op.uses():
+                readers.setdefault(name, set()).add(index)
+    placed: list[tuple[Op, int]] = []
+    for op in reversed(common):
+        where = set().union(*(readers.get(value.name, set()) for value in op.results))
+        if not where:
+            continue
+        place = where.pop() if len(where) == 1 else PROLOGUE
+        placed.append((op, place))
+        for name in op.uses():
+            readers.setdefault(name, set()).add(place)
+    return placed[::-1]
+
+
+def _assemble(
+    flat: Flat, batch: int, bodies: list[list[Op]], inner: list[tuple[int, ...]], prologue_ops: list[Op]
+) -> Program:
+    types = _all_values(flat)
+    inputs = {value.name for value in flat.inputs}
+    prologue_results = {value.name for op in prologue_ops for value in op.results}
+    used_later = {name for body in bodies for op in body for name in op.uses()}
+    commons = tuple(sorted(prologue_results & used_later))
+    read = {name for op in prologue_ops for name in op.uses()}
+    prologue = SegmentGraph((), tuple(v for v in flat.inputs if v.name in read), (), (), tuple(prologue_ops), commons)
+    graphs: list[SegmentGraph] = []
+    known: dict[object, int] = {}
+    segments: list[Segment] = []
+    for index, body in enumerate(bodies):
+        outside = _reads(body)
+        writes = {value.name for op in body for value in op.results}
+        later = {name for other in bodies[index + 1 :] for op in other for name in op.uses()} | {flat.loss}
+        outputs = tuple(v.name for op in body for v in op.results if v.name in later)
+        parameters = [name for name in outside if name in {p.name for p in flat.parameters}]
+        buffers = [name for name in outside if name in {b.name for b in flat.buffers}]
+        shared = [name for name in outside if name in inputs or name in prologue_results]
+        handed = [name for name in outside if name not in {*parameters, *buffers, *shared}]
+        updates = [(buffer, value) for buffer, value in flat.updates if value in writes]
+        groups = (tuple(handed), tuple(shared), tuple(parameters), tuple(buffers))
+        graph = _localise(body, groups, outputs, updates, inner[index], types)
+        key = (structure(graph.ops), tuple(map(len, groups)), _argument_types(graph), len(outputs))
+        if key not in known:
+            known[key] = len(graphs)
+            graphs.append(graph)
+        name = _segment_name(body, [segment.name for segment in segments])
+        segments.append(Segment(name, known[key], *groups, outputs))
+    coupled = tuple(op.name for op in flat.ops if op.target == BATCH_NORM)
+    program = Program(
+        batch, flat.inputs, flat.parameters, flat.buffers, prologue, commons, tuple(graphs), tuple(segments),
+        flat.loss, coupled, _notes(flat, segments),
+    )  # fmt: skip
+    program.verify()
+    return program
+
+
+def _notes(flat: Flat, segments: list[Segment]) -> tuple[str, ...]:
+    notes = []
+    if not any(not isinstance(size, int) for value in flat.inputs for size in value.type.shape):
+        notes.append("the batch cannot vary: export fixed it")
+    if len(segments) == 1:
+        notes.append("the model could not be cut; it is one segment")
+    return tuple(notes)
+
+
+def _all_values(flat: Flat) -> dict[str, Value]:
+    found = {value.name: value for value in flat.inputs}
+    found |= {p.name: Value(p.name, p.type, p.trainable) for p in flat.parameters}
+    found |= {b.name: Value(b.name, b.type) for b in flat.buffers}
+    found |= {value.name: value for op in flat.ops for value in op.results}
+    return found
+
+
+def _reads(body: Iterable[Op]) -> list[str]:
+    """Names read but not made, in order of first use."""
+    made: set[str] = set()
+    found: dict[str, None] = {}
+    for op in body:
+        found.update((name, None) for name in op.uses() if name not in made)
+        made.update(value.name for value in op.results)
+    return list(found)
+
+
+def _argument_types(graph: SegmentGraph) -> tuple[object, ...]:
+    return tuple((value.type, value.grad) for value in graph.arguments())
+
+
+def _localise(
+    body: list[Op],
+    groups: tuple[Names, Names, Names, Names],
+    outputs: tuple[str, ...],
+    updates: list[tuple[str, str]],
+    cuts: tuple[int, ...],
+    types: dict[str, Value],
+) -> SegmentGraph:
+    """The graph under names of its own: `x`, `query_weight`, `linear_1`."""
+    handed, shared, parameters, buffers = groups
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+
+    def name(old: str, wanted: str) -> str:
+        base = re.sub(r"\W", "_", wanted)
+        new, count = base, 0
+        while new in taken:
+            count += 1
+            new = f"{base}_{count}"
+        taken.add(new)
+        names[old] = new
+        return new
+
+    def bind(olds: Names, wanted: list[str]) -> tuple[Value, ...]:
+        return tuple(replace(types[old], name=name(old, want)) for old, want in zip(olds, wanted, strict=True))
+
+    arguments = (
+        bind(handed, ["x"] * len(handed)),
+        bind(shared, [re.sub(r"_\d+$", "", old) for old in shared]),
+        bind(parameters, _tails(parameters)),
+        bind(buffers, _tails(buffers)),
+    )
+    ops = []
+    for op in body:
+        moved = op.map(lambda leaf: Ref(names[leaf.name]) if isinstance(leaf, Ref) else leaf)
+        results = tuple(replace(v, name=name(v.name, re.sub(r"_\d+(?=_|$)", "", v.name))) for v in op.results)
+        ops.append(replace(moved, results=results))
+    local_updates = tuple((names[buffer], names[value]) for buffer, value in updates)
+    return SegmentGraph(*arguments, tuple(ops), tuple(names[old] for old in outputs), local_updates, cuts)
+
+
+def _tails(paths: Names) -> list[str]:
+    """`layers.0.attention.query.weight` -> `attention_query_weight`, less what all of them share."""
+    parts = [path.split(".") for path in paths]
+    shared = 0
+    while len(parts) > 1 and all(len(p) > shared + 1 and p[shared] == parts[0][shared] for p in parts):
+        shared += 1
+    return ["_".join(p[shared:]) if not p[shared].isdigit() else "_".join(["p", *p[shared:]]) for p in parts]
+
+
+def _segment_name(body: list[Op], taken: list[str]) -> str:
+    """The module that holds all of it, or its first module."""
+    modules = [op.module.split(".") for op in body if op.module]
+    prefix: list[str] = []
+    for column in zip(*modules, strict=False):
+        if len(set(column)) > 1:
+            break
+        prefix.append(column[0])
+    name = ".".join(prefix) or (modules[0][0] if modules else "segment")
+    count = sum(other == name or other.startswith(f"{name}#") for other in taken)
+    return f"{name}#{count}" if count else name

@@ -1,0 +1,42 @@
+"""Running a Program on real tensors, segment by segment, with autograd: the reference for everything later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from meshwright.capture.program import Program, SegmentGraph
+from meshwright.capture.targets import call
+
+
+def run_graph(graph: SegmentGraph, arguments: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Every value of a graph whose batch is fixed, by its local name."""
+    values = dict(arguments)
+    for op in graph.ops:
+        results = call(op, values, device)
+        values.update((value.name, tensor) for value, tensor in zip(op.results, results, strict=True))
+    return values
+
+
+def run(
+    program: Program, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], device: torch.device
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(loss, buffers after the step). `tensors`: parameters and buffers by name; `batch`: inputs by name."""
+    values = dict(batch)
+    buffers = {buffer.name: tensors[buffer.name] for buffer in program.buffers}
+    found = run_graph(program.prologue.at(program.batch), values, device)
+    values.update((name, found[name]) for name in program.commons)
+    fixed = [graph.at(program.batch) for graph in program.graphs]
+    for segment in program.segments:
+        graph = fixed[segment.graph]
+        bound = dict(zip((v.name for v in graph.inputs), (values[n] for n in segment.inputs), strict=True))
+        bound |= dict(zip((v.name for v in graph.commons), (values[n] for n in segment.commons), strict=True))
+        bound |= dict(zip((v.name for v in graph.params), (tensors[n] for n in segment.params), strict=True))
+        bound |= dict(zip((v.name for v in graph.buffers), (buffers[n] for n in segment.buffers), strict=True))
+        found = run_graph(graph, bound, device)
+        values.update(zip(segment.outputs, (found[name] for name in graph.outputs), strict=True))
+        local = dict(zip((v.name for v in graph.buffers), segment.buffers, strict=True))
+        buffers.update((local[buffer], found[value]) for buffer, value in graph.updates)
+    return values[program.loss], buffers

@@ -1,0 +1,109 @@
+"""torch.export on fake tensors: the model and the batch are only looked at, nothing of their size is allocated."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from meshwright.errors import CaptureError, ModelError
+from meshwright.torch_compat import FakeMode, fake_mode, fake_tensor
+
+Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
+
+
+class _WithLoss(nn.Module):
+    """The model followed by the user's loss; a model that returns its loss needs none."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor] | None) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        output = self.model(**batch)
+        if self.loss is not None:
+            output = self.loss(output, *batch.values())
+        found = getattr(output, "loss", output)
+        if not isinstance(found, Tensor) or found.dim() != 0:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ModelError(
+                f"the model returned {shape}",
+                "a scalar loss, or an output with a scalar `.loss`",
+                "pass `loss=`, a function of (output, *batch) that returns a scalar",
+            )
+        return found
+
+
+def named_batch(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """The batch under the names of the model's own arguments."""
+    if isinstance(batch, Mapping):
+        found = dict(batch)
+    else:
+        try:
+            found = dict(inspect.signature(model.forward).bind(*batch).arguments)
+        except TypeError as error:
+            raise ModelError(
+                f"a batch of {len(batch)} tensors for {type(model).__name__}: {error}",
+                f"the arguments of its forward{inspect.signature(model.forward)}",
+                "pass one tensor per argument, or a dict by name",
+            ) from error
+    for name, tensor in found.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.shape[0] < 1:
+            given = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ModelError(f"batch entry {name!r} is {given}", "a tensor with a leading batch dim of at least 1")
+    if not found:
+        raise ModelError("the batch is empty", "at least one tensor with a leading batch dim")
+    return found
+
+
+def batch_size(batch: Mapping[str, Tensor]) -> int:
+    """The leading size that most of the batch's tensors share."""
+    sizes = [tensor.shape[0] for tensor in batch.values()]
+    return max(sizes, key=lambda size: (sizes.count(size), size))
+
+
+def export(model: nn.Module, batch: Mapping[str, Tensor], loss: Callable[..., Tensor] | None = None) -> ExportedProgram:
+    """Export the training forward with a batch that may vary. The user's model is not touched."""
+    size = batch_size(batch)
+    mode = fake_mode()
+
+    def fake(tensor: Tensor) -> Tensor:
+        # Export specialises sizes of 0 and 1, so a batch of 1 is captured at 2; dim 0 varies in any case.
+        leading = max(size, 2) if tensor.shape[0] == size else tensor.shape[0]
+        return fake_tensor((leading, *tensor.shape[1:]), tensor.dtype, mode)
+
+    wrapper = _WithLoss(_shadow(model, mode), loss)
+    inputs = {name: fake(tensor) for name, tensor in batch.items()}
+    dims = {name: {0: Dim.AUTO} if tensor.shape[0] == size else {} for name, tensor in batch.items()}
+    try:
+        return torch.export.export(wrapper, (inputs,), dynamic_shapes=(dims,), strict=False)
+    except ModelError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
+        raise CaptureError(
+            f"{type(model).__name__} could not be captured with the batch {shapes}: {_first_line(error)}",
+            "a forward that torch.export can follow on this batch",
+            "check that the batch fits the model and that no Python branch depends on tensor values",
+        ) from error
+
+
+def _shadow(model: nn.Module, mode: FakeMode) -> nn.Module:
+    """A copy of the model whose parameters and buffers are fakes; shared tensors stay shared."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        fake = fake_tensor(tuple(parameter.shape), parameter.dtype, mode)
+        memo[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = fake_tensor(tuple(buffer.shape), buffer.dtype, mode)
+    return copy.deepcopy(model, memo)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
