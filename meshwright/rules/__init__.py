@@ -1,0 +1,21 @@
+"""Rules: what an op's dims mean, and every way to run it on a mesh that follows."""
+
+from meshwright.rules.resolve import register_rule, resolve_rule
+from meshwright.rules.rule import Call, Lowering, Rule, Split
+from meshwright.rules.signature import CARRY, Signature
+from meshwright.rules.strategy import Strategy, parse_factors, strategies, strategy
+
+__all__ = [
+    "CARRY",
+    "Call",
+    "Lowering",
+    "Rule",
+    "Signature",
+    "Split",
+    "Strategy",
+    "parse_factors",
+    "register_rule",
+    "resolve_rule",
+    "strategies",
+    "strategy",
+]

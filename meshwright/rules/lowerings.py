@@ -1,0 +1,110 @@
+"""Local functions with named collectives inside: what a strategy's lowering runs where the op itself will not do.
+
+Each takes local tensors and, as keyword literals, mesh axes by name (`dp*tp` for two at once, empty for none).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.capture.targets import resolve
+from meshwright.layout.collectives import all_reduce, all_reduce_max, axis_index
+from meshwright.rules.differentiable import gather_for_all, sum_over
+
+
+def vocab_embedding(weight: Tensor, indices: Tensor, *, padding_idx: int, axis: str) -> Tensor:
+    """Rows of a vocabulary that is sharded over `axis`: zeros where another rank holds the row."""
+    local = indices - axis_index(axis) * weight.shape[0]
+    here = (local >= 0) & (local < weight.shape[0])
+    trained = here & (indices != padding_idx)
+    found = F.embedding(local.where(here, 0), weight)
+    # The padding row is looked up but never trained: `where` with a constant cuts its gradient.
+    return torch.where(trained[..., None], found, found.detach() * here[..., None])
+
+
+def cross_entropy(
+    logits: Tensor, targets: Tensor, *, reduction: int, ignore_index: int, rows: str, classes: str
+) -> Tensor:
+    """The loss of this rank's rows (a partial sum over `rows`) with the classes sharded over `classes`."""
+    valid = targets != ignore_index
+    if classes:
+        losses = _sharded_class_losses(logits, targets.where(valid, 0), classes) * valid
+    else:
+        losses = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="none")
+    if reduction == 0:
+        return losses
+    if reduction == 2:
+        return losses.sum()
+    count = valid.sum()
+    return losses.sum() / (all_reduce(count, rows) if rows else count)
+
+
+def _sharded_class_losses(logits: Tensor, targets: Tensor, axis: str) -> Tensor:
+    """log(sum of exponentials) less the target's logit, per row, without gathering the classes."""
+    dim = 0 if logits.dim() == 1 else 1
+    width = logits.shape[dim]
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    shifted = logits - all_reduce_max(logits.detach().amax(dim), axis).unsqueeze(dim)
+    local = targets - axis_index(axis) * width
+    here = (local >= 0) & (local < width)
+    picked = shifted.gather(dim, local.where(here, 0).unsqueeze(dim)).squeeze(dim)
+    exponentials = shifted.exp().sum(dim, dtype=wide)
+    total, target = sum_over(torch.stack([exponentials, picked.to(wide) * here]), axis).unbind()
+    return (total.log() - target).to(logits.dtype)
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
+    *,
+    axis: str,
+    size: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Training-mode BatchNorm with the batch sharded over `axis`: statistics of the whole batch.
+
+    Every rank's own mean and centred variance are gathered and merged: squares of large means never cancel.
+    """
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    own_var, own_mean = torch.var_mean(x, dims, correction=0)
+    own = torch.stack([own_mean, own_var]).to(torch.promote_types(x.dtype, mean.dtype))
+    means, variances = gather_for_all(own[None], 0, axis, size).unbind(1)
+    whole_mean = means.mean(0)
+    whole_var = (variances + (means - whole_mean).square()).mean(0)
+    scale = (whole_var + eps).rsqrt()
+    scale = scale if weight is None else scale * weight
+    shift = -whole_mean * scale if bias is None else bias - whole_mean * scale
+    shape = [-1 if dim == 1 else 1 for dim in range(x.dim())]
+    y = (x * scale.view(shape) + shift.view(shape)).to(x.dtype)
+    count = x.numel() // x.shape[1] * size
+    unbiased = whole_var.detach() * (count / (count - 1))
+    return (
+        y,
+        torch.lerp(mean, whole_mean.detach().to(mean.dtype), momentum),
+        torch.lerp(var, unbiased.to(var.dtype), momentum),
+    )
+
+
+def mean(
+    x: Tensor,
+    dim: tuple[int, ...] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    parts: int,
+) -> Tensor:
+    """This rank's share of a mean over dims that are cut into `parts`."""
+    local = torch.mean(x, dtype=dtype) if dim is None else torch.mean(x, dim, keepdim, dtype=dtype)
+    return local / parts
+
+
+def mean_loss(x: Tensor, target: Tensor, reduction: int = 1, *, loss: str, parts: int) -> Tensor:
+    """This rank's share of an elementwise loss averaged over `parts` ranks."""
+    local: Tensor = resolve(loss)(x, target, reduction)
+    return local / parts

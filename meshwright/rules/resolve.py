@@ -1,0 +1,74 @@
+"""Which rule serves an op: our table, then a user's rule, then `I` everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshwright.capture.program import Op
+from meshwright.errors import RuleError
+from meshwright.rules.rule import Call, Lowering, Rule, Split, keep
+from meshwright.rules.shapes import opaque
+from meshwright.rules.signature import Signature, parse
+from meshwright.rules.table import RULES
+
+_USER: dict[str, Rule] = {}
+
+# Random ops are refused until random numbers are a function of seed, op and global element index: run as they are,
+# every rank would draw its own (or the same) numbers and the result would depend on the plan.
+_RANDOM = """
+    rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson rrelu
+    native_dropout alpha_dropout feature_dropout feature_alpha_dropout
+"""
+RANDOM = frozenset(f"aten.{name}" for name in _RANDOM.split())
+
+
+def resolve_rule(op: Op) -> Rule:
+    """The rule for this op, with the tier it came from. An op nobody knows runs alike on every rank."""
+    _refuse_random(op)
+    for rules in (RULES, _USER):
+        for key in (op.target, packet(op.target)):
+            if key in rules:
+                return rules[key]
+    return FALLBACK
+
+
+def register_rule(target: str, signature: str, lower: Callable[[Split], Lowering] = keep) -> Rule:
+    """A user's rule for an op that our table does not have; `target` as an Op writes it."""
+    if target in RULES or packet(target) in RULES:
+        raise RuleError(f"a rule for {target}", "an op that the table does not have", "see `meshwright rules`")
+    parse(signature)
+    _USER[target] = Rule(signature, lower, "user")
+    return _USER[target]
+
+
+def forget_rule(target: str) -> None:
+    """Take a user's rule back."""
+    _USER.pop(target, None)
+
+
+def packet(target: str) -> str:
+    """`aten.add.Tensor` -> `aten.add`: the name that the overloads of an operator share."""
+    return target if ":" in target else target.rpartition(".")[0]
+
+
+def _all_invariant(call: Call) -> Signature:
+    terms, fixed = opaque((*call.types, *call.result_types))
+    return Signature(terms[: len(call.types)], terms[len(call.types) :], fixed)
+
+
+FALLBACK = Rule(_all_invariant, tier="fallback")
+
+
+def _refuse_random(op: Op) -> None:
+    name, call = packet(op.target), Call(op, ())
+    random = name in RANDOM
+    if name == "aten.dropout":
+        random = bool(call.arg(1, "p")) and bool(call.arg(2, "train"))
+    if name == "aten.scaled_dot_product_attention":
+        random = bool(call.arg(4, "dropout_p", 0.0))
+    if random:
+        raise RuleError(
+            f"the random op {op}",
+            "a model without randomness in its training step",
+            "set its dropout to 0; sharded random numbers are not supported yet",
+        )

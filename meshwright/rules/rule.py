@@ -1,0 +1,125 @@
+"""Rule: an op's signature and, where the local op is not simply the op itself, how it is lowered.
+
+`Call` is an op together with the types it reads; `Split` is a Call whose factors have been given to mesh axes.
+A rule turns the first into a Signature and the second into a Lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+from meshwright.capture.program import Op, Ref, TensorType, Value
+from meshwright.cluster.mesh import FLAT, Mesh
+from meshwright.layout.steps import Collective
+from meshwright.rules.signature import Signature, parse
+
+Tier = Literal["table", "user", "fallback"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op at a fixed batch, with the types of its operands position by position."""
+
+    op: Op
+    types: tuple[TensorType, ...]
+
+    @classmethod
+    def of(cls, op: Op, values: Mapping[str, Value]) -> Call:
+        return cls(op, tuple(values[name].type for name in op.operands()))
+
+    def arg(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument given by position or by name."""
+        if position < len(self.op.args):
+            return self.op.args[position]
+        return dict(self.op.kwargs).get(name, default)
+
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        return self.types[self.op.operands().index(ref.name)].sizes
+
+    def rank(self, operand: int = 0) -> int:
+        return len(self.types[operand].shape)
+
+    def dim(self, position: int, name: str, default: int | None = None) -> int:
+        """An argument that is a dim of the first operand, counted from the front."""
+        dim: int = self.arg(position, name, default)
+        return dim % max(self.rank(), 1)
+
+    @property
+    def result_types(self) -> tuple[TensorType, ...]:
+        return tuple(value.type for value in self.op.results)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A Call whose factors have been given to mesh axes: one factor (or none) per axis, and what is then local."""
+
+    call: Call
+    factors: tuple[str | None, ...]
+    mesh: Mesh
+    operands: tuple[TensorType, ...]
+    results: tuple[Value, ...]
+
+    def axis(self, *factors: str) -> str:
+        """The mesh axes given to these factors, as one: empty for none, `dp*tp` for several."""
+        pairs = zip(self.mesh.names, self.factors, strict=True)
+        return FLAT.join(name for name, factor in pairs if factor in factors)
+
+    def ways(self, *factors: str) -> int:
+        """Into how many parts these factors are cut together."""
+        pairs = zip(self.mesh.sizes, self.factors, strict=True)
+        return prod(size for size, factor in pairs if factor in factors)
+
+    @property
+    def local(self) -> Op:
+        """The op itself, its results at their local sizes."""
+        return replace(self.call.op, results=self.results)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """The op to run on every rank and the collectives inside it."""
+
+    op: Op
+    forward: tuple[Collective, ...] = ()
+    backward: tuple[Collective, ...] = ()
+
+
+def keep(split: Split) -> Lowering:
+    """The op itself on local tensors."""
+    return Lowering(split.local)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`signature` is text, or a function where shapes and arguments decide."""
+
+    signature: str | Callable[[Call], Signature]
+    lower: Callable[[Split], Lowering] = keep
+    tier: Tier = "table"
+
+    @property
+    def is_fallback(self) -> bool:
+        return self.tier == "fallback"
+
+    def bind(self, call: Call) -> Signature:
+        """The signature of this op at its ranks; optional operands that are not given drop out."""
+        if not isinstance(self.signature, str):
+            return self.signature(call)
+        return parse(self.signature).bind(_present(call.op), call.types)
+
+
+def _present(op: Op) -> tuple[bool, ...]:
+    """Which of the places where a tensor may stand hold one: tensors and `None` in order of appearance."""
+    leaves = (*op.args, *(arg for _, arg in op.kwargs))
+    return tuple(isinstance(leaf, Ref) for leaf in leaves if leaf is None or isinstance(leaf, Ref))
+
+
+def with_arg(op: Op, position: int, name: str, value: Any) -> Op:
+    """The op with one argument changed, wherever it stands; added by name where it was left out."""
+    if position < len(op.args):
+        return replace(op, args=(*op.args[:position], value, *op.args[position + 1 :]))
+    kwargs = dict(op.kwargs) | {name: value}
+    return replace(op, kwargs=tuple(kwargs.items()))

@@ -1,0 +1,126 @@
+"""Strategy: one way to run one op on a mesh, and the enumeration of all of them.
+
+A mesh axis is given to one factor of the op or to none; several axes may share a factor. The strategies of an op
+are the product of these choices over the axes, less those that would cut a factor unevenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+from meshwright.capture.program import Op, TensorType, Value
+from meshwright.cluster.mesh import Mesh
+from meshwright.errors import RuleError
+from meshwright.layout.states import Layout
+from meshwright.layout.steps import Collective
+from meshwright.rules.resolve import resolve_rule
+from meshwright.rules.rule import Call, Rule, Split
+from meshwright.rules.signature import CARRY, Signature
+
+Factors = tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """`operands` and `results` stand beside `op.operands()` and `op.results`; `lowering` is what a rank runs.
+
+    The collectives are those inside the lowering; conversions between ops are not part of a strategy.
+    """
+
+    factors: Factors
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    lowering: Op
+    collectives_forward: tuple[Collective, ...] = ()
+    collectives_backward: tuple[Collective, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The factors as written in plans and pins: `b,n`, with `-` for an axis given to none."""
+        return ",".join(factor or "-" for factor in self.factors)
+
+    def __str__(self) -> str:
+        operands, results = (", ".join(map(str, side)) for side in (self.operands, self.results))
+        inside = [str(collective) for collective in self.collectives_forward]
+        inside += [f"backward {collective}" for collective in self.collectives_backward]
+        return f"{self.text}: {operands} -> {results}" + (f" with {', '.join(inside)}" if inside else "")
+
+
+def strategies(op: Op, values: Mapping[str, Value], mesh: Mesh) -> tuple[Strategy, ...]:
+    """Every way to run `op` on `mesh`; the first gives all axes to no factor. All sizes must be fixed."""
+    builder = _Builder.of(op, values, mesh)
+    return tuple(builder.build(factors) for factors in builder.choices())
+
+
+def strategy(op: Op, values: Mapping[str, Value], mesh: Mesh, factors: str | Factors) -> Strategy:
+    """The strategy of these factors, `"b,n"` or a tuple of one factor (or None) per axis."""
+    wanted = parse_factors(factors) if isinstance(factors, str) else factors
+    builder = _Builder.of(op, values, mesh)
+    if wanted not in set(builder.choices()):
+        text = ",".join(factor or "-" for factor in wanted)
+        known = "; ".join(",".join(f or "-" for f in choice) for choice in builder.choices())
+        raise RuleError(f"no strategy {text!r} for {op}", f"one of {known}", "change the factors or the mesh")
+    return builder.build(wanted)
+
+
+def parse_factors(text: str) -> Factors:
+    return tuple(None if factor.strip() == "-" else factor.strip() for factor in text.split(","))
+
+
+def is_even(size: int, ways: int) -> bool:
+    """Whether a factor can be cut into this many parts: the one place that rules uneven parts out."""
+    return size % ways == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """What all strategies of one op share, worked out once."""
+
+    rule: Rule
+    call: Call
+    mesh: Mesh
+    signature: Signature
+    sizes: Mapping[str, int]
+    fits: Callable[[int, int], bool] = is_even
+
+    @classmethod
+    def of(cls, op: Op, values: Mapping[str, Value], mesh: Mesh) -> _Builder:
+        rule, call = resolve_rule(op), Call.of(op, values)
+        signature = rule.bind(call)
+        return cls(rule, call, mesh, signature, signature.sizes(call.types, call.result_types))
+
+    def choices(self) -> Iterator[Factors]:
+        # A partial sum of whole numbers or truth values is nothing anyone hands around.
+        carries = all(value.type.is_float for value in self.call.op.results)
+        per_axis = [choice for choice in self.signature.choices() if carries or choice != CARRY]
+        for factors in product(per_axis, repeat=len(self.mesh.sizes)):
+            if all(self.fits(self.sizes[f], self._ways(f, factors)) for f in factors if f and f != CARRY):
+                yield factors
+
+    def build(self, factors: Factors) -> Strategy:
+        per_axis = [self.signature.states(factor) for factor in factors]
+        count = len(self.call.types), len(self.call.op.results)
+        operands, results = (
+            tuple(Layout(tuple(states[side][i] for states in per_axis)) for i in range(count[side])) for side in (0, 1)
+        )
+        split = Split(
+            self.call,
+            factors,
+            self.mesh,
+            tuple(self._local(*pair) for pair in zip(self.call.types, operands, strict=True)),
+            tuple(
+                replace(value, type=self._local(value.type, layout))
+                for value, layout in zip(self.call.op.results, results, strict=True)
+            ),
+        )
+        lowered = self.rule.lower(split)
+        return Strategy(factors, operands, results, lowered.op, lowered.forward, lowered.backward)
+
+    def _ways(self, factor: str, factors: Factors) -> int:
+        return prod(size for size, given in zip(self.mesh.sizes, factors, strict=True) if given == factor)
+
+    def _local(self, type_: TensorType, layout: Layout) -> TensorType:
+        return TensorType(layout.local_shape(type_.sizes, self.mesh.sizes), type_.dtype)

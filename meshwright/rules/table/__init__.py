@@ -1,0 +1,41 @@
+"""The table: one rule per op, by target or by the name its overloads share. Split by family into small files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from meshwright.rules.rule import Rule
+from meshwright.rules.table import (
+    attention,
+    convolution,
+    elementwise,
+    embedding,
+    factories,
+    loss,
+    matmul,
+    norms,
+    reductions,
+    views,
+)
+
+FAMILIES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
+    {
+        module.__name__.rpartition(".")[2]: module.RULES
+        for module in (
+            matmul,
+            attention,
+            norms,
+            convolution,
+            embedding,
+            loss,
+            elementwise,
+            reductions,
+            views,
+            factories,
+        )
+    }
+)
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {target: rule for rules in FAMILIES.values() for target, rule in rules.items()}
+)

@@ -1,0 +1,71 @@
+"""Convolution, pooling and resampling: batch and channels; the spatial dims stay whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshwright.layout.states import P
+from meshwright.rules.rule import Call, Lowering, Rule, Split, with_arg
+from meshwright.rules.shapes import named
+from meshwright.rules.signature import Dim, Signature, Term
+
+
+def convolution(groups_at: int) -> Callable[[Call], Signature]:
+    """Input channels are (groups, inputs per group), output channels (groups, outputs per group).
+
+    Without groups the input channels are contracted, and the bias is then `P`: the sum must hold it once.
+    """
+
+    def build(call: Call) -> Signature:
+        spatial = call.rank(1) - 2
+        batch: tuple[Dim, ...] = (("b",),) if call.rank() == spatial + 2 else ()
+        grouped: Dim = ("g",) if call.arg(groups_at, "groups", 1) > 1 else ()
+        inputs, outputs = (*grouped, "i"), (*grouped, "o")
+        sizes = [tuple((f"{letter}{n}",) for n in range(spatial)) for letter in "xky"]
+        operands = [Term((*batch, inputs, *sizes[0])), Term((outputs, ("i",), *sizes[1]))]
+        if len(call.types) > 2:
+            operands.append(Term((outputs,), (("i", P),)))
+        fixed = {name for dims in sizes for dim in dims for name in dim}
+        # Under groups the inner channels of a group are not the outermost part of any dim but the weight's own.
+        fixed |= {"i", "o"} if grouped else set()
+        return Signature(tuple(operands), (Term((*batch, outputs, *sizes[2])),), frozenset(fixed))
+
+    return build
+
+
+def local_groups(position: int) -> Callable[[Split], Lowering]:
+    def lower(split: Split) -> Lowering:
+        ways = split.ways("g")
+        if ways == 1:
+            return Lowering(split.local)
+        groups = split.call.arg(position, "groups", 1) // ways
+        return Lowering(with_arg(split.local, position, "groups", groups))
+
+    return lower
+
+
+def spatial(count: int, linear: bool) -> Callable[[Call], Signature]:
+    """Pooling and resampling over the last `count` dims, each leading dim on its own."""
+
+    def build(call: Call) -> Signature:
+        lead = named(call.rank() - count)
+        before, after = (tuple((f"{letter}{n}",) for n in range(count)) for letter in "xy")
+        fixed = frozenset(name for dim in before + after for name in dim)
+        signature = Signature((Term(lead + before),), (Term(lead + after),) * len(call.op.results), fixed)
+        return signature.linear() if linear else signature
+
+    return build
+
+
+RULES = {
+    f"aten.conv{n}d{overload}": Rule(convolution(6), local_groups(6))
+    for n in (1, 2, 3)
+    for overload in (".default", ".padding")
+}
+RULES |= {f"aten.max_pool{n}d": Rule(spatial(n, linear=False)) for n in (1, 2, 3)}
+RULES |= {f"aten.avg_pool{n}d": Rule(spatial(n, linear=True)) for n in (1, 2, 3)}
+RULES |= {f"aten.adaptive_avg_pool{n}d": Rule(spatial(n, linear=True)) for n in (1, 2, 3)}
+RULES |= {
+    "aten.upsample_nearest2d.vec": Rule(spatial(2, linear=True)),
+    "aten.upsample_bilinear2d.vec": Rule(spatial(2, linear=True)),
+}

@@ -1,0 +1,16 @@
+"""Factories: nothing to shard, so every rank makes the whole; consumers slice what they need for free."""
+
+from __future__ import annotations
+
+from meshwright.rules.rule import Call, Rule
+from meshwright.rules.shapes import opaque
+from meshwright.rules.signature import Signature
+
+
+def invariant(call: Call) -> Signature:
+    terms, fixed = opaque((*call.types, *call.result_types))
+    return Signature(terms[: len(call.types)], terms[len(call.types) :], fixed)
+
+
+_NAMES = "arange empty eye full linspace ones scalar_tensor zeros new_empty new_full new_ones new_zeros"
+RULES = {f"aten.{name}": Rule(invariant) for name in _NAMES.split()}

@@ -1,0 +1,64 @@
+"""Norms: the dims they normalise over stay whole, except BatchNorm's batch, whose statistics are merged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.layout.states import I
+from meshwright.layout.steps import Collective
+from meshwright.rules.rule import Call, Lowering, Rule, Split
+from meshwright.rules.shapes import named
+from meshwright.rules.signature import Signature, Term
+
+
+def last_dims(call: Call) -> Signature:
+    """`layer_norm` and `rms_norm` over the last dims; weight and bias, where given, have just these."""
+    dims = named(call.rank())
+    count = len(call.arg(1, "normalized_shape"))
+    tail = dims[len(dims) - count :]
+    operands = (Term(dims), *(Term(tail) for _ in call.types[1:]))
+    return Signature(operands, (Term(dims),), frozenset(f for dim in tail for f in dim))
+
+
+def batch_norm(call: Call) -> Signature:
+    """Over a sharded batch each rank has its rows of `y`, and all ranks agree on the statistics."""
+    dims = (("b",), ("c",), *((f"s{i}",) for i in range(call.rank() - 2)))
+    spatial = frozenset(f"s{i}" for i in range(call.rank() - 2))
+    channel = tuple(Term((("c",),)) for _ in call.types[1:])
+    statistics = Term((("c",),), (("b", I),))
+    return Signature((Term(dims), *channel), (Term(dims), statistics, statistics), spatial)
+
+
+def lower_batch_norm(split: Split) -> Lowering:
+    """One all-gather of every rank's mean and variance; backward reduces and scatters their gradients."""
+    ways, axis, op = split.ways("b"), split.axis("b"), split.local
+    if not axis:
+        return Lowering(op)
+    statistics = split.results[1].type
+    moved = 2 * statistics.sizes[0] * ways * max(statistics.itemsize, split.operands[0].itemsize)
+    return Lowering(
+        replace(
+            op,
+            target="meshwright.rules.lowerings:batch_norm",
+            kwargs=(*op.kwargs, ("axis", axis), ("size", ways)),
+        ),
+        (Collective("all_gather", axis, moved),),
+        (Collective("reduce_scatter", axis, moved),),
+    )
+
+
+def group_norm(call: Call) -> Signature:
+    """Samples are independent; channels are grouped, and each group is normalised on its own."""
+    rest = tuple((f"s{i}",) for i in range(call.rank() - 2))
+    channel = ("c",)
+    dims = (("b",), channel, *rest)
+    affine = tuple(Term((channel,)) for _ in call.types[1:])
+    return Signature((Term(dims), *affine), (Term(dims),), frozenset({"c", *(f for dim in rest for f in dim)}))
+
+
+RULES = {
+    "aten.layer_norm": Rule(last_dims),
+    "aten.rms_norm": Rule(last_dims),
+    "aten.group_norm": Rule(group_norm),
+    "meshwright.capture.functional:batch_norm": Rule(batch_norm, lower_batch_norm),
+}

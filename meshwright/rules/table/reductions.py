@@ -1,0 +1,142 @@
+"""Reductions and other ops along dims. Sums come out partial; a mean is a sum that knows the whole count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from meshwright.rules.rule import Call, Lowering, Rule, Split
+from meshwright.rules.shapes import along, broadcast, named
+from meshwright.rules.signature import Dim, Signature, Term
+
+LOWERINGS = "meshwright.rules.lowerings"
+MEAN, SUM = 1, 2
+"""How ATen numbers a loss's `reduction`; 0 is none."""
+
+
+_WHOLE = """
+    amax amin max.dim min.dim argmax argmin any.dim all.dim prod.dim_int var.correction std.correction var.dim
+    std.dim logsumexp median.dim
+"""
+_WHOLE_OF_ALL = "max min any all prod"
+
+
+def listed_dims(call: Call, position: int = 1, name: str = "dim") -> tuple[int, ...]:
+    """The dims an op reduces: those given, or all."""
+    given = call.arg(position, name)
+    if given is None or given == ():
+        return tuple(range(call.rank()))
+    return tuple(dim % max(call.rank(), 1) for dim in (given if isinstance(given, tuple) else (given,)))
+
+
+def reduced(call: Call, dims: tuple[int, ...]) -> Signature:
+    """`dims` are gone from the results, or of size one there."""
+    names = named(call.rank())
+    kept: list[Dim] = [() if i in dims else dim for i, dim in enumerate(names)]
+    if len(call.result_types[0].shape) != call.rank():
+        kept = [dim for i, dim in enumerate(names) if i not in dims]
+    return Signature((Term(names),), (Term(tuple(kept)),) * len(call.op.results))
+
+
+def total(call: Call) -> Signature:
+    """Sums and means: linear, and partial where a reduced dim is sharded."""
+    return reduced(call, listed_dims(call)).linear()
+
+
+def total_of_all(call: Call) -> Signature:
+    return reduced(call, tuple(range(call.rank()))).linear()
+
+
+def whole(call: Call) -> Signature:
+    """Reductions that are no sums (`amax`, `argmax`, norms): the dims they reduce stay whole."""
+    dims = listed_dims(call)
+    return replace(reduced(call, dims), fixed=frozenset(f"d{dim}" for dim in dims))
+
+
+def whole_of_all(call: Call) -> Signature:
+    signature = reduced(call, tuple(range(call.rank())))
+    return replace(signature, fixed=frozenset(signature.factors()))
+
+
+def whole_norm(call: Call) -> Signature:
+    dims = listed_dims(call, 2)
+    return replace(reduced(call, dims), fixed=frozenset(f"d{dim}" for dim in dims))
+
+
+def inside(
+    position: int, name: str = "dim", default: int | None = None, linear: bool = False
+) -> Callable[[Call], Signature]:
+    """Same shape in and out, working along one dim: softmax, cumsum, sort."""
+
+    def build(call: Call) -> Signature:
+        signature = along(call, (call.dim(position, name, default),))
+        return signature.linear() if linear else signature
+
+    return build
+
+
+def kept_dim(position: int, name: str = "dim", default: int | None = None) -> Callable[[Call], Signature]:
+    """`topk`: several results that are shorter along one dim."""
+
+    def build(call: Call) -> Signature:
+        dim, names = call.dim(position, name, default), list(named(call.rank()))
+        operand = Term(tuple(names))
+        names[dim] = ("kept",)
+        results = (Term(tuple(names)),) * len(call.op.results)
+        return Signature((operand,), results, frozenset({f"d{dim}", "kept"}))
+
+    return build
+
+
+def lower_mean(split: Split) -> Lowering:
+    """Each rank's mean, over its own elements, divided by how many ranks share the sum."""
+    ways, op = split.ways(*_reduced_factors(split.call)), split.local
+    if ways == 1:
+        return Lowering(op)
+    return Lowering(replace(op, target=f"{LOWERINGS}:mean", kwargs=(*op.kwargs, ("parts", ways))))
+
+
+def _reduced_factors(call: Call) -> tuple[str, ...]:
+    is_all = call.op.target == "aten.mean.default"
+    dims = tuple(range(call.rank())) if is_all else listed_dims(call)
+    return tuple(f"d{dim}" for dim in dims)
+
+
+def elementwise_loss(call: Call) -> Signature:
+    """A loss over pairs of elements: summed or averaged over all, or not reduced."""
+    if call.arg(2, "reduction", MEAN) == 0:
+        return broadcast(call)
+    dims = named(call.rank())
+    return Signature((Term(dims),) * len(call.types), (Term(()),))
+
+
+def lower_loss(split: Split) -> Lowering:
+    ways = split.ways(*(f"d{i}" for i in range(split.call.rank())))
+    if split.call.arg(2, "reduction", MEAN) != MEAN or ways == 1:
+        return Lowering(split.local)
+    op = split.local
+    literals = (("loss", op.target), ("parts", ways))
+    return Lowering(replace(op, target=f"{LOWERINGS}:mean_loss", kwargs=(*op.kwargs, *literals)))
+
+
+RULES = {
+    "aten.sum.default": Rule(total_of_all),
+    "aten.sum.dim_IntList": Rule(total),
+    "aten.mean.default": Rule(total_of_all, lower_mean),
+    "aten.mean.dim": Rule(total, lower_mean),
+    "aten.linalg_vector_norm": Rule(whole_norm),
+    "aten.softmax": Rule(inside(1)),
+    "aten.log_softmax": Rule(inside(1)),
+    "aten.cumsum": Rule(inside(1, linear=True)),
+    "aten.cumprod": Rule(inside(1)),
+    "aten.logcumsumexp": Rule(inside(1)),
+    "aten.sort.default": Rule(inside(1, default=-1)),
+    "aten.argsort.default": Rule(inside(1, default=-1)),
+    "aten.topk": Rule(kept_dim(2, default=-1)),
+    "aten.tril": Rule(lambda call: along(call, (call.rank() - 2, call.rank() - 1)).linear()),
+    "aten.triu": Rule(lambda call: along(call, (call.rank() - 2, call.rank() - 1)).linear()),
+    "aten.mse_loss": Rule(elementwise_loss, lower_loss),
+    "aten.l1_loss": Rule(elementwise_loss, lower_loss),
+}
+RULES |= {f"aten.{name}": Rule(whole) for name in _WHOLE.split()}
+RULES |= {f"aten.{name}.default": Rule(whole_of_all) for name in _WHOLE_OF_ALL.split()}

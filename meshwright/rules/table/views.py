@@ -1,0 +1,188 @@
+"""Ops that only rearrange: every one is linear, so every one carries partial sums too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from meshwright.rules.rule import Call, Lowering, Rule, Split, with_arg
+from meshwright.rules.shapes import arranged, changed, named, reshaped
+from meshwright.rules.signature import Dim, Signature, Term
+
+Build = Callable[[Call], Signature]
+
+
+def reshape(call: Call) -> Signature:
+    return reshaped(call).linear()
+
+
+def transpose(call: Call) -> Signature:
+    dims = list(named(call.rank()))
+    a, b = call.dim(1, "dim0"), call.dim(2, "dim1")
+    dims[a], dims[b] = dims[b], dims[a]
+    return arranged(call, dims).linear()
+
+
+def permute(call: Call) -> Signature:
+    dims = named(call.rank())
+    return arranged(call, [dims[i] for i in call.arg(1, "dims")]).linear()
+
+
+def reverse(call: Call) -> Signature:
+    return arranged(call, named(call.rank())[::-1]).linear()
+
+
+def unsqueeze(call: Call) -> Signature:
+    dims = list(named(call.rank()))
+    dims.insert(call.arg(1, "dim") % (call.rank() + 1), ())
+    return arranged(call, dims).linear()
+
+
+def squeeze(call: Call) -> Signature:
+    """Without dims given, every dim of size one goes; with them, those of them that have size one."""
+    shape = call.types[0].sizes
+    given = call.arg(1, "dim")
+    wanted = range(call.rank()) if given is None else given if isinstance(given, tuple) else (given,)
+    gone = {dim % max(call.rank(), 1) for dim in wanted}
+    kept = [dim for i, dim in enumerate(named(call.rank())) if not (i in gone and shape[i] == 1)]
+    return arranged(call, kept, {f"d{i}" for i in gone if i < len(shape) and shape[i] == 1}).linear()
+
+
+def expand(call: Call) -> Signature:
+    """A dim that grows is a new factor of the result alone: each rank makes its part from the whole operand."""
+    source, target = call.types[0].sizes, call.result_types[0].sizes
+    dims, offset = named(len(target)), len(target) - len(source)
+    operand = tuple(dims[offset + i] if size == target[offset + i] else () for i, size in enumerate(source))
+    others = tuple(Term(()) for _ in call.types[1:])
+    return Signature((Term(operand), *others), (Term(dims),)).linear()
+
+
+def slice_(call: Call) -> Signature:
+    """Slicing is free on other dims, and on its own where it takes all of it."""
+    dim = call.dim(1, "dim", 0)
+    whole = call.types[0].sizes == call.result_types[0].sizes and call.arg(4, "step", 1) == 1
+    return changed(call, () if whole else (dim,)).linear()
+
+
+def select(call: Call) -> Signature:
+    dim, dims = call.dim(1, "dim"), named(call.rank())
+    return arranged(call, dims[:dim] + dims[dim + 1 :], dims[dim]).linear()
+
+
+def unbind(call: Call) -> Signature:
+    dim, dims = call.dim(1, "dim", 0), named(call.rank())
+    return arranged(call, dims[:dim] + dims[dim + 1 :], dims[dim]).linear()
+
+
+def along_dim(position: int, name: str = "dim", default: int | None = 0, linear: bool = True) -> Build:
+    """Ops that cut, join or extend along one dim."""
+
+    def build(call: Call) -> Signature:
+        signature = changed(call, (call.dim(position, name, default),))
+        return signature.linear() if linear else signature
+
+    return build
+
+
+def stack(call: Call) -> Signature:
+    dims = named(call.rank())
+    at = call.arg(1, "dim", 0) % (call.rank() + 1)
+    result = Term((*dims[:at], ("stacked",), *dims[at:]))
+    return Signature((Term(dims),) * len(call.types), (result,), frozenset({"stacked"})).linear()
+
+
+def along_dims(position: int, name: str = "dims") -> Build:
+    """Ops that move elements within the dims they list; without a list, within all."""
+
+    def build(call: Call) -> Signature:
+        given = call.arg(position, name)
+        listed = range(call.rank()) if given in (None, ()) else given if isinstance(given, tuple) else (given,)
+        return changed(call, {dim % max(call.rank(), 1) for dim in listed}).linear()
+
+    return build
+
+
+def resized_dims(call: Call) -> Signature:
+    """Ops that grow or shrink some dims (`pad`, `repeat`): those stay whole."""
+    source, target = call.types[0].sizes, call.result_types[0].sizes
+    offset = len(target) - len(source)
+    operand: list[Dim] = [(f"d{i}",) for i in range(offset, len(target))]
+    same = [i >= offset and source[i - offset] == target[i] for i in range(len(target))]
+    operand = [dim if same[i + offset] else (f"x{i}",) for i, dim in enumerate(operand)]
+    result: list[Dim] = [(f"d{i}",) if same[i] else (f"y{i}",) for i in range(len(target))]
+    fixed = {f"x{i}" for i in range(len(source))} | {f"y{i}" for i in range(len(target))}
+    return Signature((Term(tuple(operand)),), (Term(tuple(result)),), frozenset(fixed))
+
+
+def pad(call: Call) -> Signature:
+    """`pad` lists (before, after) from the last dim backwards; a dim padded by nothing is free."""
+    amounts = call.arg(1, "pad")
+    touched = {call.rank() - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
+    return changed(call, touched)
+
+
+def repeat_interleave(call: Call) -> Signature:
+    """Each element of the dim becomes a run of copies: the old dim is the outer part of the new one."""
+    if call.arg(2, "dim") is None:
+        return changed(call, range(call.rank()))
+    dims, dim = list(named(call.rank())), call.dim(2, "dim")
+    dims[dim] = (*dims[dim], "copies")
+    return arranged(call, dims, {"copies"}).linear()
+
+
+def local_shape(position: int, name: str) -> Callable[[Split], Lowering]:
+    """Ops that are told the shape of their result are told the local one."""
+
+    def lower(split: Split) -> Lowering:
+        return Lowering(with_arg(split.local, position, name, split.results[0].type.shape))
+
+    return lower
+
+
+def as_reshape(split: Split) -> Lowering:
+    """A view of the whole may need a copy of a piece, whose strides differ."""
+    op = with_arg(split.local, 1, "size", split.results[0].type.shape)
+    if not any(split.factors):
+        return Lowering(op)
+    return Lowering(
+        replace(op, target="aten.reshape.default", args=(op.args[0], split.results[0].type.shape), kwargs=())
+    )
+
+
+def local_pieces(split: Split) -> Lowering:
+    """`unflatten(x, dim, sizes)`: the sizes are those of the result's dims at that place."""
+    call = split.call
+    dim, count = call.dim(1, "dim"), len(call.arg(2, "sizes"))
+    return Lowering(with_arg(split.local, 2, "sizes", split.results[0].type.shape[dim : dim + count]))
+
+
+RULES = {
+    "aten.view.default": Rule(reshape, as_reshape),
+    "aten._unsafe_view": Rule(reshape, as_reshape),
+    "aten.reshape": Rule(reshape, local_shape(1, "shape")),
+    "aten.flatten": Rule(reshape),
+    "aten.unflatten": Rule(reshape, local_pieces),
+    "aten.transpose": Rule(transpose),
+    "aten.permute": Rule(permute),
+    "aten.t": Rule(reverse),
+    "aten.numpy_T": Rule(reverse),
+    "aten.unsqueeze": Rule(unsqueeze),
+    "aten.squeeze": Rule(squeeze),
+    "aten.expand": Rule(expand, local_shape(1, "size")),
+    "aten.slice": Rule(slice_),
+    "aten.select.int": Rule(select),
+    "aten.unbind": Rule(unbind),
+    "aten.chunk": Rule(along_dim(2)),
+    "aten.split": Rule(along_dim(2)),
+    "aten.split_with_sizes": Rule(along_dim(2)),
+    "aten.cat": Rule(along_dim(1)),
+    "aten.narrow": Rule(along_dim(1, default=None)),
+    "aten.diff": Rule(along_dim(2, default=-1)),
+    "aten.stack": Rule(stack),
+    "aten.roll": Rule(along_dims(2)),
+    "aten.flip": Rule(along_dims(1)),
+    "aten.repeat": Rule(resized_dims),
+    "aten.repeat_interleave.self_int": Rule(repeat_interleave),
+    "aten.pad": Rule(pad),
+    "aten.constant_pad_nd": Rule(pad),
+}
