@@ -1,0 +1,57 @@
+"""How long a solve may go on: seconds of wall time, or units of work for runs that must repeat exactly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from meshwright.select.selection import Progress, relative_gap
+
+
+@dataclass(slots=True)
+class Budget:
+    """Also the place where the best cost and bound meet, so that every part can see whether the wanted gap is reached.
+
+    A unit of work is about a million elementary steps. With `work` given the clock is never asked, so that the same
+    seed takes the same path on any machine.
+    """
+
+    seconds: float
+    work: float | None = None
+    gap: float = 0.0
+    on_progress: Callable[[Progress], None] | None = None
+    started: float = field(default_factory=time.perf_counter)
+    spent: float = 0.0
+    cost: float = float("inf")
+    bound: float = float("-inf")
+
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.started
+
+    def left(self) -> float:
+        """Seconds left, or units of work left."""
+        return self.seconds - self.elapsed() if self.work is None else self.work - self.spent
+
+    def fraction(self) -> float:
+        """The part of the budget that is used up, from 0 to 1."""
+        whole = self.seconds if self.work is None else self.work
+        return min(1.0, max(0.0, 1.0 - self.left() / whole)) if whole > 0 else 1.0
+
+    def charge(self, steps: float) -> None:
+        self.spent += steps * 1e-6
+
+    def closed(self) -> bool:
+        """The wanted gap is proven."""
+        return relative_gap(self.cost, self.bound) <= max(self.gap, 1e-9)
+
+    def over(self) -> bool:
+        return self.left() <= 0 or self.closed()
+
+    def report(self, stage: str, *, cost: float | None = None, bound: float | None = None) -> None:
+        """Takes note of a better cost or bound and tells who asked to be told."""
+        better = (cost is not None and cost < self.cost) or (bound is not None and bound > self.bound)
+        self.cost = min(self.cost, cost) if cost is not None else self.cost
+        self.bound = max(self.bound, bound) if bound is not None else self.bound
+        if better and self.on_progress is not None:
+            self.on_progress(Progress(self.elapsed(), self.cost, self.bound, stage))

@@ -1,0 +1,195 @@
+"""HiGHS on a `Problem`, with lazy rows: the caller sees bounds and feasible choices as they come.
+
+Most rows never bind, so the program (`model`) starts with none of them. The relaxation is solved and rows it breaks
+are added until it breaks none; then the integer program, and so on. Every program solved is a relaxation of the
+problem, so its bound holds for the problem; a choice counts only when it meets all rows exactly. Where HiGHS takes
+a choice for feasible that is over by less than its tolerance, the choice is cut off by name: of the options that
+together overfill the row, one must go.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import highspy
+import numpy as np
+
+from meshwright.select.model import Model, columns_of, formulate, row_coefficients
+from meshwright.select.problem import ROW_TOLERANCE, Floats, InfeasibleError, Ints, Problem
+
+# Called with a bound and a choice, either of them None.
+Report = Callable[[float | None, list[int] | None], None]
+# Rows added per round: the worst of each stretch of rows that are over.
+ROWS_PER_ROUND = 32
+TOLERANCE = 1e-9
+
+
+def branch_and_bound(
+    problem: Problem,
+    report: Report,
+    *,
+    seconds: float,
+    gap: float = 0.0,
+    start: list[int] | None = None,
+    max_nodes: int | None = None,
+) -> bool:
+    """True when the best reported choice is proven optimal to `gap`. Raises `InfeasibleError` when there is none."""
+    deadline = time.perf_counter() + seconds
+    program = _Program(problem, start)
+    best = problem.total_cost(start) if start is not None else np.inf
+    while time.perf_counter() < deadline:
+        if program.relax(deadline - time.perf_counter()) is None:
+            break
+        report(program.bound, None)
+        if not program.tighten(program.values()):
+            break
+    while time.perf_counter() < deadline:
+        done = program.branch(deadline - time.perf_counter(), gap, max_nodes)
+        report(program.bound, None)
+        choice = program.choice()
+        if choice is None:
+            return done and np.isfinite(best)
+        point = np.zeros(len(problem.costs))
+        point[problem.offsets[:-1] + choice] = 1.0
+        if program.tighten(point):
+            if not done and max_nodes is not None:
+                return False
+            continue
+        report(None, choice.tolist())
+        return done
+    return False
+
+
+class _Program:
+    """A HiGHS model that grows rows."""
+
+    def __init__(self, problem: Problem, start: list[int] | None) -> None:
+        self.problem = problem
+        self.start = start
+        self.rows: set[int] = set()
+        self.model = formulate(problem, np.zeros(0, dtype=np.int64))
+        self.scale = _scale(problem, start)
+        self.highs = _load(self.model, self.scale)
+        self.bound = -np.inf
+
+    def relax(self, seconds: float) -> float | None:
+        """Solves the linear relaxation; its value, None when it was not finished in time."""
+        h = self.highs
+        h.setOptionValue("time_limit", h.getRunTime() + seconds)
+        h.setOptionValue("solve_relaxation", True)
+        h.run()
+        _refuse_infeasible(h)
+        if h.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
+        value = h.getInfo().objective_function_value / self.scale
+        self.bound = max(self.bound, value - 1e-9 * abs(value))
+        return float(value)
+
+    def branch(self, seconds: float, gap: float, max_nodes: int | None) -> bool:
+        """Solves the integer program; True when it was solved to `gap`."""
+        h = self.highs
+        h.setOptionValue("solve_relaxation", False)
+        h.setOptionValue("time_limit", h.getRunTime() + seconds)
+        h.setOptionValue("mip_rel_gap", gap)
+        h.setOptionValue("mip_abs_gap", 0.0)
+        if max_nodes is not None:
+            h.setOptionValue("mip_max_nodes", max_nodes)
+        if self.start is not None:
+            solution = highspy.HighsSolution()
+            solution.col_value = columns_of(self.model, self.problem, np.array(self.start)).tolist()
+            h.setSolution(solution)
+        h.run()
+        _refuse_infeasible(h)
+        self.bound = max(self.bound, h.getInfo().mip_dual_bound / self.scale)
+        return bool(h.getModelStatus() == highspy.HighsModelStatus.kOptimal)
+
+    def values(self) -> Floats:
+        return np.array(self.highs.getSolution().col_value)[: self.model.options]
+
+    def choice(self) -> Ints | None:
+        if self.highs.getInfo().primal_solution_status != 2:  # no feasible point known
+            return None
+        value = self.values()
+        return np.array([int(value[a:b].argmax()) for a, b in
+                         zip(self.problem.offsets[:-1], self.problem.offsets[1:], strict=True)])  # fmt: skip
+
+    def tighten(self, value: Floats) -> bool:
+        """Adds rows that the point `value` breaks; True when there were any."""
+        p = self.problem
+        if not len(p.limits):
+            return False
+        share = value[p.use_option] * p.use_bytes
+        change = np.zeros(len(p.limits) + 1)
+        np.add.at(change, p.use_begin, share)
+        np.subtract.at(change, p.use_end, share)
+        over = np.cumsum(change)[:-1] - p.limits
+        broken = np.flatnonzero(over > np.maximum(ROW_TOLERANCE * np.abs(p.limits), 1e-9 * _largest(change)))
+        worst = broken[np.argsort(-over[broken], kind="stable")]
+        for row in _apart(worst.tolist(), len(p.limits)):
+            self._add(row, value)
+        return len(broken) > 0
+
+    def _add(self, row: int, value: Floats) -> None:
+        index, size = row_coefficients(self.problem, row)
+        limit = float(self.problem.limits[row])
+        if row in self.rows:  # HiGHS thought this point feasible: forbid it
+            index = index[(value[index] > 0.5) & (size > 0)]
+            size, limit = np.ones(len(index)), len(index) - 1.0
+        self.rows.add(row)
+        scale = 1.0 / max(abs(limit), 1.0)
+        self.highs.addRow(-np.inf, limit * scale, len(index), index.astype(np.int32), size * scale)
+
+
+def _largest(change: Floats) -> float:
+    return float(np.abs(np.cumsum(change)).max()) * 1e-6
+
+
+def _apart(worst: list[int], rows: int) -> list[int]:
+    """The first few of `worst`, no two of them close to each other: neighbouring rows hold nearly the same uses."""
+    distance = max(1, rows // (4 * ROWS_PER_ROUND))
+    kept: list[int] = []
+    for row in worst:
+        if all(abs(row - other) >= distance for other in kept):
+            kept.append(row)
+        if len(kept) == ROWS_PER_ROUND:
+            break
+    return kept
+
+
+def _scale(problem: Problem, start: list[int] | None) -> float:
+    """Brings costs to where HiGHS's absolute tolerances are small."""
+    if start is not None and np.isfinite(problem.total_cost(start)):
+        typical = abs(problem.total_cost(start))
+    else:
+        finite = np.concatenate((problem.costs, problem.edge_costs))
+        typical = float(np.abs(finite[np.isfinite(finite)]).max(initial=0.0))
+    return 1e5 / typical if typical > 0 else 1.0
+
+
+def _load(model: Model, scale: float) -> highspy.Highs:
+    lp = highspy.HighsLp()
+    n, m = len(model.cost), len(model.lower)
+    lp.num_col_, lp.num_row_ = n, m
+    lp.col_cost_ = np.where(np.isfinite(model.cost), model.cost * scale, 0.0)
+    lp.col_lower_, lp.col_upper_ = np.zeros(n), np.where(np.isfinite(model.cost), 1.0, 0.0)
+    lp.row_lower_, lp.row_upper_ = model.lower, model.upper
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = model.start.astype(np.int32)
+    lp.a_matrix_.index_ = model.index.astype(np.int32)
+    lp.a_matrix_.value_ = model.value
+    kinds = highspy.HighsVarType
+    lp.integrality_ = [kinds.kInteger] * model.options + [kinds.kContinuous] * (n - model.options)
+    h: highspy.Highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    h.setOptionValue("output_flag", False)
+    h.setOptionValue("threads", 1)
+    for name in ("primal_feasibility_tolerance", "mip_feasibility_tolerance"):
+        h.setOptionValue(name, TOLERANCE)
+    h.passModel(lp)
+    return h
+
+
+def _refuse_infeasible(h: highspy.Highs) -> None:
+    if h.getModelStatus() in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
+        raise InfeasibleError("no choice meets all limits and forbidden pairs (proven by HiGHS)", "a feasible problem",
+                              "raise the limits or allow more pairs")  # fmt: skip

@@ -1,0 +1,124 @@
+"""The selection problem, in flat arrays.
+
+Choose one option x_i for every node i so as to minimise
+
+    sum_i c_i(x_i)  +  sum_(i,j) E_ij(x_i, x_j)                                     (cost)
+
+subject to, for every row r (a *moment*, a device, any budget),
+
+    sum over the uses u of chosen options with  begin_u <= r < end_u  of  bytes_u  <=  limit_r.     (rows)
+
+A cost of +inf forbids an option or a pair. A use spans a run of rows, so that a value alive for ten thousand moments is
+one entry and not ten thousand; an option may have any number of uses, so it can occupy different moments with
+different bytes, and several uses of one option in one row add up. `total_cost` is (cost), `row_usage` the left side
+of (rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.errors import ProblemError
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+# Integers up to 2**53 add exactly in float64; this only forgives the last bits of sums of non-integers.
+ROW_TOLERANCE = 1e-12
+
+
+class InfeasibleError(ProblemError):
+    """It was proven that no choice meets the constraints."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Flat arrays; built by `ProblemBuilder`, `Problem.load` or by hand. Call `verify()` after the latter."""
+
+    offsets: Ints  # option o of node i is entry offsets[i] + o of `costs`
+    costs: Floats
+    edge_nodes: Ints  # shape (edges, 2)
+    edge_offsets: Ints
+    edge_costs: Floats  # row-major matrices, rows the options of edge_nodes[e, 0]
+    limits: Floats  # one per row; +inf where the row does not bind
+    use_option: Ints  # entry of `costs` the use belongs to
+    use_begin: Ints  # first row
+    use_end: Ints  # one past the last row
+    use_bytes: Floats
+    names: tuple[str, ...] = ()
+    name: str = "problem"
+
+    @property
+    def nodes(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def edges(self) -> int:
+        return len(self.edge_nodes)
+
+    @cached_property
+    def use_node(self) -> Ints:
+        """The node every use belongs to."""
+        return (np.searchsorted(self.offsets, self.use_option, side="right") - 1).astype(np.int64)
+
+    def options(self, node: int) -> int:
+        return int(self.offsets[node + 1] - self.offsets[node])
+
+    def label(self, node: int) -> str:
+        return f"node {node} ({self.names[node]})" if self.names else f"node {node}"
+
+    def matrix(self, edge: int) -> Floats:
+        a, b = self.edge_nodes[edge]
+        flat = self.edge_costs[self.edge_offsets[edge] : self.edge_offsets[edge + 1]]
+        return flat.reshape(self.options(a), self.options(b))
+
+    def total_cost(self, choice: Sequence[int] | Ints) -> float:
+        """(cost); +inf when an option or a pair of options is forbidden."""
+        picked = self.offsets[:-1] + np.asarray(choice, dtype=np.int64)
+        total = float(self.costs[picked].sum())
+        if self.edges:
+            a, b = self.edge_nodes.T
+            width = np.diff(self.offsets)
+            local = np.asarray(choice, dtype=np.int64)
+            total += float(self.edge_costs[self.edge_offsets[:-1] + local[a] * width[b] + local[b]].sum())
+        return total
+
+    def row_usage(self, choice: Sequence[int] | Ints) -> Floats:
+        """Bytes in use in every row."""
+        local = np.asarray(choice, dtype=np.int64)
+        on = self.offsets[self.use_node] + local[self.use_node] == self.use_option
+        delta = np.zeros(len(self.limits) + 1)
+        np.add.at(delta, self.use_begin[on], self.use_bytes[on])
+        np.subtract.at(delta, self.use_end[on], self.use_bytes[on])
+        return np.cumsum(delta)[:-1]
+
+    def worst_row(self, choice: Sequence[int] | Ints) -> tuple[int, float]:
+        """The row furthest over its limit and by how many bytes; (-1, 0.0) when every row fits."""
+        if not len(self.limits):
+            return -1, 0.0
+        over = self.row_usage(choice) - self.limits
+        over[over <= ROW_TOLERANCE * np.abs(self.limits)] = 0.0
+        row = int(np.argmax(over))
+        return (row, float(over[row])) if over[row] > 0 else (-1, 0.0)
+
+    def feasible(self, choice: Sequence[int] | Ints) -> bool:
+        return self.worst_row(choice)[0] < 0 and np.isfinite(self.total_cost(choice))
+
+    def verify(self) -> Problem:
+        """Raises `ProblemError` naming the first index that is wrong and its numbers; returns self."""
+        from meshwright.select.verify import verify
+
+        verify(self)
+        return self
+
+    @staticmethod
+    def load(path: str) -> Problem:
+        """Reads the contest's JSON (plain or .gz)."""
+        from meshwright.select.contest import load
+
+        return load(path)

@@ -1,0 +1,57 @@
+"""Every method that claims an optimum agrees with enumeration, on problems of every kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from select_oracle import enumerate_optimum, random_problem
+
+from meshwright.select import InfeasibleError, Problem, solve
+
+
+def optimum(problem: Problem, method: str) -> float:
+    try:
+        selection = solve(problem, seconds=20, method=method)
+    except InfeasibleError:
+        return np.inf
+    assert selection.feasible
+    assert selection.gap < 1e-6
+    assert problem.total_cost(selection.choice) == selection.cost
+    return selection.cost
+
+
+def disagreements(seeds: range, method: str, **kwargs: object) -> list[tuple[int, float, float]]:
+    found = []
+    for seed in seeds:
+        problem = random_problem(seed, **kwargs)  # type: ignore[arg-type]
+        want, got = enumerate_optimum(problem), optimum(problem, method)
+        if not (want == got or abs(want - got) < 1e-6):
+            found.append((seed, want, got))
+    return found
+
+
+def test_auto_agrees_with_enumeration() -> None:
+    assert disagreements(range(1000), "auto") == []
+
+
+@pytest.mark.full
+def test_auto_agrees_with_enumeration_on_two_thousand_more() -> None:
+    assert disagreements(range(10_000, 12_000), "auto") == []
+
+
+def test_ilp_agrees_with_enumeration() -> None:
+    assert disagreements(range(2000, 2250), "ilp") == []
+
+
+def test_the_kinds_are_all_there() -> None:
+    """The oracle is worth its name: feasible, infeasible, binding and idle rows all occur."""
+    problems = [random_problem(seed) for seed in range(200)]
+    costs = [enumerate_optimum(p) for p in problems]
+    free = [enumerate_optimum(Problem(**{**vars_of(p), "limits": np.full(len(p.limits), np.inf)})) for p in problems]
+    assert sum(np.isinf(c) for c in costs) > 10
+    assert sum(np.isfinite(c) and c > f for c, f in zip(costs, free, strict=True)) > 10
+    assert sum(c == f for c, f in zip(costs, free, strict=True)) > 50
+
+
+def vars_of(problem: Problem) -> dict[str, object]:
+    return {name: getattr(problem, name) for name in problem.__dataclass_fields__}
