@@ -1,0 +1,145 @@
+"""Bind mesh axes to links: which levels each axis crosses, and what a rank gets there under contention."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import prod
+
+from meshwright.cluster.device import slowest
+from meshwright.cluster.mesh import FLAT, Axis, Hop, Mesh
+from meshwright.cluster.topology import Cluster, Group, Link
+from meshwright.errors import ClusterError
+
+_NAMES = {1: ("x",), 2: ("x", "y"), 3: ("x", "y", "z"), 4: ("x", "y", "z", "w")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a device sits: its ancestors innermost first, as (group id, child id, link, devices in that child)."""
+
+    groups: tuple[int, ...]
+    children: tuple[int, ...]
+    links: tuple[Link, ...]
+    devices_below: tuple[int, ...]
+
+
+def bind_mesh(
+    cluster: Cluster, shape: tuple[int, ...], names: Sequence[str] | None, ranks: Sequence[int] | None
+) -> Mesh:
+    """The mesh of this shape over the given devices of the cluster (the first ones by default)."""
+    names = tuple(names) if names is not None else _NAMES.get(len(shape), tuple(f"x{i}" for i in range(len(shape))))
+    if len(names) != len(shape):
+        raise ClusterError(f"mesh shape {shape} with axis names {names}", "one name per axis")
+    world = prod(shape)
+    chosen = tuple(ranks) if ranks is not None else tuple(range(world))
+    if len(chosen) != world or any(not 0 <= rank < cluster.device_count for rank in chosen):
+        raise ClusterError(
+            f"a mesh of shape {shape} needs {world} devices; cluster {cluster.name} has {cluster.device_count}"
+            + (f" and the ranks given are {list(chosen)}" if ranks is not None else ""),
+            f"a shape with a product of at most {cluster.device_count}",
+            "choose a smaller mesh or more hosts",
+        )
+    places = _places(cluster)
+    used = [places[rank] for rank in chosen]
+    kinds = cluster.device_names()
+    axes = tuple(_bind_axis(cluster, used, shape, (i,), names) for i in range(len(shape)))
+    flat = tuple(
+        _bind_axis(cluster, used, shape, chosen_axes, names)
+        for count in range(2, len(shape) + 1)
+        for chosen_axes in combinations(range(len(shape)), count)
+    )
+    mesh = Mesh(axes, slowest(tuple(cluster.device(kinds[rank]) for rank in chosen)), chosen, flat)
+    mesh.verify()
+    return mesh
+
+
+def logical_mesh(sizes: Mapping[str, int]) -> Mesh:
+    """A mesh given by axis names and sizes alone, on the `local` preset: for tests and for pure layout work."""
+    from meshwright.cluster.presets import preset
+
+    return preset("local", max(1, prod(sizes.values()))).mesh(tuple(sizes.values()), tuple(sizes))
+
+
+def _places(cluster: Cluster) -> list[_Place]:
+    counter = iter(range(1 << 62))
+
+    def walk(group: Group) -> Iterator[_Place]:
+        group_id = next(counter)
+        for child, link in group.children():
+            child_id = next(counter)
+            below = 1 if isinstance(child, str) else child.device_count
+            inner = [_Place((), (), (), ())] if isinstance(child, str) else walk(child)
+            for place in inner:
+                yield _Place(
+                    (*place.groups, group_id),
+                    (*place.children, child_id),
+                    (*place.links, link),
+                    (*place.devices_below, below),
+                )
+
+    return list(walk(cluster.root))
+
+
+def _bind_axis(
+    cluster: Cluster, used: list[_Place], shape: tuple[int, ...], which: tuple[int, ...], names: Sequence[str]
+) -> Axis:
+    """Hops of the groups that vary along the axes `which`; where groups differ, the slowest counts."""
+    groups: dict[tuple[int, ...], list[_Place]] = defaultdict(list)
+    for place, coordinates in zip(used, product(*map(range, shape)), strict=True):
+        groups[tuple(c for i, c in enumerate(coordinates) if i not in which)].append(place)
+    hops = []
+    for depth, level in enumerate(cluster.root.levels()):
+        size = max(_fan(group, depth) for group in groups.values())
+        if size > 1:
+            crossing = [place for group in groups.values() if _fan(group, depth) > 1 for place in group]
+            links = [place.links[depth] for place in crossing]
+            slowest_link = min(links, key=lambda link: link.total_bandwidth)
+            hops.append(
+                Hop(
+                    level,
+                    size,
+                    max(link.latency_s for link in links),
+                    _rank_bandwidth(crossing, used, depth),
+                    slowest_link.efficiency,
+                )
+            )
+    return Axis(
+        FLAT.join(names[i] for i in which),
+        prod(shape[i] for i in which),
+        tuple(hops),
+        cluster.backend,
+        cluster.overhead_s,
+    )
+
+
+def _fan(group: list[_Place], depth: int) -> int:
+    """The most members of one level-`depth` group that this communication group touches."""
+    members: dict[int, set[int]] = defaultdict(set)
+    for place in group:
+        members[place.groups[depth]].add(place.children[depth])
+    return max(len(children) for children in members.values())
+
+
+def _rank_bandwidth(crossing: list[_Place], used: list[_Place], depth: int) -> float:
+    """What one rank gets at this level while all ranks of the mesh communicate.
+
+    Traffic that leaves a rack has also left a host, so every level above the innermost up to `depth` limits it;
+    the innermost link (NVLink) is not on the way to the network.
+    """
+    return min(
+        _share(place, used, level) for place in crossing for level in ([depth] if depth == 0 else range(1, depth + 1))
+    )
+
+
+def _share(place: _Place, used: list[_Place], depth: int) -> float:
+    link = place.links[depth]
+    if link.shared:
+        users = sum(other.groups[depth] == place.groups[depth] for other in used)
+        return link.total_bandwidth / users
+    users = sum(other.children[depth] == place.children[depth] for other in used)
+    # One device drives only its part of a host's network cards, even when its neighbours are silent.
+    drivable = max(1.0, link.count / place.devices_below[depth]) * link.bandwidth
+    return min(link.total_bandwidth / users, drivable)

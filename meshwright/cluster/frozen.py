@@ -1,0 +1,33 @@
+"""Hash once: nouns that key caches compute their hash at first use and keep it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+
+class HashedOnce:
+    """Base of frozen dataclasses used as cache keys: hashing a whole mesh anew would cost more than the lookup.
+
+    Subclasses must set `__hash__ = HashedOnce.__hash__` themselves, because `@dataclass(frozen=True)` would
+    otherwise generate one that walks every field.
+    """
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            value = hash(tuple(getattr(self, field.name) for field in fields(self)))  # type: ignore[arg-type]
+            object.__setattr__(self, "_hash", value)
+            return value
+
+    def __getstate__(self) -> list[Any]:
+        # The hash of text differs between processes, so it must not travel with a pickle.
+        return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+
+    def __setstate__(self, state: list[Any]) -> None:
+        for field, value in zip(fields(self), state, strict=True):  # type: ignore[arg-type]
+            object.__setattr__(self, field.name, value)

@@ -1,0 +1,134 @@
+"""Mesh: an n-d logical view of some devices of a cluster; each Axis knows the links its groups use.
+
+An axis of size n that runs through 8 devices of each of 4 hosts has two Hops: 8 ranks over the host's links and
+4 hosts over the network. A hop's `bandwidth` is what *one rank* gets while every rank of the mesh communicates
+along the same axis, so contention for a host's uplink is already in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import msgspec
+
+from meshwright.cluster.device import Device
+from meshwright.cluster.frozen import HashedOnce
+from meshwright.errors import ClusterError
+
+FLAT = "*"  # joins the names of axes that act as one: "dp*tp"
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One level that a group crosses: `size` members there, and one rank's latency and bytes per second."""
+
+    level: str
+    size: int
+    latency_s: float
+    bandwidth: float
+    efficiency: tuple[tuple[str, float], ...] = ()
+
+    def rate(self, kind: str) -> float:
+        """Bytes per second that a collective of this kind reaches: measured links know it per collective."""
+        for name, fraction in self.efficiency:
+            if name == kind:
+                return self.bandwidth * fraction
+        return self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Axis(HashedOnce):
+    """A named mesh axis: its size and, innermost first, the hops one of its groups makes.
+
+    `overhead_s` is what starting any collective costs, whatever its size or group.
+    """
+
+    name: str
+    size: int
+    hops: tuple[Hop, ...]
+    backend: str = "nccl"
+    overhead_s: float = 0.0
+
+    __hash__ = HashedOnce.__hash__
+
+    def __str__(self) -> str:
+        hops = ", ".join(f"{hop.size} by {hop.level} {hop.bandwidth / 1e9:.4g} GB/s" for hop in self.hops)
+        return f"{self.name}={self.size}" + (f" ({hops})" if hops else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh(HashedOnce):
+    """Axes, outermost first; `ranks` are device numbers in the cluster, row-major over the axes.
+
+    `flat` holds, for each set of two or more axes, the axis they form together: collectives over several mesh
+    axes at once run on these.
+    """
+
+    axes: tuple[Axis, ...]
+    device: Device
+    ranks: tuple[int, ...]
+    flat: tuple[Axis, ...] = ()
+
+    __hash__ = HashedOnce.__hash__
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.axes)
+
+    @property
+    def world_size(self) -> int:
+        return prod(self.sizes)
+
+    def axis(self, name: str) -> Axis:
+        """The axis of this name; `"dp*tp"` is the flattened axis of both."""
+        for axis in self.axes + self.flat:
+            if axis.name == name:
+                return axis
+        raise ClusterError(f"mesh has no axis {name!r}", f"one of {[a.name for a in self.axes + self.flat]}")
+
+    def coordinates(self, position: int) -> tuple[int, ...]:
+        """Row-major coordinates of the rank at `position` within this mesh."""
+        found = []
+        for size in reversed(self.sizes):
+            found.append(position % size)
+            position //= size
+        return tuple(reversed(found))
+
+    def __iter__(self) -> Iterator[Axis]:
+        return iter(self.axes)
+
+    def __str__(self) -> str:
+        return f"Mesh[{'; '.join(map(str, self.axes))}] of {self.device.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Mesh:
+        mesh = msgspec.convert(plain, cls, strict=False)
+        mesh.verify()
+        return mesh
+
+    def verify(self) -> None:
+        if len(set(self.names)) != len(self.names):
+            raise ClusterError(f"mesh axes {self.names} repeat a name", "different names")
+        for axis in self.axes:
+            if FLAT in axis.name or not axis.name:
+                raise ClusterError(f"mesh axis name {axis.name!r}", f"a name without {FLAT!r}")
+            if axis.size < 1:
+                raise ClusterError(f"mesh axis {axis.name} has size {axis.size}", "1 or more")
+        for axis in self.axes + self.flat:
+            for hop in axis.hops:
+                if hop.size < 2 or hop.latency_s < 0 or not hop.bandwidth > 0:
+                    raise ClusterError(f"mesh axis {axis.name}: bad hop {hop}", "size > 1, positive bandwidth")
+        if len(self.ranks) != self.world_size or len(set(self.ranks)) != len(self.ranks):
+            raise ClusterError(f"mesh of {self.sizes} lists ranks {self.ranks}", f"{self.world_size} different")
+        self.device.verify()
