@@ -1,0 +1,189 @@
+"""Raw collectives as custom ops in the namespace `meshwright`. They have no autograd of their own.
+
+Sizes are arguments, so that fakes need no process group; rank-dependent ops read the rank when they run, so that
+a traced graph is the same on every rank. Each op returns a fresh tensor, as custom ops must.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from meshwright.errors import LayoutError
+from meshwright.layout.steps import Collective
+from meshwright.layout.transport import current_transport
+
+_thread_logs = threading.local()
+_process_logs: list[list[Collective]] = []
+
+
+@contextmanager
+def record() -> Iterator[list[Collective]]:
+    """Collect every communicating op this rank executes inside the block, in order."""
+    logs = _logs()
+    log: list[Collective] = []
+    logs.append(log)
+    try:
+        yield log
+    finally:
+        # By identity: two empty logs are equal, and the wrong one must not go.
+        logs[:] = [other for other in logs if other is not log]
+
+
+def _logs() -> list[list[Collective]]:
+    """A simulated rank has logs of its own; a process has one set, which autograd's threads share."""
+    logs: list[list[Collective]] | None = getattr(_thread_logs, "logs", None)
+    return _process_logs if logs is None else logs
+
+
+@contextmanager
+def own_logs() -> Iterator[None]:
+    """Give the calling thread logs of its own: one simulated rank."""
+    _thread_logs.logs = []
+    try:
+        yield
+    finally:
+        del _thread_logs.logs
+
+
+def _note(kind: str, axis: str, tensor: Tensor) -> None:
+    for log in _logs():
+        log.append(Collective(kind, axis, tensor.numel() * tensor.element_size()))
+
+
+def _split(x: Tensor, dim: int, size: int) -> Tensor:
+    """Cut `dim` into `size` equal pieces, stacked along a new leading dim."""
+    shape = [*x.shape[:dim], size, x.shape[dim] // size, *x.shape[dim + 1 :]]
+    return x.reshape(shape).movedim(dim, 0)
+
+
+def _join(pieces: Tensor, dim: int) -> Tensor:
+    """Concatenate freshly received pieces along `dim`: the inverse of `_split`."""
+    return pieces.movedim(0, dim).flatten(dim, dim + 1).contiguous()
+
+
+def _resized(x: Tensor, dim: int, length: int) -> Tensor:
+    shape = list(x.shape)
+    shape[dim] = length
+    return x.new_empty(shape)
+
+
+@custom_op("meshwright::all_reduce", mutates_args=())
+def all_reduce(x: Tensor, axis: str) -> Tensor:
+    """Sum over the ranks of the axis."""
+    _note("all_reduce", axis, x)
+    return current_transport().all_reduce(x, axis, "sum")
+
+
+@custom_op("meshwright::all_reduce_max", mutates_args=())
+def all_reduce_max(x: Tensor, axis: str) -> Tensor:
+    """Maximum over the ranks of the axis."""
+    _note("all_reduce", axis, x)
+    return current_transport().all_reduce(x, axis, "max")
+
+
+@custom_op("meshwright::all_gather", mutates_args=())
+def all_gather(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
+    """Concatenate the ranks' tensors along `dim`."""
+    pieces = current_transport().all_gather(x, axis)
+    if len(pieces) != size:
+        raise LayoutError(f"all_gather over {axis!r} of {len(pieces)} ranks was asked for {size}", "equal sizes")
+    _note("all_gather", axis, pieces)
+    return _join(pieces, dim)
+
+
+@custom_op("meshwright::reduce_scatter", mutates_args=())
+def reduce_scatter(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
+    """Sum over the ranks; each keeps its own of `size` equal pieces of `dim`."""
+    _note("reduce_scatter", axis, x)
+    return current_transport().reduce_scatter(_split(x, dim, size), axis)
+
+
+@custom_op("meshwright::all_to_all", mutates_args=())
+def all_to_all(x: Tensor, split_dim: int, concat_dim: int, axis: str, size: int) -> Tensor:
+    """Send piece i of `split_dim` to rank i; concatenate what arrives along `concat_dim`."""
+    _note("all_to_all", axis, x)
+    return _join(current_transport().all_to_all(_split(x, split_dim, size), axis), concat_dim)
+
+
+@custom_op("meshwright::take_slice", mutates_args=())
+def take_slice(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
+    """This rank's own of `size` equal pieces of `dim`."""
+    length = x.shape[dim] // size
+    piece = x.narrow(dim, current_transport().index(axis) * length, length)
+    return piece.clone(memory_format=torch.contiguous_format)
+
+
+@custom_op("meshwright::place_slice", mutates_args=())
+def place_slice(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
+    """`size` times as long in `dim`: this rank's tensor at its own place, zeros elsewhere."""
+    length = x.shape[dim]
+    out = _resized(x, dim, length * size).zero_()
+    out.narrow(dim, current_transport().index(axis) * length, length).copy_(x)
+    return out
+
+
+@custom_op("meshwright::keep_on_first", mutates_args=())
+def keep_on_first(x: Tensor, axis: str) -> Tensor:
+    """The tensor on the first rank of the axis, zeros on the others: a partial whose sum it is."""
+    if current_transport().index(axis) == 0:
+        return x.clone(memory_format=torch.contiguous_format)
+    return torch.zeros_like(x, memory_format=torch.contiguous_format)
+
+
+@custom_op("meshwright::axis_index", mutates_args=())
+def axis_index(axis: str) -> Tensor:
+    """This rank's coordinate on the axis, as a 0-d int64 tensor on the CPU."""
+    return torch.tensor(current_transport().index(axis), dtype=torch.int64)
+
+
+@all_reduce.register_fake
+@all_reduce_max.register_fake
+@keep_on_first.register_fake
+def _same(x: Tensor, axis: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@all_gather.register_fake
+@place_slice.register_fake
+def _longer(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
+    return _resized(x, dim, x.shape[dim] * size)
+
+
+@reduce_scatter.register_fake
+@take_slice.register_fake
+def _shorter(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
+    return _resized(x, dim, x.shape[dim] // size)
+
+
+@all_to_all.register_fake
+def _turned(x: Tensor, split_dim: int, concat_dim: int, axis: str, size: int) -> Tensor:
+    shape = list(x.shape)
+    shape[split_dim] //= size
+    shape[concat_dim] *= size
+    return x.new_empty(shape)
+
+
+@axis_index.register_fake
+def _scalar(axis: str) -> Tensor:
+    return torch.empty((), dtype=torch.int64)
+
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_reduce_max",
+    "all_to_all",
+    "axis_index",
+    "keep_on_first",
+    "own_logs",
+    "place_slice",
+    "record",
+    "reduce_scatter",
+    "take_slice",
+]

@@ -1,0 +1,156 @@
+"""Transports: what carries a collective named by a mesh axis.
+
+Ops name an axis ("tp", or "dp*tp" for both at once); the transport in force knows the group. `ProcessTransport`
+uses torch.distributed; `meshwright.layout.threads` simulates ranks as threads. Every method returns a fresh
+tensor, and works on pieces stacked along a new leading dim: callers do the arithmetic of dims.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import combinations
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from meshwright.cluster.mesh import FLAT
+from meshwright.errors import LayoutError
+
+
+class Transport(Protocol):
+    """What the collective ops need: this rank's place on an axis, and four exchanges."""
+
+    def index(self, axis: str) -> int: ...
+    def all_reduce(self, x: Tensor, axis: str, op: str) -> Tensor: ...
+    def all_gather(self, x: Tensor, axis: str) -> Tensor: ...
+    def reduce_scatter(self, pieces: Tensor, axis: str) -> Tensor: ...
+    def all_to_all(self, pieces: Tensor, axis: str) -> Tensor: ...
+
+
+class _Installed:
+    """The process-wide transport: autograd runs backward on threads of its own, which must find it too."""
+
+    transport: Transport | None = None
+
+
+_simulated = threading.local()
+
+
+def current_transport() -> Transport:
+    """The transport in force: the simulated rank's own on its thread, else the process's."""
+    transport: Transport | None = getattr(_simulated, "transport", None) or _Installed.transport
+    if transport is None:
+        raise LayoutError(
+            "a collective ran with no transport installed",
+            "an enclosing `use_transport(...)` or `simulate(...)`",
+            "wrap the call: `with use_transport(ProcessTransport.from_mesh(mesh)): ...`",
+        )
+    return transport
+
+
+def has_transport() -> bool:
+    return getattr(_simulated, "transport", None) is not None or _Installed.transport is not None
+
+
+@contextmanager
+def use_transport(transport: Transport) -> Iterator[Transport]:
+    """Install a transport for the whole process."""
+    before = _Installed.transport
+    _Installed.transport = transport
+    try:
+        yield transport
+    finally:
+        _Installed.transport = before
+
+
+@contextmanager
+def use_transport_on_this_thread(transport: Transport) -> Iterator[Transport]:
+    """Install a transport for the calling thread alone: one simulated rank."""
+    before = getattr(_simulated, "transport", None)
+    _simulated.transport = transport
+    try:
+        yield transport
+    finally:
+        _simulated.transport = before
+
+
+class ProcessTransport:
+    """Collectives over torch.distributed groups, one per axis name (gloo or NCCL)."""
+
+    def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
+        self._groups = dict(groups)
+
+    @classmethod
+    def from_mesh(cls, mesh: DeviceMesh, flattened: Iterable[str] | None = None) -> ProcessTransport:
+        """Groups of every axis of a DeviceMesh and of its flattened axes ("dp*tp"; all of them by default).
+
+        Every process of the default group must call this, with the same arguments: it creates groups.
+        """
+        names = mesh.mesh_dim_names
+        if names is None:
+            raise LayoutError("a DeviceMesh without axis names", "mesh_dim_names given", "name its axes")
+        wanted = [tuple(text.split(FLAT)) for text in flattened] if flattened is not None else _subsets(names)
+        groups = {name: mesh.get_group(name) for name in names}
+        for subset in wanted:
+            group = _flattened_group(mesh.mesh, [names.index(name) for name in subset])
+            if group is not None:
+                groups[FLAT.join(subset)] = group
+        return cls(groups)
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        if axis not in self._groups:
+            raise LayoutError(f"no process group for axis {axis!r}", f"one of {sorted(self._groups)}")
+        return self._groups[axis]
+
+    def index(self, axis: str) -> int:
+        return dist.get_rank(self.group(axis))
+
+    def all_reduce(self, x: Tensor, axis: str, op: str) -> Tensor:
+        out = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(out, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, self.group(axis))
+        return out
+
+    def all_gather(self, x: Tensor, axis: str) -> Tensor:
+        group = self.group(axis)
+        out = x.new_empty((dist.get_world_size(group), *x.shape))
+        # Flat views: backends disagree on the shapes they accept, and empty pieces are allowed.
+        dist.all_gather_into_tensor(out.view(-1), x.contiguous().view(-1), group)
+        return out
+
+    def reduce_scatter(self, pieces: Tensor, axis: str) -> Tensor:
+        out = pieces.new_empty(pieces.shape[1:])
+        dist.reduce_scatter_tensor(out.view(-1), pieces.contiguous().view(-1), group=self.group(axis))
+        return out
+
+    def all_to_all(self, pieces: Tensor, axis: str) -> Tensor:
+        out = torch.empty_like(pieces, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(out, pieces.contiguous(), group=self.group(axis))
+        return out
+
+
+def _subsets(names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [subset for count in range(2, len(names) + 1) for subset in combinations(names, count)]
+
+
+def _flattened_group(ranks: Tensor, which: list[int]) -> dist.ProcessGroup | None:
+    """The group of this process among those that vary along the axes `which`, outermost first."""
+    others = [axis for axis in range(ranks.ndim) if axis not in which]
+    rows = ranks.permute(*others, *which).reshape(-1, _product(ranks.shape[axis] for axis in which)).tolist()
+    mine = None
+    for row in rows:
+        group = dist.new_group(row)
+        if dist.get_rank() in row:
+            mine = group
+    return mine
+
+
+def _product(sizes: Iterable[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total

@@ -1,0 +1,111 @@
+"""Converting real tensors: values, gradients and collectives are what the path says, for every pair of layouts."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from layout_pieces import assert_holds, pieces
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from meshwright.cluster import Mesh, logical_mesh
+from meshwright.errors import LayoutError
+from meshwright.layout import Collective, Layout, all_layouts, conversion
+from meshwright.layout.collectives import record
+from meshwright.layout.convert import convert, convert_gradient, convert_value
+from meshwright.layout.threads import simulate
+
+CASES = [
+    ({"a": 2}, (4, 6)),
+    ({"a": 3}, (7, 3, 2)),
+    ({"a": 2, "b": 3}, (12, 6)),
+    ({"a": 2, "b": 2}, (5, 3)),
+    ({"a": 2, "b": 1}, (4, 4)),
+    ({"a": 3}, (1, 2)),
+]
+
+
+def convert_all_pairs(sizes: dict[str, int], shape: tuple[int, ...]) -> None:
+    mesh = logical_mesh(sizes)
+    pairs = list(product(all_layouts(len(shape), len(sizes)), repeat=2))
+    torch.manual_seed(0)
+    full, gradient = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    values = [pieces(full, source, mesh, "P") for source, _ in pairs]
+    gradients = [pieces(gradient, target, mesh, "R") for _, target in pairs]
+
+    def rank_run(rank: int) -> list[tuple[Tensor, Tensor, Tensor, list[Collective], list[Collective]]]:
+        out = []
+        for i, (source, target) in enumerate(pairs):
+            x = values[i][rank].requires_grad_()
+            with record() as forward:
+                y = convert(x, source, target, mesh, shape=shape)
+            with record() as backward:
+                (g,) = torch.autograd.grad(y, x, gradients[i][rank]) if y is not x else (gradients[i][rank],)
+            alone = convert_gradient(gradients[i][rank], source, target, mesh, shape=shape)
+            out.append((y.detach(), g, alone, forward, backward))
+        return out
+
+    ranks = simulate(sizes, rank_run)
+    for i, (source, target) in enumerate(pairs):
+        assert_holds([rank[i][0] for rank in ranks], full, target, mesh, "P")
+        assert_holds([rank[i][1] for rank in ranks], gradient, source, mesh, "R")
+        assert_holds([rank[i][2] for rank in ranks], gradient, source, mesh, "R")
+        path = conversion(source, target, shape, 8, mesh)
+        assert tuple(ranks[0][i][3]) == path.forward, path
+        assert tuple(ranks[0][i][4]) == path.backward, path
+
+
+@pytest.mark.parametrize(("sizes", "shape"), CASES)
+def test_every_pair_converts_value_and_gradient_and_runs_what_is_priced(
+    sizes: dict[str, int], shape: tuple[int, ...]
+) -> None:
+    convert_all_pairs(sizes, shape)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", [(8, 4), (3, 5)])
+def test_every_pair_on_three_axes(shape: tuple[int, ...]) -> None:
+    convert_all_pairs({"a": 2, "b": 2, "c": 2}, shape)
+
+
+def test_without_gradient_replicated_and_invariant_cost_nothing_between_them() -> None:
+    mesh = logical_mesh({"a": 2, "b": 2})
+    path = conversion(Layout.parse("[I, R]"), Layout.parse("[R, I]"), (4, 4), 4, mesh, False)
+    assert (path.forward, path.backward, path.total_s) == ((), (), 0.0)
+    x = torch.ones(4, 4)
+    for y in simulate({"a": 2, "b": 2}, lambda _: convert_value(x, path.source, path.target, mesh, grad=False)):
+        assert torch.equal(y, x)
+
+
+def traced(mesh: Mesh, source: str, target: str, shape: tuple[int, ...]) -> list[str]:
+    """Names of the meshwright ops in a trace of forward and gradient, on fakes, with no transport at all."""
+
+    def forward_and_gradient(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        y = convert(x, Layout.parse(source), Layout.parse(target), mesh)
+        return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+    graph = make_fx(forward_and_gradient, tracing_mode="fake")(torch.empty(shape)).graph
+    names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    return [name.removeprefix("meshwright.").removesuffix(".default") for name in names if "meshwright" in name]
+
+
+def test_a_trace_shows_the_raw_ops_and_needs_no_process_group() -> None:
+    mesh = logical_mesh({"dp": 2, "tp": 2})
+    assert traced(mesh, "[I, S(0)]", "[I, R]", (4, 4)) == ["all_gather", "reduce_scatter"]
+    assert traced(mesh, "[I, I]", "[R, I]", (4, 4)) == ["all_reduce"]
+    assert traced(mesh, "[I, P]", "[I, I]", (4, 4)) == ["all_reduce"]
+    assert traced(mesh, "[S(0), S(1)]", "[S(0), S(0)]", (4, 4)) == ["all_to_all", "all_to_all"]
+    assert traced(mesh, "[S(0), S(1)]", "[R, R]", (4, 4)) == ["all_gather", "reduce_scatter"]
+
+
+def test_a_piece_of_the_wrong_shape_is_refused() -> None:
+    mesh = logical_mesh({"a": 2})
+    with pytest.raises(LayoutError, match=r"piece of shape \(3, 4\)"):
+        convert(torch.ones(3, 4), Layout.parse("[S(0)]"), Layout.parse("[R]"), mesh, shape=(8, 4))
+    with pytest.raises(LayoutError, match="dim 2"):
+        convert(torch.ones(3, 4), Layout.parse("[S(2)]"), Layout.parse("[R]"), mesh)
+    with pytest.raises(LayoutError, match="one per axis"):
+        convert(torch.ones(3, 4), Layout.parse("[R]"), Layout.parse("[R, R]"), mesh)
