@@ -8,9 +8,10 @@ tensor, and works on pieces stacked along a new leading dim: callers do the arit
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
+from math import prod
 from typing import Protocol
 
 import torch
@@ -94,13 +95,17 @@ class ProcessTransport:
         names = mesh.mesh_dim_names
         if names is None:
             raise LayoutError("a DeviceMesh without axis names", "mesh_dim_names given", "name its axes")
-        wanted = [tuple(text.split(FLAT)) for text in flattened] if flattened is not None else _subsets(names)
+        wanted = _subsets(names, 2) if flattened is None else [tuple(text.split(FLAT)) for text in flattened]
         groups = {name: mesh.get_group(name) for name in names}
-        for subset in wanted:
-            group = _flattened_group(mesh.mesh, [names.index(name) for name in subset])
-            if group is not None:
-                groups[FLAT.join(subset)] = group
-        return cls(groups)
+        return cls(groups | _make_groups(mesh.mesh, names, wanted))
+
+    @classmethod
+    def from_ranks(cls, ranks: Tensor, names: Sequence[str]) -> ProcessTransport:
+        """Groups over an n-d array of global ranks, one name per array dim: a stage's part of the processes.
+
+        Every process of the default group must call this; one that is not in `ranks` gets no groups.
+        """
+        return cls(_make_groups(ranks, tuple(names), _subsets(tuple(names), 1)))
 
     def group(self, axis: str) -> dist.ProcessGroup:
         if axis not in self._groups:
@@ -133,24 +138,27 @@ class ProcessTransport:
         return out
 
 
-def _subsets(names: tuple[str, ...]) -> list[tuple[str, ...]]:
-    return [subset for count in range(2, len(names) + 1) for subset in combinations(names, count)]
+def _subsets(names: tuple[str, ...], smallest: int) -> list[tuple[str, ...]]:
+    return [subset for count in range(smallest, len(names) + 1) for subset in combinations(names, count)]
 
 
-def _flattened_group(ranks: Tensor, which: list[int]) -> dist.ProcessGroup | None:
+def _make_groups(ranks: Tensor, names: tuple[str, ...], subsets: list[tuple[str, ...]]) -> dict[str, dist.ProcessGroup]:
+    """This process's group along each subset of axes, by joined name."""
+    made = {}
+    for subset in subsets:
+        group = _group_along(ranks, [names.index(name) for name in subset])
+        if group is not None:
+            made[FLAT.join(subset)] = group
+    return made
+
+
+def _group_along(ranks: Tensor, which: list[int]) -> dist.ProcessGroup | None:
     """The group of this process among those that vary along the axes `which`, outermost first."""
     others = [axis for axis in range(ranks.ndim) if axis not in which]
-    rows = ranks.permute(*others, *which).reshape(-1, _product(ranks.shape[axis] for axis in which)).tolist()
+    rows = ranks.permute(*others, *which).reshape(-1, prod(ranks.shape[axis] for axis in which)).tolist()
     mine = None
     for row in rows:
         group = dist.new_group(row)
         if dist.get_rank() in row:
             mine = group
     return mine
-
-
-def _product(sizes: Iterable[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total

@@ -1,0 +1,139 @@
+"""Conversions on real gloo processes: there and back, gradients, and agreement with DTensor; 2, 3, 4 and 6 ranks."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+from layout_pieces import cut
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from meshwright.cluster import Mesh, logical_mesh
+from meshwright.layout import Layout, all_layouts, conversion
+from meshwright.layout import collectives as ops
+from meshwright.layout.convert import convert
+from meshwright.layout.transport import ProcessTransport, use_transport
+
+if TYPE_CHECKING:
+    from conftest import GlooPool
+
+Sizes = dict[str, int]
+
+
+def some_pairs(n_dims: int, n_axes: int, count: int) -> list[tuple[Layout, Layout]]:
+    pairs = list(product(all_layouts(n_dims, n_axes), repeat=2))
+    return pairs if count >= len(pairs) else random.Random(0).sample(pairs, count)
+
+
+def settle(x: Tensor, layout: Layout, mesh: Mesh, kinds: str) -> Tensor:
+    """Sum the axes whose state is in `kinds`, so that the piece can be compared with the full tensor's."""
+    for state, axis in zip(layout, mesh.axes, strict=True):
+        if state.kind in kinds and axis.size > 1:
+            x = ops.all_reduce(x, axis.name)
+    return x
+
+
+def addend(full: Tensor, layout: Layout, mesh: Mesh, at: tuple[int, ...], kinds: str) -> Tensor:
+    """This rank's piece of `full`; on axes in `kinds`, different addends whose sum over the axis is `full`."""
+    for state, size, i in zip(layout, mesh.sizes, at, strict=True):
+        if state.kind in kinds:
+            full = full * (2 * (i + 1) / (size * (size + 1)))
+    return cut(full, layout, mesh, at)
+
+
+def there_and_back(rank: int, sizes: Sizes, shape: tuple[int, ...], count: int) -> int:
+    mesh = logical_mesh(sizes)
+    n = prod(sizes.values())
+    transport = ProcessTransport.from_ranks(torch.arange(n).reshape(*sizes.values()), list(sizes))
+    if rank >= n:
+        return 0
+    at, generator = mesh.coordinates(rank), torch.Generator().manual_seed(0)
+    full = torch.randn(shape, dtype=torch.float64, generator=generator)
+    gradient = torch.randn(shape, dtype=torch.float64, generator=generator)
+    pairs = some_pairs(len(shape), len(sizes), count)
+    with use_transport(transport):
+        for source, target in pairs:
+            x = addend(full, source, mesh, at, "P").requires_grad_()
+            with ops.record() as log:
+                y = convert(x, source, target, mesh, shape=shape)
+            if rank == 0:
+                assert tuple(log) == conversion(source, target, shape, 8, mesh).forward
+            there = settle(y.detach(), target, mesh, "P")
+            torch.testing.assert_close(there, cut(full, target, mesh, at))
+            back = settle(convert(y.detach(), target, source, mesh, shape=shape), source, mesh, "P")
+            torch.testing.assert_close(back, cut(full, source, mesh, at))
+            if y is not x:
+                (g,) = torch.autograd.grad(y, x, addend(gradient, target, mesh, at, "R"))
+                torch.testing.assert_close(settle(g, source, mesh, "R"), cut(gradient, source, mesh, at))
+    return len(pairs)
+
+
+CASES: list[tuple[Sizes, tuple[int, ...]]] = [
+    ({"a": 2}, (4, 6)),
+    ({"a": 2}, (5, 3)),
+    ({"a": 3}, (7, 2)),
+    ({"a": 2, "b": 2}, (8, 4)),
+    ({"a": 2, "b": 2}, (5, 7)),
+    ({"a": 2, "b": 3}, (12, 6)),
+    ({"a": 2, "b": 3}, (7, 5)),
+    ({"a": 6}, (4, 8)),
+]
+
+
+@pytest.mark.parametrize(("sizes", "shape"), CASES, ids=str)
+def test_there_and_back_is_the_identity_and_gradients_are_right(
+    gloo: GlooPool, sizes: Sizes, shape: tuple[int, ...]
+) -> None:
+    assert gloo.run(there_and_back, sizes, shape, 60)[0] > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("sizes", "shape"), CASES, ids=str)
+def test_every_pair_there_and_back(gloo: GlooPool, sizes: Sizes, shape: tuple[int, ...]) -> None:
+    done = gloo.run(there_and_back, sizes, shape, 1 << 30, timeout_s=300)[0]
+    assert done == len(all_layouts(len(shape), len(sizes))) ** 2
+
+
+def agree_with_dtensor(rank: int) -> int:
+    device_mesh = init_device_mesh("cpu", (2, 3), mesh_dim_names=("a", "b"))
+    mesh = logical_mesh({"a": 2, "b": 3})
+    full = torch.arange(7 * 11, dtype=torch.float32).reshape(7, 11)
+    compared = 0
+    with use_transport(ProcessTransport.from_mesh(device_mesh)):
+        for layout in all_layouts(2, 2):
+            if "P" in str(layout):
+                continue
+            theirs = distribute_tensor(full, device_mesh, layout.placements())
+            ours = cut(full, layout, mesh, mesh.coordinates(rank))
+            assert torch.equal(theirs.to_local(), ours), layout
+            assert layout.local_shape((7, 11), mesh.sizes, mesh.coordinates(rank)) == theirs.to_local().shape
+            gathered = convert(ours, layout, Layout.parse("[R, R]"), mesh, shape=(7, 11))
+            again = DTensor.from_local(
+                ours, device_mesh, layout.placements(), run_check=False, shape=full.shape, stride=full.stride()
+            )
+            assert torch.equal(gathered, again.full_tensor()), layout
+            compared += 1
+    return compared
+
+
+def test_pieces_are_those_of_dtensor_uneven_and_nested(gloo: GlooPool) -> None:
+    assert gloo.run(agree_with_dtensor) == [16] * 6
+
+
+def bfloat16_sums(rank: int) -> list[float]:
+    transport = ProcessTransport.from_ranks(torch.arange(6), ["a"])
+    with use_transport(transport):
+        x = torch.full((6,), rank + 1.0, dtype=torch.bfloat16)
+        scattered = ops.reduce_scatter(x, 0, "a", 6)
+        return [scattered.item(), ops.all_reduce_max(x, "a")[0].item(), float(dist.get_rank())]
+
+
+def test_bfloat16_reduces_on_gloo(gloo: GlooPool) -> None:
+    assert gloo.run(bfloat16_sums) == [[21.0, 6.0, float(rank)] for rank in range(6)]
