@@ -1,4 +1,4 @@
-"""The two collectives that lowerings differentiate through; conversions between ops have their own in layout."""
+"""Steps of lowerings with collectives inside and a gradient of their own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.layout.collectives import all_gather, all_reduce, reduce_scatter
+from meshwright.layout.collectives import all_gather, all_reduce, all_reduce_max, axis_index, reduce_scatter
 
 
-def sum_over(x: Tensor, axis: str) -> Tensor:
-    """`P -> I`: the sum on every rank; its gradient, the same on every rank, is each part's gradient."""
-    return _Sum.apply(x, axis)  # type: ignore[no-any-return, no-untyped-call]
+def sharded_class_losses(logits: Tensor, targets: Tensor, axis: str) -> Tensor:
+    """Cross-entropy per row with the classes sharded over `axis`, the same on every rank; nothing is gathered.
+
+    By hand, because autograd would keep the shifted logits beside the probabilities: twice the largest tensor.
+    """
+    return _ClassLosses.apply(logits, targets, axis)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gather_for_all(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
@@ -20,15 +23,31 @@ def gather_for_all(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
     return _Gather.apply(x, dim, axis, size)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: str) -> Tensor:
-        result: Tensor = all_reduce(x, axis)
-        return result
+class _ClassLosses(torch.autograd.Function):
+    """log(sum of exponentials) less the target's logit; its gradient is the probabilities less the target's one."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, axis: str) -> Tensor:
+        dim = 0 if logits.dim() == 1 else 1
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        local = targets - axis_index(axis) * logits.shape[dim]
+        here = (local >= 0) & (local < logits.shape[dim])
+        index = local.where(here, 0).unsqueeze(dim)
+        shifted = (logits - all_reduce_max(logits.amax(dim), axis).unsqueeze(dim)).to(wide)
+        picked = shifted.gather(dim, index).squeeze(dim) * here
+        exponentials = shifted.exp()
+        total, target = all_reduce(torch.stack([exponentials.sum(dim), picked]), axis).unbind()
+        ctx.dim = dim
+        ctx.save_for_backward((exponentials / total.unsqueeze(dim)).to(logits.dtype), index, here)
+        losses: Tensor = (total.log() - target).to(logits.dtype)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        probabilities, index, here = ctx.saved_tensors
+        gradient = gradients[0].unsqueeze(ctx.dim)
+        whole = probabilities * gradient
+        return whole.scatter_add(ctx.dim, index, -(gradient * here.unsqueeze(ctx.dim))), None, None
 
 
 class _Gather(torch.autograd.Function):
@@ -39,6 +58,6 @@ class _Gather(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         dim, axis, size = ctx.place
-        return reduce_scatter(grad.contiguous(), dim, axis, size), None, None, None
+        return reduce_scatter(gradients[0].contiguous(), dim, axis, size), None, None, None

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.capture.targets import resolve
-from meshwright.layout.collectives import all_reduce, all_reduce_max, axis_index
-from meshwright.rules.differentiable import gather_for_all, sum_over
+from meshwright.layout.collectives import all_reduce, axis_index
+from meshwright.rules.differentiable import gather_for_all, sharded_class_losses
 
 
 def vocab_embedding(weight: Tensor, indices: Tensor, *, padding_idx: int, axis: str) -> Tensor:
@@ -30,7 +30,7 @@ def cross_entropy(
     """The loss of this rank's rows (a partial sum over `rows`) with the classes sharded over `classes`."""
     valid = targets != ignore_index
     if classes:
-        losses = _sharded_class_losses(logits, targets.where(valid, 0), classes) * valid
+        losses = sharded_class_losses(logits, targets.where(valid, 0), classes) * valid
     else:
         losses = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="none")
     if reduction == 0:
@@ -39,20 +39,6 @@ def cross_entropy(
         return losses.sum()
     count = valid.sum()
     return losses.sum() / (all_reduce(count, rows) if rows else count)
-
-
-def _sharded_class_losses(logits: Tensor, targets: Tensor, axis: str) -> Tensor:
-    """log(sum of exponentials) less the target's logit, per row, without gathering the classes."""
-    dim = 0 if logits.dim() == 1 else 1
-    width = logits.shape[dim]
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    shifted = logits - all_reduce_max(logits.detach().amax(dim), axis).unsqueeze(dim)
-    local = targets - axis_index(axis) * width
-    here = (local >= 0) & (local < width)
-    picked = shifted.gather(dim, local.where(here, 0).unsqueeze(dim)).squeeze(dim)
-    exponentials = shifted.exp().sum(dim, dtype=wide)
-    total, target = sum_over(torch.stack([exponentials, picked.to(wide) * here]), axis).unbind()
-    return (total.log() - target).to(logits.dtype)
 
 
 def batch_norm(

@@ -65,7 +65,7 @@ def case(target: str, *args: Any, **kwargs: Any) -> Case:
 
 def case_of(op: Op, operands: Sequence[Tensor]) -> Case:
     """A Case from an op and its operands; the result types are those that running it gives."""
-    results = _run(op, operands)
+    results = run_by_position(op, operands)
     names = [value.name for value in op.results] or [f"result{i}" for i in range(len(results))]
     named = tuple(Value(n, type_of(t), t.requires_grad) for n, t in zip(names, results, strict=True))
     return Case(replace(op, results=named), tuple(operands))
@@ -168,7 +168,7 @@ class _Check:
 
 def _truth(given: Case) -> tuple[_Outcome, list[Tensor | None]]:
     operands = [t.detach().clone().requires_grad_(t.requires_grad) for t in given.operands]
-    results = _run(given.op, operands)
+    results = run_by_position(given.op, operands)
     generator = torch.Generator().manual_seed(1)
     upstream = [torch.randn(r.shape, generator=generator, dtype=r.dtype) if r.requires_grad else None for r in results]
     outcome = _step(given.op, operands, upstream)
@@ -181,7 +181,7 @@ def _truth(given: Case) -> tuple[_Outcome, list[Tensor | None]]:
 def _step(op: Op, operands: list[Tensor], upstream: Sequence[Tensor | None]) -> _Outcome:
     """Forward, then backward from the gradients given, with the collectives of each."""
     with record() as forward:
-        results = _run(op, operands)
+        results = run_by_position(op, operands)
     pairs = [(r, g) for r, g in zip(results, upstream, strict=True) if g is not None and r.requires_grad]
     wanted = [t for t in operands if t.requires_grad]
     with record() as backward:
@@ -198,7 +198,7 @@ def _step(op: Op, operands: list[Tensor], upstream: Sequence[Tensor | None]) -> 
     )
 
 
-def _run(op: Op, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def run_by_position(op: Op, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Call by position: one value read twice may be in two layouts."""
     position = iter(range(len(operands)))
     placed = op.map(_renaming(lambda: f"operand{next(position)}"))

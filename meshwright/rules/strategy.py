@@ -66,6 +66,16 @@ def strategy(op: Op, values: Mapping[str, Value], mesh: Mesh, factors: str | Fac
     return builder.build(wanted)
 
 
+def local_operands(strategy: Strategy, op: Op, values: Mapping[str, Value], mesh: Mesh) -> tuple[Value, ...]:
+    """The operands as a rank has them under this strategy, position by position."""
+    pairs = zip(op.operands(), strategy.operands, strict=True)
+    return tuple(replace(values[name], type=local_type(values[name].type, layout, mesh)) for name, layout in pairs)
+
+
+def local_type(type_: TensorType, layout: Layout, mesh: Mesh) -> TensorType:
+    return TensorType(layout.local_shape(type_.sizes, mesh.sizes), type_.dtype)
+
+
 def parse_factors(text: str) -> Factors:
     return tuple(None if factor.strip() == "-" else factor.strip() for factor in text.split(","))
 
@@ -110,9 +120,9 @@ class _Builder:
             self.call,
             factors,
             self.mesh,
-            tuple(self._local(*pair) for pair in zip(self.call.types, operands, strict=True)),
+            tuple(local_type(*pair, self.mesh) for pair in zip(self.call.types, operands, strict=True)),
             tuple(
-                replace(value, type=self._local(value.type, layout))
+                replace(value, type=local_type(value.type, layout, self.mesh))
                 for value, layout in zip(self.call.op.results, results, strict=True)
             ),
         )
@@ -121,6 +131,3 @@ class _Builder:
 
     def _ways(self, factor: str, factors: Factors) -> int:
         return prod(size for size, given in zip(self.mesh.sizes, factors, strict=True) if given == factor)
-
-    def _local(self, type_: TensorType, layout: Layout) -> TensorType:
-        return TensorType(layout.local_shape(type_.sizes, self.mesh.sizes), type_.dtype)

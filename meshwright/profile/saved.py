@@ -1,0 +1,191 @@
+"""What an op's backward reads: operands, results, and auxiliaries that only the two halves of the op know.
+
+These are the tensors autograd keeps (torch.autograd.graph.saved_tensors_hooks shows them). Parameters among the
+operands are listed too: it is for the caller to know that they are kept anyway. An op that is not listed here is
+taken to keep everything it touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from meshwright.capture.program import Op, Ref, Value
+from meshwright.profile.operands import Values, full_name, has_gradient, operands_of, packet, type_bytes
+
+DeviceKind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Indices of the operands and results that backward reads, and the bytes of what it reads besides."""
+
+    operands: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    auxiliary_bytes: int = 0
+
+
+Rule = Callable[[Op, Sequence[Value]], Saved]
+
+_NOTHING = """
+    add sub rsub neg positive clone contiguous alias detach to type_as lift_fresh_copy
+    view _unsafe_view reshape flatten unflatten transpose permute t numpy_T unsqueeze squeeze expand slice select
+    unbind chunk split split_with_sizes narrow cat stack roll flip repeat repeat_interleave pad constant_pad_nd
+    diff tril triu sum mean cumsum ceil floor round trunc sign adaptive_avg_pool1d adaptive_avg_pool2d
+    upsample_nearest2d.vec upsample_bilinear2d.vec
+"""
+_OPERAND = """
+    abs acos acosh asin asinh atan atanh avg_pool1d avg_pool2d avg_pool3d celu clamp clamp_max clamp_min cos cosh
+    elu erf gelu hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logit mish pow.Tensor_Scalar relu6
+    selu silu sin sinh softplus softshrink square var.correction std.correction
+"""
+_RESULT = "exp exp2 expm1 reciprocal relu rsqrt sigmoid sqrt tan tanh softmax log_softmax"
+_OPERAND_AND_RESULT = "amax amin linalg_vector_norm logsumexp pow.Scalar cumprod"
+_INDICES = "max.dim min.dim sort.default topk.default median.dim"
+
+
+def saved(op: Op, values: Values, device: DeviceKind = "cpu") -> Saved:
+    """What the backward of `op` reads on this kind of device; nothing where no gradient passes."""
+    operands = operands_of(op, values)
+    if not has_gradient(op):
+        return Saved()
+    rules = _CUDA | _RULES if device == "cpu" else _RULES | _CUDA
+    for key in (full_name(op.target), packet(op.target)):
+        if key in rules:
+            return rules[key](op, operands)
+    return Saved(tuple(range(len(operands))), tuple(range(len(op.results))))
+
+
+def _always(operands: tuple[int, ...] = (), results: tuple[int, ...] = ()) -> Rule:
+    return lambda op, values: Saved(operands, results)
+
+
+def _multiplied(first: int = 0) -> Rule:
+    """A product keeps each factor that another one's gradient needs."""
+
+    def rule(op: Op, operands: Sequence[Value]) -> Saved:
+        pair = range(first, min(first + 2, len(operands)))
+        kept = [i for i in pair if any(operands[j].grad for j in pair if j != i)]
+        return Saved(tuple(kept))
+
+    return rule
+
+
+def _divided(op: Op, operands: Sequence[Value]) -> Saved:
+    if len(operands) < 2:
+        return Saved()
+    return Saved((0, 1) if operands[1].grad else (1,))
+
+
+def _where(op: Op, operands: Sequence[Value]) -> Saved:
+    return Saved((0,))
+
+
+def _attention(op: Op, operands: Sequence[Value]) -> Saved:
+    """The fused kernel keeps the log of each row's sum, in single precision or wider."""
+    rows = prod(operands[0].type.sizes[:-1])
+    return Saved(tuple(range(len(operands))), (0,), rows * max(4, operands[0].type.itemsize))
+
+
+def _layer_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    return Saved(tuple(range(len(operands))), (), 2 * _rows(op, operands) * _statistic_bytes(operands))
+
+
+def _rms_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    """On CPU the op is a sequence of small ones, and the normalised rows stay for the weight's gradient."""
+    rows = _rows(op, operands) * _statistic_bytes(operands)
+    normalised = type_bytes(operands[0].type) if len(operands) > 1 else 0
+    return Saved(tuple(range(len(operands))), (), rows + normalised)
+
+
+def _fused_rms_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    return Saved(tuple(range(len(operands))), (), _rows(op, operands) * _statistic_bytes(operands))
+
+
+def _group_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    groups = int(op.args[1]) * operands[0].type.sizes[0]
+    kept = (0, *(i for i in range(1, len(operands)) if i == 1))
+    return Saved(kept, (), 2 * groups * _statistic_bytes(operands))
+
+
+def _batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    """The batch's own mean and deviation; the running statistics are held by reference and are results."""
+    return Saved((0, *_weight(op)), (1, 2), 2 * operands[0].type.sizes[1] * operands[-1].type.itemsize)
+
+
+def _merged_batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    """Over ranks: every rank's mean less the whole one, the whole mean, the deviation, and that times the weight."""
+    per_channel = dict(op.kwargs)["size"] + 2 + len(_weight(op))
+    return Saved((0, *_weight(op)), (), per_channel * operands[0].type.sizes[1] * operands[-1].type.itemsize)
+
+
+def _weight(op: Op) -> tuple[int, ...]:
+    return (1,) if isinstance(op.args[1], Ref) else ()
+
+
+def _cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
+    """Log-probabilities, the targets, and the sum of weights (a number)."""
+    logits = operands[0].type
+    return Saved((1,), (), type_bytes(logits) + logits.itemsize)
+
+
+def _sharded_cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
+    """As above, and the whole count of rows; over classes also each row's place here and whether it counts."""
+    literals, rows = dict(op.kwargs), prod(operands[1].type.sizes)
+    kept = _cross_entropy(op, operands)
+    count = 8 if literals["reduction"] == 1 else 0
+    if not literals["classes"]:
+        return Saved((1,), (), kept.auxiliary_bytes + count)
+    index, here, valid = 8 * rows, rows, rows
+    return Saved((), (), type_bytes(operands[0].type) + index + here + valid + count)
+
+
+def _vocab_embedding(op: Op, operands: Sequence[Value]) -> Saved:
+    """Each index's place here, and whether it is here."""
+    return Saved((), (), prod(operands[1].type.sizes) * (8 + 1))
+
+
+def _max_pool(op: Op, operands: Sequence[Value]) -> Saved:
+    """Where each maximum came from."""
+    return Saved((0,), (), prod(op.results[0].type.sizes) * 8)
+
+
+def _is_lowered(op: Op) -> bool:
+    return op.target.startswith("meshwright.rules.lowerings:")
+
+
+def _rows(op: Op, operands: Sequence[Value]) -> int:
+    return prod(operands[0].type.sizes[: -len(op.args[1])])
+
+
+def _statistic_bytes(operands: Sequence[Value]) -> int:
+    return max(4, operands[0].type.itemsize)
+
+
+_RULES: dict[str, Rule] = {
+    **{name: _always() for name in _NOTHING.split()},
+    **{name: _always((0,)) for name in _OPERAND.split()},
+    **{name: _always((), (0,)) for name in _RESULT.split()},
+    **{name: _always((0,), (0,)) for name in _OPERAND_AND_RESULT.split()},
+    **{name: _always((), (1,)) for name in _INDICES.split()},
+    **{name: _multiplied() for name in ("mul", "linear", "mm", "bmm", "mv", "dot", "outer", "matmul", "einsum")},
+    **{name: _multiplied(1) for name in ("addmm", "baddbmm")},
+    **{f"conv{n}d": _always((0, 1)) for n in (1, 2, 3)},
+    **{f"max_pool{n}d": _max_pool for n in (1, 2, 3)},
+    **{name: _always((0, 1)) for name in ("maximum", "minimum", "mse_loss", "l1_loss", "mean_loss", "gather")},
+    "div": _divided,
+    "where": _where,
+    "masked_fill": _always((1,)),
+    "embedding": _always((1,)),
+    "vocab_embedding": _vocab_embedding,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "batch_norm": lambda op, values: (_merged_batch_norm if _is_lowered(op) else _batch_norm)(op, values),
+    "scaled_dot_product_attention": _attention,
+    "cross_entropy_loss": _cross_entropy,
+    "cross_entropy": _sharded_cross_entropy,
+}
+_CUDA: dict[str, Rule] = {"rms_norm": _fused_rms_norm}

@@ -1,0 +1,91 @@
+"""FLOPs agree with torch's counter for whole models, and with closed forms for single ops and pieces of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from family_programs import FAMILIES, captured, flat_ops, model_and_batch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from meshwright.cluster import logical_mesh
+from meshwright.profile import (
+    backward_bytes,
+    backward_flops,
+    backward_flops_by_operand,
+    forward_flops,
+    op_bytes,
+    op_kind,
+)
+from meshwright.rules import strategies
+from meshwright.rules.prove import case
+from meshwright.rules.strategy import local_operands
+
+
+def floats(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).requires_grad_()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_model_flops_equal_torchs_counter_forward_and_backward(family: str) -> None:
+    model, batch = model_and_batch(family)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
+        loss = model(**batch)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
+        loss.backward()
+    ops, values = flat_ops(captured(family))
+    assert sum(forward_flops(op, values) for op in ops) == forward.get_total_flops()
+    assert sum(backward_flops(op, values) for op in ops) == backward.get_total_flops()
+
+
+def test_causal_attention_is_half_where_masked_blocks_are_skipped() -> None:
+    q, kv = floats(2, 4, 8, 16), floats(2, 2, 8, 16)
+    given = case("aten.scaled_dot_product_attention.default", q, kv, kv, None, 0.0, True, enable_gqa=True)
+    full = 4 * 2 * 4 * 8 * 8 * 16
+    assert forward_flops(given.op, given.values()) == full
+    assert forward_flops(given.op, given.values(), skip_masked=True) == full // 2
+    assert backward_flops(given.op, given.values()) == 2 * full
+
+
+def test_weight_and_input_gradients_are_told_apart() -> None:
+    images, weight = torch.randn(2, 3, 8, 8), floats(4, 3, 3, 3)
+    given = case("aten.conv2d.default", images, weight)
+    flops = 2 * 2 * 4 * 6 * 6 * 3 * 3 * 3
+    assert backward_flops_by_operand(given.op, given.values()) == (0, flops)
+
+
+def test_the_pieces_of_a_split_matrix_product_add_up() -> None:
+    given = case("aten.linear.default", floats(4, 6, 8), floats(10, 8), floats(10))
+    mesh = logical_mesh({"x": 2})
+    whole = forward_flops(given.op, given.values())
+    for strategy in strategies(given.op, given.values(), mesh):
+        local = local_operands(strategy, given.op, given.values(), mesh)
+        expected = whole if strategy.factors == (None,) else whole // 2
+        assert forward_flops(strategy.lowering, local) == expected, strategy
+
+
+def test_einsum_counts_its_pairs() -> None:
+    given = case("aten.einsum.default", "bij,bjk->bik", (floats(2, 3, 4), floats(2, 4, 5)))
+    assert forward_flops(given.op, given.values()) == 2 * 2 * 3 * 4 * 5
+
+
+def test_bytes_are_what_is_read_and_written() -> None:
+    view = case("aten.view.default", floats(6, 4), (24,))
+    add = case("aten.add.Tensor", floats(6, 4), floats(6, 4))
+    gelu = case("aten.gelu.default", floats(6, 4))
+    table = case("aten.embedding.default", floats(1000, 4), torch.zeros(6, dtype=torch.int64))
+    assert (op_bytes(view.op, view.values()), backward_bytes(view.op, view.values())) == (0, 0)
+    assert op_bytes(add.op, add.values()) == 3 * 96
+    assert backward_bytes(add.op, add.values()) == 0
+    assert op_bytes(gelu.op, gelu.values()) == 2 * 96
+    assert backward_bytes(gelu.op, gelu.values()) == 3 * 96  # gradient and input in, gradient out
+    assert op_bytes(table.op, table.values()) == 2 * 96 + 6 * 8
+    assert [op_kind(given.op) for given in (view, add, table)] == ["view", "memory", "memory"]
+
+
+def test_a_value_read_twice_is_read_once() -> None:
+    x = floats(6, 4)
+    given = case("aten.mul.Tensor", x, x)
+    once = given.op.map(lambda leaf: type(leaf)("x") if hasattr(leaf, "name") else leaf)
+    value = given.values()["operand0"]
+    assert op_bytes(once, [value, value]) == 2 * 96
