@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -44,14 +44,21 @@ def bind_mesh(
         )
     places = _places(cluster)
     used = [places[rank] for rank in chosen]
+    load = _Load(used)
+
+    def axis(which: tuple[int, ...]) -> Axis:
+        size = prod(shape[i] for i in which)
+        hops = _bind_axis(cluster, used, load, shape, which)
+        return Axis(FLAT.join(names[i] for i in which), size, hops, cluster.backend, cluster.overhead_s)
+
+    n_axes = range(len(shape))
     kinds = cluster.device_names()
-    axes = tuple(_bind_axis(cluster, used, shape, (i,), names) for i in range(len(shape)))
-    flat = tuple(
-        _bind_axis(cluster, used, shape, chosen_axes, names)
-        for count in range(2, len(shape) + 1)
-        for chosen_axes in combinations(range(len(shape)), count)
+    mesh = Mesh(
+        axes=tuple(axis((i,)) for i in n_axes),
+        device=slowest(tuple(cluster.device(kinds[rank]) for rank in chosen)),
+        ranks=chosen,
+        flat=tuple(axis(which) for count in range(2, len(shape) + 1) for which in combinations(n_axes, count)),
     )
-    mesh = Mesh(axes, slowest(tuple(cluster.device(kinds[rank]) for rank in chosen)), chosen, flat)
     mesh.verify()
     return mesh
 
@@ -84,34 +91,29 @@ def _places(cluster: Cluster) -> list[_Place]:
 
 
 def _bind_axis(
-    cluster: Cluster, used: list[_Place], shape: tuple[int, ...], which: tuple[int, ...], names: Sequence[str]
-) -> Axis:
+    cluster: Cluster, used: list[_Place], load: _Load, shape: tuple[int, ...], which: tuple[int, ...]
+) -> tuple[Hop, ...]:
     """Hops of the groups that vary along the axes `which`; where groups differ, the slowest counts."""
     groups: dict[tuple[int, ...], list[_Place]] = defaultdict(list)
     for place, coordinates in zip(used, product(*map(range, shape)), strict=True):
         groups[tuple(c for i, c in enumerate(coordinates) if i not in which)].append(place)
     hops = []
     for depth, level in enumerate(cluster.root.levels()):
-        size = max(_fan(group, depth) for group in groups.values())
-        if size > 1:
-            crossing = [place for group in groups.values() if _fan(group, depth) > 1 for place in group]
-            links = [place.links[depth] for place in crossing]
-            slowest_link = min(links, key=lambda link: link.total_bandwidth)
-            hops.append(
-                Hop(
-                    level,
-                    size,
-                    max(link.latency_s for link in links),
-                    _rank_bandwidth(crossing, used, depth),
-                    slowest_link.efficiency,
-                )
-            )
-    return Axis(
-        FLAT.join(names[i] for i in which),
-        prod(shape[i] for i in which),
-        tuple(hops),
-        cluster.backend,
-        cluster.overhead_s,
+        fans = [_fan(group, depth) for group in groups.values()]
+        if max(fans) > 1:
+            crossing = [p for group, fan in zip(groups.values(), fans, strict=True) if fan > 1 for p in group]
+            hops.append(_hop(level, max(fans), crossing, load, depth))
+    return tuple(hops)
+
+
+def _hop(level: str, size: int, crossing: list[_Place], load: _Load, depth: int) -> Hop:
+    slowest_place = min(crossing, key=lambda place: load.rank_bandwidth(place, depth))
+    return Hop(
+        level,
+        size,
+        max(place.links[depth].latency_s for place in crossing),
+        load.rank_bandwidth(slowest_place, depth),
+        slowest_place.links[depth].efficiency,
     )
 
 
@@ -123,23 +125,25 @@ def _fan(group: list[_Place], depth: int) -> int:
     return max(len(children) for children in members.values())
 
 
-def _rank_bandwidth(crossing: list[_Place], used: list[_Place], depth: int) -> float:
-    """What one rank gets at this level while all ranks of the mesh communicate.
+class _Load:
+    """How many ranks of the mesh sit in each group, and behind each member's uplink."""
 
-    Traffic that leaves a rack has also left a host, so every level above the innermost up to `depth` limits it;
-    the innermost link (NVLink) is not on the way to the network.
-    """
-    return min(
-        _share(place, used, level) for place in crossing for level in ([depth] if depth == 0 else range(1, depth + 1))
-    )
+    def __init__(self, used: list[_Place]) -> None:
+        self.in_group = Counter(group for place in used for group in place.groups)
+        self.behind = Counter(child for place in used for child in place.children)
 
+    def rank_bandwidth(self, place: _Place, depth: int) -> float:
+        """What one rank gets at this level while all ranks of the mesh communicate.
 
-def _share(place: _Place, used: list[_Place], depth: int) -> float:
-    link = place.links[depth]
-    if link.shared:
-        users = sum(other.groups[depth] == place.groups[depth] for other in used)
-        return link.total_bandwidth / users
-    users = sum(other.children[depth] == place.children[depth] for other in used)
-    # One device drives only its part of a host's network cards, even when its neighbours are silent.
-    drivable = max(1.0, link.count / place.devices_below[depth]) * link.bandwidth
-    return min(link.total_bandwidth / users, drivable)
+        Traffic that leaves a rack has also left a host, so every level above the innermost up to `depth` limits
+        it; the innermost link (NVLink) is not on the way to the network.
+        """
+        return min(self._share(place, level) for level in ([0] if depth == 0 else range(1, depth + 1)))
+
+    def _share(self, place: _Place, depth: int) -> float:
+        link = place.links[depth]
+        if link.shared:
+            return link.total_bandwidth / self.in_group[place.groups[depth]]
+        # One device drives only its part of a host's network cards, even when its neighbours are silent.
+        drivable = max(1.0, link.count / place.devices_below[depth]) * link.bandwidth
+        return min(link.total_bandwidth / self.behind[place.children[depth]], drivable)

@@ -1,4 +1,4 @@
-"""Seconds of a collective on a mesh axis: alpha-beta per algorithm, the best the backend has.
+"""Seconds of a collective on a mesh axis: alpha-beta per algorithm, the best of those the backend has.
 
 With n ranks, B bytes, hops innermost first, at hop h: latency a_h, bytes per second of one rank b_h, s_h members
 and m_h = s_0 ... s_(h-1) ranks of the group below one member. What B counts is fixed per kind:
@@ -6,28 +6,36 @@ and m_h = s_0 ... s_(h-1) ranks of the group below one member. What B counts is 
     all_reduce: the tensor       all_gather: the output      reduce_scatter: the input
     all_to_all: the local input  broadcast, send: the tensor
 
-A *ring* passes every hop once per member, and a group may use all that its m_h ranks get of an uplink, so its
-rate is min_h(m_h b_h); each of its steps waits for the slowest hop:
+*Ring* (`_ring`). A ring passes every hop once per member, and a group may use all that its m_h ranks get of an
+uplink, so its rate is w = min_h(m_h b_h). Of its n-1 steps, k_h = (s_h - 1) s_(h+1) ... cross hop h at most:
 
-    ring gather = (n-1)/n B / min_h(m_h b_h) + (n-1) max_h(a_h)         (scatter alike; a reduction is both)
+    gather = (n-1)/n B/w + sum_h k_h a_h            scatter alike; an all-reduce is a scatter and a gather
 
-*Hierarchical* gathers at each hop only what is missing there, on shrinking pieces:
+gloo's ring moves in lockstep (`_lockstep_ring`): every step waits for the slowest hop, (n-1) max_h a_h.
 
-    hierarchical gather = sum_h (s_h-1)/s_h (B / m_h) / b_h + (s_h-1) a_h
+*Tree* (`_tree`): all-reduce = 2 B/w + 2 sum_h ceil(log2 s_h) a_h. Fewer steps, so it wins when B is small.
 
+*Hierarchical* (`_hierarchical`): scatter within a hop, all-reduce the m-th part across the next, gather back:
+
+    all-reduce = 2 sum_h [ (s_h-1)/s_h (B/m_h)/b_h + (s_h-1) a_h ]      the outermost hop may use a tree instead
+
+NCCL sends small messages by a protocol with short latencies and a low rate (`_PROTOCOLS`); the best of both counts.
 Every collective pays the axis's `overhead_s` once, which is why one flattened collective beats two.
-A *tree* halves the distance each step: all_reduce = 2 B / min_h(m_h b_h) + 2 sum_h ceil(log2 s_h) a_h.
+Each formula grows with B, and with n inside one level; so does their minimum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, log2
+from math import ceil, inf, log2
 
-from meshwright.cluster.mesh import Axis, Hop
+from meshwright.cluster.mesh import Axis
 from meshwright.errors import ClusterError
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
+
+Parts = tuple[float, float]  # seconds on the wire, which grow with bytes, and seconds of latency, which do not
+Algorithm = Callable[[float, Axis, str], Parts]
 
 
 def collective_s(kind: str, n_bytes: float, axis: Axis) -> float:
@@ -36,64 +44,81 @@ def collective_s(kind: str, n_bytes: float, axis: Axis) -> float:
         raise ClusterError(f"collective {kind!r}", f"one of {KINDS}")
     if axis.size == 1 or not axis.hops:
         return 0.0
-    return axis.overhead_s + min(algorithm(n_bytes, axis, kind) for algorithm in _algorithms(kind, axis.backend))
+    algorithms = (_GLOO if axis.backend == "gloo" else _NCCL)[kind]
+    best_s = inf
+    for algorithm in algorithms:
+        wire_s, latency_s = algorithm(n_bytes, axis, kind)
+        for slower, latency_share in _PROTOCOLS[axis.backend]:
+            best_s = min(best_s, wire_s * slower + latency_s * latency_share)
+    return axis.overhead_s + best_s
 
 
-def _algorithms(kind: str, backend: str) -> tuple[Callable[[float, Axis, str], float], ...]:
-    if backend == "gloo":
-        return _GLOO[kind]
-    return _NCCL[kind]
-
-
-def _ring_rate(axis: Axis, kind: str) -> float:
-    below, rates = 1, []
+def _rate(axis: Axis, kind: str) -> float:
+    """Bytes per second of a ring or tree through all hops."""
+    below, slowest = 1, inf
     for hop in axis.hops:
-        rates.append(below * hop.rate(kind))
+        slowest = min(slowest, below * hop.rate(kind))
         below *= hop.size
-    return min(rates)
+    return slowest
 
 
-def _ring(n_bytes: float, axis: Axis, kind: str) -> float:
-    n = axis.size
+def _ring(n_bytes: float, axis: Axis, kind: str) -> Parts:
+    above, latency_s = 1, 0.0
+    for hop in reversed(axis.hops):
+        latency_s += (hop.size - 1) * above * hop.latency_s
+        above *= hop.size
+    return (axis.size - 1) / axis.size * n_bytes / _rate(axis, kind), latency_s
+
+
+def _lockstep_ring(n_bytes: float, axis: Axis, kind: str) -> Parts:
     slowest_s = max(hop.latency_s for hop in axis.hops)
-    return (n - 1) / n * n_bytes / _ring_rate(axis, kind) + (n - 1) * slowest_s
+    return (axis.size - 1) / axis.size * n_bytes / _rate(axis, kind), (axis.size - 1) * slowest_s
 
 
-def _ring_twice(n_bytes: float, axis: Axis, kind: str) -> float:
-    return 2 * _ring(n_bytes, axis, kind)
+def _twice(algorithm: Algorithm) -> Algorithm:
+    def both_ways(n_bytes: float, axis: Axis, kind: str) -> Parts:
+        wire_s, latency_s = algorithm(n_bytes, axis, kind)
+        return 2 * wire_s, 2 * latency_s
+
+    return both_ways
 
 
-def _one_hop(n_bytes: float, hop: Hop, kind: str) -> float:
-    return (hop.size - 1) / hop.size * n_bytes / hop.rate(kind) + (hop.size - 1) * hop.latency_s
-
-
-def _hierarchical(n_bytes: float, axis: Axis, kind: str) -> float:
-    """A scatter from the innermost hop outwards (a gather is the same backwards): pieces shrink by s_h."""
-    total_s, piece_bytes = 0.0, n_bytes
-    for hop in axis.hops:
-        total_s += _one_hop(piece_bytes, hop, kind)
-        piece_bytes /= hop.size
-    return total_s
-
-
-def _hierarchical_twice(n_bytes: float, axis: Axis, kind: str) -> float:
-    return 2 * _hierarchical(n_bytes, axis, kind)
+def _steps(size: int) -> int:
+    return ceil(log2(size))
 
 
 def _tree_latency_s(axis: Axis) -> float:
-    return sum(ceil(log2(hop.size)) * hop.latency_s for hop in axis.hops)
+    return sum(_steps(hop.size) * hop.latency_s for hop in axis.hops)
 
 
-def _tree_all_reduce(n_bytes: float, axis: Axis, kind: str) -> float:
-    return 2 * n_bytes / _ring_rate(axis, kind) + 2 * _tree_latency_s(axis)
+def _tree(n_bytes: float, axis: Axis, kind: str) -> Parts:
+    """One way: a broadcast or a reduction, in a pipeline of small pieces."""
+    return n_bytes / _rate(axis, kind), _tree_latency_s(axis)
 
 
-def _pipelined_broadcast(n_bytes: float, axis: Axis, kind: str) -> float:
-    return n_bytes / _ring_rate(axis, kind) + _tree_latency_s(axis)
+def _hierarchical_ring(n_bytes: float, axis: Axis, kind: str) -> Parts:
+    wire_s = latency_s = 0.0
+    for hop in axis.hops:
+        wire_s += (hop.size - 1) / hop.size * n_bytes / hop.rate(kind)
+        latency_s += (hop.size - 1) * hop.latency_s
+        n_bytes /= hop.size
+    return wire_s, latency_s
 
 
-def _binomial_broadcast(n_bytes: float, axis: Axis, kind: str) -> float:
-    return sum(ceil(log2(hop.size)) * (hop.latency_s + n_bytes / hop.rate(kind)) for hop in axis.hops)
+def _hierarchical_tree(n_bytes: float, axis: Axis, kind: str) -> Parts:
+    """As the hierarchical ring, but a tree across the outermost hop, whose steps are the slowest."""
+    inner, outer = axis.hops[:-1], axis.hops[-1]
+    wire_s = latency_s = 0.0
+    for hop in inner:
+        wire_s += (hop.size - 1) / hop.size * n_bytes / hop.rate(kind)
+        latency_s += (hop.size - 1) * hop.latency_s
+        n_bytes /= hop.size
+    return wire_s + n_bytes / outer.rate(kind), latency_s + _steps(outer.size) * outer.latency_s
+
+
+def _binomial(n_bytes: float, axis: Axis, kind: str) -> Parts:
+    """A broadcast whose every step sends the whole tensor."""
+    return sum(_steps(hop.size) * n_bytes / hop.rate(kind) for hop in axis.hops), _tree_latency_s(axis)
 
 
 def _exchange_s(n_bytes: float, axis: Axis, kind: str) -> float:
@@ -109,37 +134,41 @@ def _exchange_s(n_bytes: float, axis: Axis, kind: str) -> float:
     return slowest_s
 
 
-def _pairwise(n_bytes: float, axis: Axis, kind: str) -> float:
+def _pairwise(n_bytes: float, axis: Axis, kind: str) -> Parts:
     """All-to-all with one peer after the other."""
-    return _exchange_s(n_bytes, axis, kind) + (axis.size - 1) * max(hop.latency_s for hop in axis.hops)
+    return _exchange_s(n_bytes, axis, kind), (axis.size - 1) * max(hop.latency_s for hop in axis.hops)
 
 
-def _grouped(n_bytes: float, axis: Axis, kind: str) -> float:
+def _grouped(n_bytes: float, axis: Axis, kind: str) -> Parts:
     """All-to-all with all sends in flight at once: latencies overlap as in a tree."""
-    return _exchange_s(n_bytes, axis, kind) + _tree_latency_s(axis)
+    return _exchange_s(n_bytes, axis, kind), _tree_latency_s(axis)
 
 
-def _send(n_bytes: float, axis: Axis, kind: str) -> float:
+def _send(n_bytes: float, axis: Axis, kind: str) -> Parts:
     """One rank to its neighbour over the axis's outermost hop: the one a pipeline boundary crosses."""
     hop = axis.hops[-1]
-    return hop.latency_s + n_bytes / hop.rate(kind)
+    return n_bytes / hop.rate(kind), hop.latency_s
 
 
-_NCCL: dict[str, tuple[Callable[[float, Axis, str], float], ...]] = {
-    "all_reduce": (_ring_twice, _hierarchical_twice, _tree_all_reduce),
-    "all_gather": (_ring, _hierarchical),
-    "reduce_scatter": (_ring, _hierarchical),
+_NCCL: dict[str, tuple[Algorithm, ...]] = {
+    "all_reduce": (_twice(_ring), _twice(_tree), _twice(_hierarchical_ring), _twice(_hierarchical_tree)),
+    "all_gather": (_ring,),
+    "reduce_scatter": (_ring,),
     "all_to_all": (_grouped,),
-    "broadcast": (_pipelined_broadcast,),
+    "broadcast": (_tree,),
     "send": (_send,),
 }
 
 # gloo has rings only, and its reduce-scatter moves as many bytes as its all-reduce (measured: 1.5 tensors at 4).
-_GLOO: dict[str, tuple[Callable[[float, Axis, str], float], ...]] = {
-    "all_reduce": (_ring_twice,),
-    "all_gather": (_ring,),
-    "reduce_scatter": (_ring_twice,),
+_GLOO: dict[str, tuple[Algorithm, ...]] = {
+    "all_reduce": (_twice(_lockstep_ring),),
+    "all_gather": (_lockstep_ring,),
+    "reduce_scatter": (_twice(_lockstep_ring),),
     "all_to_all": (_pairwise,),
-    "broadcast": (_binomial_broadcast,),
+    "broadcast": (_binomial,),
     "send": (_send,),
 }
+
+# (factor on the wire, factor on latencies). NCCL's low-latency protocol, by its own src/graph/tuning.cc: a quarter
+# of the rate, and 0.6 to 2.7 us a step where the simple protocol takes 3.4 to 9.6.
+_PROTOCOLS: dict[str, tuple[Parts, ...]] = {"nccl": ((1.0, 1.0), (4.0, 0.25)), "gloo": ((1.0, 1.0),)}

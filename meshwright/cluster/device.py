@@ -6,14 +6,8 @@ from dataclasses import dataclass
 
 from meshwright.errors import ClusterError
 
-# A dtype the hardware has no unit for is computed in the next one that it has.
-_FALLBACK = {
-    "float8": "bfloat16",
-    "bfloat16": "float16",
-    "float16": "tf32",
-    "tf32": "float32",
-    "float64": "float32",
-}
+# A dtype the hardware has no unit for is computed in the next wider one that it has.
+_FALLBACK = {"float8": "bfloat16", "bfloat16": "float32", "float16": "float32", "tf32": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +41,24 @@ class Device:
 
     def peak_flops(self, dtype: str) -> float:
         """Dense peak in FLOP/s; a dtype without units of its own falls back to the next wider one."""
+        rate = self._rate(dtype)
+        if rate is None:
+            raise ClusterError(
+                f"device {self.name} has no peak rate for {dtype}",
+                f"one of {[name for name, _ in self.peaks]}",
+                "add the rate to the device's `peaks`",
+            )
+        return rate
+
+    def _rate(self, dtype: str) -> float | None:
         peaks, wanted = dict(self.peaks), dtype
-        while wanted not in peaks:
-            if wanted not in _FALLBACK:
-                raise ClusterError(
-                    f"device {self.name} has no peak rate for {dtype}",
-                    f"one of {sorted(peaks)}",
-                    "add the rate to the device's `peaks`",
-                )
+        while wanted not in peaks and wanted in _FALLBACK:
             wanted = _FALLBACK[wanted]
-        return peaks[wanted]
+        return peaks.get(wanted)
+
+    def computes(self, dtype: str) -> bool:
+        """Whether there is a rate for this dtype, its own or a wider one's."""
+        return self._rate(dtype) is not None
 
     def achievable_fraction(self, kind: str, work: float = float("inf")) -> float:
         """Fraction of peak for an op of this kind and size; 1 for kinds about which nothing is known."""
@@ -94,8 +96,9 @@ def slowest(devices: tuple[Device, ...]) -> Device:
     """What a mesh of mixed devices can count on: the worst of each figure, since its ranks wait for each other."""
     if len(set(devices)) == 1:
         return devices[0]
-    dtypes = sorted(set().union(*({dtype for dtype, _ in device.peaks} for device in devices)))
-    kinds = sorted(set().union(*({entry.kind for entry in device.achievable} for device in devices)))
+    named = sorted({dtype for device in devices for dtype, _ in device.peaks})
+    dtypes = [dtype for dtype in named if all(device.computes(dtype) for device in devices)]
+    kinds = sorted({entry.kind for device in devices for entry in device.achievable})
     smallest = min(devices, key=lambda device: device.usable_bytes)
     return Device(
         name="+".join(sorted({device.name for device in devices})),

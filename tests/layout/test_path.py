@@ -15,6 +15,7 @@ from meshwright.layout.stepprice import price_step
 
 DGX = load_cluster("dgx-h100:2").mesh((2, 8), ("dp", "tp"))
 SHAPE = (32, 64, 16)
+LARGE = (512, 1024, 32)  # where bytes decide, not latencies
 LAYOUTS = all_layouts(3, 2)
 
 
@@ -92,16 +93,17 @@ def test_one_flattened_collective_where_one_suffices() -> None:
             ("[I, I]", "[R, R]", [(), ("all_reduce",)]),
             ("[S(0), S(0)]", "[S(1), S(1)]", [("all_to_all",), ("all_to_all",)]),
         ]:
-            path = conversion(Layout.parse(source), Layout.parse(target), SHAPE, 2, mesh)
+            path = conversion(Layout.parse(source), Layout.parse(target), LARGE, 2, mesh)
             assert [tuple(c.kind for c in path.forward), tuple(c.kind for c in path.backward)] == kinds, path
             assert {c.axis for c in path.forward + path.backward} == {"dp*tp"}
 
 
 def test_where_the_backend_reduces_as_dearly_as_it_scatters_the_path_says_so() -> None:
-    source, target = Layout.parse("[P, P]"), Layout.parse("[S(0), S(1)]")
-    nccl, gloo = (conversion(source, target, SHAPE, 2, mesh) for mesh in (DGX, logical_mesh({"dp": 2, "tp": 2})))
-    assert [c.kind for c in nccl.forward] == ["reduce_scatter"]
-    assert [c.kind for c in gloo.forward] == ["all_reduce"]
+    scatter = conversion(Layout.parse("[I, P]"), Layout.parse("[I, S(0)]"), LARGE, 2, DGX)
+    assert [c.kind for c in scatter.forward] == ["reduce_scatter"]
+    gloo = logical_mesh({"dp": 2, "tp": 2})  # here a scatter costs as much and then has pieces to put in order
+    reduce = conversion(Layout.parse("[I, P]"), Layout.parse("[I, S(1)]"), LARGE, 2, gloo)
+    assert [c.kind for c in reduce.forward] == ["all_reduce"]
 
 
 def test_single_axis_gathers_reach_exactly_the_layouts_they_should() -> None:

@@ -1,0 +1,126 @@
+"""`meshwright cluster presets|show|detect`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from meshwright.cluster.topology import Cluster, Group, Member
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add `cluster` and its three actions."""
+    parser = subparsers.add_parser("cluster", help="describe, show or detect a cluster")
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("presets", help="list the named clusters")
+    show = actions.add_parser("show", help="print a cluster as a tree with bandwidths")
+    show.add_argument("cluster", help="a preset such as dgx-h100:4, or the path of a .toml file")
+    show.add_argument("--sources", action="store_true", help="also print where each figure comes from")
+    show.add_argument("--toml", action="store_true", help="print the TOML form instead")
+    detect = actions.add_parser("detect", help="measure the machines of this torchrun job")
+    detect.add_argument("--out", type=Path, default=Path("cluster.toml"), help="the file that rank 0 writes")
+    detect.add_argument("--backend", choices=("gloo", "nccl"), default=None, help="default: nccl if there are GPUs")
+    detect.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for every rank to join")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one action; user errors propagate to the caller."""
+    if args.action == "presets":
+        return _presets()
+    if args.action == "show":
+        return _show(args)
+    return _detect(args)
+
+
+def _presets() -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from meshwright.cluster.load import load_cluster
+    from meshwright.cluster.presets import PRESETS
+    from meshwright.cluster.topology import describe_link
+    from meshwright.cluster.units import format_bytes
+
+    table = Table("preset", "devices", "memory", "within a host", "between hosts")
+    for name in PRESETS:
+        cluster = load_cluster(f"{name}:2")
+        alone = load_cluster(name)
+        device = cluster.devices[0]
+        network = describe_link(cluster.root.link) if cluster.root.level != "host" else "-"
+        table.add_row(
+            name,
+            f"{alone.device_count} x {device.name}",
+            format_bytes(device.memory_bytes),
+            describe_link(alone.root.link),
+            network,
+        )
+    Console().print(table)
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from meshwright.cluster.load import load_cluster
+    from meshwright.cluster.toml_write import write_cluster
+
+    cluster = load_cluster(args.cluster)
+    if args.toml:
+        print(write_cluster(cluster), end="")
+        return 0
+    console = Console()
+    console.print(_tree(cluster))
+    if args.sources:
+        for figure, source in cluster.sources:
+            console.print(f"  {figure}: {source}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _detect(args: argparse.Namespace) -> int:
+    from meshwright.cluster.detect import detect
+    from meshwright.cluster.toml_write import write_cluster
+
+    found = detect(backend=args.backend, timeout_s=args.timeout)
+    if found is not None:  # rank 0 has the answer
+        args.out.write_text(write_cluster(found))
+        print(found)
+        for figure, source in found.sources:
+            print(f"  {figure}: {source}")
+        print(f"wrote {args.out}")
+    return 0
+
+
+def _tree(cluster: Cluster) -> Tree:
+    from rich.tree import Tree
+
+    tree = Tree(f"{cluster.name}: {cluster.device_count} devices, {cluster.backend}")
+    _add(tree, cluster.root, cluster)
+    return tree
+
+
+def _add(tree: Tree, group: Group, cluster: Cluster, prefix: str = "") -> None:
+    from meshwright.cluster.topology import describe_link
+
+    branch = tree.add(f"{prefix}{group.level}: {describe_link(group.link)}")
+    for member in group.members:
+        if isinstance(member.of, str):
+            branch.add(_device_line(member, cluster))
+        else:
+            uplink = f"(uplink {describe_link(member.uplink)}) " if member.uplink else ""
+            _add(branch, member.of, cluster, f"{member.count} x {uplink}")
+
+
+def _device_line(member: Member, cluster: Cluster) -> str:
+    from meshwright.cluster.units import format_bytes, format_rate
+
+    device = cluster.device(str(member.of))
+    dtype, peak = max(device.peaks, key=lambda entry: entry[1])
+    return (
+        f"{member.count} x {device.name}: {format_bytes(device.memory_bytes)} at "
+        f"{format_rate(device.memory_bandwidth)}, {peak / 1e12:.4g} TFLOP/s {dtype}"
+    )

@@ -1,0 +1,111 @@
+"""TOML: reads what it writes, and every fault names its line and field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.cluster import Link, load_cluster
+from meshwright.cluster.presets import PRESETS
+from meshwright.cluster.toml_read import read_cluster
+from meshwright.cluster.toml_write import write_cluster
+from meshwright.errors import ClusterError
+
+GOOD = """\
+name = "two kinds"
+backend = "nccl"
+
+[device.fast]
+memory = "80GiB"
+memory_bandwidth = "3.35TB/s"
+peaks = { bfloat16 = "989T", float32 = 67e12 }
+achievable = { matmul = { fraction = 0.8, half_work = "2G" }, memory = 0.9 }
+
+[device.slow]
+memory = "16GB"
+reserve = "1GiB"
+memory_bandwidth = "900GB/s"
+launch = "5us"
+peaks = { float32 = "15.7T" }
+
+[level.host]
+bandwidth = "450GB/s"
+latency = "3us"
+
+[level.pod]
+bandwidth = "400Gbit/s"
+links = 8
+latency = "10us"
+
+[[host]]
+count = 2
+device = "fast"
+devices = 8
+
+[[host]]
+count = 4
+device = "slow"
+devices = 4
+uplink = { bandwidth = "25Gbit/s", latency = "20us" }
+"""
+
+
+def test_units_and_structure(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(GOOD)
+    cluster = load_cluster(str(tmp_path / "c.toml"))
+    assert cluster.device_count == 2 * 8 + 4 * 4
+    fast, slow = cluster.device("fast"), cluster.device("slow")
+    assert (fast.memory_bytes, slow.usable_bytes) == (80 << 30, 16 * 10**9 - (1 << 30))
+    assert (fast.peak_flops("bfloat16"), slow.peak_flops("float32")) == (989e12, 15.7e12)
+    assert fast.achievable_fraction("matmul", 2e9) == pytest.approx(0.4)
+    assert cluster.root.link == Link(pytest.approx(1e-5), 50e9, 8)  # type: ignore[arg-type]
+    assert cluster.root.members[1].uplink == Link(pytest.approx(2e-5), 3.125e9)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [f"{preset}:{hosts}" for preset in PRESETS for hosts in (1, 3)])
+def test_what_is_written_reads_back(name: str) -> None:
+    cluster = load_cluster(name)
+    assert read_cluster(write_cluster(cluster), "file") == cluster
+    mixed = read_cluster(GOOD, "file")
+    assert read_cluster(write_cluster(mixed), "file") == mixed
+
+
+def test_uneven_groups_of_hosts() -> None:
+    text = GOOD.replace("[[host]]", '[level.hall]\nbandwidth = "1GB/s"\nlatency = 0.001\n\n[[host]]', 1)
+    text = text.replace("links = 8", "links = 8\nsize = [2, 4]")
+    cluster = read_cluster(text, "file")
+    assert cluster.root.levels() == ("host", "pod", "hall")
+    assert [member.of.device_count for member in cluster.root.members if not isinstance(member.of, str)] == [16, 16]
+    assert read_cluster(write_cluster(cluster), "file") == cluster
+
+
+FAULTS = [
+    ('memory = "80GiB"\n', "", r"c\.toml, line 4: device\.fast\.memory is missing"),
+    ('memory = "80GiB"', 'memory = "-3GiB"', r"line 5: device\.fast\.memory is '-3GiB'"),
+    ('memory = "80GiB"', "memory = -3", r"line 5: device\.fast\.memory is -3"),
+    ("links = 8", "links = 0", r"line 23: level\.pod\.links is 0"),
+    ('bandwidth = "450GB/s"', 'bandwidth = "fast"', r"line 18: level\.host\.bandwidth is 'fast'"),
+    ('bandwidth = "450GB/s"', "bandwidth = 0", r"line 18: level\.host\.bandwidth is 0"),
+    ('latency = "10us"', 'latancy = "10us"', r"line 24: level\.pod\.latancy is not a field"),
+    ('device = "slow"\ndevices', 'device = "sloe"\ndevices', r"line 33: host\[1\]\.device is 'sloe'"),
+    ('backend = "nccl"', 'backend = "mpi"', r"line 2: backend is 'mpi'"),
+    ('latency = "20us"', "links = 1", r"line 35: host\[1\]\.uplink\.latency is missing"),
+    ("memory = 0.9 }", "memory = 1.9 }", r"line 8: device\.fast\.achievable\.memory is 1\.9"),
+    ("devices = 8", "devices = true", r"line 29: host\[0\]\.devices is True"),
+    ('name = "two kinds"', "name = two", r"not TOML: .*line 1"),
+    ("links = 8", "size = 4", r"line 23: level\.pod\.size is 4"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), FAULTS)
+def test_faults_name_line_and_field(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in GOOD
+    (tmp_path / "c.toml").write_text(GOOD.replace(old, new))
+    with pytest.raises(ClusterError, match=message):
+        load_cluster(str(tmp_path / "c.toml"))
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(ClusterError, match=r"nowhere\.toml"):
+        load_cluster("nowhere.toml")
