@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 from meshwright.capture.sizes import BatchSize, Size, size_at
@@ -250,6 +251,17 @@ class Program:
     def uses_of(self, parameter: str) -> tuple[int, ...]:
         """Indices of the segments that read a parameter; more than one for tied weights."""
         return tuple(i for i, segment in enumerate(self.segments) if parameter in segment.params)
+
+    def fingerprint(self) -> str:
+        """What two captures of the same model share, at any batch."""
+        parts = [
+            str(self.parameters),
+            str(self.buffers),
+            str(self.prologue),
+            *map(str, self.graphs),
+            str(self.segments),
+        ]
+        return sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         lines = [f"Program of {len(self.segments)} segments, {len(self.graphs)} distinct, batch {self.batch}"]

@@ -1,0 +1,1 @@
+"""Generate: a plan's sharded segments, as graphs, pairs and readable code."""

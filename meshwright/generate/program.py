@@ -1,0 +1,55 @@
+"""The whole plan as generated parts: a pair per distinct (choice, common layouts), the prologue, the instructions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.capture.program import Program, SegmentGraph
+from meshwright.errors import RunError
+from meshwright.generate.pair import SegmentPair, make_pair
+from meshwright.generate.shard import shard
+from meshwright.layout import Layout
+from meshwright.plan import Plan
+from meshwright.price.flow import flow
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """sharded and pairs: per segment, shared objects where segments are alike."""
+
+    prologue: SegmentGraph
+    sharded: tuple[SegmentGraph, ...]
+    pairs: tuple[SegmentPair, ...]
+
+
+def sharded_prologue(program: Program, plan: Plan) -> SegmentGraph:
+    graph = program.prologue.at(plan.batch)
+    commons = {name: Layout.parse(plan.inputs[name].layout) for name in (value.name for value in graph.commons)}
+    outputs = tuple(map(Layout.parse, plan.prologue.outputs))
+    return shard(flow(graph, plan.prologue, plan.mesh, commons), outputs)
+
+
+def sharded_segments(program: Program, plan: Plan) -> tuple[SegmentGraph, ...]:
+    """One rank's graph of each segment; alike segments share one object."""
+    if len(plan.segments) != len(program.segments):
+        raise RunError(f"the plan has {len(plan.segments)} segments", f"{len(program.segments)}, as the model has")
+    made: dict[tuple[int, tuple[tuple[str, Layout], ...]], SegmentGraph] = {}
+    found = []
+    for index, segment in enumerate(program.segments):
+        commons = plan.common_layouts(program, index)
+        key = (plan.segments[index], tuple(commons.items()))
+        if key not in made:
+            choice = plan.choice(index)
+            run = flow(program.graph(segment).at(plan.batch), choice, plan.mesh, commons)
+            made[key] = shard(run, tuple(map(Layout.parse, choice.outputs)))
+        found.append(made[key])
+    return tuple(found)
+
+
+def generate(program: Program, plan: Plan, device: str = "cpu") -> Generated:
+    segments = sharded_segments(program, plan)
+    pairs: dict[int, SegmentPair] = {}
+    for graph in segments:
+        if id(graph) not in pairs:
+            pairs[id(graph)] = make_pair(graph, device)
+    return Generated(sharded_prologue(program, plan), segments, tuple(pairs[id(graph)] for graph in segments))

@@ -1,0 +1,70 @@
+"""The sharded segment: the same kind of graph, with local sizes, the strategies' lowerings, and conversions as ops.
+
+It runs with `run_graph`, prints with `code`, and is what the joint graph is traced from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.capture.program import Op, Ref, SegmentGraph, TensorType, Value
+from meshwright.layout import Layout
+from meshwright.price.flow import Flow, Move, invariant, settled
+
+CONVERT = "meshwright.layout.convert:convert"
+
+
+def shard(found: Flow, outputs: tuple[Layout, ...]) -> SegmentGraph:
+    """One rank's graph. `outputs`: the layouts in which the segment hands its results over."""
+    graph, values = found.graph, found.graph.values()
+    ops: list[Op] = []
+    names: dict[tuple[str, Layout], str] = {}
+
+    def want(name: str, layout: Layout) -> str:
+        """The name of a value in this layout; the conversion is emitted when it is first wanted."""
+        value = values[name]
+        target = settled(layout, value.grad)
+        if target == found.layouts[name]:
+            return name
+        if (name, target) not in names:
+            ops.append(_conversion(found, value, found.moves[name, target], len(names)))
+            names[name, target] = ops[-1].name
+        return names[name, target]
+
+    for op in graph.ops:
+        made = found.strategies[op.name]
+        names_here = iter([want(name, layout) for name, layout in zip(op.operands(), made.operands, strict=True)])
+        lowered = made.lowering.map(lambda leaf, here=names_here: Ref(next(here)) if isinstance(leaf, Ref) else leaf)
+        results = tuple(replace(new, grad=old.grad) for new, old in zip(lowered.results, op.results, strict=True))
+        ops.append(replace(lowered, results=results, module=op.module))
+    returned = tuple(want(name, layout) for name, layout in zip(graph.outputs, outputs, strict=True))
+    updates = tuple((buffer, want(name, invariant(found.mesh))) for buffer, name in graph.updates)
+
+    def local(kind: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple(_local(found, value) for value in kind)
+
+    sharded = SegmentGraph(
+        local(graph.inputs),
+        local(graph.commons),
+        local(graph.params),
+        local(graph.buffers),
+        tuple(ops),
+        returned,
+        updates,
+    )
+    sharded.verify()
+    return sharded
+
+
+def _local(found: Flow, value: Value) -> Value:
+    return replace(value, type=local_type(value.type, found.layouts[value.name], found.mesh.sizes))
+
+
+def local_type(full: TensorType, layout: Layout, mesh_sizes: tuple[int, ...]) -> TensorType:
+    return TensorType(layout.local_shape(full.sizes, mesh_sizes), full.dtype)
+
+
+def _conversion(found: Flow, value: Value, step: Move, number: int) -> Op:
+    result = Value(f"{value.name}_as{number}", local_type(value.type, step.target, found.mesh.sizes), value.grad)
+    args = (Ref(value.name), step.source, step.target, found.mesh)
+    return Op(CONVERT, args, (("shape", value.type.sizes), ("grad", value.grad)), (result,))

@@ -1,0 +1,7 @@
+"""Plan, FrontierPoint, Instruction: data only."""
+
+from meshwright.plan.frontier import Choice, FrontierPoint
+from meshwright.plan.instruction import Instruction
+from meshwright.plan.plan import InputPlan, ParameterPlan, Plan, Prediction, Stage
+
+__all__ = ["Choice", "FrontierPoint", "InputPlan", "Instruction", "ParameterPlan", "Plan", "Prediction", "Stage"]

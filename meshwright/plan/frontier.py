@@ -1,0 +1,70 @@
+"""FrontierPoint: one way to run a segment on a mesh; what sharding, memory and pipelines exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from meshwright.errors import VerifyError
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was decided for a segment. Layouts are text (`[S(0), R]`), strategies the factors given to axes.
+
+    parameters: the compute layout of each. recompute: values that backward reads and that are not kept.
+    """
+
+    graph: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    strategies: dict[str, str]
+    parameters: dict[str, str] = field(default_factory=dict)
+    recompute: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """Seconds and bytes of a segment on one device of the mesh.
+
+    forward_s, backward_input_s, backward_weight_s: per micro-batch. first_s, last_s, step_s: once per step
+    (parameter gathers, gradient reduction, optimizer). overlappable_s: the part of first_s and last_s that may
+    run beside compute. resident_bytes: kept per micro-batch in flight. static_bytes: parameters, gradients,
+    optimizer. transients: on top, while the segment runs.
+    """
+
+    choice: Choice
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    first_s: float
+    last_s: float
+    step_s: float
+    overlappable_s: float
+    static_bytes: int
+    resident_bytes: int
+    forward_transient_bytes: int
+    backward_transient_bytes: int
+
+    @property
+    def backward_s(self) -> float:
+        return self.backward_input_s + self.backward_weight_s
+
+    @property
+    def total_s(self) -> float:
+        """One step of one micro-batch with nothing overlapped."""
+        return self.forward_s + self.backward_s + self.first_s + self.last_s + self.step_s
+
+    @property
+    def held_bytes(self) -> int:
+        """What stays from this segment's forward to its backward, parameters included."""
+        return self.static_bytes + self.resident_bytes
+
+    @property
+    def transient_bytes(self) -> int:
+        return max(self.forward_transient_bytes, self.backward_transient_bytes)
+
+    def verify(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name != "choice" and not value >= 0:
+                raise VerifyError(f"FrontierPoint.{entry.name} is {value}", "zero or more")

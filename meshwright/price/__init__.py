@@ -1,0 +1,1 @@
+"""Seconds and bytes of ops, conversions, parameters and segments."""

@@ -1,0 +1,93 @@
+"""What a Choice makes a segment do: a strategy per op, and each conversion between ops once.
+
+The flow is the one reading of a Choice: the price counts it, the generator emits it. A value that several ops
+want in the same layout is converted once; a value without gradient is the same in `R` and in `I`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.capture.program import SegmentGraph, Value
+from meshwright.cluster import Mesh
+from meshwright.errors import PlanError, RuleError
+from meshwright.layout import Conversion, I, Layout, conversion
+from meshwright.plan import Choice
+from meshwright.rules import Strategy, strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value brought from the layout it is made in to one that somebody wants."""
+
+    value: str
+    source: Layout
+    target: Layout
+    conversion: Conversion
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """strategies: per op name. layouts: per value, as made. moves: per (value, wanted layout)."""
+
+    graph: SegmentGraph
+    mesh: Mesh
+    strategies: dict[str, Strategy]
+    layouts: dict[str, Layout]
+    moves: dict[tuple[str, Layout], Move]
+
+
+def invariant(mesh: Mesh) -> Layout:
+    return Layout((I,) * len(mesh.axes))
+
+
+def settled(layout: Layout, grad: bool) -> Layout:
+    """The layout as far as it matters: without a gradient `R` is `I`."""
+    return layout if grad else Layout(tuple(I if state.kind == "R" else state for state in layout.states))
+
+
+def move(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Move:
+    found = conversion(source, target, value.type.sizes, value.type.itemsize, mesh, grad=value.grad)
+    return Move(value.name, source, target, found)
+
+
+def flow(graph: SegmentGraph, choice: Choice, mesh: Mesh, commons: Mapping[str, Layout] | None = None) -> Flow:
+    """Read a choice. `graph` has its batch fixed; `commons`: layouts of its common values, `I` unless given."""
+    values = graph.values()
+    layouts = _argument_layouts(graph, choice, mesh, commons or {})
+    found = Flow(graph, mesh, {}, layouts, {})
+    for op in graph.ops:
+        text = choice.strategies.get(op.name)
+        if text is None:
+            raise PlanError(f"the plan has no strategy for op {op.name}", "one for each op of the segment")
+        try:
+            made = strategy(op, values, mesh, text)
+        except RuleError as error:
+            raise PlanError(f"strategies.{op.name} is {text!r}", error.expected, "use one of these") from error
+        found.strategies[op.name] = made
+        for name, wanted in zip(op.operands(), made.operands, strict=True):
+            _want(found, values[name], wanted)
+        for value, layout in zip(op.results, made.results, strict=True):
+            layouts[value.name] = settled(layout, value.grad)
+    for name, text in zip(graph.outputs, choice.outputs, strict=True):
+        _want(found, values[name], Layout.parse(text))
+    for _, name in graph.updates:
+        _want(found, values[name], invariant(mesh))
+    return found
+
+
+def _argument_layouts(
+    graph: SegmentGraph, choice: Choice, mesh: Mesh, commons: Mapping[str, Layout]
+) -> dict[str, Layout]:
+    found = {value.name: Layout.parse(text) for value, text in zip(graph.inputs, choice.inputs, strict=True)}
+    found |= {value.name: commons.get(value.name, invariant(mesh)) for value in graph.commons}
+    for value in graph.params:
+        found[value.name] = settled(Layout.parse(choice.parameters[value.name]), value.grad)
+    return found | {value.name: invariant(mesh) for value in graph.buffers}
+
+
+def _want(found: Flow, value: Value, wanted: Layout) -> None:
+    target, source = settled(wanted, value.grad), found.layouts[value.name]
+    if target != source and (value.name, target) not in found.moves:
+        found.moves[value.name, target] = move(value, source, target, found.mesh)

@@ -1,0 +1,125 @@
+"""A Choice becomes a FrontierPoint: every op, every conversion and every parameter counted from scratch.
+
+The solver's objective is made of the same terms; a test holds that the two agree on what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshwright.capture.program import SegmentGraph
+from meshwright.cluster import Mesh, collective_s
+from meshwright.layout import Collective, Layout
+from meshwright.plan import Choice, FrontierPoint, ParameterPlan
+from meshwright.price.compute import op_seconds
+from meshwright.price.flow import Flow, flow
+from meshwright.price.parameter import local_bytes, parameter_price
+from meshwright.profile import is_view, saved
+from meshwright.rules import Strategy
+
+
+def price_segment(
+    graph: SegmentGraph,
+    choice: Choice,
+    parameters: Mapping[str, ParameterPlan],
+    mesh: Mesh,
+    optimizer: str,
+    charged: Mapping[str, int] | None = None,
+) -> FrontierPoint:
+    """`graph` has its batch fixed. `parameters`: by local name.
+
+    `charged`: the parameters whose storage, gather and optimizer count here, and how many segments use each (a
+    tied parameter counts in its first segment only); all of them, used once, unless given.
+    """
+    uses = {value.name: 1 for value in graph.params} if charged is None else charged
+    found = flow(graph, choice, mesh)
+    values = graph.values()
+    forward_s = backward_s = 0.0
+    working = 0
+    for op in graph.ops:
+        made = found.strategies[op.name]
+        seconds = op_seconds(op, made, values, mesh.sizes, mesh.device)
+        forward_s += seconds.forward_s + collectives_s(made.collectives_forward, mesh)
+        if any(value.grad for value in op.results):
+            backward_s += seconds.backward_s + collectives_s(made.collectives_backward, mesh)
+        working = max(working, _working_bytes(found, op.name))
+    for step in found.moves.values():
+        forward_s += step.conversion.forward_s
+        backward_s += step.conversion.backward_s
+        working = max(working, step.conversion.transient_bytes)
+    prices = [
+        parameter_price(value, parameters[value.name], mesh, optimizer, uses[value.name])
+        for value in graph.params
+        if value.name in uses
+    ]
+    gathered = sum(price.transient_bytes for price in prices)
+    return FrontierPoint(
+        choice=choice,
+        forward_s=forward_s,
+        backward_input_s=backward_s / 2,
+        backward_weight_s=backward_s / 2,
+        first_s=sum(price.first_s for price in prices),
+        last_s=sum(price.last_s for price in prices),
+        step_s=sum(price.step_s for price in prices),
+        overlappable_s=sum(price.first_s + price.last_s for price in prices),
+        static_bytes=sum(price.static_bytes for price in prices),
+        resident_bytes=resident_bytes(found),
+        forward_transient_bytes=working + gathered,
+        backward_transient_bytes=2 * working + gathered,
+    )
+
+
+def collectives_s(collectives: tuple[Collective, ...], mesh: Mesh) -> float:
+    return sum(collective_s(item.kind, item.bytes, mesh.axis(item.axis)) for item in collectives)
+
+
+def resident_bytes(found: Flow) -> int:
+    """What backward reads, each storage once: views follow their base, parameters are held elsewhere."""
+    kept: dict[tuple[str, Layout], int] = {}
+    auxiliary = 0
+    base = _bases(found)
+    values = found.graph.values()
+    outside = {value.name for value in (*found.graph.params, *found.graph.buffers)}
+    for op in found.graph.ops:
+        if not any(value.grad for value in op.results):
+            continue
+        made = found.strategies[op.name]
+        reads = saved(op, values)
+        auxiliary += reads.auxiliary_bytes // _shards(made, found.mesh)
+        pairs = [(op.operands()[i], made.operands[i]) for i in reads.operands]
+        pairs += [(op.results[i].name, made.results[i]) for i in reads.results]
+        for name, layout in pairs:
+            if name not in outside:
+                value = values[name]
+                size = local_bytes(value.type.sizes, value.type.itemsize, layout, found.mesh)
+                key = (base.get(name, name), layout)
+                kept[key] = max(kept.get(key, 0), size)
+    return sum(kept.values()) + auxiliary
+
+
+def _bases(found: Flow) -> dict[str, str]:
+    base: dict[str, str] = {}
+    for op in found.graph.ops:
+        if is_view(op):
+            source = op.operands()[0]
+            base.update((value.name, base.get(source, source)) for value in op.results)
+    return base
+
+
+def _shards(made: Strategy, mesh: Mesh) -> int:
+    """Auxiliaries follow the op's work: they shrink with every axis that is given to a factor."""
+    ways = 1
+    for factor, size in zip(made.factors, mesh.sizes, strict=True):
+        ways *= size if factor else 1
+    return ways
+
+
+def _working_bytes(found: Flow, name: str) -> int:
+    op = next(op for op in found.graph.ops if op.name == name)
+    made = found.strategies[name]
+    values = found.graph.values()
+    names = [
+        *zip(op.operands(), made.operands, strict=True),
+        *((v.name, w) for v, w in zip(op.results, made.results, strict=True)),
+    ]
+    return sum(local_bytes(values[n].type.sizes, values[n].type.itemsize, layout, found.mesh) for n, layout in names)

@@ -1,0 +1,5 @@
+"""Pipeline orders as Instructions."""
+
+from meshwright.schedule.one_stage import one_stage
+
+__all__ = ["one_stage"]

@@ -1,0 +1,72 @@
+"""In which layout the batch is read and common values are made: the one their readers want, where they agree.
+
+Slicing a whole value is free of communication, so the solver takes common values as invariant; afterwards, what
+every reader slices alike is read or made in slices, and a data-parallel rank never sees the others' samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.capture.program import Op, Program, Value
+from meshwright.cluster import Mesh
+from meshwright.layout import Layout
+from meshwright.plan import Choice, InputPlan
+from meshwright.price.flow import Flow, flow, invariant, settled
+from meshwright.rules import Strategy, strategies
+
+Wishes = dict[str, set[Layout]]
+
+
+def input_layouts(program: Program, mesh: Mesh, choices: Sequence[Choice]) -> tuple[dict[str, InputPlan], Choice]:
+    """(the batch tensors, the prologue's Choice)."""
+    wishes: Wishes = {}
+    seen: dict[str, Flow] = {}
+    for segment, choice in zip(program.segments, choices, strict=True):
+        graph = program.graph(segment).at(program.batch)
+        key = f"{segment.graph} {choice}"
+        if key not in seen:
+            seen[key] = flow(graph, choice, mesh)
+        for value, name in zip(graph.commons, segment.commons, strict=True):
+            wishes.setdefault(name, set()).update(_wanted(seen[key], value))
+    prologue = program.prologue.at(program.batch)
+    values = prologue.values()
+    chosen: dict[str, str] = {}
+    layouts: dict[str, Layout] = {}
+    for op in reversed(prologue.ops):
+        made = _agreeing(op, values, mesh, wishes)
+        chosen[op.name] = made.text
+        layouts.update((v.name, settled(layout, False)) for v, layout in zip(op.results, made.results, strict=True))
+        for name, layout in zip(op.operands(), made.operands, strict=True):
+            wishes.setdefault(name, set()).add(settled(layout, False))
+    inputs = {}
+    for value in program.inputs:
+        fixed = value.type.at(program.batch)
+        layout = _agreed(wishes.get(value.name, set()), mesh)
+        inputs[value.name] = InputPlan(fixed.sizes, fixed.dtype, str(layout))
+    outputs = tuple(str(layouts[name]) for name in prologue.outputs)
+    return inputs, Choice(-1, (), outputs, dict(reversed(chosen.items())))
+
+
+def _wanted(found: Flow, value: Value) -> set[Layout]:
+    return {
+        settled(layout, value.grad)
+        for op in found.graph.ops
+        for name, layout in zip(op.operands(), found.strategies[op.name].operands, strict=True)
+        if name == value.name
+    }
+
+
+def _agreed(wishes: set[Layout], mesh: Mesh) -> Layout:
+    only = next(iter(wishes)) if len(wishes) == 1 else invariant(mesh)
+    return invariant(mesh) if any(state.kind == "P" for state in only.states) else only
+
+
+def _agreeing(op: Op, values: dict[str, Value], mesh: Mesh, wishes: Wishes) -> Strategy:
+    """The op's strategy that makes each result as its readers want it, or the one that splits nothing."""
+    found = strategies(op, values, mesh)
+    for made in found:
+        pairs = zip(op.results, made.results, strict=True)
+        if all(_agreed(wishes.get(value.name, set()), mesh) == settled(layout, False) for value, layout in pairs):
+            return made
+    return found[0]

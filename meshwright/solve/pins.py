@@ -1,0 +1,84 @@
+"""Pins: decisions a user takes away from the solver.
+
+dp=2            the axis of 2 is given to batch factors: boundaries sharded over samples, weights used whole
+tp=2            the axis of 2 is not given to a batch factor, and every matmul that can be split is
+zero=0..3       where parameters used whole are stored: 0 whole; 1, 2 sharded; 3 sharded and gathered per use
+split=matmul    every matmul must be split over the mesh
+layers.*.up.weight=S(0)     storage of the parameters whose names match
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from meshwright.cluster import Mesh
+from meshwright.errors import PlanError
+from meshwright.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    texts: tuple[str, ...] = ()
+    dp: int | None = None
+    tp: int | None = None
+    zero: int | None = None
+    split_matmuls: bool = False
+    storage: tuple[tuple[str, Layout], ...] = ()
+
+    @property
+    def must_split(self) -> bool:
+        return self.split_matmuls or self.tp is not None
+
+    def storage_of(self, parameter: str) -> Layout | None:
+        return next((layout for pattern, layout in self.storage if fnmatchcase(parameter, pattern)), None)
+
+
+def parse_pins(texts: Iterable[str], mesh: Mesh, parameters: Iterable[str]) -> Pins:
+    """Refuses what contradicts the mesh, the model or another pin, by name."""
+    texts = tuple(texts)
+    numbers: dict[str, int] = {}
+    storage: list[tuple[str, Layout]] = []
+    names = tuple(parameters)
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not value:
+            raise PlanError(f"pin {text!r}", "`name=value` such as dp=2, tp=2, zero=3 or layers.*.up.weight=S(0)")
+        if key in ("dp", "tp", "zero"):
+            numbers[key] = _number(text, value)
+        elif text != "split=matmul":
+            storage.append((key, _layout(text, value, mesh)))
+            if not any(fnmatchcase(name, key) for name in names):
+                raise PlanError(f"pin {text!r} matches no parameter", f"a pattern over names such as {names[0]}")
+    pins = Pins(
+        texts, numbers.get("dp"), numbers.get("tp"), numbers.get("zero"), "split=matmul" in texts, tuple(storage)
+    )
+    _check(pins, mesh)
+    return pins
+
+
+def _check(pins: Pins, mesh: Mesh) -> None:
+    sizes = ", ".join(map(str, mesh.sizes))
+    for name, wanted in (("dp", pins.dp), ("tp", pins.tp)):
+        if wanted is not None and wanted not in mesh.sizes:
+            raise PlanError(
+                f"pin {name}={wanted} on a mesh of {sizes}", f"an axis of that size: {sizes}", "change the pin"
+            )
+    if pins.dp is not None and pins.tp is not None and len(mesh.axes) == 1:
+        raise PlanError(f"pins dp={pins.dp} and tp={pins.tp} on a mesh of one axis", "one of the two", "drop one")
+    if pins.zero is not None and pins.zero not in (0, 1, 2, 3):
+        raise PlanError(f"pin zero={pins.zero}", "0, 1, 2 or 3", "change the pin")
+
+
+def _number(text: str, value: str) -> int:
+    if not value.isdigit():
+        raise PlanError(f"pin {text!r}", "a whole number after `=`", "correct the pin")
+    return int(value)
+
+
+def _layout(text: str, value: str, mesh: Mesh) -> Layout:
+    layout = Layout.parse(value if value.startswith("[") else f"[{value}]")
+    if len(layout.states) != len(mesh.axes) or any(state.kind not in "SI" for state in layout.states):
+        raise PlanError(f"pin {text!r}", f"one of S(dim) or I for each of the {len(mesh.axes)} mesh axes")
+    return layout

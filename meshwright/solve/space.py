@@ -1,0 +1,142 @@
+"""What may be chosen for one segment graph on a mesh: strategies of its ops, storage of its parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from meshwright.capture.program import Op, SegmentGraph, TensorType, Value
+from meshwright.capture.sizes import BatchSize
+from meshwright.cluster import Mesh
+from meshwright.errors import PlanError
+from meshwright.layout import I, Layout, S, State
+from meshwright.plan import ParameterPlan
+from meshwright.price.flow import settled
+from meshwright.profile import op_kind
+from meshwright.rules import Strategy, strategies
+from meshwright.solve.pins import Pins
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """graph: at a fixed batch. uses: where each value is read, as (op index, operand position)."""
+
+    graph: SegmentGraph
+    mesh: Mesh
+    pins: Pins
+    values: dict[str, Value]
+    strategies: tuple[tuple[Strategy, ...], ...]
+    parameters: dict[str, tuple[ParameterPlan, ...]]
+    uses: dict[str, tuple[tuple[int, int], ...]]
+    batch_dims: dict[str, frozenset[int]]
+
+
+def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, pins: Pins) -> Space:
+    """`names`: the parameters' full names, for pins; a graph shared by several segments takes the first's."""
+    fixed = graph.at(batch)
+    values = fixed.values()
+    batch_dims = {name: _batch_dims(value.type) for name, value in graph.values().items()}
+    found = tuple(_allowed(op, values, mesh, pins, batch_dims) for op in fixed.ops)
+    uses: dict[str, list[tuple[int, int]]] = {name: [] for name in values}
+    for index, op in enumerate(fixed.ops):
+        for position, name in enumerate(op.operands()):
+            uses[name].append((index, position))
+    made = Space(
+        fixed, mesh, pins, values, found, {}, {name: tuple(places) for name, places in uses.items()}, batch_dims
+    )
+    for value, full_name in zip(fixed.params, names, strict=True):
+        made.parameters[value.name] = _parameter_options(made, value, full_name)
+    return made
+
+
+def boundary_layouts(value: Value, batch_dims: frozenset[int], mesh: Mesh, pins: Pins) -> tuple[Layout, ...]:
+    """Layouts in which a value may cross from one segment to the next: `I` or evenly sharded, per axis."""
+    shape = value.type.sizes
+    states: list[list[State]] = []
+    for size in mesh.sizes:
+        dims = [dim for dim, length in enumerate(shape) if length % size == 0]
+        if pins.dp == size and shape:
+            dims = [dim for dim in dims if dim in batch_dims]
+        elif pins.tp == size:
+            dims = [dim for dim in dims if dim not in batch_dims]
+        states.append([*([] if pins.dp == size and dims else [I]), *map(S, dims)])
+    return tuple(layout for layout in map(Layout, product(*states)) if layout.is_even(shape, mesh.sizes))
+
+
+def wanted(space: Space, place: tuple[int, int]) -> list[Layout]:
+    """The layout that each strategy of an op wants one of its operands in."""
+    index, position = place
+    name = space.graph.ops[index].operands()[position]
+    grad = space.values[name].grad
+    return [settled(made.operands[position], grad) for made in space.strategies[index]]
+
+
+def _batch_dims(type_: TensorType) -> frozenset[int]:
+    return frozenset(dim for dim, size in enumerate(type_.shape) if isinstance(size, BatchSize))
+
+
+def _allowed(
+    op: Op, values: dict[str, Value], mesh: Mesh, pins: Pins, batch_dims: dict[str, frozenset[int]]
+) -> tuple[Strategy, ...]:
+    found = list(strategies(op, values, mesh))
+    if pins.dp is not None:
+        axis = mesh.sizes.index(pins.dp)
+        samples = [made for made in found if _shards_batch(op, made, axis, batch_dims)]
+        found = samples or [made for made in found if made.factors[axis] is None]
+    if pins.tp is not None:
+        axis = mesh.sizes.index(pins.tp)
+        found = [made for made in found if not _shards_batch(op, made, axis, batch_dims)]
+    if pins.must_split and op_kind(op) in ("matmul", "convolution"):
+        whole = [made for made in found if all(made.factors)]
+        if not whole and pins.split_matmuls:
+            raise PlanError(
+                f"pin split=matmul, but {op.name} ({op.module or op.target}) cannot be split over {mesh.sizes}",
+                "sizes that the mesh divides",
+                "drop the pin or change the mesh",
+            )
+        found = whole or found
+    return tuple(found)
+
+
+def _shards_batch(op: Op, made: Strategy, axis: int, batch_dims: dict[str, frozenset[int]]) -> bool:
+    names = [*op.operands(), *(value.name for value in op.results)]
+    layouts = [*made.operands, *made.results]
+    return any(layout[axis].dim in batch_dims[name] for name, layout in zip(names, layouts, strict=True))
+
+
+def _parameter_options(space: Space, value: Value, full_name: str) -> tuple[ParameterPlan, ...]:
+    computes = dict.fromkeys(layout for place in space.uses[value.name] for layout in wanted(space, place))
+    pinned = space.pins.storage_of(full_name)
+    found = []
+    for compute in computes:
+        if any(state.kind == "P" for state in compute.states):
+            continue
+        for storage in _storages(compute, value, space.mesh, space.pins.zero) if pinned is None else (pinned,):
+            gathered = storage.shard_factor(space.mesh.sizes) > compute.shard_factor(space.mesh.sizes)
+            found += [
+                ParameterPlan(str(storage), str(compute), value.type.dtype, again)
+                for again in _regather(gathered, space.pins.zero)
+            ]
+    if not found:
+        raise PlanError(f"the pins leave no way to use parameter {full_name}", "pins that agree", "drop one of them")
+    return tuple(found)
+
+
+def _regather(gathered: bool, zero: int | None) -> tuple[bool, ...]:
+    if not gathered:
+        return (False,)
+    return (False, True) if zero is None else (zero == 3,)
+
+
+def _storages(compute: Layout, value: Value, mesh: Mesh, zero: int | None) -> list[Layout]:
+    """Storage is sharded or invariant: the optimizer needs a gradient with nothing left to reduce."""
+    shape = value.type.sizes
+    per_axis: list[list[State]] = []
+    for state, size in zip(compute.states, mesh.sizes, strict=True):
+        if state.is_shard:
+            per_axis.append([state])
+            continue
+        free = [dim for dim, length in enumerate(shape) if length % size == 0 and not compute.sharding(dim)][:1]
+        sharded = [S(dim) for dim in free] if value.grad else []
+        per_axis.append([I] if zero == 0 or not sharded else sharded if zero else [I, *sharded])
+    return [layout for layout in map(Layout, product(*per_axis)) if layout.is_even(shape, mesh.sizes)]

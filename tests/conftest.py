@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from processes import GlooPool
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[[int], GlooPool]]:
+    """`ranks(n)`: the session's pool of n gloo processes."""
+    pools: dict[int, GlooPool] = {}
+
+    def pool(size: int) -> GlooPool:
+        if size not in pools:
+            pools[size] = GlooPool(size)
+        return pools[size]
+
+    yield pool
+    for made in pools.values():
+        made.close()

@@ -1,0 +1,63 @@
+"""Pools of gloo processes, one per world size, kept for the whole session: starting them costs more than the tests."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+
+def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    while (task := pipe.recv()) is not None:
+        function, arguments = task
+        try:
+            pipe.send((True, function(rank, *arguments)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class GlooPool:
+    """`run(function, *arguments)` calls `function(rank, *arguments)` on all ranks and returns their results."""
+
+    def __init__(self, size: int) -> None:
+        context = mp.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            store = str(Path(self._folder.name) / "store")
+            process = context.Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 180) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            assert pipe.poll(timeout_s), f"rank {rank} gave no answer in {timeout_s} s"
+            answers.append(pipe.recv())
+        for rank, (fine, result) in enumerate(answers):
+            assert fine, f"rank {rank} failed:\n{result}"
+        return [result for _, result in answers]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+        self._folder.cleanup()

@@ -1,0 +1,104 @@
+"""A planned run computes what the plain model computes: loss, gradients, parameters after three AdamW steps.
+
+Loss and gradients are compared in fp32. Parameters are compared in fp64: AdamW divides a gradient by its own size,
+so where the true gradient is zero (a key's bias, a weight before BatchNorm) fp32 rounding alone decides its sign.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from processes import GlooPool
+from small_models import NAMES, small_model
+
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.plan import Plan
+from meshwright.solve.plan import make_plan
+
+PINS: dict[str, Callable[[int], tuple[str, ...]]] = {
+    "chosen": lambda n: (),
+    "data": lambda n: (f"dp={n}", "zero=0"),
+    "tensor": lambda n: (f"tp={n}",),
+    "sharded": lambda n: (f"dp={n}", "zero=3"),
+}
+
+
+def cases() -> Iterator[Any]:
+    """Every model under every plan on 1, 2 and 3 ranks; the quick tests take a slice that covers each pair."""
+    for n, name in enumerate(NAMES):
+        for size in (1, 2, 3):
+            for k, kind in enumerate(PINS):
+                quick = size == 2 or (size, k) in ((3, n), (3, n + 1), (1, n))
+                yield pytest.param(name, size, kind, marks=[] if quick else pytest.mark.full)
+
+
+def planned(name: str, size: int, kind: str, dtype: str = "float32") -> Plan:
+    model, batch = small_model(name, dtype)
+    return make_plan(capture(model, batch), load_cluster(f"local:{size}"), pins=PINS[kind](size))
+
+
+def train_planned(rank: int, name: str, plan_json: bytes, dtype: str, steps: int) -> dict[str, Any]:
+    """On every rank: some steps, and what a user would then see as whole tensors."""
+    from meshwright.layout.collectives import record
+    from meshwright.runtime.trainer import parallelize
+
+    model, batch = small_model(name, dtype)
+    trainer = parallelize(model, Plan.from_json(plan_json))
+    optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-3)
+    local = {key: batch[key][where] for key, where in trainer.data_slice().items()}
+    losses, gradients, collectives = [], {}, []
+    for _ in range(steps):
+        with record() as log:
+            losses.append(trainer.step(local).item())
+        collectives = list(log)
+        gradients = {key: value.grad.full_tensor() for key, value in trainer.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+    state = {key: getattr(value, "full_tensor", lambda v=value: v)() for key, value in trainer.state_dict().items()}
+    return {"losses": losses, "gradients": gradients, "state": state, "collectives": collectives}
+
+
+def train_plain(name: str, dtype: str, steps: int) -> dict[str, Any]:
+    model, batch = small_model(name, dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses, gradients = [], {}
+    for _ in range(steps):
+        loss = model(**batch)
+        loss.backward()
+        losses.append(loss.item())
+        gradients = {key: value.grad.clone() for key, value in model.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"losses": losses, "gradients": gradients, "state": dict(model.state_dict())}
+
+
+def close(found: torch.Tensor, true: torch.Tensor, tolerance: float) -> bool:
+    return found.shape == true.shape and bool((found - true).abs().max() <= tolerance * true.abs().max())
+
+
+@pytest.mark.parametrize(("name", "size", "kind"), cases())
+def test_loss_gradients_and_collectives(name: str, size: int, kind: str, ranks: Callable[[int], GlooPool]) -> None:
+    plan = planned(name, size, kind)
+    true = train_plain(name, "float32", 1)
+    for found in ranks(size).run(train_planned, name, plan.to_json(), "float32", 1):
+        assert found["losses"] == pytest.approx(true["losses"], rel=1e-6)
+        assert found["gradients"].keys() == true["gradients"].keys()
+        for key, gradient in true["gradients"].items():
+            assert close(found["gradients"][key], gradient, 1e-5), key
+        assert Counter(found["collectives"]) == Counter(plan.predicted.collectives)
+
+
+@pytest.mark.parametrize(("name", "size", "kind"), cases())
+def test_parameters_after_three_steps(name: str, size: int, kind: str, ranks: Callable[[int], GlooPool]) -> None:
+    plan = planned(name, size, kind, "float64")
+    true = train_plain(name, "float64", 3)
+    for found in ranks(size).run(train_planned, name, plan.to_json(), "float64", 3):
+        assert found["losses"] == pytest.approx(true["losses"], rel=1e-9)
+        assert found["state"].keys() == true["state"].keys()
+        for key, value in true["state"].items():
+            assert torch.allclose(found["state"][key], value, rtol=1e-8, atol=1e-8), key
