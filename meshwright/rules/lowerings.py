@@ -5,6 +5,8 @@ Each takes local tensors and, as keyword literals, mesh axes by name (`dp*tp` fo
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,7 +32,8 @@ def cross_entropy(
     """The loss of this rank's rows (a partial sum over `rows`) with the classes sharded over `classes`."""
     valid = targets != ignore_index
     if classes:
-        losses = sharded_class_losses(logits, targets.where(valid, 0), classes) * valid
+        # `where`, not a product: a row that does not count has no gradient, even when no row counts (0 / 0).
+        losses = sharded_class_losses(logits, targets.where(valid, 0), classes).where(valid, 0)
     else:
         losses = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="none")
     if reduction == 0:
@@ -90,7 +93,16 @@ def mean(
     return local / parts
 
 
-def mean_loss(x: Tensor, target: Tensor, reduction: int = 1, *, loss: str, parts: int) -> Tensor:
-    """This rank's share of an elementwise loss averaged over `parts` ranks."""
-    local: Tensor = resolve(loss)(x, target, reduction)
+def mean_loss(x: Tensor, target: Tensor, *options: Any, loss: str, parts: int) -> Tensor:
+    """This rank's share of an elementwise loss that is averaged over `parts` ranks."""
+    local: Tensor = resolve(loss)(x, target, *options)
     return local / parts
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, axis: str) -> Tensor:
+    """Causal attention of this rank's part of the queries, sharded over `axis`, to all keys before each."""
+    rows, columns = query.shape[-2], key.shape[-2]
+    first = axis_index(axis).to(query.device) * rows
+    seen = torch.arange(columns, device=query.device) <= first + torch.arange(rows, device=query.device)[:, None]
+    grouped = query.shape[-3] != key.shape[-3]
+    return F.scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=grouped)

@@ -66,13 +66,11 @@ def reshaped(call: Call) -> Signature:
     if 0 in source:
         terms, fixed = opaque((call.types[0], call.result_types[0]))
         return Signature(terms[:1], terms[1:], fixed)
-    names = (f"d{i}" for i in range(len(source) + len(target)))
-    left: list[Dim] = [()] * len(source)
-    right: list[Dim] = [()] * len(target)
-    whole: set[str] = set()
+    grouping = _Grouping(source, target)
     for ins, outs in _groups(source, target):
-        whole |= _refine(source, target, ins, outs, names, left, right)
-    return Signature((Term(tuple(left)),), (Term(tuple(right)),), frozenset(whole))
+        grouping.add(ins, outs)
+    terms = Term(tuple(grouping.left)), Term(tuple(grouping.right))
+    return Signature(terms[:1], terms[1:], frozenset(grouping.whole), given=tuple(grouping.sizes.items()))
 
 
 def _groups(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -89,36 +87,45 @@ def _groups(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[list
         yield left, right
 
 
-def _refine(
-    source: Sequence[int],
-    target: Sequence[int],
-    ins: list[int],
-    outs: list[int],
-    names: Iterator[str],
-    left: list[Dim],
-    right: list[Dim],
-) -> set[str]:
-    """Name the factors of one group; returns those that must stay whole.
+class _Grouping:
+    """Names for the common factors of two shapes, group by group."""
 
-    Cutting both sides at every boundary of either gives the common factors, if each boundary divides the next. Where
-    they do not (4x3 to 6x2), only the outermost common part moves as one; the rest stays whole.
-    """
-    bounds = sorted(_bounds(source, ins) | _bounds(target, outs))
-    if all(b % a == 0 for a, b in pairwise(bounds)):
-        pieces = [(end, next(names)) for end in bounds]
-        _assign(source, ins, pieces, left)
-        _assign(target, outs, pieces, right)
-        return set()
-    outer = next(names) if gcd(source[ins[0]], target[outs[0]]) > 1 else None
-    whole: set[str] = set()
-    for shape, dims, side in ((source, ins, left), (target, outs, right)):
-        for position, dim in enumerate(dims):
-            rest = next(names, f"x{len(whole)}")
-            head = (outer,) if outer and position == 0 else ()
-            exhausted = bool(head) and shape[dim] == gcd(source[ins[0]], target[outs[0]])
-            side[dim] = head if exhausted else (*head, rest)
-            whole |= set() if exhausted else {rest}
-    return whole
+    def __init__(self, source: Sequence[int], target: Sequence[int]) -> None:
+        self.source, self.target = source, target
+        self.left: list[Dim] = [()] * len(source)
+        self.right: list[Dim] = [()] * len(target)
+        self.sizes: dict[str, int] = {}
+        self.whole: set[str] = set()
+
+    def add(self, ins: list[int], outs: list[int]) -> None:
+        """Cut both sides at every boundary of either: these are the common factors, if each divides the next.
+
+        Where they do not (4x3 to 6x2), only the outermost common part moves as one; the rest stays whole.
+        """
+        bounds = sorted({1} | _bounds(self.source, ins) | _bounds(self.target, outs))
+        if all(b % a == 0 for a, b in pairwise(bounds)):
+            pieces = [(end, self._name(end // start)) for start, end in pairwise(bounds)]
+            _assign(self.source, ins, pieces, self.left)
+            _assign(self.target, outs, pieces, self.right)
+            return
+        common = gcd(self.source[ins[0]], self.target[outs[0]])
+        outer: Dim = (self._name(common),) if common > 1 else ()
+        for shape, dims, side in ((self.source, ins, self.left), (self.target, outs, self.right)):
+            side[dims[0]] = outer + self._rest(shape[dims[0]] // common)
+            for dim in dims[1:]:
+                side[dim] = self._rest(shape[dim])
+
+    def _name(self, size: int) -> str:
+        name = f"d{len(self.sizes)}"
+        self.sizes[name] = size
+        return name
+
+    def _rest(self, size: int) -> Dim:
+        if size == 1:
+            return ()
+        name = self._name(size)
+        self.whole.add(name)
+        return (name,)
 
 
 def _bounds(shape: Sequence[int], dims: list[int]) -> set[int]:

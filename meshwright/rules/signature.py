@@ -57,12 +57,16 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The factors of one op at known ranks. `carried`: the operands that are `P` where the op carries `P`."""
+    """The factors of one op at known ranks. `carried`: the operands that are `P` where the op carries `P`.
+
+    `given`: sizes of factors that no dim shows by itself, such as the groups of a normalisation.
+    """
 
     operands: tuple[Term, ...]
     results: tuple[Term, ...]
     fixed: frozenset[str] = frozenset()
     carried: frozenset[int] = frozenset()
+    given: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         sides = (", ".join(map(str, terms)) for terms in (self.operands, self.results))
@@ -100,7 +104,7 @@ class Signature:
     def sizes(self, operands: Sequence[TensorType], results: Sequence[TensorType]) -> dict[str, int]:
         """The size of every factor, checked against every dim it stands in."""
         types = (*operands, *results)
-        found: dict[str, int] = {}
+        found = dict(self.given)
         for dim, size in _sized_dims(self.terms(), types):
             if len(dim) == 1 and found.setdefault(dim[0], size) != size:
                 raise RuleError(f"factor {dim[0]} of {self} is {found[dim[0]]} and {size}", "one size")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from meshwright.capture.program import Op, TensorType, Value
+from meshwright.capture.program import FLOATS, Op, TensorType, Value
 from meshwright.cluster.mesh import Mesh
 from meshwright.errors import RuleError
 from meshwright.layout.states import Layout
@@ -103,8 +103,9 @@ class _Builder:
         return cls(rule, call, mesh, signature, signature.sizes(call.types, call.result_types))
 
     def choices(self) -> Iterator[Factors]:
-        # A partial sum of whole numbers or truth values is nothing anyone hands around.
-        carries = all(value.type.is_float for value in self.call.op.results)
+        # Partial sums of whole numbers are nothing anyone hands around, and to cast a part is not to cast the sum.
+        carried = {self.call.types[i].dtype for i in self.signature.carried}
+        carries = {type_.dtype for type_ in self.call.result_types} == carried and carried <= FLOATS
         per_axis = [choice for choice in self.signature.choices() if carries or choice != CARRY]
         for factors in product(per_axis, repeat=len(self.mesh.sizes)):
             if all(self.fits(self.sizes[f], self._ways(f, factors)) for f in factors if f and f != CARRY):

@@ -12,6 +12,7 @@ from meshwright.rules.table import (
     elementwise,
     embedding,
     factories,
+    indexing,
     loss,
     matmul,
     norms,
@@ -31,6 +32,7 @@ FAMILIES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
             loss,
             elementwise,
             reductions,
+            indexing,
             views,
             factories,
         )

@@ -14,7 +14,7 @@ _PLAIN = """
     leaky_relu lerp lgamma log log10 log1p log2 log_sigmoid logaddexp logical_and logical_not logical_or
     logical_xor logit lt masked_fill max.other maximum min.other minimum mish nan_to_num ne nextafter pow prelu
     rad2deg reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh
-    softplus softshrink sqrt square tan tanh tanhshrink threshold to trunc xlogy addcmul addcdiv
+    softplus softshrink sqrt square tan tanh threshold to trunc xlogy addcmul addcdiv
     __and__ __or__ __xor__ empty_like full_like ones_like zeros_like
 """
 _UNARY_LINEAR = "neg positive clone contiguous alias detach lift_fresh_copy"

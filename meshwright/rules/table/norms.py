@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshwright.layout.states import I
 from meshwright.layout.steps import Collective
-from meshwright.rules.rule import Call, Lowering, Rule, Split
+from meshwright.rules.rule import Call, Lowering, Rule, Split, with_arg
 from meshwright.rules.shapes import named
 from meshwright.rules.signature import Signature, Term
 
@@ -48,17 +48,34 @@ def lower_batch_norm(split: Split) -> Lowering:
 
 
 def group_norm(call: Call) -> Signature:
-    """Samples are independent; channels are grouped, and each group is normalised on its own."""
+    """Channels are (groups, channels of a group); each sample and each group is normalised on its own."""
     rest = tuple((f"s{i}",) for i in range(call.rank() - 2))
-    channel = ("c",)
-    dims = (("b",), channel, *rest)
-    affine = tuple(Term((channel,)) for _ in call.types[1:])
-    return Signature((Term(dims), *affine), (Term(dims),), frozenset({"c", *(f for dim in rest for f in dim)}))
+    groups = call.arg(1, "num_groups")
+    channels = ("g", "c") if groups > 1 else ("c",)
+    dims = (("b",), channels, *rest)
+    affine = tuple(Term((channels,)) for _ in call.types[1:])
+    operands = (Term(dims), *affine)
+    whole = frozenset({"c", *(f for dim in rest for f in dim)})
+    return Signature(operands, (Term(dims),), whole, given=(("g", groups),))
+
+
+def eval_batch_norm(call: Call) -> Signature:
+    """With fixed statistics each element is scaled by its channel's; in training a Program holds another op."""
+    dims = (("b",), ("c",), *((f"s{i}",) for i in range(call.rank() - 2)))
+    channel = tuple(Term((("c",),)) for _ in call.types[1:])
+    signature = Signature((Term(dims), *channel), (Term(dims),))
+    return replace(signature, fixed=frozenset(signature.factors())) if call.arg(5, "training") else signature
+
+
+def lower_group_norm(split: Split) -> Lowering:
+    groups = split.call.arg(1, "num_groups") // split.ways("g")
+    return Lowering(with_arg(split.local, 1, "num_groups", groups))
 
 
 RULES = {
     "aten.layer_norm": Rule(last_dims),
     "aten.rms_norm": Rule(last_dims),
-    "aten.group_norm": Rule(group_norm),
+    "aten.group_norm": Rule(group_norm, lower_group_norm),
+    "aten.batch_norm": Rule(eval_batch_norm),
     "meshwright.capture.functional:batch_norm": Rule(batch_norm, lower_batch_norm),
 }

@@ -102,6 +102,14 @@ def _reduced_factors(call: Call) -> tuple[str, ...]:
     return tuple(f"d{dim}" for dim in dims)
 
 
+def histogram(call: Call) -> Signature:
+    """Counts add up, given bounds that do not come from the data."""
+    dims = named(call.rank())
+    from_data = call.arg(2, "min", 0) == call.arg(3, "max", 0)
+    fixed = {f for dim in dims for f in dim} if from_data else set()
+    return Signature((Term(dims),), (Term((("bins",),)),), frozenset({"bins", *fixed}))
+
+
 def elementwise_loss(call: Call) -> Signature:
     """A loss over pairs of elements: summed or averaged over all, or not reduced."""
     if call.arg(2, "reduction", MEAN) == 0:
@@ -131,12 +139,16 @@ RULES = {
     "aten.cumprod": Rule(inside(1)),
     "aten.logcumsumexp": Rule(inside(1)),
     "aten.sort.default": Rule(inside(1, default=-1)),
+    "aten.sort.stable": Rule(inside(9, default=-1)),
     "aten.argsort.default": Rule(inside(1, default=-1)),
     "aten.topk": Rule(kept_dim(2, default=-1)),
     "aten.tril": Rule(lambda call: along(call, (call.rank() - 2, call.rank() - 1)).linear()),
     "aten.triu": Rule(lambda call: along(call, (call.rank() - 2, call.rank() - 1)).linear()),
     "aten.mse_loss": Rule(elementwise_loss, lower_loss),
     "aten.l1_loss": Rule(elementwise_loss, lower_loss),
+    "aten.smooth_l1_loss": Rule(elementwise_loss, lower_loss),
+    "aten.huber_loss": Rule(elementwise_loss, lower_loss),
+    "aten.histc": Rule(histogram),
 }
 RULES |= {f"aten.{name}": Rule(whole) for name in _WHOLE.split()}
 RULES |= {f"aten.{name}.default": Rule(whole_of_all) for name in _WHOLE_OF_ALL.split()}

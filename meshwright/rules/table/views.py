@@ -16,6 +16,11 @@ def reshape(call: Call) -> Signature:
     return reshaped(call).linear()
 
 
+def swap_last(call: Call) -> Signature:
+    dims = named(call.rank())
+    return arranged(call, (*dims[:-2], dims[-1], dims[-2])).linear()
+
+
 def transpose(call: Call) -> Signature:
     dims = list(named(call.rank()))
     a, b = call.dim(1, "dim0"), call.dim(2, "dim1")
@@ -53,8 +58,8 @@ def expand(call: Call) -> Signature:
     source, target = call.types[0].sizes, call.result_types[0].sizes
     dims, offset = named(len(target)), len(target) - len(source)
     operand = tuple(dims[offset + i] if size == target[offset + i] else () for i, size in enumerate(source))
-    others = tuple(Term(()) for _ in call.types[1:])
-    return Signature((Term(operand), *others), (Term(dims),)).linear()
+    others = tuple(Term(dims) for _ in call.types[1:])  # `expand_as` reads the other's shape
+    return Signature((Term(operand), *others), (Term(dims),)).linear(0)
 
 
 def slice_(call: Call) -> Signature:
@@ -111,7 +116,7 @@ def resized_dims(call: Call) -> Signature:
     operand = [dim if same[i + offset] else (f"x{i}",) for i, dim in enumerate(operand)]
     result: list[Dim] = [(f"d{i}",) if same[i] else (f"y{i}",) for i in range(len(target))]
     fixed = {f"x{i}" for i in range(len(source))} | {f"y{i}" for i in range(len(target))}
-    return Signature((Term(tuple(operand)),), (Term(tuple(result)),), frozenset(fixed))
+    return Signature((Term(tuple(operand)),), (Term(tuple(result)),), frozenset(fixed)).linear()
 
 
 def pad(call: Call) -> Signature:
@@ -166,9 +171,11 @@ RULES = {
     "aten.permute": Rule(permute),
     "aten.t": Rule(reverse),
     "aten.numpy_T": Rule(reverse),
+    "aten.mT": Rule(swap_last),
     "aten.unsqueeze": Rule(unsqueeze),
     "aten.squeeze": Rule(squeeze),
     "aten.expand": Rule(expand, local_shape(1, "size")),
+    "aten.expand_as": Rule(expand),
     "aten.slice": Rule(slice_),
     "aten.select.int": Rule(select),
     "aten.unbind": Rule(unbind),

@@ -1,0 +1,98 @@
+"""Gathering and scattering by index: dims that are indexed stay whole, the others and the index's own are free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.capture.program import Ref
+from meshwright.rules.rule import Call, Rule
+from meshwright.rules.shapes import broadcast_dims, named
+from meshwright.rules.signature import Dim, Signature, Term
+
+
+def gather(call: Call) -> Signature:
+    """Each element of the index picks along `dim`; on that dim the index may be sharded, the source not."""
+    source, index = (type_.sizes for type_ in call.types)
+    dim, dims = call.dim(1, "dim"), named(call.rank())
+    shared = [i != dim and source[i] == index[i] for i in range(call.rank())]
+    operand = tuple(d if same else (f"x{i}",) for i, (d, same) in enumerate(zip(dims, shared, strict=True)))
+    picked = tuple(d if same or i == dim else (f"y{i}",) for i, (d, same) in enumerate(zip(dims, shared, strict=True)))
+    fixed = frozenset(f"{letter}{i}" for i in range(call.rank()) for letter in "xy")
+    return Signature((Term(operand), Term(picked)), (Term(picked),), fixed).linear(0)
+
+
+def index_select(call: Call) -> Signature:
+    dim, dims = call.dim(1, "dim"), list(named(call.rank()))
+    operand = Term(tuple(dims))
+    dims[dim] = ("picked",)
+    return Signature((operand, Term((("picked",),))), (Term(tuple(dims)),), frozenset({f"d{dim}"})).linear(0)
+
+
+def scatter(call: Call) -> Signature:
+    """All tensors have the target's dims; those of its size are free, except the one scattered along."""
+    shape, dim = call.types[0].sizes, call.dim(1, "dim")
+    terms, fixed = [], {f"d{dim}"}
+    for t, type_ in enumerate(call.types):
+        odd = {i for i, size in enumerate(type_.sizes) if i == dim or size != shape[i]}
+        terms.append(Term(tuple((f"x{t}_{i}",) if i in odd and t else (f"d{i}",) for i in range(len(shape)))))
+        fixed |= {f"x{t}_{i}" for i in odd} | {f"d{i}" for i in odd}
+    return Signature(tuple(terms), (terms[0],), frozenset(fixed))
+
+
+def index(call: Call) -> Signature:
+    """`x[:, i, j]`: the index tensors broadcast together; their dims stand where the first of them stood."""
+    at = _indexed(call.arg(1, "indices"))
+    dims = named(call.rank())
+    together = _broadcast_shape([type_.sizes for type_ in call.types[1:]])
+    picked: tuple[Dim, ...] = tuple((f"i{n}",) for n in range(len(together)))
+    operands = [Term(dims), *(Term(broadcast_dims(t.sizes, together, picked)) for t in call.types[1:])]
+    return Signature(
+        tuple(operands), (Term(_placed(dims, at, picked)),), frozenset(f for i in at for f in dims[i])
+    ).linear(0)
+
+
+def index_put(call: Call) -> Signature:
+    """The dims that are not indexed are free; the places written to are the same on every rank."""
+    at = _indexed(call.arg(1, "indices"))
+    dims, indices = named(call.rank()), call.types[1:-1]
+    together = _broadcast_shape([type_.sizes for type_ in indices])
+    picked: tuple[Dim, ...] = tuple((f"i{n}",) for n in range(len(together)))
+    shape = _placed(call.types[0].sizes, at, together)
+    values = broadcast_dims(call.types[-1].sizes, shape, _placed(dims, at, picked))
+    terms = (Term(dims), *(Term(broadcast_dims(t.sizes, together, picked)) for t in indices), Term(values))
+    fixed = {f for i in at for f in dims[i]} | {f for dim in picked for f in dim}
+    return Signature(terms, (Term(dims),), frozenset(fixed))
+
+
+def one_hot(call: Call) -> Signature:
+    dims = named(call.rank())
+    return Signature((Term(dims),), (Term((*dims, ("classes",))),), frozenset({"classes"}))
+
+
+def _indexed(indices: tuple[Any, ...]) -> list[int]:
+    return [i for i, item in enumerate(indices) if isinstance(item, Ref)]
+
+
+def _placed(whole: Any, at: list[int], picked: Any) -> Any:
+    """Indexed places that touch are replaced where they stand; apart from each other, they move to the front."""
+    touching = at == list(range(at[0], at[0] + len(at)))
+    before = at[0] if touching else 0
+    kept = [item for i, item in enumerate(whole) if i not in at]
+    return (*kept[:before], *picked, *kept[before:])
+
+
+def _broadcast_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(max(sizes) for sizes in zip(*padded, strict=True))
+
+
+RULES = {
+    "aten.gather": Rule(gather),
+    "aten.index_select": Rule(index_select),
+    "aten.scatter": Rule(scatter),
+    "aten.scatter_add": Rule(scatter),
+    "aten.index.Tensor": Rule(index),
+    "aten.index_put": Rule(index_put),
+    "aten.one_hot": Rule(one_hot),
+}

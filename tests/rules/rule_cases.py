@@ -1,0 +1,338 @@
+"""At least one concrete call for every rule of the table: what the proof runs.
+
+Sizes are multiples of 12 where a rule can shard, so that axes of 2, 3 and 2x2 all divide them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from meshwright.rules.prove import Case, case
+from meshwright.rules.resolve import packet
+from meshwright.rules.table import RULES
+
+
+def f(*shape: int) -> Tensor:
+    """Doubles between 0.2 and 0.8, with gradient: inside the domain of nearly every function."""
+    return torch.rand(shape, dtype=torch.float64).mul(0.6).add(0.2).requires_grad_()
+
+
+def plain(*shape: int) -> Tensor:
+    return f(*shape).detach()
+
+
+def ints(high: int, *shape: int) -> Tensor:
+    return torch.randint(0, high, shape)
+
+
+def bools(*shape: int) -> Tensor:
+    return torch.rand(shape) > 0.5
+
+
+def distinct(*shape: int) -> Tensor:
+    """Doubles without ties, for ops that pick."""
+    count = torch.Size(shape).numel()
+    return torch.randperm(count, dtype=torch.float64).reshape(shape).div(count).requires_grad_()
+
+
+BATCH_NORM = "meshwright.capture.functional:batch_norm"
+SDPA = "aten.scaled_dot_product_attention.default"
+LOSS = "aten.cross_entropy_loss.default"
+
+
+def matmul() -> Iterator[Case]:
+    yield case("aten.linear.default", f(4, 6, 12), f(12, 12), f(12))
+    yield case("aten.linear.default", f(12, 12), f(6, 12))
+    yield case("aten.linear.default", f(12), f(6, 12), f(6))
+    yield case("aten.linear.default", plain(4, 12), f(6, 12), bias=f(6))
+    yield case("aten.mm.default", f(12, 6), f(6, 4))
+    yield case("aten.bmm.default", f(12, 6, 4), f(12, 4, 6))
+    yield case("aten.mv.default", f(12, 6), f(6))
+    yield case("aten.dot.default", f(12), f(12))
+    yield case("aten.outer.default", f(12), f(6))
+    yield case("aten.matmul.default", f(12), f(12))
+    yield case("aten.matmul.default", f(6, 12), f(12))
+    yield case("aten.matmul.default", f(12), f(6, 12, 4))
+    yield case("aten.matmul.default", f(4, 1, 6, 12), f(6, 12, 2))
+    yield case("aten.matmul.default", f(6, 4, 12), f(12, 6))
+    yield case("aten.addmm.default", f(12), f(6, 4), f(4, 12))
+    yield case("aten.addmm.default", f(6, 1), f(6, 4), f(4, 12), beta=2, alpha=3)
+    yield case("aten.baddbmm.default", f(4, 6, 12), f(4, 6, 6), f(4, 6, 12))
+    yield case("aten.einsum.default", "bij,bjk->bik", (f(4, 6, 12), f(4, 12, 6)))
+    yield case("aten.einsum.default", "bsh,hd->bsd", (f(4, 1, 12), f(12, 6)))
+    yield case("aten.einsum.default", "ii,j", (f(6, 6), f(12)))
+
+
+def attention() -> Iterator[Case]:
+    q = f(4, 12, 6, 8)
+    yield case(SDPA, q, f(4, 12, 6, 8), f(4, 12, 6, 4))
+    yield case(SDPA, q, f(4, 6, 6, 8), f(4, 6, 6, 8), None, 0.0, True, enable_gqa=True)
+    yield case(SDPA, q, f(4, 1, 6, 8), f(4, 1, 6, 8), is_causal=True, enable_gqa=True, scale=0.3)
+    yield case(SDPA, q, f(4, 12, 4, 8), f(4, 12, 4, 8), bools(1, 1, 6, 4).index_fill(3, torch.tensor([0]), True))
+    yield case(SDPA, q, f(4, 12, 6, 8), f(4, 12, 6, 8), plain(12, 6, 6))
+    yield case(SDPA, q, f(4, 6, 6, 8), f(4, 6, 6, 8), plain(4, 12, 6, 6), enable_gqa=True)
+    yield case(SDPA, f(6, 4), f(6, 4), f(6, 4))
+
+
+def norms() -> Iterator[Case]:
+    yield case("aten.layer_norm.default", f(4, 6, 12), (12,), f(12), f(12), 1e-5, False)
+    yield case("aten.layer_norm.default", f(12, 6, 4), (6, 4), None, f(6, 4))
+    yield case("aten.layer_norm.default", f(12, 6), (6,))
+    yield case("aten.rms_norm.default", f(4, 6, 12), (12,), f(12), 1e-5)
+    yield case("aten.group_norm.default", f(12, 24, 3), 12, f(24), f(24), 1e-5)
+    yield case("aten.group_norm.default", f(12, 6, 3), 1)
+    yield case("aten.batch_norm.default", f(6, 12, 4), f(12), f(12), plain(12), plain(12), False, 0.1, 1e-5, False)
+    yield case("aten.batch_norm.default", f(6, 12, 4), None, None, None, None, True, 0.1, 1e-5, False)
+    yield case(BATCH_NORM, f(12, 6, 4, 2), f(6), f(6), plain(6), plain(6), 0.1, 1e-5)
+    yield case(BATCH_NORM, f(12, 6), None, None, plain(6), plain(6), 0.3, 1e-3)
+    yield case(BATCH_NORM, f(12, 6, 2), None, f(6), plain(6), plain(6), 0.1, 1e-5)
+
+
+def convolution() -> Iterator[Case]:
+    yield case("aten.conv2d.default", f(6, 6, 5, 5), f(12, 6, 3, 3), f(12), (2, 2), (1, 1))
+    yield case("aten.conv2d.default", f(6, 6, 5, 5), f(12, 6, 3, 3))
+    yield case("aten.conv2d.default", f(4, 12, 4, 4), f(24, 1, 3, 3), f(24), (1, 1), (1, 1), (1, 1), 12)
+    yield case("aten.conv2d.default", f(12, 4, 4), f(6, 12, 1, 1))
+    yield case("aten.conv2d.padding", f(6, 12, 4, 4), f(12, 2, 3, 3), None, (1, 1), "same", (1, 1), 6)
+    for n in (1, 2, 3):
+        size = (4,) * n
+        yield case(f"aten.conv{n}d.default", f(6, 12, *size), f(6, 12, *((2,) * n)), f(6), groups=1)
+        yield case(f"aten.conv{n}d.padding", f(4, 6, *size), f(12, 6, *((3,) * n)), f(12), (1,) * n, "same")
+        yield case(f"aten.max_pool{n}d.default", distinct(6, 12, *size), (2,) * n)
+        yield case(f"aten.avg_pool{n}d.default", f(6, 12, *size), (2,) * n)
+        yield case(f"aten.adaptive_avg_pool{n}d.default", f(6, 12, *size), (2,) * n)
+    yield case("aten.upsample_nearest2d.vec", f(6, 12, 3, 3), (6, 6), None)
+    yield case("aten.upsample_bilinear2d.vec", f(6, 12, 3, 3), (6, 6), False, None)
+
+
+def embedding() -> Iterator[Case]:
+    yield case("aten.embedding.default", f(12, 6), ints(12, 4, 6))
+    yield case("aten.embedding.default", f(12, 6), ints(12, 4, 6), 3)
+    yield case("aten.embedding.default", f(12, 6), ints(12, 12), 3, True)
+
+
+def loss() -> Iterator[Case]:
+    yield case(LOSS, f(12, 24), ints(24, 12))
+    yield case(LOSS, f(12, 24), ints(6, 12), None, 1, 3)
+    yield case(LOSS, f(12, 24), ints(6, 12), None, 2, 3)
+    yield case(LOSS, f(12, 24), ints(6, 12), None, 0, 3)
+    yield case(LOSS, f(6, 12, 4, 2), ints(12, 6, 4, 2), reduction=1, ignore_index=5)
+    yield case(LOSS, f(12), torch.tensor(7))
+    yield case(LOSS, f(12, 24).detach().mul(300).requires_grad_(), ints(24, 12))
+    yield case(LOSS, f(12, 6), torch.full((12,), -100))
+    yield case(LOSS, f(12, 6), ints(6, 12), plain(6))
+    yield case(LOSS, f(12, 6), ints(6, 12), None, 1, -100, 0.1)
+    yield case(LOSS, f(12, 6), plain(12, 6))
+
+
+def reductions() -> Iterator[Case]:
+    x = distinct(4, 6, 12)
+    for name in ("sum.dim_IntList", "mean.dim", "amax.default", "amin.default"):
+        yield case(f"aten.{name}", x, (1, -1))
+        yield case(f"aten.{name}", x, (0,), True)
+    yield case("aten.sum.dim_IntList", x, None)
+    yield case("aten.mean.dim", x.detach().float().requires_grad_(), (1,), dtype=torch.float64)
+    yield case("aten.sum.default", ints(5, 12, 4))
+    for name in ("sum", "mean", "max", "min", "prod"):
+        yield case(f"aten.{name}.default", x)
+    for name in ("max.dim", "min.dim", "median.dim", "prod.dim_int"):
+        yield case(f"aten.{name}", x, 1)
+    for name in ("argmax", "argmin"):
+        yield case(f"aten.{name}.default", x, 1, True)
+        yield case(f"aten.{name}.default", x)
+    for name in ("any", "all"):
+        yield case(f"aten.{name}.default", bools(12, 4))
+        yield case(f"aten.{name}.dim", bools(12, 4), 1)
+    for name in ("var", "std"):
+        yield case(f"aten.{name}.correction", x, (1,), correction=1)
+        yield case(f"aten.{name}.dim", x, (1, 2), True, True)
+    yield case("aten.logsumexp.default", x, (1,))
+    yield case("aten.linalg_vector_norm.default", x, 2, (1,))
+    for name in ("softmax.int", "log_softmax.int", "cumsum.default", "cumprod.default", "logcumsumexp.default"):
+        yield case(f"aten.{name}", f(4, 6, 12), 1)
+    yield case("aten.cumsum.default", ints(5, 12, 6), -1)
+    yield case("aten.sort.default", x, 1, True)
+    yield case("aten.sort.stable", x, stable=True, dim=1)
+    yield case("aten.argsort.default", x)
+    yield case("aten.topk.default", x, 3)
+    yield case("aten.tril.default", x, 1)
+    yield case("aten.triu.default", x)
+    yield case("aten.histc.default", plain(12, 6), 4, 0, 1)
+    yield case("aten.histc.default", plain(12, 6), 4)
+    for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
+        yield case(f"aten.{name}.default", f(12, 6), f(12, 6))
+        yield case(f"aten.{name}.default", f(12, 6), f(12, 6), 2)
+    yield case("aten.mse_loss.default", f(12, 6), f(12, 6), 0)
+    yield case("aten.smooth_l1_loss.default", f(12, 6), f(12, 6), 1, 0.05)
+
+
+def indexing() -> Iterator[Case]:
+    yield case("aten.gather.default", f(12, 6), 1, ints(6, 12, 12))
+    yield case("aten.gather.default", f(12, 6), 1, ints(6, 6, 12))
+    yield case("aten.index_select.default", f(12, 6), 1, ints(6, 12))
+    yield case("aten.scatter.src", f(12, 6), 1, torch.arange(6).repeat(12, 1), f(12, 6))
+    yield case("aten.scatter.value", f(12, 6), 1, ints(6, 12, 2), 0.5)
+    yield case("aten.scatter_add.default", f(12, 6), 0, ints(12, 6, 4), f(6, 4))
+    yield case("aten.index.Tensor", f(4, 6, 12), (None, ints(6, 12)))
+    yield case("aten.index.Tensor", f(4, 6, 12), (None, ints(6, 12, 1), ints(12, 4)))
+    yield case("aten.index.Tensor", f(4, 6, 12), (ints(4, 6), None, ints(12, 6)))
+    yield case("aten.index_put.default", f(4, 6, 12), (None, ints(6, 3)), f(3, 12), True)
+    yield case("aten.index_put.default", f(12, 6), (ints(12, 3),), f(6), True)
+    yield case("aten.one_hot.default", ints(5, 12, 4), 6)
+
+
+def views() -> Iterator[Case]:
+    x = f(4, 6, 12)
+    yield case("aten.view.default", x, (4, 6, 6, -1))
+    yield case("aten.view.default", x, (24, 12))
+    yield case("aten.view.default", f(4, 3), (6, 2))
+    yield case("aten.view.default", f(12, 1, 6), (1, 2, 6, 6))
+    yield case("aten.view.default", f(0, 6), (0, 3, 2))
+    yield case("aten._unsafe_view.default", x, (24, 12))
+    yield case("aten.reshape.default", f(2, 6, 12).transpose(1, 2).detach().requires_grad_(), (24, 6))
+    yield case("aten.flatten.using_ints", x, 1)
+    yield case("aten.flatten.using_ints", f())
+    yield case("aten.unflatten.int", x, -1, (6, -1))
+    yield case("aten.transpose.int", x, 0, -1)
+    yield case("aten.permute.default", x, (2, 0, -2))
+    yield case("aten.t.default", f(12, 6))
+    yield case("aten.numpy_T.default", f(12, 6))
+    yield case("aten.mT.default", x)
+    yield case("aten.unsqueeze.default", x, -1)
+    yield case("aten.squeeze.dim", f(12, 1, 6), 1)
+    yield case("aten.squeeze.dim", f(12, 1, 6), 0)
+    yield case("aten.squeeze.dims", f(12, 1, 6, 1), (1, -1))
+    yield case("aten.squeeze.default", f(1, 12, 1))
+    yield case("aten.expand.default", f(6, 1), (4, 6, 12))
+    yield case("aten.expand.default", f(6, 1), (-1, 12))
+    yield case("aten.expand_as.default", f(6, 1), plain(4, 6, 12))
+    yield case("aten.slice.Tensor", x, 1, 0, 9223372036854775807)
+    yield case("aten.slice.Tensor", x, 2, 1, -1)
+    yield case("aten.slice.Tensor", x, 2, 0, 12, 3)
+    yield case("aten.slice.Tensor", x)
+    yield case("aten.select.int", x, 1, -1)
+    yield case("aten.unbind.int", f(3, 12), 0)
+    yield case("aten.chunk.default", x, 3, -1)
+    yield case("aten.split.Tensor", x, 5, -1)
+    yield case("aten.split_with_sizes.default", x, (5, 7), 2)
+    yield case("aten.cat.default", (x, f(4, 6, 3)), -1)
+    yield case("aten.narrow.default", x, 1, 2, 3)
+    yield case("aten.diff.default", x, 1, 1)
+    yield case("aten.diff.default", x, 1, -1, f(4, 6, 1))
+    yield case("aten.stack.default", (x, f(4, 6, 12)), 1)
+    yield case("aten.roll.default", x, (2,), (1,))
+    yield case("aten.roll.default", x, (2,))
+    yield case("aten.flip.default", x, (1,))
+    yield case("aten.repeat.default", x, (2, 1, 1, 3))
+    yield case("aten.repeat_interleave.self_int", x, 3, 1)
+    yield case("aten.repeat_interleave.self_int", f(12), 3)
+    yield case("aten.pad.default", x, (1, 2, 0, 0))
+    yield case("aten.constant_pad_nd.default", x, (0, 0, 1, -1), 2.0)
+
+
+def factories() -> Iterator[Case]:
+    yield case("aten.arange.default", 12)
+    yield case("aten.arange.start_step", 0, 12, 2, dtype=torch.float32)
+    yield case("aten.linspace.default", 0.0, 1.0, 12)
+    yield case("aten.eye.default", 6)
+    yield case("aten.full.default", (12, 6), 2.0)
+    yield case("aten.ones.default", (12,))
+    yield case("aten.zeros.default", (12,))
+    yield case("aten.scalar_tensor.default", 2.0)
+    yield case("aten.new_full.default", f(3), (12, 6), 2.0)
+    yield case("aten.new_ones.default", f(3), (12,))
+    yield case("aten.new_zeros.default", f(3), (12,))
+
+
+# Uninitialised memory has no value to compare; these rules are the same as their neighbours'.
+UNPROVABLE = {"aten.empty", "aten.new_empty", "aten.empty_like"}
+
+X = (12, 6)
+BINARY = """
+    atan2 copysign eq float_power fmod ge gt hypot le logaddexp lt max.other maximum min.other minimum
+    ne pow remainder xlogy
+"""
+BOTH_BOOLEAN = "bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor __and__ __or__ __xor__"
+OVERLOADS = {"eq": "Tensor", "ge": "Tensor", "gt": "Tensor", "le": "Tensor", "lt": "Tensor", "ne": "Tensor"}
+OVERLOADS |= {"fmod": "Tensor", "pow": "Tensor_Tensor", "remainder": "Tensor", "float_power": "Tensor_Tensor"}
+OVERLOADS |= {"copysign": "Tensor", "xlogy": "Tensor", "__and__": "Tensor", "__or__": "Tensor", "__xor__": "Tensor"}
+OVERLOADS |= {"bitwise_and": "Tensor", "bitwise_or": "Tensor", "bitwise_xor": "Tensor"}
+
+
+def elementwise() -> Iterator[Case]:
+    for name in BINARY.split():
+        target = f"aten.{name}" if "." in name else f"aten.{name}.{OVERLOADS.get(name, 'default')}"
+        yield case(target, f(*X), f(12, 1))
+    for name in BOTH_BOOLEAN.split():
+        yield case(f"aten.{name}.{OVERLOADS.get(name, 'default')}", bools(12, 6), bools(6))
+    yield from (case(f"aten.{name}.Tensor", f(*X), f(6)) for name in ("add", "sub", "mul", "div"))
+    yield from (case(f"aten.{name}.Tensor", f(*X), 3.0) for name in ("add", "sub", "mul", "div"))
+    yield case("aten.add.Tensor", f(*X), f(12, 1), alpha=2)
+    yield case("aten.mul.Tensor", f(12, 1), f(1, 6))
+    yield case("aten.rsub.Scalar", f(*X), 1.0)
+    yield case("aten.pow.Scalar", 3.0, f(*X))
+    yield case("aten.pow.Tensor_Scalar", f(*X), 3)
+    yield case("aten.where.self", bools(6), f(*X), f(12, 1))
+    yield case("aten.where.ScalarOther", bools(*X), f(*X), 0.0)
+    yield case("aten.masked_fill.Scalar", f(*X), bools(6), 0.0)
+    yield case("aten.clamp.default", f(*X), 0.4, None)
+    yield case("aten.clamp_min.default", f(*X), 0.4)
+    yield case("aten.clamp_max.default", f(*X), 0.4)
+    yield case("aten.lerp.Tensor", f(*X), f(6), f(12, 1))
+    yield case("aten.addcmul.default", f(*X), f(6), f(12, 1))
+    yield case("aten.addcdiv.default", f(*X), f(6), f(12, 1))
+    yield case("aten.prelu.default", f(6, 12, 2), f(12))
+    yield case("aten.prelu.default", f(6, 12, 2), f(1))
+    yield case("aten.type_as.default", f(*X), torch.rand(5))
+    yield case("aten.to.other", f(*X), torch.rand(5))
+    yield case("aten.to.dtype", f(*X), torch.float32)
+    yield case("aten.dropout.default", f(*X), 0.0, True)
+    yield case("aten.dropout.default", f(*X), 0.5, False)
+    yield case("aten.acosh.default", f(*X).detach().add(1).requires_grad_())
+    yield case("aten.threshold.default", f(*X), 0.5, 0.1)
+    # No gradient is defined for these two.
+    yield case("aten.floor_divide.default", plain(*X), plain(12, 1))
+    yield case("aten.nextafter.default", plain(*X), plain(12, 1))
+    yield case("aten.bitwise_not.default", bools(*X))
+    yield case("aten.full_like.default", f(*X), 2.0)
+    yield case("aten.abs.default", f())
+
+
+def unary(covered: set[str]) -> Iterator[Case]:
+    """Every elementwise rule that needs no case of its own: one tensor in, one out."""
+    from meshwright.rules.table.elementwise import RULES as ELEMENTWISE
+
+    for key in ELEMENTWISE:
+        if key not in covered and key not in UNPROVABLE:
+            yield case(f"{key}.default", f(*X))
+
+
+FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
+    "matmul": matmul,
+    "attention": attention,
+    "norms": norms,
+    "convolution": convolution,
+    "embedding": embedding,
+    "loss": loss,
+    "reductions": reductions,
+    "indexing": indexing,
+    "views": views,
+    "factories": factories,
+    "elementwise": elementwise,
+}
+
+
+def rule_key(given: Case) -> str:
+    """The table's entry that serves this case."""
+    target = given.op.target
+    return target if target in RULES else packet(target)
+
+
+def cases(family: str) -> list[Case]:
+    found = list(FAMILIES[family]())
+    if family == "elementwise":
+        found += unary({rule_key(given) for given in found})
+    return found

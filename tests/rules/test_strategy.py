@@ -1,0 +1,135 @@
+"""The strategies of an op: which there are, in which order, and what each declares."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import user_ops  # noqa: F401  the targets below name it
+from rule_cases import f, ints
+
+from meshwright.cluster import logical_mesh
+from meshwright.errors import RuleError
+from meshwright.rules import register_rule, resolve_rule, strategies, strategy
+from meshwright.rules.prove import Case, case, prove
+from meshwright.rules.resolve import forget_rule
+
+SDPA = "aten.scaled_dot_product_attention.default"
+
+
+def texts(given: Case, **axes: int) -> list[str]:
+    return [found.text for found in strategies(given.op, given.values(), logical_mesh(axes))]
+
+
+def test_strategies_are_the_product_over_the_axes_in_a_fixed_order() -> None:
+    given = case("aten.mm.default", f(4, 6), f(6, 8))
+    assert texts(given, x=2) == ["-", "m", "k", "n"]
+    assert texts(given, x=2, y=2)[:6] == ["-,-", "-,m", "-,k", "-,n", "m,-", "m,m"]
+    assert len(texts(given, x=2, y=2)) == 15  # 4 x 4, less k,k: 6 does not divide by 4
+
+
+def test_a_size_that_does_not_divide_is_left_out() -> None:
+    given = case("aten.mm.default", f(4, 6), f(6, 8))
+    assert texts(given, x=3) == ["-", "k"]
+    assert texts(given, x=4) == ["-", "m", "n"]
+
+
+def test_a_strategy_is_found_by_its_text() -> None:
+    given, mesh = case("aten.linear.default", f(4, 6), f(8, 6), f(8)), logical_mesh({"x": 2, "y": 2})
+    found = strategy(given.op, given.values(), mesh, "d0,k")
+    assert str(found) == "d0,k: [S(0), S(1)], [R, S(1)], [R, P] -> [S(0), P]"
+    assert found == strategy(given.op, given.values(), mesh, ("d0", "k"))
+    assert found in strategies(given.op, given.values(), mesh)
+    with pytest.raises(RuleError, match="no strategy 'd0,z'"):
+        strategy(given.op, given.values(), mesh, "d0,z")
+
+
+def test_lowerings_have_local_sizes_in_arguments_and_results() -> None:
+    given, mesh = case("aten.view.default", f(4, 6, 8), (4, 6, 4, -1)), logical_mesh({"x": 2, "y": 2})
+    local = strategy(given.op, given.values(), mesh, "d0,d2").lowering
+    assert local.args[1] == (2, 6, 2, 2)
+    assert str(local.results[0].type) == "float64[2, 6, 2, 2]"
+    assert strategy(given.op, given.values(), mesh, "-,-").lowering.target == "aten.view.default"
+
+
+def test_grouped_query_heads_must_divide_with_their_keys() -> None:
+    q, k = f(1, 12, 5, 8), f(1, 4, 5, 8)
+    given = case(SDPA, q, k, k.detach(), None, 0.0, True, enable_gqa=True)
+    assert texts(given, x=2) == ["-", "h"]
+    assert texts(given, x=3) == ["-"]  # 12 query heads divide by 3, 4 key heads do not
+
+
+def test_one_key_head_serves_all_queries() -> None:
+    kv = f(1, 1, 5, 8)
+    given = case(SDPA, f(1, 12, 5, 8), kv, kv.detach(), enable_gqa=True)
+    found = strategy(given.op, given.values(), logical_mesh({"x": 3}), "h")
+    assert [str(layout) for layout in found.operands] == ["[S(1)]", "[R]", "[R]"]
+
+
+def test_vocabulary_parallel_loss_moves_rows_and_not_logits() -> None:
+    given = case("aten.cross_entropy_loss.default", f(6, 1000), ints(1000, 6))
+    found = strategy(given.op, given.values(), logical_mesh({"x": 2}), "c")
+    assert [str(c) for c in found.collectives_forward] == ["all_reduce(x, 48 B)", "all_reduce(x, 96 B)"]
+    assert found.collectives_backward == ()
+
+
+def test_one_collective_serves_two_axes_on_one_factor() -> None:
+    given = case("aten.cross_entropy_loss.default", f(8, 12), ints(12, 8))
+    found = strategy(given.op, given.values(), logical_mesh({"dp": 2, "tp": 2}), "r0,r0")
+    assert [str(c) for c in found.collectives_forward] == ["all_reduce(dp*tp, 8 B)"]
+
+
+def test_batch_norm_gathers_two_numbers_per_channel() -> None:
+    x, running = f(4, 6, 3), torch.rand(6, dtype=torch.float64)
+    given = case("meshwright.capture.functional:batch_norm", x, f(6), f(6), running, running.clone(), 0.1, 1e-5)
+    found = strategy(given.op, given.values(), logical_mesh({"x": 2}), "b")
+    assert [str(c) for c in found.collectives_forward] == [f"all_gather(x, {2 * 2 * 6 * 8} B)"]
+    assert [str(c) for c in found.collectives_backward] == [f"reduce_scatter(x, {2 * 2 * 6 * 8} B)"]
+    assert [str(layout) for layout in found.results] == ["[S(0)]", "[I]", "[I]"]
+
+
+def test_batch_norm_survives_means_far_from_zero() -> None:
+    x = (torch.rand(8, 4, 3) + 1e3).requires_grad_()
+    running = torch.zeros(4)
+    given = case("meshwright.capture.functional:batch_norm", x, None, None, running, running + 1, 0.1, 1e-5)
+    assert prove(given, logical_mesh({"x": 2}), tolerance=2e-3) == 3  # squares of the sums would be off by 1e-1
+
+
+def test_an_unknown_op_runs_alike_on_every_rank() -> None:
+    given = case("user_ops:softened", f(4, 6))
+    assert resolve_rule(given.op).is_fallback
+    assert texts(given, x=2) == ["-"]
+    assert prove(given, logical_mesh({"x": 2})) == 1
+
+
+def test_a_users_rule_serves_an_op_the_table_does_not_have() -> None:
+    given = case("user_ops:softened", f(4, 6))
+    register_rule("user_ops:softened", "... n! -> ... n!")
+    try:
+        assert resolve_rule(given.op).tier == "user"
+        assert texts(given, x=2) == ["-", "d0"]
+    finally:
+        forget_rule("user_ops:softened")
+    with pytest.raises(RuleError, match="an op that the table does not have"):
+        register_rule("aten.linear.default", "... k, n k -> ... n")
+
+
+def test_random_ops_are_refused_by_name() -> None:
+    dropped = case("aten.dropout.default", f(4, 6), 0.5, False)
+    random = dropped.op.map(lambda leaf: True if leaf is False else leaf)
+    with pytest.raises(RuleError, match=r"the random op .*aten\.dropout"):
+        strategies(random, dropped.values(), logical_mesh({"x": 2}))
+    given = case("aten.rand_like.default", f(4, 6))
+    with pytest.raises(RuleError, match=r"aten\.rand_like"):
+        resolve_rule(given.op)
+    q = f(1, 2, 3, 4)
+    attention = case(SDPA, q, q.detach(), q.detach(), None, 0.1)
+    with pytest.raises(RuleError, match="random op"):
+        resolve_rule(attention.op)
+
+
+def test_partial_sums_are_not_carried_through_casts_or_whole_numbers() -> None:
+    assert "+" in texts(case("aten.neg.default", f(4, 6)), x=2)
+    assert "+" not in texts(case("aten.to.dtype", f(4, 6), torch.float32), x=2)
+    assert "+" not in texts(case("aten.neg.default", ints(5, 4, 6)), x=2)
+    assert "+" not in texts(case("aten.add.Tensor", f(4, 6), 1.0), x=2)
+    assert "+" not in texts(case("aten.mul.Tensor", f(4, 6), f(6)), x=2)

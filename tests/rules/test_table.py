@@ -1,0 +1,33 @@
+"""Every rule of the table is executed: every strategy, on one axis of 2 and of 3 and on a 2x2 mesh."""
+
+from __future__ import annotations
+
+import pytest
+from rule_cases import FAMILIES, UNPROVABLE, cases, rule_key
+
+from meshwright.cluster import logical_mesh
+from meshwright.rules import strategies
+from meshwright.rules.prove import prove
+from meshwright.rules.table import RULES
+
+MESHES = ({"x": 2}, {"x": 3}, {"x": 2, "y": 2})
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_strategy_equals_the_unsharded_op(family: str, mesh: dict[str, int]) -> None:
+    given = cases(family)
+    assert sum(prove(case, logical_mesh(mesh)) for case in given) >= len(given)
+
+
+def test_every_rule_has_a_case() -> None:
+    covered = {rule_key(given) for family in FAMILIES for given in cases(family)}
+    assert covered | UNPROVABLE == set(RULES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_strategy_gives_no_axis_to_any_factor(family: str) -> None:
+    for given in cases(family):
+        first = strategies(given.op, given.values(), logical_mesh({"x": 2, "y": 2}))[0]
+        assert first.text == "-,-"
+        assert {str(layout) for layout in (*first.operands, *first.results)} <= {"[I, I]"}

@@ -1,0 +1,31 @@
+"""Ops that the table does not know, for tests of wrong rules, of users' rules and of the fallback."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from meshwright.layout.collectives import all_reduce
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def softened(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+def average(x: Tensor) -> Tensor:
+    return x.mean(-1)
+
+
+def halves(x: Tensor) -> Tensor:
+    return x.view(x.shape[0] // 2, 2, x.shape[1])
+
+
+def chatty(x: Tensor, axis: str = "") -> Tensor:
+    """Twice the input, with a needless collective where the lowering names an axis."""
+    if axis:
+        all_reduce(x.detach(), axis)
+    return 2 * x
