@@ -20,10 +20,11 @@ def vocab_embedding(weight: Tensor, indices: Tensor, *, padding_idx: int, axis: 
     """Rows of a vocabulary that is sharded over `axis`: zeros where another rank holds the row."""
     local = indices - axis_index(axis) * weight.shape[0]
     here = (local >= 0) & (local < weight.shape[0])
-    trained = here & (indices != padding_idx)
     found = F.embedding(local.where(here, 0), weight)
-    # The padding row is looked up but never trained: `where` with a constant cuts its gradient.
-    return torch.where(trained[..., None], found, found.detach() * here[..., None])
+    if padding_idx >= 0:
+        # The padding row is looked up but never trained.
+        found = torch.where((indices == padding_idx)[..., None], found.detach(), found)
+    return found.where(here[..., None], 0)
 
 
 def cross_entropy(

@@ -94,11 +94,16 @@ def keep(split: Split) -> Lowering:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`signature` is text, or a function where shapes and arguments decide."""
+    """`signature` is text, or a function where shapes and arguments decide; `shown` says then what it amounts to."""
 
     signature: str | Callable[[Call], Signature]
     lower: Callable[[Split], Lowering] = keep
     tier: Tier = "table"
+    shown: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.signature if isinstance(self.signature, str) else self.shown
 
     @property
     def is_fallback(self) -> bool:

@@ -46,4 +46,5 @@ def lower_attention(split: Split) -> Lowering:
     )
 
 
-RULES = {"aten.scaled_dot_product_attention": Rule(attention, lower_attention)}
+_SHOWN = "... (h q) s d!, ... h t! d!, ... h t! e!, ... (h q) s t! -> ... (h q) s e!"
+RULES = {"aten.scaled_dot_product_attention": Rule(attention, lower_attention, shown=_SHOWN)}

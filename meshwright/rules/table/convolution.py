@@ -57,15 +57,17 @@ def spatial(count: int, linear: bool) -> Callable[[Call], Signature]:
     return build
 
 
+_CONVOLUTION = "b (g i) x!, (g o) i k!, (g o)[i=P] -> b (g o) y!"
+_SPATIAL = "... x! -> ... y!"
 RULES = {
-    f"aten.conv{n}d{overload}": Rule(convolution(6), local_groups(6))
+    f"aten.conv{n}d{overload}": Rule(convolution(6), local_groups(6), shown=_CONVOLUTION)
     for n in (1, 2, 3)
     for overload in (".default", ".padding")
 }
-RULES |= {f"aten.max_pool{n}d": Rule(spatial(n, linear=False)) for n in (1, 2, 3)}
-RULES |= {f"aten.avg_pool{n}d": Rule(spatial(n, linear=True)) for n in (1, 2, 3)}
-RULES |= {f"aten.adaptive_avg_pool{n}d": Rule(spatial(n, linear=True)) for n in (1, 2, 3)}
+RULES |= {f"aten.max_pool{n}d": Rule(spatial(n, linear=False), shown=_SPATIAL) for n in (1, 2, 3)}
+RULES |= {f"aten.avg_pool{n}d": Rule(spatial(n, linear=True), shown=_SPATIAL) for n in (1, 2, 3)}
+RULES |= {f"aten.adaptive_avg_pool{n}d": Rule(spatial(n, linear=True), shown=_SPATIAL) for n in (1, 2, 3)}
 RULES |= {
-    "aten.upsample_nearest2d.vec": Rule(spatial(2, linear=True)),
-    "aten.upsample_bilinear2d.vec": Rule(spatial(2, linear=True)),
+    "aten.upsample_nearest2d.vec": Rule(spatial(2, linear=True), shown=_SPATIAL),
+    "aten.upsample_bilinear2d.vec": Rule(spatial(2, linear=True), shown=_SPATIAL),
 }

@@ -57,15 +57,15 @@ def like_other(call: Call) -> Signature:
     return Signature((Term(dims), other), (Term(dims),), fixed)
 
 
-RULES = {f"aten.{name}": Rule(broadcast) for name in _PLAIN.split()}
-RULES |= {f"aten.{name}": Rule(unary_linear) for name in _UNARY_LINEAR.split()}
+RULES = {f"aten.{name}": Rule(broadcast, shown="..., ... -> ...") for name in _PLAIN.split()}
+RULES |= {f"aten.{name}": Rule(unary_linear, shown="... -> ..., or +") for name in _UNARY_LINEAR.split()}
 RULES |= {
-    "aten.add": Rule(linear_in_all),
-    "aten.sub": Rule(linear_in_all),
-    "aten.mul": Rule(linear_in_one),
-    "aten.div": Rule(linear_in_one),
-    "aten.where": Rule(where),
-    "aten.prelu": Rule(prelu),
-    "aten.type_as": Rule(like_other),
-    "aten.to.other": Rule(like_other),
+    "aten.add": Rule(linear_in_all, shown="..., ... -> ..., or +"),
+    "aten.sub": Rule(linear_in_all, shown="..., ... -> ..., or +"),
+    "aten.mul": Rule(linear_in_one, shown="..., ... -> ..., or + by a number"),
+    "aten.div": Rule(linear_in_one, shown="..., ... -> ..., or + by a number"),
+    "aten.where": Rule(where, shown="..., ..., ... -> ..., or + of the last two"),
+    "aten.prelu": Rule(prelu, shown="b c ..., c -> b c ..."),
+    "aten.type_as": Rule(like_other, shown="..., x! -> ..."),
+    "aten.to.other": Rule(like_other, shown="..., x! -> ..."),
 }

@@ -27,4 +27,4 @@ def lower_embedding(split: Split) -> Lowering:
     return Lowering(replace(op, target=target, args=op.args[:2], kwargs=literals))
 
 
-RULES = {"aten.embedding": Rule(embedding, lower_embedding)}
+RULES = {"aten.embedding": Rule(embedding, lower_embedding, shown="v n, ... -> ... n")}

@@ -13,4 +13,4 @@ def invariant(call: Call) -> Signature:
 
 
 _NAMES = "arange empty eye full linspace ones scalar_tensor zeros new_empty new_full new_ones new_zeros"
-RULES = {f"aten.{name}": Rule(invariant) for name in _NAMES.split()}
+RULES = {f"aten.{name}": Rule(invariant, shown="-> x!") for name in _NAMES.split()}

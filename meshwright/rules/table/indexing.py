@@ -88,11 +88,11 @@ def _broadcast_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 RULES = {
-    "aten.gather": Rule(gather),
-    "aten.index_select": Rule(index_select),
-    "aten.scatter": Rule(scatter),
-    "aten.scatter_add": Rule(scatter),
-    "aten.index.Tensor": Rule(index),
-    "aten.index_put": Rule(index_put),
-    "aten.one_hot": Rule(one_hot),
+    "aten.gather": Rule(gather, shown="... x!, ... i -> ... i, or + of the first"),
+    "aten.index_select": Rule(index_select, shown="... x!, i -> ... i, or + of the first"),
+    "aten.scatter": Rule(scatter, shown="... x!, ... y!, ... y! -> ... x!"),
+    "aten.scatter_add": Rule(scatter, shown="... x!, ... y!, ... y! -> ... x!"),
+    "aten.index.Tensor": Rule(index, shown="... x!, i -> ... i, or + of the first"),
+    "aten.index_put": Rule(index_put, shown="... x!, i!, ... i! -> ... x!"),
+    "aten.one_hot": Rule(one_hot, shown="... -> ... n!"),
 }

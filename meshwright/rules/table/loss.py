@@ -75,4 +75,4 @@ def _row_factors(call: Call) -> tuple[str, ...]:
     return tuple(f for dim in _rows(call) for f in dim)
 
 
-RULES = {"aten.cross_entropy_loss": Rule(cross_entropy, lower_cross_entropy)}
+RULES = {"aten.cross_entropy_loss": Rule(cross_entropy, lower_cross_entropy, shown="r c ..., r ... -> [c=I]")}

@@ -64,8 +64,8 @@ RULES = {
     "aten.mv": Rule("m k, k -> m"),
     "aten.dot": Rule("k, k ->"),
     "aten.outer": Rule("m, n -> m n"),
-    "aten.matmul": Rule(matmul),
-    "aten.addmm": Rule(addmm),
-    "aten.baddbmm": Rule(addmm),
-    "aten.einsum": Rule(einsum),
+    "aten.matmul": Rule(matmul, shown="... m k, ... k n -> ... m n"),
+    "aten.addmm": Rule(addmm, shown="m n[k=P], m k, k n -> m n"),
+    "aten.baddbmm": Rule(addmm, shown="b m n[k=P], b m k, b k n -> b m n"),
+    "aten.einsum": Rule(einsum, shown="the equation's letters -> its result's"),
 }

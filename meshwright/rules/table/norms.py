@@ -72,10 +72,11 @@ def lower_group_norm(split: Split) -> Lowering:
     return Lowering(with_arg(split.local, 1, "num_groups", groups))
 
 
+_BATCH_NORM = "b c s!, c, c, c, c -> b c s!, c[b=I], c[b=I]"
 RULES = {
-    "aten.layer_norm": Rule(last_dims),
-    "aten.rms_norm": Rule(last_dims),
-    "aten.group_norm": Rule(group_norm, lower_group_norm),
-    "aten.batch_norm": Rule(eval_batch_norm),
-    "meshwright.capture.functional:batch_norm": Rule(batch_norm, lower_batch_norm),
+    "aten.layer_norm": Rule(last_dims, shown="... n!, n!, n! -> ... n!"),
+    "aten.rms_norm": Rule(last_dims, shown="... n!, n! -> ... n!"),
+    "aten.group_norm": Rule(group_norm, lower_group_norm, shown="b (g c!) s!, (g c!), (g c!) -> b (g c!) s!"),
+    "aten.batch_norm": Rule(eval_batch_norm, shown="b c s, c, c, c, c -> b c s"),
+    "meshwright.capture.functional:batch_norm": Rule(batch_norm, lower_batch_norm, shown=_BATCH_NORM),
 }

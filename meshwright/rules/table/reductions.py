@@ -88,6 +88,10 @@ def kept_dim(position: int, name: str = "dim", default: int | None = None) -> Ca
     return build
 
 
+def last_two(call: Call) -> Signature:
+    return along(call, (call.rank() - 2, call.rank() - 1)).linear()
+
+
 def lower_mean(split: Split) -> Lowering:
     """Each rank's mean, over its own elements, divided by how many ranks share the sum."""
     ways, op = split.ways(*_reduced_factors(split.call)), split.local
@@ -127,28 +131,31 @@ def lower_loss(split: Split) -> Lowering:
     return Lowering(replace(op, target=f"{LOWERINGS}:mean_loss", kwargs=(*op.kwargs, *literals)))
 
 
+_SUM = "... n -> ..., or +"
+_INSIDE = "... n! -> ... n!"
+_WHOLE_SHOWN = "... n! -> ..."
 RULES = {
-    "aten.sum.default": Rule(total_of_all),
-    "aten.sum.dim_IntList": Rule(total),
-    "aten.mean.default": Rule(total_of_all, lower_mean),
-    "aten.mean.dim": Rule(total, lower_mean),
-    "aten.linalg_vector_norm": Rule(whole_norm),
-    "aten.softmax": Rule(inside(1)),
-    "aten.log_softmax": Rule(inside(1)),
-    "aten.cumsum": Rule(inside(1, linear=True)),
-    "aten.cumprod": Rule(inside(1)),
-    "aten.logcumsumexp": Rule(inside(1)),
-    "aten.sort.default": Rule(inside(1, default=-1)),
-    "aten.sort.stable": Rule(inside(9, default=-1)),
-    "aten.argsort.default": Rule(inside(1, default=-1)),
-    "aten.topk": Rule(kept_dim(2, default=-1)),
-    "aten.tril": Rule(lambda call: along(call, (call.rank() - 2, call.rank() - 1)).linear()),
-    "aten.triu": Rule(lambda call: along(call, (call.rank() - 2, call.rank() - 1)).linear()),
-    "aten.mse_loss": Rule(elementwise_loss, lower_loss),
-    "aten.l1_loss": Rule(elementwise_loss, lower_loss),
-    "aten.smooth_l1_loss": Rule(elementwise_loss, lower_loss),
-    "aten.huber_loss": Rule(elementwise_loss, lower_loss),
-    "aten.histc": Rule(histogram),
+    "aten.sum.default": Rule(total_of_all, shown=_SUM),
+    "aten.sum.dim_IntList": Rule(total, shown=_SUM),
+    "aten.mean.default": Rule(total_of_all, lower_mean, shown=_SUM),
+    "aten.mean.dim": Rule(total, lower_mean, shown=_SUM),
+    "aten.linalg_vector_norm": Rule(whole_norm, shown=_WHOLE_SHOWN),
+    "aten.softmax": Rule(inside(1), shown=_INSIDE),
+    "aten.log_softmax": Rule(inside(1), shown=_INSIDE),
+    "aten.cumsum": Rule(inside(1, linear=True), shown="... n! -> ... n!, or +"),
+    "aten.cumprod": Rule(inside(1), shown=_INSIDE),
+    "aten.logcumsumexp": Rule(inside(1), shown=_INSIDE),
+    "aten.sort.default": Rule(inside(1, default=-1), shown=_INSIDE),
+    "aten.sort.stable": Rule(inside(9, default=-1), shown=_INSIDE),
+    "aten.argsort.default": Rule(inside(1, default=-1), shown=_INSIDE),
+    "aten.topk": Rule(kept_dim(2, default=-1), shown="... n! -> ... k!, ... k!"),
+    "aten.tril": Rule(last_two, shown="... m! n! -> ... m! n!, or +"),
+    "aten.triu": Rule(last_two, shown="... m! n! -> ... m! n!, or +"),
+    "aten.mse_loss": Rule(elementwise_loss, lower_loss, shown="..., ... ->"),
+    "aten.l1_loss": Rule(elementwise_loss, lower_loss, shown="..., ... ->"),
+    "aten.smooth_l1_loss": Rule(elementwise_loss, lower_loss, shown="..., ... ->"),
+    "aten.huber_loss": Rule(elementwise_loss, lower_loss, shown="..., ... ->"),
+    "aten.histc": Rule(histogram, shown="... -> n!"),
 }
-RULES |= {f"aten.{name}": Rule(whole) for name in _WHOLE.split()}
-RULES |= {f"aten.{name}.default": Rule(whole_of_all) for name in _WHOLE_OF_ALL.split()}
+RULES |= {f"aten.{name}": Rule(whole, shown=_WHOLE_SHOWN) for name in _WHOLE.split()}
+RULES |= {f"aten.{name}.default": Rule(whole_of_all, shown="x! ->") for name in _WHOLE_OF_ALL.split()}

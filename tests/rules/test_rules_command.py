@@ -1,0 +1,31 @@
+"""`meshwright rules` lists what the table has."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from meshwright.rules.command import add_parser
+from meshwright.rules.table import RULES
+
+
+def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    args = parser.parse_args(["rules", *words])
+    assert args.run(args) == 0
+    return capsys.readouterr().out
+
+
+def test_every_rule_is_listed_with_its_factors(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = json.loads(output(capsys, "--json"))
+    assert {row["op"] for row in listed} == set(RULES)
+    assert all("->" in row["factors"] and row["tier"] == "table" for row in listed)
+
+
+def test_a_filter_narrows_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "linear")
+    assert "... k, n k, n[k=P] -> ... n" in text
+    assert "aten.softmax" not in text
