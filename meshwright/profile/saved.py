@@ -131,15 +131,18 @@ def _cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved((1,), (), type_bytes(logits) + logits.itemsize)
 
 
-def _sharded_cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
-    """As above, and the whole count of rows; over classes also each row's place here and whether it counts."""
-    literals, rows = dict(op.kwargs), prod(operands[1].type.sizes)
+def _counted_cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
+    """As above, and the count of all rows (probabilities divide by a number, and are kept as targets are)."""
+    plain = not operands[1].type.is_float and len(operands) == 2
     kept = _cross_entropy(op, operands)
-    count = 8 if literals["reduction"] == 1 else 0
-    if not literals["classes"]:
-        return Saved((1,), (), kept.auxiliary_bytes + count)
-    index, here, valid = 8 * rows, rows, rows
-    return Saved((), (), type_bytes(operands[0].type) + index + here + valid + count)
+    return Saved(kept.operands, (), kept.auxiliary_bytes + (8 if plain else 0))
+
+
+def _vocab_cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
+    """Probabilities; for each row its target's place here, whether it is here, whether it counts; the count."""
+    rows = prod(operands[1].type.sizes)
+    count = 8 if dict(op.kwargs)["reduction"] == 1 else 0
+    return Saved((), (), type_bytes(operands[0].type) + rows * (8 + 1 + 1) + count)
 
 
 def _vocab_embedding(op: Op, operands: Sequence[Value]) -> Saved:
@@ -186,6 +189,7 @@ _RULES: dict[str, Rule] = {
     "batch_norm": lambda op, values: (_merged_batch_norm if _is_lowered(op) else _batch_norm)(op, values),
     "scaled_dot_product_attention": _attention,
     "cross_entropy_loss": _cross_entropy,
-    "cross_entropy": _sharded_cross_entropy,
+    "cross_entropy": _counted_cross_entropy,
+    "vocab_cross_entropy": _vocab_cross_entropy,
 }
 _CUDA: dict[str, Rule] = {"rms_norm": _fused_rms_norm}

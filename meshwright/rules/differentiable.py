@@ -13,6 +13,7 @@ from meshwright.layout.collectives import all_gather, all_reduce, all_reduce_max
 def sharded_class_losses(logits: Tensor, targets: Tensor, axis: str) -> Tensor:
     """Cross-entropy per row with the classes sharded over `axis`, the same on every rank; nothing is gathered.
 
+    The losses are single precision or wider, whatever the logits are: they are about to be summed.
     By hand, because autograd would keep the shifted logits beside the probabilities: twice the largest tensor.
     """
     return _ClassLosses.apply(logits, targets, axis)  # type: ignore[no-any-return, no-untyped-call]
@@ -39,13 +40,13 @@ class _ClassLosses(torch.autograd.Function):
         total, target = all_reduce(torch.stack([exponentials.sum(dim), picked]), axis).unbind()
         ctx.dim = dim
         ctx.save_for_backward((exponentials / total.unsqueeze(dim)).to(logits.dtype), index, here)
-        losses: Tensor = (total.log() - target).to(logits.dtype)
+        losses: Tensor = total.log() - target
         return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         probabilities, index, here = ctx.saved_tensors
-        gradient = gradients[0].unsqueeze(ctx.dim)
+        gradient = gradients[0].to(probabilities.dtype).unsqueeze(ctx.dim)
         whole = probabilities * gradient
         return whole.scatter_add(ctx.dim, index, -(gradient * here.unsqueeze(ctx.dim))), None, None
 

@@ -28,21 +28,40 @@ def vocab_embedding(weight: Tensor, indices: Tensor, *, padding_idx: int, axis: 
 
 
 def cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int,
+    label_smoothing: float,
+    rows: str,
+    parts: int,
+) -> Tensor:
+    """This rank's share of a mean over all rows: a partial sum over the axis `rows`, cut into `parts`."""
+    total = F.cross_entropy(
+        logits, targets, weight, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing
+    )
+    if targets.is_floating_point():
+        return total / (targets.numel() // targets.shape[min(1, targets.dim() - 1)] * parts)
+    valid = targets != ignore_index
+    counted = valid.sum() if weight is None else (weight[targets.where(valid, 0)] * valid).sum()
+    loss: Tensor = total / all_reduce(counted, rows)
+    return loss
+
+
+def vocab_cross_entropy(
     logits: Tensor, targets: Tensor, *, reduction: int, ignore_index: int, rows: str, classes: str
 ) -> Tensor:
-    """The loss of this rank's rows (a partial sum over `rows`) with the classes sharded over `classes`."""
+    """The loss with the classes sharded over `classes`: no logits are gathered. Partial over `rows`, if given."""
     valid = targets != ignore_index
-    if classes:
-        # `where`, not a product: a row that does not count has no gradient, even when no row counts (0 / 0).
-        losses = sharded_class_losses(logits, targets.where(valid, 0), classes).where(valid, 0)
-    else:
-        losses = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="none")
+    # `where`, not a product: a row that does not count has no gradient, even when no row counts (0 / 0).
+    losses = sharded_class_losses(logits, targets.where(valid, 0), classes).where(valid, 0)
     if reduction == 0:
-        return losses
+        return losses.to(logits.dtype)
     if reduction == 2:
-        return losses.sum()
+        return losses.sum().to(logits.dtype)
     count = valid.sum()
-    return losses.sum() / (all_reduce(count, rows) if rows else count)
+    return (losses.sum() / (all_reduce(count, rows) if rows else count)).to(logits.dtype)
 
 
 def batch_norm(

@@ -123,9 +123,13 @@ def loss() -> Iterator[Case]:
     yield case(LOSS, f(12), torch.tensor(7))
     yield case(LOSS, f(12, 24).detach().mul(300).requires_grad_(), ints(24, 12))
     yield case(LOSS, f(12, 6), torch.full((12,), -100))
-    yield case(LOSS, f(12, 6), ints(6, 12), plain(6))
-    yield case(LOSS, f(12, 6), ints(6, 12), None, 1, -100, 0.1)
-    yield case(LOSS, f(12, 6), plain(12, 6))
+    yield case(LOSS, f(12, 6), ints(6, 12), plain(6), 1, 3)
+    yield case(LOSS, f(12, 6), ints(6, 12), plain(6), 1, 3, 0.2)
+    yield case(LOSS, f(12, 6), ints(6, 12), None, 1, 3, 0.1)
+    yield case(LOSS, f(12, 6), ints(6, 12), None, 2, 3, 0.1)
+    yield case(LOSS, f(12, 6, 4), f(12, 6, 4))
+    yield case(LOSS, f(12, 6), plain(12, 6), plain(6), 1, -100, 0.1)
+    yield case(LOSS, f(12), plain(12))
 
 
 def reductions() -> Iterator[Case]:
@@ -271,6 +275,7 @@ def elementwise() -> Iterator[Case]:
     yield from (case(f"aten.{name}.Tensor", f(*X), f(6)) for name in ("add", "sub", "mul", "div"))
     yield from (case(f"aten.{name}.Tensor", f(*X), 3.0) for name in ("add", "sub", "mul", "div"))
     yield case("aten.add.Tensor", f(*X), f(12, 1), alpha=2)
+    yield case("aten.div.Tensor_mode", plain(*X), 0.3, rounding_mode="floor")
     yield case("aten.mul.Tensor", f(12, 1), f(1, 6))
     yield case("aten.rsub.Scalar", f(*X), 1.0)
     yield case("aten.pow.Scalar", 3.0, f(*X))

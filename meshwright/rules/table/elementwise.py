@@ -27,9 +27,10 @@ def linear_in_all(call: Call) -> Signature:
 
 
 def linear_in_one(call: Call) -> Signature:
-    """`mul` and `div` by a number are linear; the product of two partial sums is not."""
+    """`mul` and `div` by a number are linear; the product of two partial sums is not, nor is a rounded quotient."""
     signature = broadcast(call)
-    return signature.linear() if len(call.types) == 1 else signature
+    rounded = dict(call.op.kwargs).get("rounding_mode") is not None
+    return signature.linear() if len(call.types) == 1 and not rounded else signature
 
 
 def unary_linear(call: Call) -> Signature:

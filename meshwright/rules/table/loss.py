@@ -8,40 +8,42 @@ from math import prod
 from meshwright.layout.states import I
 from meshwright.layout.steps import Collective
 from meshwright.rules.rule import Call, Lowering, Rule, Split
-from meshwright.rules.shapes import opaque
 from meshwright.rules.signature import Dim, Signature, Term
-from meshwright.rules.table.reductions import LOWERINGS, MEAN
+from meshwright.rules.table.reductions import LOWERINGS, MEAN, NONE
 
 COUNT_BYTES = 8
 
 
 def cross_entropy(call: Call) -> Signature:
-    """Logits [rows, classes, more rows] or [classes], targets without the classes."""
-    if not _is_plain(call):
-        terms, fixed = opaque((*call.types, *call.result_types))
-        return Signature(terms[:-1], terms[-1:], fixed)
-    rows = _rows(call)
-    at = 0 if call.rank() == 1 else 1
-    reduced = call.arg(3, "reduction", MEAN) != 0
-    result = Term(() if reduced else rows, (("c", I),))
-    return Signature((Term((*rows[:at], ("c",), *rows[at:])), Term(rows)), (result,))
+    """Logits [rows, classes, more rows] or [classes]; targets without the classes, or with them (probabilities)."""
+    at = min(1, call.rank() - 1)
+    rows: tuple[Dim, ...] = tuple((f"r{i}",) for i in range(call.rank() - 1))
+    logits = Term((*rows[:at], ("c",), *rows[at:]))
+    targets = logits if _is_soft(call) else Term(rows)
+    weights = tuple(Term((("c",),)) for _ in call.types[2:])
+    result = Term(rows if call.arg(3, "reduction", MEAN) == NONE else (), (("c", I),))
+    return Signature((logits, targets, *weights), (result,), frozenset() if _is_plain(call) else frozenset({"c"}))
 
 
 def lower_cross_entropy(split: Split) -> Lowering:
+    """Sums need nothing of other ranks' rows; means need the whole count; sharded classes are merged row by row."""
     call, op = split.call, split.local
-    rows, classes = split.axis(*_row_factors(call)), split.axis("c")
-    mean = call.arg(3, "reduction", MEAN) == MEAN
-    counted = bool(rows) and mean
-    if not classes and not counted:
+    rows, classes = split.axis(*(f"r{i}" for i in range(call.rank() - 1))), split.axis("c")
+    reduction, ignored = call.arg(3, "reduction", MEAN), ("ignore_index", call.arg(4, "ignore_index", -100))
+    rows = rows if reduction == MEAN else ""
+    if classes:
+        vocabulary = (("reduction", reduction), ignored, ("rows", rows), ("classes", classes))
+        lowered = replace(op, target=f"{LOWERINGS}:vocab_cross_entropy", args=op.args[:2], kwargs=vocabulary)
+        return Lowering(lowered, _class_collectives(split, classes) + _count(split, rows))
+    if not rows:
         return Lowering(op)
-    literals = (
-        ("reduction", call.arg(3, "reduction", MEAN)),
-        ("ignore_index", call.arg(4, "ignore_index", -100)),
-        ("rows", rows if counted else ""),
-        ("classes", classes),
+    parts = split.ways(*(f"r{i}" for i in range(call.rank() - 1)))
+    smoothing = ("label_smoothing", call.arg(5, "label_smoothing", 0.0))
+    literals = (ignored, smoothing, ("rows", rows), ("parts", parts))
+    tensors = (*op.args[:2], call.arg(2, "weight"))
+    return Lowering(
+        replace(op, target=f"{LOWERINGS}:cross_entropy", args=tensors, kwargs=literals), _count(split, rows)
     )
-    lowered = replace(op, target=f"{LOWERINGS}:cross_entropy", args=op.args[:2], kwargs=literals)
-    return Lowering(lowered, _class_collectives(split, classes) + _count(rows if counted else ""))
 
 
 def _class_collectives(split: Split, axis: str) -> tuple[Collective, ...]:
@@ -57,22 +59,21 @@ def _class_collectives(split: Split, axis: str) -> tuple[Collective, ...]:
     )
 
 
-def _count(axis: str) -> tuple[Collective, ...]:
-    return (Collective("all_reduce", axis, COUNT_BYTES),) if axis else ()
+def _count(split: Split, axis: str) -> tuple[Collective, ...]:
+    """The number of rows that count, or the sum of their weights; probabilities count every row."""
+    if not axis or _is_soft(split.call):
+        return ()
+    weights = split.operands[2:]
+    return (Collective("all_reduce", axis, weights[0].itemsize if weights else COUNT_BYTES),)
+
+
+def _is_soft(call: Call) -> bool:
+    return call.types[1].is_float
 
 
 def _is_plain(call: Call) -> bool:
-    """Class indices, no weights, no smoothing: what language models and classifiers use."""
-    plain = len(call.types) == 2 and call.types[1].dtype == "int64"
-    return plain and call.arg(2, "weight") is None and not call.arg(5, "label_smoothing", 0.0)
-
-
-def _rows(call: Call) -> tuple[Dim, ...]:
-    return tuple((f"r{i}",) for i in range(call.rank(1)))
-
-
-def _row_factors(call: Call) -> tuple[str, ...]:
-    return tuple(f for dim in _rows(call) for f in dim)
+    """Class indices, no weights, no smoothing: the form that can be computed with the classes sharded."""
+    return not _is_soft(call) and len(call.types) == 2 and not call.arg(5, "label_smoothing", 0.0)
 
 
 RULES = {"aten.cross_entropy_loss": Rule(cross_entropy, lower_cross_entropy, shown="r c ..., r ... -> [c=I]")}

@@ -10,8 +10,8 @@ from meshwright.rules.shapes import along, broadcast, named
 from meshwright.rules.signature import Dim, Signature, Term
 
 LOWERINGS = "meshwright.rules.lowerings"
-MEAN, SUM = 1, 2
-"""How ATen numbers a loss's `reduction`; 0 is none."""
+NONE, MEAN = 0, 1
+"""How ATen numbers a loss's `reduction`; 2 is the sum."""
 
 
 _WHOLE = """
@@ -116,7 +116,7 @@ def histogram(call: Call) -> Signature:
 
 def elementwise_loss(call: Call) -> Signature:
     """A loss over pairs of elements: summed or averaged over all, or not reduced."""
-    if call.arg(2, "reduction", MEAN) == 0:
+    if call.arg(2, "reduction", MEAN) == NONE:
         return broadcast(call)
     dims = named(call.rank())
     return Signature((Term(dims),) * len(call.types), (Term(()),))
