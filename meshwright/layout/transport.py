@@ -22,6 +22,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from meshwright.cluster.mesh import FLAT
 from meshwright.errors import LayoutError
 
+# torch 2.13 renamed these and warns about the old names, which are the only ones that 2.11 has.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class Transport(Protocol):
     """What the collective ops need: this rank's place on an axis, and four exchanges."""
@@ -124,12 +128,12 @@ class ProcessTransport:
         group = self.group(axis)
         out = x.new_empty((dist.get_world_size(group), *x.shape))
         # Flat views: backends disagree on the shapes they accept, and empty pieces are allowed.
-        dist.all_gather_into_tensor(out.view(-1), x.contiguous().view(-1), group)
+        _all_gather(out.view(-1), x.contiguous().view(-1), group=group)
         return out
 
     def reduce_scatter(self, pieces: Tensor, axis: str) -> Tensor:
         out = pieces.new_empty(pieces.shape[1:])
-        dist.reduce_scatter_tensor(out.view(-1), pieces.contiguous().view(-1), group=self.group(axis))
+        _reduce_scatter(out.view(-1), pieces.contiguous().view(-1), group=self.group(axis))
         return out
 
     def all_to_all(self, pieces: Tensor, axis: str) -> Tensor:

@@ -1,0 +1,157 @@
+"""detect: measure the machines of a running job (torchrun, gloo or NCCL) and return them as a Cluster.
+
+Rank 0 decides what to measure next (`survey`) and tells the others through the job's store; every rank, rank 0
+included, obeys (`worker`). So only rank 0 reasons, and nothing is agreed on over the network being measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from meshwright.cluster.probe import RankInfo
+from meshwright.cluster.survey import Survey
+from meshwright.cluster.topology import Cluster
+from meshwright.errors import ClusterError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+_ANSWER_TIMEOUT_S = 120.0
+
+
+def detect(
+    backend: str | None = None, timeout_s: float = 60.0, say: Callable[[str], None] = lambda text: None
+) -> Cluster | None:
+    """Measure the job this process belongs to. Rank 0 returns the cluster, the others None.
+
+    Reads torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); one process alone needs none.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    from meshwright.cluster.worker import Worker, describe_rank
+
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    store = _join(rank, world, timeout_s)
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(
+        backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=timedelta(seconds=300)
+    )
+    try:
+        orders = PrefixStore("orders", store)
+        local_world = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+        orders.set(f"info/{rank}", json.dumps(asdict(describe_rank(backend, local_world))))
+        worker = Worker(rank, backend, orders)
+        if rank != 0:
+            worker.serve()
+            return None
+        return _lead(StoreProber(orders, world, worker.obey), backend, say)
+    finally:
+        dist.destroy_process_group()
+
+
+def _lead(prober: StoreProber, backend: str, say: Callable[[str], None]) -> Cluster:
+    try:
+        cluster = Survey(prober, backend, say).cluster()
+        cluster.verify()
+        return cluster
+    finally:
+        prober.stop()
+
+
+def _join(rank: int, world: int, timeout_s: float) -> Store:
+    """Meet at the store; a rank that does not come is named, with the hosts of those that did."""
+    import torch.distributed as dist
+    from torch.distributed import HashStore, rendezvous  # type: ignore[attr-defined]
+
+    if world == 1 and "MASTER_ADDR" not in os.environ:
+        return HashStore()
+    limit = timedelta(seconds=timeout_s)
+    try:
+        store: Store = next(rendezvous("env://", rank=rank, world_size=world, timeout=limit))[0]
+    except dist.DistError as error:
+        raise ClusterError(
+            f"rank {rank} could not reach {os.environ.get('MASTER_ADDR')} in {timeout_s:.0f} s",
+            "rank 0 listening there",
+            f"check MASTER_ADDR, MASTER_PORT and the firewall ({error})",
+        ) from error
+    store.set(f"joined/{rank}", socket.gethostname())
+    missing = [other for other in range(world) if not _arrived(store, other, limit)]
+    if missing:
+        here = {other: store.get(f"joined/{other}").decode() for other in range(world) if other not in missing}
+        raise ClusterError(
+            f"rank {', rank '.join(map(str, missing))} did not join detection within {timeout_s:.0f} s",
+            f"{world} ranks; these came: " + ", ".join(f"rank {r} on {name}" for r, name in here.items()),
+            "start every rank, or give a longer --timeout",
+        )
+    return store
+
+
+def _arrived(store: Store, rank: int, limit: timedelta) -> bool:
+    import torch.distributed as dist
+
+    try:
+        store.wait([f"joined/{rank}"], limit)
+    except dist.DistError:
+        return False
+    return True
+
+
+class StoreProber:
+    """Rank 0's Prober: numbered orders in the store, answers from the ranks that have one."""
+
+    def __init__(self, orders: Store, world: int, obey: Callable[[int, dict[str, Any]], None]) -> None:
+        self._orders, self._number, self._obey = orders, 0, obey
+        self.ranks: Sequence[RankInfo] = [_rank_info(self._get(f"info/{rank}", rank)) for rank in range(world)]
+
+    def order(self, what: dict[str, Any], answering: Sequence[int]) -> list[Any]:
+        """Give an order to all ranks, obey it here too, and return the answers of those who owe one."""
+        number, self._number = self._number, self._number + 1
+        self._orders.set(f"order/{number}", json.dumps(what))
+        self._obey(number, what)
+        return [self._get(f"answer/{number}/{rank}", rank) for rank in answering]
+
+    def stop(self) -> None:
+        self._orders.set(f"order/{self._number}", json.dumps({"do": "stop"}))
+
+    def _get(self, key: str, rank: int) -> Any:
+        import torch.distributed as dist
+
+        try:
+            self._orders.wait([key], timedelta(seconds=_ANSWER_TIMEOUT_S))
+        except dist.DistError as error:
+            raise ClusterError(
+                f"rank {rank} stopped answering during detection", "an answer", "look at that rank's log"
+            ) from error
+        answer = json.loads(self._orders.get(key))
+        if isinstance(answer, dict) and "failed" in answer:
+            raise ClusterError(f"rank {rank} failed during detection: {answer['failed']}", "a measurement")
+        return answer
+
+    def flows(self, pairs: Sequence[tuple[int, int]], n_bytes: int) -> list[list[float]]:
+        receivers = list(dict.fromkeys(receiver for _, receiver in pairs))
+        answers = self.order({"do": "flows", "pairs": list(pairs), "bytes": n_bytes}, receivers)
+        times = {receiver: iter(answer) for receiver, answer in zip(receivers, answers, strict=True)}
+        return [next(times[receiver]) for _, receiver in pairs]
+
+    def round_trip(self, pair: tuple[int, int]) -> list[float]:
+        answer: list[float] = self.order({"do": "round_trip", "pair": pair}, [pair[0]])[0]
+        return answer
+
+    def collective(self, kind: str, ranks: Sequence[int], n_bytes: int) -> list[float]:
+        answers = self.order({"do": "collective", "kind": kind, "ranks": list(ranks), "bytes": n_bytes}, ranks)
+        return [max(times) for times in zip(*answers, strict=True)]
+
+
+def _rank_info(plain: dict[str, Any]) -> RankInfo:
+    flops = tuple((str(dtype), float(rate)) for dtype, rate in plain.pop("matmul_flops"))
+    return RankInfo(**plain, matmul_flops=flops)

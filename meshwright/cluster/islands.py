@@ -1,0 +1,114 @@
+"""Find how members (ranks of a host, hosts of a network) nest, from the bandwidth between some pairs of them.
+
+In a tree of switches the rate between two members is that of the narrowest link on their way, an ultrametric:
+rate(x, y) >= min(rate(p, x), rate(p, y)). So one pivot p, measured against all others, sorts them into classes by
+rate; members of a class are at least that close to each other, and are sorted by a pivot of their own. When three
+pivots in a row see nothing but one rate, the class is taken to be uniform: k levels of n members cost O(k n)
+probes where islands are large, never more than the n^2/2 pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+Probe = Callable[[int, int], float]
+_ENOUGH_PIVOTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Island:
+    """Members that reach each other at `rate` bytes per second; children may be nearer to their own."""
+
+    rate: float
+    children: tuple[Island | int, ...]
+
+    def members(self) -> Iterator[int]:
+        for child in self.children:
+            if isinstance(child, int):
+                yield child
+            else:
+                yield from child.members()
+
+    @property
+    def depth(self) -> int:
+        return 1 + max((child.depth for child in self.children if isinstance(child, Island)), default=0)
+
+
+def find_islands(members: Sequence[int], probe: Probe, tolerance: float = 1.4) -> Island | int:
+    """The tree of islands of `members`; rates within a factor `tolerance` count as equal."""
+    return _find(list(members), probe, tolerance, None, 0)
+
+
+def _find(members: list[int], probe: Probe, tolerance: float, expected: float | None, uniform: int) -> Island | int:
+    pivot, others = members[0], members[1:]
+    if not others:
+        return pivot
+    classes = _classes([(probe(pivot, other), other) for other in others], tolerance)
+    alike = len(classes) == 1 and (expected is None or classes[0][0] < expected * tolerance)
+    uniform = uniform + 1 if alike else 0
+    if uniform >= _ENOUGH_PIVOTS:
+        return Island(classes[0][0], tuple(members))
+    tree: Island | int = pivot
+    for rate, near in classes:
+        tree = _join(tree, _find(near, probe, tolerance, rate, uniform), rate, tolerance)
+    return tree
+
+
+def _classes(rated: list[tuple[float, int]], tolerance: float) -> list[tuple[float, list[int]]]:
+    """Members by rate, fastest class first; a class ends where the next rate is a factor `tolerance` lower."""
+    classes: list[tuple[float, list[int]]] = []
+    last = 0.0
+    for rate, member in sorted(rated, reverse=True):
+        if not classes or rate * tolerance < last:
+            classes.append((rate, []))
+        classes[-1][1].append(member)
+        last = rate
+    # The typical rate stands for the class; order by number so that trees do not depend on noise.
+    return [(sorted(r for r, m in rated if m in near)[len(near) // 2], sorted(near)) for _, near in classes]
+
+
+def _join(tree: Island | int, other: Island | int, rate: float, tolerance: float) -> Island:
+    """Both under one island of `rate`; one that is an island of the same rate gives its children instead."""
+    children: list[Island | int] = []
+    for part in (tree, other):
+        same = isinstance(part, Island) and rate / tolerance < part.rate < rate * tolerance
+        children += part.children if isinstance(part, Island) and same else (part,)
+    return Island(rate, tuple(sorted(children, key=_first)))
+
+
+def _first(child: Island | int) -> int:
+    return child if isinstance(child, int) else min(child.members())
+
+
+def pull_in_slow_members(tree: Island) -> tuple[Island, dict[int, float]]:
+    """Members that stand alone beside a single island have a slow link of their own, not a level of their own.
+
+    Returns the tree without them apart, and their rates.
+    """
+    slow: dict[int, float] = {}
+    islands = [child for child in tree.children if isinstance(child, Island)]
+    alone = [child for child in tree.children if isinstance(child, int)]
+    while len(islands) == 1:
+        slow |= dict.fromkeys(alone, tree.rate)
+        tree = Island(islands[0].rate, tuple(sorted((*islands[0].children, *alone), key=_first)))
+        islands = [child for child in tree.children if isinstance(child, Island)]
+        alone = [child for child in tree.children if isinstance(child, int) and child not in slow]
+    children: list[Island | int] = []
+    for child in tree.children:
+        if isinstance(child, Island):
+            child, inner = pull_in_slow_members(child)
+            slow |= inner
+        children.append(child)
+    return Island(tree.rate, tuple(children)), slow
+
+
+def level_out(tree: Island | int, depth: int, rate: float = 0.0) -> Island | int:
+    """The tree with every member at the same depth: lone members become islands of one."""
+    if depth == 0:
+        return tree
+    if isinstance(tree, int):
+        return Island(rate, (level_out(tree, depth - 1, rate),)) if depth else tree
+    if tree.depth < depth:
+        return Island(tree.rate, (level_out(tree, depth - 1, tree.rate),))
+    return Island(tree.rate, tuple(level_out(child, depth - 1, tree.rate) for child in tree.children))

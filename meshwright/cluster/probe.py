@@ -1,0 +1,97 @@
+"""Measure rates and latencies through a Prober, with the spread of repeats: how sure a figure is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+Pair = tuple[int, int]
+
+_LONG_ENOUGH_S = 0.06  # long against jitter and against what a shaper lets through at once
+_LARGEST_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """What a rank says of itself: its host's name and its device's own figures."""
+
+    host: str
+    device: str
+    kind: str
+    memory_bytes: int
+    memory_bandwidth: float
+    launch_s: float
+    matmul_flops: tuple[tuple[str, float], ...]
+
+
+class Prober(Protocol):
+    """A live process group, or a simulated one, that can be asked to send."""
+
+    ranks: Sequence[RankInfo]
+
+    def flows(self, pairs: Sequence[Pair], n_bytes: int) -> list[list[float]]:
+        """Send `n_bytes` along all pairs at the same time; per pair, seconds until it had arrived, per repeat."""
+        ...
+
+    def round_trip(self, pair: Pair) -> list[float]:
+        """Seconds for one item there and back, per repeat."""
+        ...
+
+    def collective(self, kind: str, ranks: Sequence[int], n_bytes: int) -> list[float]:
+        """Seconds of a collective over these ranks (bytes as in `collective_s`), per repeat."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure and the relative spread of its repeats: (largest - smallest) / median."""
+
+    value: float
+    spread: float
+
+    def __str__(self) -> str:
+        return f"spread {self.spread:.0%}"
+
+
+def of_repeats(values: Sequence[float]) -> Measured:
+    middle = median(values)
+    return Measured(middle, (max(values) - min(values)) / middle if middle else 0.0)
+
+
+def rate(prober: Prober, pair: Pair) -> Measured:
+    """Bytes per second of one flow on an otherwise silent network."""
+    return rates(prober, [pair])[0]
+
+
+def rates(prober: Prober, pairs: Sequence[Pair], senders: Sequence[int] | None = None) -> list[Measured]:
+    """Bytes per second of flows that run at the same time, by sender label (by pair by default).
+
+    The time for 2n bytes less that for n: what starting costs, and what a full bucket lets through, cancels.
+    A sender with several flows is done when the last of them is.
+    """
+    labels = list(senders) if senders is not None else list(range(len(pairs)))
+    n_bytes = 1 << 16
+    while True:
+        short = prober.flows(pairs, n_bytes)
+        fastest_s = min(median(times) for times in short)
+        if fastest_s >= _LONG_ENOUGH_S or n_bytes >= _LARGEST_BYTES:
+            break
+        n_bytes = min(_LARGEST_BYTES, n_bytes * max(2, min(16, int(_LONG_ENOUGH_S / max(fastest_s, 1e-6)))))
+    long = prober.flows(pairs, 2 * n_bytes)
+    return [_slope(label, labels, short, long, n_bytes) for label in sorted(set(labels))]
+
+
+def _slope(label: int, labels: list[int], short: list[list[float]], long: list[list[float]], n_bytes: int) -> Measured:
+    mine = [i for i, other in enumerate(labels) if other == label]
+    first = [max(short[i][repeat] for i in mine) for repeat in range(len(short[mine[0]]))]
+    second = [max(long[i][repeat] for i in mine) for repeat in range(len(long[mine[0]]))]
+    # The shortest repeats: whatever else the machines do only ever makes one longer.
+    seconds = max(min(second) - min(first), 0.1 * min(first))
+    return Measured(n_bytes * len(mine) / seconds, (max(second) - min(second)) / median(second))
+
+
+def latency(prober: Prober, pair: Pair) -> Measured:
+    """Seconds one way for one item."""
+    return of_repeats([seconds / 2 for seconds in prober.round_trip(pair)])

@@ -1,0 +1,135 @@
+"""Detection on simulated jobs whose truth is known: structure exact, figures close, few groups and probes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from simulated_prober import SimulatedProber
+
+from meshwright.cluster import Cluster, Group, Link, Member, load_cluster
+from meshwright.cluster.islands import Island, find_islands, pull_in_slow_members
+from meshwright.cluster.survey import Survey
+
+CPU = load_cluster("local").devices[0]
+
+
+def host(n: int, link: Link = Link(1e-5, 4e9)) -> Group:  # noqa: B008
+    return Group("host", link, (Member("cpu", n),))
+
+
+def truth(root: Group) -> Cluster:
+    cluster = Cluster("truth", "gloo", (CPU,), root, 5e-5)
+    cluster.verify()
+    return cluster
+
+
+NET = Link(2e-4, 25e6)
+UNIFORM = truth(Group("pod", NET, (Member(host(1), 4),)))
+PAIRS = truth(Group("pod", NET, (Member(host(2), 3),)))
+THREE = truth(Group("pod", Link(5e-4, 10e6), (Member(Group("rack", Link(2e-4, 50e6), (Member(host(2), 2),)), 2),)))
+SLOW_HOST = truth(Group("pod", NET, (Member(host(1), 2), Member(host(1), 1, Link(2e-4, 8e6)), Member(host(1), 1))))
+SLOW_FIRST = truth(Group("pod", NET, (Member(host(1), 1, Link(2e-4, 8e6)), Member(host(1), 3))))
+THREE_AND_FIVE = truth(Group("pod", NET, (Member(host(3)), Member(host(5)))))
+MANY_CARDS = truth(Group("pod", Link(1e-5, 50e9, 8), (Member(host(8, Link(1e-6, 450e9)), 4),)))
+SHARED = truth(host(6, Link(1e-5, 2e9, shared=True)))
+NVLINK_PAIRS = truth(
+    Group("host", Link(1e-5, 1e10), (Member(Group("island", Link(1e-6, 2e11), (Member("cpu", 2),)), 4),))
+)
+LARGE = truth(Group("pod", Link(1e-5, 1e9), (Member(Group("rack", Link(1e-5, 1e10), (Member(host(8), 8),)), 4),)))
+
+ALL = {
+    "uniform": UNIFORM, "pairs": PAIRS, "three levels": THREE, "slow host": SLOW_HOST, "slow first": SLOW_FIRST,
+    "3 + 5": THREE_AND_FIVE, "many cards": MANY_CARDS, "shared": SHARED, "nvlink pairs": NVLINK_PAIRS,
+    "large": LARGE,
+}  # fmt: skip
+
+
+def skeleton(group: Group) -> object:
+    """Structure without figures."""
+    return group.level, [
+        (member.count, "device" if isinstance(member.of, str) else skeleton(member.of), member.uplink is not None)
+        for member in group.members
+    ]
+
+
+def links(group: Group) -> list[Link]:
+    """Every link that can be measured: a group of one has none."""
+    alone = sum(member.count for member in group.members) == 1
+    found = [] if alone else [group.link, *(member.uplink for member in group.members if member.uplink)]
+    return found + [link for member in group.members if isinstance(member.of, Group) for link in links(member.of)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_structure_is_exact_and_figures_within_15_percent(name: str) -> None:
+    true = ALL[name]
+    found = Survey(SimulatedProber(true), "gloo").cluster()
+    found.verify()
+    assert skeleton(found.root) == skeleton(true.root), f"\n{found}\nagainst\n{true}"
+    for measured, real in zip(links(found.root), links(true.root), strict=True):
+        assert measured.total_bandwidth == pytest.approx(real.total_bandwidth, rel=0.15), (measured, real)
+        assert measured.latency_s == pytest.approx(real.latency_s, rel=0.15)
+        assert (measured.count, measured.shared) == (real.count, real.shared)
+        assert all(0.8 < fraction < 1.2 for _, fraction in measured.efficiency)
+
+
+def test_groups_grow_with_levels_and_probes_with_members() -> None:
+    prober = SimulatedProber(LARGE)
+    survey = Survey(prober, "gloo")
+    survey.cluster()
+    n_hosts, n_levels = 32, 3
+    assert len(prober.groups) == n_levels
+    assert len(survey.probed) < 2.5 * n_hosts * n_levels  # of 32640 pairs of ranks
+
+
+def test_one_host_that_is_slow_inside_keeps_its_own_link() -> None:
+    slow = host(4, Link(1e-5, 1e9))
+    true = truth(Group("pod", NET, (Member(host(4), 3), Member(slow))))
+    found = Survey(SimulatedProber(true), "gloo").cluster()
+    inner = [member.of.link.bandwidth for member in found.root.members if isinstance(member.of, Group)]
+    assert inner == pytest.approx([4e9, 1e9], rel=0.15)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6, 8])
+def test_any_number_of_ranks_on_one_host(n: int) -> None:
+    found = Survey(SimulatedProber(truth(host(n))), "gloo").cluster()
+    assert found.device_count == n
+    assert found.root.levels() == ("host",)
+    assert dict(found.sources)["host.bandwidth"]
+
+
+def random_tree(source: random.Random, members: list[int], rate: float, depth: int) -> Island | int:
+    if len(members) == 1:
+        return members[0]
+    if depth == 0 or len(members) < 4:
+        return Island(rate, tuple(members))
+    cut = source.randint(2, len(members) - 2)
+    parts = [members[:cut], members[cut:]]
+    return Island(rate, tuple(random_tree(source, part, rate * 3, depth - 1) for part in parts))
+
+
+def rate_in(tree: Island | int, a: int, b: int) -> float:
+    assert isinstance(tree, Island)
+    for child in tree.children:
+        if isinstance(child, Island) and {a, b} <= set(child.members()):
+            return rate_in(child, a, b)
+    return tree.rate
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_islands_of_random_trees_are_found_whatever_the_order(seed: int) -> None:
+    source = random.Random(seed)
+    tree = random_tree(source, list(range(source.randint(2, 14))), 1.0, 3)
+    order = list(range(len(list(tree.members())))) if isinstance(tree, Island) else [0]
+    source.shuffle(order)
+    found = find_islands(order, lambda a, b: rate_in(tree, a, b) * source.uniform(0.95, 1.05))
+    for a in order:
+        for b in order:
+            if a < b:
+                assert rate_in(found, a, b) == pytest.approx(rate_in(tree, a, b), rel=0.15)
+
+
+def test_a_lone_slow_member_is_a_link_not_a_level() -> None:
+    tree, slow = pull_in_slow_members(Island(1.0, (3, Island(5.0, (0, 1, 2)))))
+    assert tree == Island(5.0, (0, 1, 2, 3))
+    assert slow == {3: 1.0}
