@@ -1,1 +1,61 @@
-"""meshwright: finds the fastest training plan that fits, explains it, and runs it."""
+"""meshwright: finds the fastest training plan that fits, explains it, and runs it on torch.distributed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.api import plan
+    from meshwright.capture import capture
+    from meshwright.capture.program import Program
+    from meshwright.cluster import Cluster, Mesh, load_cluster
+    from meshwright.errors import MeshwrightError
+    from meshwright.layout import Layout
+    from meshwright.plan.plan import Plan
+    from meshwright.rules import register_rule
+    from meshwright.runtime.trainer import Trainer, parallelize
+
+_HOMES = {
+    "Cluster": "meshwright.cluster",
+    "Layout": "meshwright.layout",
+    "Mesh": "meshwright.cluster",
+    "MeshwrightError": "meshwright.errors",
+    "Plan": "meshwright.plan.plan",
+    "Program": "meshwright.capture.program",
+    "Trainer": "meshwright.runtime.trainer",
+    "capture": "meshwright.capture",
+    "load_cluster": "meshwright.cluster",
+    "parallelize": "meshwright.runtime.trainer",
+    "plan": "meshwright.api",
+    "register_rule": "meshwright.rules",
+}
+"""Names are imported when first used: `import meshwright` and `meshwright --help` need no torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+__all__ = [
+    "Cluster",
+    "Layout",
+    "Mesh",
+    "MeshwrightError",
+    "Plan",
+    "Program",
+    "Trainer",
+    "capture",
+    "load_cluster",
+    "parallelize",
+    "plan",
+    "register_rule",
+]

@@ -116,4 +116,4 @@ def _extract(
 
 
 def _output(whole: fx.GraphModule) -> fx.Node:
-    return next(node for node in whole.graph.nodes if node.op == "output")
+    return whole.graph.output_node()

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 
 from meshwright.errors import PlanError
 from meshwright.solve.frontier import Fixed, Frontier, Point
-from meshwright.solve.intra import LayoutSet
+from meshwright.solve.space import LayoutSet
 
-PRICES = (0.0, 1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9, 1e-8)
+PRICES = (0.0, 1e-13, 1e-12, 1e-11, 1e-10, 1e-8)
 """Seconds per byte held: from a rounding error to a device that would rather move anything than keep it."""
+
+BUCKETS = 2048
+"""Labels that differ by less than this part of the budget in what they hold count as equal; the gap owns up to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def solve_chain(frontier: Frontier, fixed: Fixed, budget_bytes: int | None) -> C
     best = Chain(free[0].points(), free[0].seconds)
     if budget_bytes is None or best.peak_bytes <= budget_bytes:
         return best
-    labels = [label for label in _run(frontier, fixed, PRICES, None) if label.held + label.transient <= budget_bytes]
+    labels = _run(frontier, fixed, PRICES, None, budget_bytes)
     if not labels:
         return None
     bound_s = max(best.seconds, *(_bound(frontier, fixed, price, budget_bytes) for price in PRICES[1:]))
@@ -91,8 +94,8 @@ def solve_chain(frontier: Frontier, fixed: Fixed, budget_bytes: int | None) -> C
 
 def least_bytes(frontier: Frontier, fixed: Fixed) -> int | None:
     """The smallest peak that any chain of the points found has."""
-    labels = _run(frontier, fixed, PRICES, None)
-    return min((label.held + label.transient for label in labels), default=None)
+    tightest = _run(frontier, fixed, PRICES, PRICES[-1])
+    return min((label.held + label.transient for label in tightest), default=None)
 
 
 def _bound(frontier: Frontier, fixed: Fixed, price: float, budget_bytes: int) -> float:
@@ -100,19 +103,28 @@ def _bound(frontier: Frontier, fixed: Fixed, price: float, budget_bytes: int) ->
     return min(label.seconds + price * label.held for label in labels) - price * budget_bytes
 
 
-def _run(frontier: Frontier, fixed: Fixed, prices: Sequence[float], weight: float | None) -> list[_Label]:
-    """Labels at the end of the chain. With a `weight` only the best under seconds + weight * held is kept."""
+def _run(
+    frontier: Frontier, fixed: Fixed, prices: Sequence[float], weight: float | None, budget_bytes: int | None = None
+) -> list[_Label]:
+    """Labels at the end of the chain, within the budget if there is one.
+
+    With a `weight` only the best under seconds + weight * held is kept at each boundary.
+    """
     states: dict[LayoutSet, list[_Label]] = {(): [_Label(0.0, 0, 0)]}
     for index, segment in enumerate(frontier.program.segments):
         following: dict[LayoutSet, list[_Label]] = {}
+        possible = False
         for outputs in _outputs(frontier, index):
             found = []
             for inputs, labels in states.items():
                 points = [frontier.point(index, inputs, outputs, fixed, price) for price in prices]
-                found += [label.then(point) for point in points if point is not None for label in labels]
-            if found:
-                following[outputs] = _best(found, weight)
-        if not following:
+                distinct = {id(point): point for point in points if point is not None}
+                found += [label.then(point) for point in distinct.values() for label in labels]
+            possible = possible or bool(found)
+            kept = _best(found, weight, budget_bytes)
+            if kept:
+                following[outputs] = kept
+        if not possible:
             raise PlanError(
                 f"the pins leave no way to run segment {segment.name}", "pins that agree", "drop one of them"
             )
@@ -124,11 +136,15 @@ def _outputs(frontier: Frontier, index: int) -> list[LayoutSet]:
     return frontier.boundaries(frontier.program.segments[index])
 
 
-def _best(labels: list[_Label], weight: float | None) -> list[_Label]:
+def _best(labels: list[_Label], weight: float | None, budget_bytes: int | None) -> list[_Label]:
     if weight is not None:
-        return [min(labels, key=lambda label: label.seconds + weight * label.held)]
+        return [min(labels, key=lambda label: label.seconds + weight * label.held)] if labels else []
+    limit = budget_bytes or max((label.held + label.transient for label in labels), default=1)
+    width = max(1, limit // BUCKETS)
     kept: list[_Label] = []
     for label in sorted(labels, key=lambda one: (one.seconds, one.held, one.transient)):
-        if not any(other.held <= label.held and other.transient <= label.transient for other in kept):
+        if label.held + label.transient > limit:
+            continue
+        if not any(o.held - label.held < width and o.transient - label.transient < width for o in kept):
             kept.append(label)
     return kept

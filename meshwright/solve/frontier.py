@@ -9,9 +9,9 @@ from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
 from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.price.segment import price_segment
-from meshwright.solve.intra import Answer, LayoutSet, Question, choose
+from meshwright.solve.intra import Answer, Question, choose
 from meshwright.solve.pins import Pins
-from meshwright.solve.space import Space, boundary_layouts, space
+from meshwright.solve.space import LayoutSet, Space, boundary_layouts, space
 
 Fixed = dict[str, ParameterPlan]
 
@@ -36,6 +36,7 @@ class Frontier:
     method: str = "auto"
     spaces: dict[int, Space] = field(default_factory=dict)
     answers: dict[tuple[int, Question], Answer | None] = field(default_factory=dict)
+    points: dict[tuple[int, Question, tuple[tuple[str, int], ...]], Point] = field(default_factory=dict)
 
     def space(self, segment: Segment) -> Space:
         if segment.graph not in self.spaces:
@@ -65,9 +66,12 @@ class Frontier:
         if answer is None:
             return None
         charged = self._charged(index, segment)
-        graph = self.space(segment).graph
-        found = price_segment(graph, answer.choice, answer.parameters, self.mesh, self.optimizer, charged)
-        return Point(found, answer.parameters, answer.objective)
+        priced = (*key, tuple(charged.items()))
+        if priced not in self.points:
+            graph = self.space(segment).graph
+            found = price_segment(graph, answer.choice, answer.parameters, self.mesh, self.optimizer, charged)
+            self.points[priced] = Point(found, answer.parameters, answer.objective)
+        return self.points[priced]
 
     def _local(self, segment: Segment, fixed: Fixed) -> Fixed:
         graph = self.program.graph(segment)

@@ -16,17 +16,12 @@ from itertools import combinations
 
 import numpy as np
 
-from meshwright.layout import Layout, conversion
+from meshwright.layout import Layout
 from meshwright.plan import Choice, ParameterPlan
-from meshwright.price.compute import op_seconds
 from meshwright.price.flow import invariant, settled
-from meshwright.price.parameter import local_bytes, parameter_price
-from meshwright.price.segment import collectives_s
-from meshwright.profile import saved
+from meshwright.price.parameter import parameter_price
 from meshwright.select import InfeasibleError, Problem, ProblemBuilder, Selection, solve
-from meshwright.solve.space import Space, wanted
-
-LayoutSet = tuple[Layout, ...]
+from meshwright.solve.space import LayoutSet, Matrix, Space, conversion_s, wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +100,8 @@ class _Builder:
         return Answer(choice, parameters, selection.cost)
 
     def _op_node(self, index: int) -> int:
-        space, op = self.space, self.space.graph.ops[index]
-        mesh = space.mesh
-        carries = any(value.grad for value in op.results)
-        costs = []
-        for made in space.strategies[index]:
-            seconds = op_seconds(op, made, space.values, mesh.sizes, mesh.device)
-            cost = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
-            if carries:
-                cost += seconds.backward_s + collectives_s(made.collectives_backward, mesh)
-                cost += self.question.price_per_byte * self._saved_bytes(index, made.operands)
-            costs.append(cost)
-        return self.build.node(costs, name=op.name)
-
-    def _saved_bytes(self, index: int, layouts: LayoutSet) -> float:
-        """This op's share of what backward reads; a value that several ops keep is split between them."""
-        space, op = self.space, self.space.graph.ops[index]
-        total = 0.0
-        for position in saved(op, space.values).operands:
-            name = op.operands()[position]
-            value = space.values[name]
-            readers = len(space.uses[name])
-            total += local_bytes(value.type.sizes, value.type.itemsize, layouts[position], space.mesh) / readers
-        return total
+        costs = self.space.op_costs[index] + self.question.price_per_byte * self.space.op_bytes[index]
+        return self.build.node(costs, name=self.space.graph.ops[index].name)
 
     def _arguments(self) -> None:
         graph, whole = self.space.graph, invariant(self.space.mesh)
@@ -162,25 +136,31 @@ class _Builder:
     def _connect(self, name: str, maker: _Side) -> None:
         readers = self._readers(name)
         if len(readers) == 1:
-            reader = readers[0]
-            costs = [[self._seconds(name, made, want) for want in reader.layouts] for made in maker.layouts]
-            self.build.edge(maker.node, reader.node, np.array(costs))
+            self.build.edge(maker.node, readers[0].node, self._direct(name, maker, readers[0]))
         elif readers:
             self._copy(name, maker, readers)
+
+    def _direct(self, name: str, maker: _Side, reader: _Side) -> Matrix:
+        """Conversions from what is made to what is wanted. A parameter read once is used as its reader wants it:
+        storage -> compute pays for the rest."""
+        if name in self.options and name not in self.fixed:
+            return np.array([[0.0 if made == want else np.inf for want in reader.layouts] for made in maker.layouts])
+        return self._seconds(name, maker.layouts, reader.layouts)
 
     def _copy(self, name: str, maker: _Side, readers: list[_Side]) -> None:
         """A value read in several places: materialise one or two layouts, each converted from the maker's once."""
         layouts = tuple(dict.fromkeys(layout for reader in readers for layout in reader.layouts))
-        sets = [*((layout,) for layout in layouts), *combinations(layouts, 2)]
+        sets = [(i,) for i in range(len(layouts))] + list(combinations(range(len(layouts)), 2))
+        member = np.array([[i in group for i in range(len(layouts))] for group in sets])
         node = self.build.node([0.0] * len(sets), name=f"{name} copies")
-        costs = [[sum(self._seconds(name, made, want) for want in group) for group in sets] for made in maker.layouts]
-        self.build.edge(maker.node, node, np.array(costs))
+        self.build.edge(maker.node, node, self._seconds(name, maker.layouts, layouts) @ member.T)
         for reader in readers:
-            member = [[0.0 if want in group else np.inf for want in reader.layouts] for group in sets]
-            self.build.edge(node, reader.node, np.array(member))
+            wanted_at = [layouts.index(want) for want in reader.layouts]
+            self.build.edge(node, reader.node, np.where(member[:, wanted_at], 0.0, np.inf))
 
-    def _seconds(self, name: str, made: Layout, want: Layout) -> float:
-        value = self.space.values[name]
-        found = conversion(made, want, value.type.sizes, value.type.itemsize, self.space.mesh, grad=value.grad)
-        # Without a gradient nothing flows back, whatever the path's dual would be.
-        return found.forward_s + (found.backward_s if value.grad else 0.0)
+    def _seconds(self, name: str, made: LayoutSet, wants: LayoutSet) -> Matrix:
+        key = (name, made, wants)
+        if key not in self.space.matrices:
+            costs = [[conversion_s(self.space, name, source, target) for target in wants] for source in made]
+            self.space.matrices[key] = np.array(costs)
+        return self.space.matrices[key]

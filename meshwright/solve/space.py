@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
+
+import numpy as np
+import numpy.typing as npt
 
 from meshwright.capture.program import Op, SegmentGraph, TensorType, Value
 from meshwright.capture.sizes import BatchSize
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
-from meshwright.layout import I, Layout, S, State
+from meshwright.layout import I, Layout, S, State, conversion
 from meshwright.plan import ParameterPlan
+from meshwright.price.compute import op_seconds
 from meshwright.price.flow import settled
-from meshwright.profile import op_kind
+from meshwright.price.parameter import local_bytes
+from meshwright.price.segment import collectives_s
+from meshwright.profile import op_kind, saved
 from meshwright.rules import Strategy, strategies
 from meshwright.solve.pins import Pins
+
+LayoutSet = tuple[Layout, ...]
+Matrix = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """graph: at a fixed batch. uses: where each value is read, as (op index, operand position)."""
+    """graph: at a fixed batch. uses: where each value is read, as (op index, operand position).
+
+    op_costs and op_bytes: per op, seconds and bytes kept of each strategy. matrices: conversions priced so far.
+    """
 
     graph: SegmentGraph
     mesh: Mesh
@@ -29,6 +41,9 @@ class Space:
     parameters: dict[str, tuple[ParameterPlan, ...]]
     uses: dict[str, tuple[tuple[int, int], ...]]
     batch_dims: dict[str, frozenset[int]]
+    op_costs: list[Matrix] = field(default_factory=list)
+    op_bytes: list[Matrix] = field(default_factory=list)
+    matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
 
 
 def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, pins: Pins) -> Space:
@@ -46,7 +61,39 @@ def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, p
     )
     for value, full_name in zip(fixed.params, names, strict=True):
         made.parameters[value.name] = _parameter_options(made, value, full_name)
+    for index in range(len(fixed.ops)):
+        made.op_costs.append(np.array([_op_cost(made, index, one) for one in found[index]]))
+        made.op_bytes.append(np.array([_kept_bytes(made, index, one) for one in found[index]]))
     return made
+
+
+def _op_cost(space: Space, index: int, made: Strategy) -> float:
+    """Local work and the collectives inside the lowering, forward and backward."""
+    op, mesh = space.graph.ops[index], space.mesh
+    seconds = op_seconds(op, made, space.values, mesh.sizes, mesh.device)
+    cost = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
+    if any(value.grad for value in op.results):
+        cost += seconds.backward_s + collectives_s(made.collectives_backward, mesh)
+    return cost
+
+
+def _kept_bytes(space: Space, index: int, made: Strategy) -> float:
+    """This op's share of what backward reads; a value that several ops keep is split between them."""
+    op, total = space.graph.ops[index], 0.0
+    if not any(value.grad for value in op.results):
+        return total
+    for position in saved(op, space.values).operands:
+        value = space.values[op.operands()[position]]
+        size = local_bytes(value.type.sizes, value.type.itemsize, made.operands[position], space.mesh)
+        total += size / len(space.uses[value.name])
+    return total
+
+
+def conversion_s(space: Space, name: str, made: Layout, want: Layout) -> float:
+    """Forward and backward; without a gradient nothing flows back, whatever the path's dual would be."""
+    value = space.values[name]
+    found = conversion(made, want, value.type.sizes, value.type.itemsize, space.mesh, grad=value.grad)
+    return found.forward_s + (found.backward_s if value.grad else 0.0)
 
 
 def boundary_layouts(value: Value, batch_dims: frozenset[int], mesh: Mesh, pins: Pins) -> tuple[Layout, ...]:

@@ -77,23 +77,27 @@ def train_plain(name: str, dtype: str, steps: int) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients, "state": dict(model.state_dict())}
 
 
-def close(found: torch.Tensor, true: torch.Tensor, tolerance: float) -> bool:
-    return found.shape == true.shape and bool((found - true).abs().max() <= tolerance * true.abs().max())
+def assert_gradients_close(found: dict[str, torch.Tensor], true: dict[str, torch.Tensor]) -> None:
+    """Within 1e-5 of the parameter's largest element. A key's bias has a true gradient of zero, and what is seen of
+    it is rounding: elements are never held to less than 1e-9 of the largest gradient of the whole model."""
+    assert found.keys() == true.keys()
+    floor = 1e-9 * max(gradient.abs().max() for gradient in true.values())
+    for key, gradient in true.items():
+        error = (found[key] - gradient).abs().max()
+        assert error <= max(1e-5 * gradient.abs().max(), floor), key
 
 
-@pytest.mark.parametrize(("name", "size", "kind"), cases())
+@pytest.mark.parametrize(("name", "size", "kind"), list(cases()))
 def test_loss_gradients_and_collectives(name: str, size: int, kind: str, ranks: Callable[[int], GlooPool]) -> None:
     plan = planned(name, size, kind)
     true = train_plain(name, "float32", 1)
     for found in ranks(size).run(train_planned, name, plan.to_json(), "float32", 1):
         assert found["losses"] == pytest.approx(true["losses"], rel=1e-6)
-        assert found["gradients"].keys() == true["gradients"].keys()
-        for key, gradient in true["gradients"].items():
-            assert close(found["gradients"][key], gradient, 1e-5), key
+        assert_gradients_close(found["gradients"], true["gradients"])
         assert Counter(found["collectives"]) == Counter(plan.predicted.collectives)
 
 
-@pytest.mark.parametrize(("name", "size", "kind"), cases())
+@pytest.mark.parametrize(("name", "size", "kind"), list(cases()))
 def test_parameters_after_three_steps(name: str, size: int, kind: str, ranks: Callable[[int], GlooPool]) -> None:
     plan = planned(name, size, kind, "float64")
     true = train_plain(name, "float64", 3)

@@ -1,0 +1,5 @@
+import sys
+
+from meshwright.cli import main
+
+sys.exit(main())

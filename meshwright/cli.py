@@ -1,0 +1,46 @@
+"""The command line: a thin face over the public API. A command's module is imported only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from meshwright.errors import MeshwrightError
+
+COMMANDS = {
+    "plan": ("meshwright.solve.command", "find the fastest plan that fits, and show what others would cost"),
+    "code": ("meshwright.generate.command", "print the Python that a plan makes each rank run"),
+    "train": ("meshwright.runtime.command", "train a model under a plan on local processes"),
+    "solve": ("meshwright.select.command", "solve a selection problem from a file"),
+    "cluster": ("meshwright.cluster.command", "list, show or detect clusters"),
+    "rules": ("meshwright.rules.command", "list the sharding rules"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="meshwright", description="Finds the fastest training plan that fits, explains it, and runs it."
+    )
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    called = next((word for word in arguments if not word.startswith("-")), None)
+    for name, (module, summary) in COMMANDS.items():
+        if name == called:
+            import_module(module).add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
+    parsed = parser.parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except MeshwrightError as error:
+        print(f"meshwright: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("meshwright: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

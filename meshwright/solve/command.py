@@ -1,0 +1,111 @@
+"""`meshwright plan`: find a plan, show it beside the alternatives, write it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
+    from meshwright.solve.baselines import Baseline
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("plan", help="find the fastest plan that fits, and show what others would cost")
+    parser.add_argument("model", help="a family, with settings if wanted: gpt, llama?layers=4, resnet")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
+    parser.add_argument("--cluster", default="local:2", help="a preset (local:2, dgx-h100:1) or a TOML file")
+    parser.add_argument("--global-batch", type=int, default=8, metavar="N", help="samples per step (default 8)")
+    parser.add_argument("--seq", type=int, metavar="S", help="sequence length; the same as --set seq=S")
+    parser.add_argument("--memory", metavar="SIZE", help="limit per device, such as 20GiB; the device's own if absent")
+    parser.add_argument("--optimizer", default="adamw", help="adamw (default), momentum or sgd")
+    parser.add_argument("--pin", action="append", default=[], help="dp=N, tp=N, zero=0..3, split=matmul, NAME=S(0)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here")
+    parser.add_argument("--json", metavar="FILE", help="write a summary as JSON; - for standard output")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from meshwright.api import parse_bytes
+    from meshwright.capture import capture
+    from meshwright.cluster import load_cluster
+    from meshwright.errors import ModelError
+    from meshwright.models.reference import parse_reference
+    from meshwright.plan.describe import describe
+    from meshwright.solve.baselines import baselines
+    from meshwright.solve.plan import make_plan
+
+    start_s = time.perf_counter()
+    if args.global_batch < 1:
+        raise ModelError(f"--global-batch {args.global_batch}", "at least 1", "give a larger batch")
+    reference = parse_reference(args.model, [*args.set, *([f"seq={args.seq}"] if args.seq else [])])
+    cluster = load_cluster(args.cluster)
+    memory_bytes = parse_bytes(args.memory)
+    program = capture(*reference.meta(args.global_batch))
+    plan = make_plan(
+        program, cluster, model=str(reference), memory_bytes=memory_bytes, optimizer=args.optimizer, pins=args.pin
+    )
+    plan_s = time.perf_counter() - start_s
+    others = baselines(program, cluster, args.optimizer, memory_bytes)
+    if args.output:
+        plan.save(args.output)
+    if args.json != "-":
+        print(describe(plan))
+        print(alternatives(plan, others))
+    if args.json:
+        text = json.dumps(summary(plan, others, plan_s), indent=1)
+        if args.json == "-":
+            print(text)
+        else:
+            _write(args.json, text)
+    if args.output and args.json != "-":
+        print(f"written to {args.output}; see the code with `meshwright code {args.output}`")
+    return 0
+
+
+def alternatives(plan: Plan, others: list[Baseline]) -> str:
+    from meshwright.plan.describe import seconds, size
+
+    lines = ["", "alternatives, by the same prices:"]
+    for other in others:
+        if other.plan is None:
+            lines.append(f"  {other.name:<24} not possible: {other.why}")
+            continue
+        found = other.plan.predicted
+        ratio = found.step_s / plan.predicted.step_s
+        lines.append(f"  {other.name:<24} {seconds(found.step_s):>9}  {ratio:5.2f}x  {size(found.peak_bytes):>9}")
+    return "\n".join(lines)
+
+
+def summary(plan: Plan, others: list[Baseline], plan_s: float) -> dict[str, Any]:
+    found = plan.predicted
+    return {
+        "plan_seconds": plan_s,
+        "optimality_gap": found.gap,
+        "solver_step_seconds": found.step_s,
+        "predicted": {"step_seconds": found.step_s, "peak_bytes": found.peak_bytes},
+        "mesh": {axis.name: axis.size for axis in plan.mesh.axes},
+        "baselines": [
+            {
+                "name": other.name,
+                "fits": other.plan is not None,
+                "step_seconds": other.plan.predicted.step_s if other.plan else None,
+                "peak_bytes": other.plan.predicted.peak_bytes if other.plan else None,
+            }
+            for other in others
+        ],
+    }
+
+
+def _write(path: str, text: str) -> None:
+    from meshwright.errors import PlanError
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        print(text, file=sys.stderr)
+        raise PlanError(f"{path} cannot be written: {error.strerror}", "a writable path") from error
