@@ -40,13 +40,16 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class Outcome:
     """What one rank (or the unsharded op) made: results, operand gradients, collectives."""
 
     results: tuple[Tensor, ...]
     gradients: tuple[Tensor | None, ...]
     forward: tuple[Collective, ...] = ()
     backward: tuple[Collective, ...] = ()
+
+
+Runner = Callable[[Mesh, Callable[[int], Outcome]], list[Outcome]]
 
 
 def case(target: str, *args: Any, **kwargs: Any) -> Case:
@@ -71,16 +74,21 @@ def case_of(op: Op, operands: Sequence[Tensor]) -> Case:
     return Case(replace(op, results=named), tuple(operands))
 
 
-def prove(given: Case, mesh: Mesh, *, tolerance: float = TOLERANCE) -> int:
+def prove(given: Case, mesh: Mesh, *, tolerance: float = TOLERANCE, run: Runner | None = None) -> int:
     """Prove every strategy of the op on this mesh; returns how many. RuleError names the first that is wrong."""
     found = strategies(given.op, given.values(), mesh)
     for strategy in found:
-        prove_strategy(given, strategy, mesh, tolerance=tolerance)
+        prove_strategy(given, strategy, mesh, tolerance=tolerance, run=run)
     return len(found)
 
 
-def prove_strategy(given: Case, strategy: Strategy, mesh: Mesh, *, tolerance: float = TOLERANCE) -> None:
-    """Execute one strategy on every simulated rank and check all that it declares."""
+def prove_strategy(
+    given: Case, strategy: Strategy, mesh: Mesh, *, tolerance: float = TOLERANCE, run: Runner | None = None
+) -> None:
+    """Execute one strategy on every rank and check all that it declares.
+
+    `run` runs a function of the rank on every rank and returns what all of them made; simulated ranks by default.
+    """
     truth, upstream = _truth(given)
     pieces = [distribute(t.detach(), layout, mesh) for t, layout in zip(given.operands, strategy.operands, strict=True)]
     duals = [
@@ -88,14 +96,14 @@ def prove_strategy(given: Case, strategy: Strategy, mesh: Mesh, *, tolerance: fl
         for g, layout in zip(upstream, strategy.results, strict=True)
     ]
 
-    def rank(index: int) -> _Outcome:
+    def rank(index: int) -> Outcome:
         operands = [
             piece[index].clone().requires_grad_(whole.requires_grad)
             for piece, whole in zip(pieces, given.operands, strict=True)
         ]
         return _step(strategy.lowering, operands, [None if dual is None else dual[index] for dual in duals])
 
-    ranks = simulate(dict(zip(mesh.names, mesh.sizes, strict=True)), rank)
+    ranks = (run or _simulated)(mesh, rank)
     check = _Check(f"strategy {strategy} of {given.op}", mesh, tolerance)
     check.types(strategy, ranks)
     check.collectives(strategy, ranks)
@@ -106,6 +114,10 @@ def prove_strategy(given: Case, strategy: Strategy, mesh: Mesh, *, tolerance: fl
         if gradient is not None:
             locals_ = [_or_zeros(r.gradients[i], pieces[i][n]) for n, r in enumerate(ranks)]
             check.value(f"the gradient of operand {i}", locals_, layout, gradient, summed="R")
+
+
+def _simulated(mesh: Mesh, rank: Callable[[int], Outcome]) -> list[Outcome]:
+    return simulate(dict(zip(mesh.names, mesh.sizes, strict=True)), rank)
 
 
 def distribute(whole: Tensor, layout: Layout, mesh: Mesh) -> list[Tensor]:
@@ -122,12 +134,12 @@ class _Check:
     mesh: Mesh
     tolerance: float
 
-    def types(self, strategy: Strategy, ranks: Sequence[_Outcome]) -> None:
+    def types(self, strategy: Strategy, ranks: Sequence[Outcome]) -> None:
         for result, declared in zip(ranks[0].results, strategy.lowering.results, strict=True):
             if type_of(result) != declared.type:
                 raise RuleError(f"{self.where} makes {type_of(result)}", f"{declared.type}, as declared")
 
-    def collectives(self, strategy: Strategy, ranks: Sequence[_Outcome]) -> None:
+    def collectives(self, strategy: Strategy, ranks: Sequence[Outcome]) -> None:
         for outcome in ranks:
             for side, ran, declared in (
                 ("forward", outcome.forward, strategy.collectives_forward),
@@ -156,7 +168,7 @@ class _Check:
     def _equal(self, what: str, found: Tensor, truth: Tensor) -> None:
         if found.shape != truth.shape:
             raise RuleError(f"{self.where}: {what} has shape {tuple(found.shape)}", f"{tuple(truth.shape)}")
-        if not truth.is_floating_point():
+        if not (truth.is_floating_point() or truth.is_complex()):
             if not torch.equal(found, truth):
                 raise RuleError(f"{self.where}: {what} is {found}", f"{truth}")
             return
@@ -166,7 +178,7 @@ class _Check:
             raise RuleError(f"{self.where}: {what} is off by {off:.3g}", "the unsharded op's value")
 
 
-def _truth(given: Case) -> tuple[_Outcome, list[Tensor | None]]:
+def _truth(given: Case) -> tuple[Outcome, list[Tensor | None]]:
     operands = [t.detach().clone().requires_grad_(t.requires_grad) for t in given.operands]
     results = run_by_position(given.op, operands)
     generator = torch.Generator().manual_seed(1)
@@ -178,7 +190,7 @@ def _truth(given: Case) -> tuple[_Outcome, list[Tensor | None]]:
     return replace(outcome, gradients=gradients), upstream
 
 
-def _step(op: Op, operands: list[Tensor], upstream: Sequence[Tensor | None]) -> _Outcome:
+def _step(op: Op, operands: list[Tensor], upstream: Sequence[Tensor | None]) -> Outcome:
     """Forward, then backward from the gradients given, with the collectives of each."""
     with record() as forward:
         results = run_by_position(op, operands)
@@ -190,7 +202,7 @@ def _step(op: Op, operands: list[Tensor], upstream: Sequence[Tensor | None]) -> 
             outputs, gradients = zip(*pairs, strict=True)
             found = torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
     by_id = dict(zip(map(id, wanted), found, strict=False))
-    return _Outcome(
+    return Outcome(
         tuple(r.detach() for r in results),
         tuple(by_id.get(id(t)) for t in operands),
         tuple(forward),

@@ -15,7 +15,7 @@ _PLAIN = """
     logical_xor logit lt masked_fill max.other maximum min.other minimum mish nan_to_num ne nextafter pow prelu
     rad2deg reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh
     softplus softshrink sqrt square tan tanh threshold to trunc xlogy addcmul addcdiv
-    __and__ __or__ __xor__ empty_like full_like ones_like zeros_like
+    __and__ __or__ __xor__ broadcast_tensors complex copy fill polar empty_like full_like ones_like zeros_like
 """
 _UNARY_LINEAR = "neg positive clone contiguous alias detach lift_fresh_copy"
 

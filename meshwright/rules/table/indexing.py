@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.capture.program import Ref
 from meshwright.rules.rule import Call, Rule
-from meshwright.rules.shapes import broadcast_dims, named
+from meshwright.rules.shapes import broadcast_dims, changed, named
 from meshwright.rules.signature import Dim, Signature, Term
 
 
@@ -64,6 +64,18 @@ def index_put(call: Call) -> Signature:
     return Signature(terms, (Term(dims),), frozenset(fixed))
 
 
+def slice_scatter(call: Call) -> Signature:
+    """Writing a slice is free on other dims, and on its own where the slice is all of it."""
+    dim = call.dim(2, "dim", 0)
+    return changed(call, () if call.types[0].sizes == call.types[1].sizes else (dim,)).linear()
+
+
+def select_scatter(call: Call) -> Signature:
+    dim, dims = call.dim(2, "dim"), named(call.rank())
+    written = Term(dims[:dim] + dims[dim + 1 :])
+    return Signature((Term(dims), written), (Term(dims),), frozenset(dims[dim])).linear()
+
+
 def one_hot(call: Call) -> Signature:
     dims = named(call.rank())
     return Signature((Term(dims),), (Term((*dims, ("classes",))),), frozenset({"classes"}))
@@ -94,5 +106,7 @@ RULES = {
     "aten.scatter_add": Rule(scatter, shown="... x!, ... y!, ... y! -> ... x!"),
     "aten.index.Tensor": Rule(index, shown="... x!, i -> ... i, or + of the first"),
     "aten.index_put": Rule(index_put, shown="... x!, i!, ... i! -> ... x!"),
+    "aten.slice_scatter": Rule(slice_scatter, shown="... n!, ... m! -> ... n!, or +"),
+    "aten.select_scatter": Rule(select_scatter, shown="... n!, ... -> ... n!, or +"),
     "aten.one_hot": Rule(one_hot, shown="... -> ... n!"),
 }

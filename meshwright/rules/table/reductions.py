@@ -155,6 +155,7 @@ RULES = {
     "aten.l1_loss": Rule(elementwise_loss, lower_loss, shown="..., ... ->"),
     "aten.smooth_l1_loss": Rule(elementwise_loss, lower_loss, shown="..., ... ->"),
     "aten.huber_loss": Rule(elementwise_loss, lower_loss, shown="..., ... ->"),
+    "aten._is_all_true": Rule(whole_of_all, shown="x! ->"),
     "aten.histc": Rule(histogram, shown="... -> n!"),
 }
 RULES |= {f"aten.{name}": Rule(whole, shown=_WHOLE_SHOWN) for name in _WHOLE.split()}

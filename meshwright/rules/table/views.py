@@ -62,6 +62,15 @@ def expand(call: Call) -> Signature:
     return Signature((Term(operand), *others), (Term(dims),)).linear(0)
 
 
+def to_complex(call: Call) -> Signature:
+    dims = named(call.rank())
+    return arranged(call, dims[:-1], dims[-1]).linear()
+
+
+def to_real(call: Call) -> Signature:
+    return arranged(call, (*named(call.rank()), ("parts",)), {"parts"}).linear()
+
+
 def slice_(call: Call) -> Signature:
     """Slicing is free on other dims, and on its own where it takes all of it."""
     dim = call.dim(1, "dim", 0)
@@ -180,6 +189,8 @@ RULES = {
     "aten.squeeze": Rule(squeeze, shown="... 1 -> ..., or +"),
     "aten.expand": Rule(expand, local_shape(1, "size"), shown="... 1 -> ... n, or +"),
     "aten.expand_as": Rule(expand, shown="... 1 -> ... n, or +"),
+    "aten.view_as_complex": Rule(to_complex, shown="... 2! -> ..."),
+    "aten.view_as_real": Rule(to_real, shown="... -> ... 2!"),
     "aten.slice": Rule(slice_, shown=_CUT),
     "aten.select.int": Rule(select, shown="... n! -> ..., or +"),
     "aten.unbind": Rule(unbind, shown="... n! -> ..., or +"),
