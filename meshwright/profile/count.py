@@ -21,6 +21,7 @@ _VIEWS = """
     unbind chunk split split_with_sizes narrow alias detach view_as_real view_as_complex expand_as broadcast_to
 """
 VIEWS = frozenset(_VIEWS.split())
+ATTENTIONS = frozenset({"scaled_dot_product_attention", "causal_attention"})
 CONVOLUTIONS = frozenset(f"conv{n}d" for n in (1, 2, 3))
 PASSES_GRADIENT = frozenset({"add"})
 """Ops whose operands take the result's gradient as it is, where nothing broadcasts."""
@@ -31,7 +32,7 @@ def op_kind(op: Op) -> Kind:
     name = packet(op.target)
     if name in VIEWS:
         return "view"
-    if name == "scaled_dot_product_attention":
+    if name in ATTENTIONS:
         return "attention"
     if name in CONVOLUTIONS:
         return "convolution"
@@ -101,7 +102,7 @@ def backward_bytes(op: Op, values: Values) -> int:
 def _pair_flops(op: Op, operands: Sequence[Value]) -> tuple[int, ...]:
     """FLOPs of each product inside the op."""
     name = packet(op.target)
-    if name == "scaled_dot_product_attention":
+    if name in ATTENTIONS:
         return _attention(op, operands)
     if name in CONVOLUTIONS:
         weight = operands[1].type.sizes
@@ -117,7 +118,8 @@ def _attention(op: Op, operands: Sequence[Value]) -> tuple[int, int]:
 
 
 def _is_causal(op: Op) -> bool:
-    if op_kind(op) != "attention":
+    """Whether a kernel is told of a causal mask; one given as a tensor it cannot skip."""
+    if packet(op.target) != "scaled_dot_product_attention":
         return False
     return bool(op.args[5] if len(op.args) > 5 else dict(op.kwargs).get("is_causal", False))
 

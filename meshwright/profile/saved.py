@@ -84,9 +84,14 @@ def _where(op: Op, operands: Sequence[Value]) -> Saved:
 
 
 def _attention(op: Op, operands: Sequence[Value]) -> Saved:
-    """The fused kernel keeps the log of each row's sum, in single precision or wider."""
-    rows = prod(operands[0].type.sizes[:-1])
-    return Saved(tuple(range(len(operands))), (0,), rows * max(4, operands[0].type.itemsize))
+    """The fused kernel keeps the log of each row's sum; of a mask of truth values, its own copy in numbers."""
+    query, key = operands[0].type, operands[1].type
+    kept = prod(query.sizes[:-1]) * max(4, query.itemsize)
+    masks = [value.type for value in operands[3:] if not value.type.is_float]
+    kept += sum(prod(mask.sizes) for mask in masks) * query.itemsize
+    if packet(op.target) == "causal_attention":
+        kept += query.sizes[-2] * key.sizes[-2] * query.itemsize
+    return Saved(tuple(range(len(operands) - len(masks))), (0,), kept)
 
 
 def _layer_norm(op: Op, operands: Sequence[Value]) -> Saved:
@@ -188,6 +193,7 @@ _RULES: dict[str, Rule] = {
     "group_norm": _group_norm,
     "batch_norm": lambda op, values: (_merged_batch_norm if _is_lowered(op) else _batch_norm)(op, values),
     "scaled_dot_product_attention": _attention,
+    "causal_attention": _attention,
     "cross_entropy_loss": _cross_entropy,
     "cross_entropy": _counted_cross_entropy,
     "vocab_cross_entropy": _vocab_cross_entropy,

@@ -54,14 +54,28 @@ def test_weight_and_input_gradients_are_told_apart() -> None:
     assert backward_flops_by_operand(given.op, given.values()) == (0, flops)
 
 
-def test_the_pieces_of_a_split_matrix_product_add_up() -> None:
-    given = case("aten.linear.default", floats(4, 6, 8), floats(10, 8), floats(10))
+PRODUCTS = {
+    "linear": lambda: case("aten.linear.default", floats(4, 6, 8), floats(10, 8), floats(10)),
+    "attention": lambda: case(SDPA, floats(2, 4, 6, 8), floats(2, 2, 6, 8), floats(2, 2, 6, 8), **GROUPED),
+    "conv2d": lambda: case("aten.conv2d.default", floats(2, 4, 5, 5), floats(6, 4, 3, 3), floats(6)),
+    "grouped conv2d": lambda: case("aten.conv2d.default", floats(2, 4, 5, 5), floats(8, 1, 3, 3), groups=4),
+    "einsum": lambda: case("aten.einsum.default", "bij,bjk->bik", (floats(2, 4, 6), floats(2, 6, 8))),
+}
+SDPA, GROUPED = "aten.scaled_dot_product_attention.default", {"is_causal": True, "enable_gqa": True}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_the_pieces_of_a_split_product_add_up(name: str) -> None:
+    given = PRODUCTS[name]()
     mesh = logical_mesh({"x": 2})
-    whole = forward_flops(given.op, given.values())
+    whole, back = forward_flops(given.op, given.values()), backward_flops(given.op, given.values())
+    assert whole > 0
     for strategy in strategies(given.op, given.values(), mesh):
         local = local_operands(strategy, given.op, given.values(), mesh)
-        expected = whole if strategy.factors == (None,) else whole // 2
-        assert forward_flops(strategy.lowering, local) == expected, strategy
+        parts = 1 if strategy.factors == (None,) else 2
+        assert forward_flops(strategy.lowering, local) * parts == whole, strategy
+        assert backward_flops(strategy.lowering, local) * parts == back, strategy
+        assert op_kind(strategy.lowering) == op_kind(given.op)
 
 
 def test_einsum_counts_its_pairs() -> None:

@@ -123,6 +123,7 @@ def test_unary_ops_keep_what_they_say() -> None:
         check_case(case(f"aten.{name}.default", floats(3, 4).detach().mul(0.4).requires_grad_()), name)
 
 
+SDPA, GROUPED = "aten.scaled_dot_product_attention.default", {"is_causal": True, "enable_gqa": True}
 LOWERED = {
     "vocabulary-parallel embedding": lambda: case("aten.embedding.default", floats(6, 4), torch.randint(0, 6, (4, 2))),
     "cross-entropy": lambda: case("aten.cross_entropy_loss.default", floats(6, 4), torch.randint(0, 4, (6,))),
@@ -133,6 +134,9 @@ LOWERED = {
         "meshwright.capture.functional:batch_norm",
         *(floats(6, 4, 3, 3), floats(4), floats(4), torch.rand(4), torch.rand(4), 0.1, 1e-5),
     ),
+    "attention": lambda: case(SDPA, floats(2, 4, 6, 8), floats(2, 2, 6, 8), floats(2, 2, 6, 8), **GROUPED),
+    "masked attention": lambda: case(SDPA, *(floats(2, 4, 6, 8) for _ in range(3)), torch.rand(6, 6) > -1),
+    "biased attention": lambda: case(SDPA, *(floats(2, 4, 6, 8) for _ in range(3)), torch.rand(6, 6)),
     "mean": lambda: case("aten.mean.dim", floats(6, 4), (1,)),
     "linear": lambda: case("aten.linear.default", floats(6, 4), floats(2, 4), floats(2)),
 }
