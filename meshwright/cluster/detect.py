@@ -70,20 +70,12 @@ def _lead(prober: StoreProber, backend: str, say: Callable[[str], None]) -> Clus
 
 def _join(rank: int, world: int, timeout_s: float) -> Store:
     """Meet at the store; a rank that does not come is named, with the hosts of those that did."""
-    import torch.distributed as dist
-    from torch.distributed import HashStore, rendezvous  # type: ignore[attr-defined]
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     if world == 1 and "MASTER_ADDR" not in os.environ:
         return HashStore()
     limit = timedelta(seconds=timeout_s)
-    try:
-        store: Store = next(rendezvous("env://", rank=rank, world_size=world, timeout=limit))[0]
-    except dist.DistError as error:
-        raise ClusterError(
-            f"rank {rank} could not reach {os.environ.get('MASTER_ADDR')} in {timeout_s:.0f} s",
-            "rank 0 listening there",
-            f"check MASTER_ADDR, MASTER_PORT and the firewall ({error})",
-        ) from error
+    store = _open_store(rank, limit)
     store.set(f"joined/{rank}", socket.gethostname())
     missing = [other for other in range(world) if not _arrived(store, other, limit)]
     if missing:
@@ -94,6 +86,28 @@ def _join(rank: int, world: int, timeout_s: float) -> Store:
             "start every rank, or give a longer --timeout",
         )
     return store
+
+
+def _open_store(rank: int, limit: timedelta) -> Store:
+    """The job's store: torchrun's agent keeps one, else rank 0 does. Waits for nobody, so that absence is seen."""
+    import torch.distributed as dist
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store = TCPStore(
+            host, port, is_master=rank == 0 and not by_agent, timeout=limit, wait_for_workers=False, multi_tenant=True
+        )
+    except dist.DistError as error:
+        raise ClusterError(
+            f"rank {rank} could not reach {host}:{port} in {limit.total_seconds():.0f} s",
+            "rank 0 listening there",
+            "check MASTER_ADDR, MASTER_PORT and the firewall",
+        ) from error
+    prefix = f"meshwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    namespaced: Store = PrefixStore(prefix, store)
+    return namespaced
 
 
 def _arrived(store: Store, rank: int, limit: timedelta) -> bool:

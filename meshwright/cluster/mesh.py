@@ -73,6 +73,7 @@ class Mesh(HashedOnce):
     flat: tuple[Axis, ...] = ()
 
     __hash__ = HashedOnce.__hash__
+    __eq__ = HashedOnce.equal_once
 
     @property
     def sizes(self) -> tuple[int, ...]:

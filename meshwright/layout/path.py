@@ -16,6 +16,7 @@ import heapq
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
+from typing import NamedTuple
 
 from meshwright.cluster.mesh import Mesh
 from meshwright.layout.moves import moves
@@ -55,7 +56,6 @@ def conversion(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool = True
 ) -> Conversion:
     """The cheapest conversion of a tensor of global `shape`. Without `grad`, R and I are the same."""
-    target.check(shape, mesh.sizes)
     return _search(source, shape, itemsize, mesh, grad).reach(target)
 
 
@@ -82,61 +82,77 @@ class _Search:
     """Dijkstra from one source, resumed where it stopped when a further target is asked for."""
 
     def __init__(self, source: Layout, graph: _Graph) -> None:
-        self.graph, self.source = graph, source
+        self.graph = graph
         start, n = graph.number[source], len(graph.layouts)
-        self._settled = [False] * n
-        self._best = [(inf, 0)] * n  # seconds, then steps: ties go to fewer steps
-        self._best[start] = (0.0, 0)
+        self._best_s = [inf] * n
+        self._best_steps = [0] * n  # ties in seconds go to fewer steps
+        self._best_s[start] = 0.0
         self._last: list[tuple[int, Step, StepPrice] | None] = [None] * n
+        self._settled: list[_Path | None] = [None] * n
         self._heap = [(0.0, 0, start)]
+        self._start = _Path(Conversion(source, source))
 
     def reach(self, target: Layout) -> Conversion:
-        number = self.graph.number[target]
-        while not self._settled[number]:
+        number = self.graph.number.get(target)
+        if number is None:
+            target.check(self.graph.shape, self.graph.mesh.sizes)
+            raise AssertionError(f"{target} fits but is not in the graph")
+        while (found := self._settled[number]) is None:
             length_s, n_steps, nearest = heapq.heappop(self._heap)
-            if not self._settled[nearest]:
-                self._settled[nearest] = True
+            if self._settled[nearest] is None:
+                self._settle(nearest)
                 self._relax(length_s, n_steps + 1, nearest)
-        return self._path(number)
+        return found.conversion
+
+    def _settle(self, number: int) -> None:
+        last = self._last[number]
+        if last is None:
+            self._settled[number] = self._start
+            return
+        before = self._settled[last[0]]
+        assert before is not None
+        self._settled[number] = _extended(before, last[1], last[2])
 
     def _relax(self, length_s: float, n_steps: int, number: int) -> None:
-        settled, best = self._settled, self._best
-        for edge_s, after, step, price in self.graph.edges(number):
-            if not settled[after]:
-                reached = (length_s + edge_s, n_steps)
-                if reached < best[after]:
-                    best[after] = reached
-                    self._last[after] = (number, step, price)
-                    heapq.heappush(self._heap, (*reached, after))
-
-    def _path(self, number: int) -> Conversion:
-        target = self.graph.layouts[number]
-        steps: list[Step] = []
-        prices: list[StepPrice] = []
-        while (last := self._last[number]) is not None:
-            number, step, price = last
-            steps.append(step)
-            prices.append(price)
-        return _assemble(self.source, target, tuple(reversed(steps)), prices[::-1])
+        best_s, best_steps = self._best_s, self._best_steps
+        for edge in self.graph.edges(number):
+            after, reached_s = edge[1], length_s + edge[0]
+            # A settled layout is never reached sooner, since no edge is negative.
+            if reached_s < best_s[after] or (reached_s == best_s[after] and n_steps < best_steps[after]):
+                best_s[after], best_steps[after] = reached_s, n_steps
+                self._last[after] = (number, edge[2], edge[3])
+                heapq.heappush(self._heap, (reached_s, n_steps, after))
 
 
-def _assemble(source: Layout, target: Layout, steps: tuple[Step, ...], prices: list[StepPrice]) -> Conversion:
-    """Every step but the first also holds its input; backward, every step but the last one."""
-    if not steps:
-        return Conversion(source, target)
-    transients = [prices[0].forward_bytes, prices[-1].backward_bytes]
-    transients += [price.source_bytes + price.forward_bytes for price in prices[1:]]
-    transients += [price.target_bytes + price.backward_bytes for price in prices[:-1]]
-    return Conversion(
-        source,
-        target,
-        steps,
-        tuple(collective for price in prices for collective in price.forward),
-        tuple(collective for price in reversed(prices) for collective in price.backward),
-        sum(price.forward_s for price in prices),
-        sum(price.backward_s for price in prices),
-        max(transients),
+class _Path(NamedTuple):
+    """A conversion with its transient bytes in two parts: all but the last step's backward, and that.
+
+    Backward, the last step starts from the incoming gradient, which is not counted; once another step follows,
+    it starts from a gradient that the path itself holds.
+    """
+
+    conversion: Conversion
+    inner_bytes: int = 0
+    last_backward_bytes: int = 0
+
+
+def _extended(before: _Path, step: Step, price: StepPrice) -> _Path:
+    """The path and one more step. Every step but the first also holds its input; backward, all but the last."""
+    path, inner_bytes = before.conversion, price.forward_bytes
+    if path.steps:
+        held_bytes = price.source_bytes + max(price.forward_bytes, before.last_backward_bytes)
+        inner_bytes = max(before.inner_bytes, held_bytes)
+    longer = Conversion(
+        path.source,
+        step.target,
+        (*path.steps, step),
+        path.forward + price.forward,
+        price.backward + path.backward,
+        path.forward_s + price.forward_s,
+        path.backward_s + price.backward_s,
+        max(inner_bytes, price.backward_bytes),
     )
+    return _Path(longer, inner_bytes, price.backward_bytes)
 
 
 @lru_cache(maxsize=1 << 12)

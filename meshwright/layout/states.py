@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
@@ -55,6 +56,7 @@ R = State("R")
 I = State("I")  # noqa: E741  the letter is the project's word for it
 
 
+@lru_cache
 def S(dim: int) -> State:  # noqa: N802  written as in the text form
     """Sharded on tensor dim `dim`."""
     return State("S", dim)
@@ -175,7 +177,7 @@ def _parse_state(part: str, text: str) -> State:
     match = _STATE.fullmatch(part)
     if match is None:
         raise LayoutError(f"state {part!r} in layout {text!r}", "S(dim), P, R or I")
-    return S(int(match[1])) if match[1] is not None else State(match[2])
+    return S(int(match[1])) if match[1] is not None else {"P": P, "R": R, "I": I}[match[2]]
 
 
 def _from_placement(placement: Placement, replicated: State) -> State:

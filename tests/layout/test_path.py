@@ -133,6 +133,17 @@ def test_a_step_is_priced_by_its_collectives_and_copies() -> None:
     assert inner.transient_bytes == 2 * n_bytes
 
 
+def test_transient_bytes_hold_what_lies_between_steps() -> None:
+    # [S(0), S(0)] -> [R, S(0)] gathers the inner axis before the outer one, then cuts again.
+    path = conversion(Layout.parse("[S(0), S(0)]"), Layout.parse("[R, S(0)]"), LARGE, 2, DGX)
+    prices = [price_step(step, LARGE, 2, DGX, True) for step in path.steps]
+    assert len(prices) >= 2
+    forward = [price.forward_bytes + (price.source_bytes if i else 0) for i, price in enumerate(prices)]
+    final = len(prices) - 1
+    backward = [price.backward_bytes + (price.target_bytes if i < final else 0) for i, price in enumerate(prices)]
+    assert path.transient_bytes == max(forward + backward)
+
+
 def test_price_changes_with_the_mesh() -> None:
     slow = load_cluster("dgx-h100:16").mesh((2, 8), ("dp", "tp"), ranks=range(0, 128, 8))
     source, target = Layout.parse("[I, S(0)]"), Layout.parse("[I, R]")
