@@ -86,6 +86,8 @@ def norms() -> Iterator[Case]:
     yield case("aten.group_norm.default", f(12, 6, 3), 1)
     yield case("aten.batch_norm.default", f(6, 12, 4), f(12), f(12), plain(12), plain(12), False, 0.1, 1e-5, False)
     yield case("aten.batch_norm.default", f(6, 12, 4), None, None, None, None, True, 0.1, 1e-5, False)
+    instance = "aten.instance_norm.default"
+    yield case(instance, f(6, 12, 4), f(12), f(12), None, None, True, 0.1, 1e-5, False)
     yield case(BATCH_NORM, f(12, 6, 4, 2), f(6), f(6), plain(6), plain(6), 0.1, 1e-5)
     yield case(BATCH_NORM, f(12, 6), None, None, plain(6), plain(6), 0.3, 1e-3)
     yield case(BATCH_NORM, f(12, 6, 2), None, f(6), plain(6), plain(6), 0.1, 1e-5)
@@ -104,8 +106,15 @@ def convolution() -> Iterator[Case]:
         yield case(f"aten.max_pool{n}d.default", distinct(6, 12, *size), (2,) * n)
         yield case(f"aten.avg_pool{n}d.default", f(6, 12, *size), (2,) * n)
         yield case(f"aten.adaptive_avg_pool{n}d.default", f(6, 12, *size), (2,) * n)
-    yield case("aten.upsample_nearest2d.vec", f(6, 12, 3, 3), (6, 6), None)
+        yield case(f"aten.adaptive_max_pool{n}d.default", distinct(6, 12, *size), (2,) * n)
+        turned = f"aten.conv_transpose{n}d.{'default' if n == 1 else 'input'}"
+        yield case(turned, f(6, 12, *size), f(12, 6, *((2,) * n)), f(6))
+        yield case(turned, f(4, 24, *size), f(24, 2, *((2,) * n)), f(24), (2,) * n, (0,) * n, (0,) * n, 12)
+        yield case(f"aten.upsample_nearest{n}d.vec", f(6, 12, *((3,) * n)), (6,) * n, None)
+    yield case("aten.upsample_linear1d.vec", f(6, 12, 3), (6,), False, None)
     yield case("aten.upsample_bilinear2d.vec", f(6, 12, 3, 3), (6, 6), False, None)
+    yield case("aten.upsample_bicubic2d.vec", f(6, 12, 3, 3), (6, 6), False, None)
+    yield case("aten.upsample_trilinear3d.vec", f(6, 12, 3, 3, 3), (6, 6, 6), False, None)
 
 
 def embedding() -> Iterator[Case]:
@@ -157,6 +166,9 @@ def reductions() -> Iterator[Case]:
     yield case("aten.linalg_vector_norm.default", x, 2, (1,))
     for name in ("softmax.int", "log_softmax.int", "cumsum.default", "cumprod.default", "logcumsumexp.default"):
         yield case(f"aten.{name}", f(4, 6, 12), 1)
+    yield case("aten.cummax.default", x, 1)
+    yield case("aten.cummin.default", x, 1)
+    yield case("aten.norm.ScalarOpt_dim", x, 2, (1,), True)
     yield case("aten.cumsum.default", ints(5, 12, 6), -1)
     yield case("aten.sort.default", x, 1, True)
     yield case("aten.sort.stable", x, stable=True, dim=1)
@@ -171,6 +183,11 @@ def reductions() -> Iterator[Case]:
         yield case(f"aten.{name}.default", f(12, 6), f(12, 6))
         yield case(f"aten.{name}.default", f(12, 6), f(12, 6), 2)
     yield case("aten.mse_loss.default", f(12, 6), f(12, 6), 0)
+    yield case("aten.kl_div.default", f(12, 6), f(12, 6))
+    yield case("aten.binary_cross_entropy.default", f(12, 6), f(12, 6), plain(6))
+    yield case("aten.binary_cross_entropy.default", f(12, 6), f(12, 6), None, 2)
+    yield case("aten.binary_cross_entropy_with_logits.default", f(12, 6), plain(12, 6), None, plain(6))
+    yield case("aten.binary_cross_entropy_with_logits.default", f(12, 6), plain(12, 6), plain(12, 1), None, 0)
     yield case("aten.smooth_l1_loss.default", f(12, 6), f(12, 6), 1, 0.05)
 
 
@@ -186,6 +203,9 @@ def indexing() -> Iterator[Case]:
     yield case("aten.index.Tensor", f(4, 6, 12), (ints(4, 6), None, ints(12, 6)))
     yield case("aten.index_put.default", f(4, 6, 12), (None, ints(6, 3)), f(3, 12), True)
     yield case("aten.index_put.default", f(12, 6), (ints(12, 3),), f(6), True)
+    yield case("aten.scatter_reduce.two", f(12, 6), 1, ints(6, 12, 4), f(12, 4), "sum")
+    yield case("aten.index_add.default", f(4, 6, 12), 1, ints(6, 3), f(4, 3, 12), alpha=2)
+    yield case("aten.index_copy.default", f(4, 6, 12), 1, torch.tensor([4, 1]), f(4, 2, 12))
     yield case("aten.slice_scatter.default", f(4, 6, 12), f(4, 3, 12), 1, 2, 5)
     yield case("aten.slice_scatter.default", f(4, 6, 12), f(4, 6, 12), 1)
     yield case("aten.select_scatter.default", f(4, 6, 12), f(4, 12), 1, 2)
@@ -209,6 +229,11 @@ def views() -> Iterator[Case]:
     yield case("aten.t.default", f(12, 6))
     yield case("aten.numpy_T.default", f(12, 6))
     yield case("aten.mT.default", x)
+    yield case("aten.swapaxes.default", x, 0, 2)
+    yield case("aten.swapdims.default", x, 1, -1)
+    yield case("aten.movedim.int", x, 0, -1)
+    yield case("aten.tile.default", x, (2, 1, 1))
+    yield case("aten.glu.default", x)
     yield case("aten.unsqueeze.default", x, -1)
     yield case("aten.squeeze.dim", f(12, 1, 6), 1)
     yield case("aten.squeeze.dim", f(12, 1, 6), 0)

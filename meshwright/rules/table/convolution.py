@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from meshwright.layout.states import P
 from meshwright.rules.rule import Call, Lowering, Rule, Split, with_arg
@@ -19,7 +20,8 @@ def convolution(groups_at: int) -> Callable[[Call], Signature]:
     def build(call: Call) -> Signature:
         spatial = call.rank(1) - 2
         batch: tuple[Dim, ...] = (("b",),) if call.rank() == spatial + 2 else ()
-        grouped: Dim = ("g",) if call.arg(groups_at, "groups", 1) > 1 else ()
+        groups = call.arg(groups_at, "groups", 1)
+        grouped: Dim = ("g",) if groups > 1 else ()
         inputs, outputs = (*grouped, "i"), (*grouped, "o")
         sizes = [tuple((f"{letter}{n}",) for n in range(spatial)) for letter in "xky"]
         operands = [Term((*batch, inputs, *sizes[0])), Term((outputs, ("i",), *sizes[1]))]
@@ -28,7 +30,21 @@ def convolution(groups_at: int) -> Callable[[Call], Signature]:
         fixed = {name for dims in sizes for dim in dims for name in dim}
         # Under groups the inner channels of a group are not the outermost part of any dim but the weight's own.
         fixed |= {"i", "o"} if grouped else set()
-        return Signature(tuple(operands), (Term((*batch, outputs, *sizes[2])),), frozenset(fixed))
+        result = Term((*batch, outputs, *sizes[2]))
+        return Signature(tuple(operands), (result,), frozenset(fixed), given=(("g", groups),))
+
+    return build
+
+
+def transposed(groups_at: int) -> Callable[[Call], Signature]:
+    """As a convolution, but the weight has the input channels in front."""
+
+    def build(call: Call) -> Signature:
+        plain = convolution(groups_at)(call)
+        image, weight, *bias = plain.operands
+        kernel = weight.dims[2:]
+        turned = Term((image.dims[-1 - len(kernel)], ("o",), *kernel))
+        return replace(plain, operands=(image, turned, *bias))
 
     return build
 
@@ -67,7 +83,14 @@ RULES = {
 RULES |= {f"aten.max_pool{n}d": Rule(spatial(n, linear=False), shown=_SPATIAL) for n in (1, 2, 3)}
 RULES |= {f"aten.avg_pool{n}d": Rule(spatial(n, linear=True), shown=_SPATIAL) for n in (1, 2, 3)}
 RULES |= {f"aten.adaptive_avg_pool{n}d": Rule(spatial(n, linear=True), shown=_SPATIAL) for n in (1, 2, 3)}
+RULES |= {f"aten.adaptive_max_pool{n}d": Rule(spatial(n, linear=False), shown=_SPATIAL) for n in (1, 2, 3)}
 RULES |= {
-    "aten.upsample_nearest2d.vec": Rule(spatial(2, linear=True), shown=_SPATIAL),
-    "aten.upsample_bilinear2d.vec": Rule(spatial(2, linear=True), shown=_SPATIAL),
+    f"aten.conv_transpose{n}d": Rule(
+        transposed(6), local_groups(6), shown="b (g i) x!, (g i) o k!, (g o)[i=P] -> b (g o) y!"
+    )
+    for n in (1, 2, 3)
+}
+RULES |= {
+    f"aten.upsample_{kind}.vec": Rule(spatial(int(kind[-2]), linear=True), shown=_SPATIAL)
+    for kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
 }

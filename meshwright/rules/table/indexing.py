@@ -64,6 +64,14 @@ def index_put(call: Call) -> Signature:
     return Signature(terms, (Term(dims),), frozenset(fixed))
 
 
+def index_add(call: Call) -> Signature:
+    """Rows of the source go to places along `dim`; every other dim is free."""
+    dim, dims = call.dim(1, "dim"), list(named(call.rank()))
+    target = Term(tuple(dims))
+    dims[dim] = ("rows",)
+    return Signature((target, Term((("rows",),)), Term(tuple(dims))), (target,), frozenset({f"d{dim}", "rows"}))
+
+
 def slice_scatter(call: Call) -> Signature:
     """Writing a slice is free on other dims, and on its own where the slice is all of it."""
     dim = call.dim(2, "dim", 0)
@@ -106,6 +114,9 @@ RULES = {
     "aten.scatter_add": Rule(scatter, shown="... x!, ... y!, ... y! -> ... x!"),
     "aten.index.Tensor": Rule(index, shown="... x!, i -> ... i, or + of the first"),
     "aten.index_put": Rule(index_put, shown="... x!, i!, ... i! -> ... x!"),
+    "aten.scatter_reduce": Rule(scatter, shown="... x!, ... y!, ... y! -> ... x!"),
+    "aten.index_add": Rule(index_add, shown="... x!, i!, ... i! -> ... x!"),
+    "aten.index_copy": Rule(index_add, shown="... x!, i!, ... i! -> ... x!"),
     "aten.slice_scatter": Rule(slice_scatter, shown="... n!, ... m! -> ... n!, or +"),
     "aten.select_scatter": Rule(select_scatter, shown="... n!, ... -> ... n!, or +"),
     "aten.one_hot": Rule(one_hot, shown="... -> ... n!"),

@@ -67,6 +67,15 @@ def eval_batch_norm(call: Call) -> Signature:
     return replace(signature, fixed=frozenset(signature.factors())) if call.arg(5, "training") else signature
 
 
+def instance_norm(call: Call) -> Signature:
+    """Each sample's channels are normalised on their own; running statistics would couple the samples."""
+    dims = (("b",), ("c",), *((f"s{i}",) for i in range(call.rank() - 2)))
+    channel = tuple(Term((("c",),)) for _ in call.types[1:])
+    spatial = {f for dim in dims[2:] for f in dim}
+    tracked = {"b"} if call.arg(3, "running_mean") is not None else set()
+    return Signature((Term(dims), *channel), (Term(dims),), frozenset(spatial | tracked))
+
+
 def lower_group_norm(split: Split) -> Lowering:
     groups = split.call.arg(1, "num_groups") // split.ways("g")
     return Lowering(with_arg(split.local, 1, "num_groups", groups))
@@ -77,6 +86,7 @@ RULES = {
     "aten.layer_norm": Rule(last_dims, shown="... n!, n!, n! -> ... n!"),
     "aten.rms_norm": Rule(last_dims, shown="... n!, n! -> ... n!"),
     "aten.group_norm": Rule(group_norm, lower_group_norm, shown="b (g c!) s!, (g c!), (g c!) -> b (g c!) s!"),
+    "aten.instance_norm": Rule(instance_norm, shown="b c s!, c, c -> b c s!"),
     "aten.batch_norm": Rule(eval_batch_norm, shown="b c s, c, c, c, c -> b c s"),
     "meshwright.capture.functional:batch_norm": Rule(batch_norm, lower_batch_norm, shown=_BATCH_NORM),
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from meshwright.rules.rule import Call, Lowering, Rule, Split
-from meshwright.rules.shapes import along, broadcast, named
+from meshwright.rules.shapes import along, broadcast_dims, named
 from meshwright.rules.signature import Dim, Signature, Term
 
 LOWERINGS = "meshwright.rules.lowerings"
@@ -114,21 +114,23 @@ def histogram(call: Call) -> Signature:
     return Signature((Term(dims),), (Term((("bins",),)),), frozenset({"bins", *fixed}))
 
 
-def elementwise_loss(call: Call) -> Signature:
-    """A loss over pairs of elements: summed or averaged over all, or not reduced."""
-    if call.arg(2, "reduction", MEAN) == NONE:
-        return broadcast(call)
-    dims = named(call.rank())
-    return Signature((Term(dims),) * len(call.types), (Term(()),))
+def elementwise_loss(reduction_at: int) -> Rule:
+    """A loss over pairs of elements: summed or averaged over all, or not reduced; weights broadcast."""
 
+    def build(call: Call) -> Signature:
+        shape = call.types[0].sizes
+        operands = tuple(Term(broadcast_dims(type_.sizes, shape)) for type_ in call.types)
+        none = call.arg(reduction_at, "reduction", MEAN) == NONE
+        return Signature(operands, (Term(named(len(shape)) if none else ()),))
 
-def lower_loss(split: Split) -> Lowering:
-    ways = split.ways(*(f"d{i}" for i in range(split.call.rank())))
-    if split.call.arg(2, "reduction", MEAN) != MEAN or ways == 1:
-        return Lowering(split.local)
-    op = split.local
-    literals = (("loss", op.target), ("parts", ways))
-    return Lowering(replace(op, target=f"{LOWERINGS}:mean_loss", kwargs=(*op.kwargs, *literals)))
+    def lower(split: Split) -> Lowering:
+        ways, op = split.ways(*(f"d{i}" for i in range(split.call.rank()))), split.local
+        if split.call.arg(reduction_at, "reduction", MEAN) != MEAN or ways == 1:
+            return Lowering(op)
+        literals = (("loss", op.target), ("parts", ways))
+        return Lowering(replace(op, target=f"{LOWERINGS}:mean_loss", kwargs=(*op.kwargs, *literals)))
+
+    return Rule(build, lower, shown="..., ... ->")
 
 
 _SUM = "... n -> ..., or +"
@@ -140,9 +142,12 @@ RULES = {
     "aten.mean.default": Rule(total_of_all, lower_mean, shown=_SUM),
     "aten.mean.dim": Rule(total, lower_mean, shown=_SUM),
     "aten.linalg_vector_norm": Rule(whole_norm, shown=_WHOLE_SHOWN),
+    "aten.norm.ScalarOpt_dim": Rule(whole_norm, shown=_WHOLE_SHOWN),
     "aten.softmax": Rule(inside(1), shown=_INSIDE),
     "aten.log_softmax": Rule(inside(1), shown=_INSIDE),
     "aten.cumsum": Rule(inside(1, linear=True), shown="... n! -> ... n!, or +"),
+    "aten.cummax": Rule(inside(1), shown=_INSIDE),
+    "aten.cummin": Rule(inside(1), shown=_INSIDE),
     "aten.cumprod": Rule(inside(1), shown=_INSIDE),
     "aten.logcumsumexp": Rule(inside(1), shown=_INSIDE),
     "aten.sort.default": Rule(inside(1, default=-1), shown=_INSIDE),
@@ -151,10 +156,10 @@ RULES = {
     "aten.topk": Rule(kept_dim(2, default=-1), shown="... n! -> ... k!, ... k!"),
     "aten.tril": Rule(last_two, shown="... m! n! -> ... m! n!, or +"),
     "aten.triu": Rule(last_two, shown="... m! n! -> ... m! n!, or +"),
-    "aten.mse_loss": Rule(elementwise_loss, lower_loss, shown="..., ... ->"),
-    "aten.l1_loss": Rule(elementwise_loss, lower_loss, shown="..., ... ->"),
-    "aten.smooth_l1_loss": Rule(elementwise_loss, lower_loss, shown="..., ... ->"),
-    "aten.huber_loss": Rule(elementwise_loss, lower_loss, shown="..., ... ->"),
+    **{f"aten.{name}": elementwise_loss(2) for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")},
+    "aten.kl_div": elementwise_loss(2),
+    "aten.binary_cross_entropy": elementwise_loss(3),
+    "aten.binary_cross_entropy_with_logits": elementwise_loss(4),
     "aten._is_all_true": Rule(whole_of_all, shown="x! ->"),
     "aten.histc": Rule(histogram, shown="... -> n!"),
 }

@@ -16,6 +16,13 @@ def reshape(call: Call) -> Signature:
     return reshaped(call).linear()
 
 
+def movedim(call: Call) -> Signature:
+    dims = list(named(call.rank()))
+    moved = dims.pop(call.dim(1, "source"))
+    dims.insert(call.dim(2, "destination"), moved)
+    return arranged(call, dims).linear()
+
+
 def swap_last(call: Call) -> Signature:
     dims = named(call.rank())
     return arranged(call, (*dims[:-2], dims[-1], dims[-2])).linear()
@@ -184,6 +191,9 @@ RULES = {
     "aten.permute": Rule(permute, shown=_MOVED),
     "aten.t": Rule(reverse, shown=_MOVED),
     "aten.numpy_T": Rule(reverse, shown=_MOVED),
+    "aten.swapaxes": Rule(transpose, shown=_MOVED),
+    "aten.swapdims": Rule(transpose, shown=_MOVED),
+    "aten.movedim.int": Rule(movedim, shown=_MOVED),
     "aten.mT": Rule(swap_last, shown=_MOVED),
     "aten.unsqueeze": Rule(unsqueeze, shown="... -> ... 1, or +"),
     "aten.squeeze": Rule(squeeze, shown="... 1 -> ..., or +"),
@@ -203,6 +213,8 @@ RULES = {
     "aten.stack": Rule(stack, shown="..., ... -> ... n!, or +"),
     "aten.roll": Rule(along_dims(2), shown=_MOVED_IN),
     "aten.flip": Rule(along_dims(1), shown=_MOVED_IN),
+    "aten.tile": Rule(resized_dims, shown=_CUT),
+    "aten.glu": Rule(along_dim(1, default=-1, linear=False), shown="... n! -> ... m!"),
     "aten.repeat": Rule(resized_dims, shown=_CUT),
     "aten.repeat_interleave.self_int": Rule(repeat_interleave, shown="... n -> ... (n m), or +"),
     "aten.pad": Rule(pad, shown="... n! -> ... m!"),
