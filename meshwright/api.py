@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
@@ -11,9 +10,8 @@ from meshwright.capture import Batch, capture
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import PlanError
 from meshwright.plan.plan import Plan
+from meshwright.plan.units import parse_bytes
 from meshwright.solve.plan import make_plan
-
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def plan(
@@ -36,13 +34,3 @@ def plan(
         program = program.at_batch(global_batch)
     found = load_cluster(cluster) if isinstance(cluster, str) else cluster
     return make_plan(program, found, memory_bytes=parse_bytes(memory), optimizer=optimizer, pins=pins)
-
-
-def parse_bytes(text: str | int | None) -> int | None:
-    """`20GiB`, `512MB` or a number of bytes."""
-    if text is None or isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B)?\s*", text)
-    if match is None or float(match[1]) <= 0:
-        raise PlanError(f"memory {text!r}", f"a positive size such as 20GiB; units: {', '.join(UNITS)}", "correct it")
-    return int(float(match[1]) * UNITS[match[2] or "B"])

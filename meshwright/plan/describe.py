@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from meshwright.layout import Collective
+from meshwright.layout import Collective, Layout
 from meshwright.plan.plan import Plan
+from meshwright.plan.units import show_bytes, show_seconds
 
-ROLES = {"dp": "data parallel: samples are split", "tp": "tensor parallel: weights are split"}
-ROLES |= {"rep": "every device does the same: splitting would cost more than it saves"}
+ROLES = {
+    "dp": "samples are split",
+    "tp": "weights are split",
+    "rep": "every device does the same: splitting costs more",
+}
+STATES = {"R": "used whole by different samples", "I": "used alike everywhere", "S": "split"}
 
 
 def describe(plan: Plan) -> str:
@@ -18,13 +23,14 @@ def describe(plan: Plan) -> str:
     lines += _parameters(plan)
     found = plan.predicted
     lines.append(
-        f"  predicted step {seconds(found.step_s)}: forward {seconds(found.forward_s)}, "
-        f"backward {seconds(found.backward_s)}, optimizer {seconds(found.optimizer_s)}; "
-        f"of it communication {seconds(found.communication_s)}; gap {found.gap:.2%}"
+        f"  predicted step {show_seconds(found.step_s)}: forward {show_seconds(found.forward_s)}, "
+        f"backward {show_seconds(found.backward_s)}, optimizer {show_seconds(found.optimizer_s)}; "
+        f"of it communication {show_seconds(found.communication_s)}; gap {found.gap:.2%}"
     )
     lines.append(
-        f"  predicted peak {size(found.peak_bytes)} per device: parameters, gradients and optimizer "
-        f"{size(found.static_bytes)}, activations {size(found.resident_bytes)}, working {size(found.transient_bytes)}"
+        f"  predicted peak {show_bytes(found.peak_bytes)} per device: parameters, gradients, optimizer "
+        f"{show_bytes(found.static_bytes)}, activations {show_bytes(found.resident_bytes)}, "
+        f"working {show_bytes(found.transient_bytes)}"
     )
     lines += [f"  {line}" for line in collectives_table(found.collectives)]
     return "\n".join(lines)
@@ -32,10 +38,13 @@ def describe(plan: Plan) -> str:
 
 def _parameters(plan: Plan) -> list[str]:
     counts = Counter((entry.storage, entry.compute, entry.regather) for entry in plan.parameters.values())
-    return [
-        f"  {count} parameters stored {storage}, used {compute}{', gathered for each use' if again else ''}"
-        for (storage, compute, again), count in counts.most_common()
-    ]
+    lines = []
+    for (storage, compute, again), count in counts.most_common():
+        use = ", ".join(STATES[state.kind] for state in Layout.parse(compute))
+        how = "gathered for each use" if again else "gathered once a step"
+        kept = f"; stored {storage}, {how}" if "S" in storage and storage != compute else ""
+        lines.append(f"  {count} weights {use} ({compute}){kept}")
+    return lines
 
 
 def collectives_table(collectives: Iterable[Collective]) -> list[str]:
@@ -45,18 +54,4 @@ def collectives_table(collectives: Iterable[Collective]) -> list[str]:
     for item in collectives:
         counts[item.kind, item.axis] += 1
         moved[item.kind, item.axis] += item.bytes
-    return [f"{n} x {kind} over {axis}, {size(moved[kind, axis])}" for (kind, axis), n in sorted(counts.items())]
-
-
-def seconds(value: float) -> str:
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return "0 s" if value == 0 else f"{value:.2g} s"
-
-
-def size(value: int) -> str:
-    for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value} B"
+    return [f"{n} x {kind} over {axis}, {show_bytes(moved[kind, axis])}" for (kind, axis), n in sorted(counts.items())]

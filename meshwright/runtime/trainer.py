@@ -18,11 +18,11 @@ from meshwright.generate.program import generate
 from meshwright.layout import Layout
 from meshwright.layout.convert import convert_value
 from meshwright.layout.transport import ProcessTransport, use_transport
-from meshwright.plan import Instruction, Plan
+from meshwright.plan import Plan
 from meshwright.price.flow import invariant
 from meshwright.runtime.interpreter import Interpreter
 from meshwright.runtime.store import Store
-from meshwright.schedule import one_stage
+from meshwright.schedule import plan_instructions
 from meshwright.torch_compat import fake_mode, fake_tensor
 
 
@@ -36,7 +36,7 @@ class Trainer:
         self.plan, self.program, self.device = plan, program, device
         mesh = init_device_mesh(device.type, plan.mesh.sizes, mesh_dim_names=plan.mesh.names)
         self.transport = ProcessTransport.from_mesh(mesh)
-        self.instructions = instructions_of(plan, program)
+        self.instructions = plan_instructions(plan, program)
         self._names = list(plan.inputs)
         with use_transport(self.transport), torch.no_grad():
             store = Store(program, plan, model, mesh, device)
@@ -99,16 +99,6 @@ class Trainer:
                 start += self.transport.index(mesh.names[axis]) * length
             found.append(slice(start, start + length))
         return tuple(found)
-
-
-def instructions_of(plan: Plan, program: Program) -> tuple[Instruction, ...]:
-    """The one-stage list of a plan."""
-    moved = {name for name, entry in plan.parameters.items() if entry.storage != entry.compute}
-    again = {name for name, entry in plan.parameters.items() if entry.regather}
-    segments = list(enumerate(program.segments))
-    gathered = frozenset(index for index, segment in segments if moved & set(segment.params))
-    regathered = frozenset(index for index, segment in segments if again & set(segment.params))
-    return one_stage(len(program.segments), gathered, regathered, plan.microbatches)
 
 
 def parallelize(model: nn.Module, plan: Plan, loss: Callable[..., Tensor] | None = None) -> Trainer:

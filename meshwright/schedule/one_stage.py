@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.plan import Instruction
+from meshwright.capture.program import Program
+from meshwright.plan import Instruction, Plan
 from meshwright.plan.instruction import verify
 
 
@@ -30,3 +31,13 @@ def one_stage(
     found.append(Instruction("step"))
     verify(found)
     return tuple(found)
+
+
+def plan_instructions(plan: Plan, program: Program) -> tuple[Instruction, ...]:
+    """The list that every rank of a plan of one stage runs."""
+    moved = {name for name, entry in plan.parameters.items() if entry.storage != entry.compute}
+    again = {name for name, entry in plan.parameters.items() if entry.regather}
+    segments = list(enumerate(program.segments))
+    gathered = frozenset(index for index, segment in segments if moved & set(segment.params))
+    regathered = frozenset(index for index, segment in segments if again & set(segment.params))
+    return one_stage(len(program.segments), gathered, regathered, plan.microbatches)

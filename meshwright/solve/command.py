@@ -29,12 +29,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.api import parse_bytes
     from meshwright.capture import capture
     from meshwright.cluster import load_cluster
     from meshwright.errors import ModelError
     from meshwright.models.reference import parse_reference
     from meshwright.plan.describe import describe
+    from meshwright.plan.units import parse_bytes
     from meshwright.solve.baselines import baselines
     from meshwright.solve.plan import make_plan
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def alternatives(plan: Plan, others: list[Baseline]) -> str:
-    from meshwright.plan.describe import seconds, size
+    from meshwright.plan.units import show_bytes, show_seconds
 
     lines = ["", "alternatives, by the same prices:"]
     for other in others:
@@ -76,7 +76,9 @@ def alternatives(plan: Plan, others: list[Baseline]) -> str:
             continue
         found = other.plan.predicted
         ratio = found.step_s / plan.predicted.step_s
-        lines.append(f"  {other.name:<24} {seconds(found.step_s):>9}  {ratio:5.2f}x  {size(found.peak_bytes):>9}")
+        lines.append(
+            f"  {other.name:<24} {show_seconds(found.step_s):>9}  {ratio:5.2f}x  {show_bytes(found.peak_bytes):>9}"
+        )
     return "\n".join(lines)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
+from math import prod
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import PlanError
-from meshwright.layout import Collective
+from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
 from meshwright.price.parameter import check_optimizer
 from meshwright.solve.account import collectives_of, communication_s
@@ -114,10 +115,13 @@ def _predict(chain: Chain, bound_s: float) -> Prediction:
 
 
 def _name_axes(program: Program, cluster: Cluster, plan: Plan) -> Plan:
-    """`dp` if the batch is sharded over the axis, `tp` if a weight is, `rep` if neither is."""
-    samples = any(entry.layout.startswith("[S") for entry in plan.inputs.values())
-    weights = any(entry.compute.startswith("[S") for entry in plan.parameters.values())
-    name = "dp" if samples else "tp" if weights else "rep"
+    """`dp` where more weights (by bytes) are used whole by different samples, `tp` where more are split, else `rep`."""
+    whole = split = 0
+    for parameter in program.parameters:
+        state = Layout.parse(plan.parameters[parameter.name].compute)[0]
+        count = prod(parameter.type.sizes)
+        whole, split = whole + count * (state.kind == "R"), split + count * state.is_shard
+    name = "rep" if not whole and not split else "dp" if whole >= split else "tp"
     mesh = cluster.mesh(plan.mesh.sizes, (name,))
     stages = tuple(replace(stage, mesh=mesh) for stage in plan.stages)
     renamed = tuple(Collective(item.kind, name, item.bytes) for item in plan.predicted.collectives)

@@ -1,0 +1,35 @@
+# Everything runs from a fresh clone: each target sets up what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test test-all lint bench clean
+
+install: $(STAMP)
+
+# The pins make pip pick a CPU build of torch; pip's own upgrade is not needed.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hf,fast,dev]"
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/python examples/demo.py
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -m "not full and not gpu"
+
+test-all: lint
+	$(BIN)/pytest -m "not gpu"
+
+bench: install
+	@echo "each bench is a command of its own and writes JSON to out/:"; ls bench/*.py | sed 's|^|  $(BIN)/python |'
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

@@ -1,0 +1,42 @@
+"""`meshwright code`: the Python that a plan makes each rank run."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("code", help="print the Python that a plan makes each rank run")
+    parser.add_argument("plan", help="a plan file written by `meshwright plan -o`")
+    parser.add_argument(
+        "--pair", metavar="SEGMENT", type=int, help="print a segment's traced forward and backward instead"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from meshwright.capture import capture
+    from meshwright.errors import PlanError
+    from meshwright.generate.code import code
+    from meshwright.generate.program import generate
+    from meshwright.models.reference import parse_reference
+    from meshwright.plan import Plan
+
+    plan = Plan.load(args.plan)
+    if not plan.model:
+        raise PlanError(
+            f"{args.plan} names no model reference", "a plan made by `meshwright plan`", "use the Python API"
+        )
+    program = capture(*parse_reference(plan.model).meta(plan.batch))
+    plan.check_program(program)
+    if args.pair is None:
+        print(code(program, plan), end="")
+        return 0
+    if not 0 <= args.pair < len(program.segments):
+        raise PlanError(f"--pair {args.pair}", f"a segment from 0 to {len(program.segments) - 1}")
+    pair = generate(program, plan).pairs[args.pair]
+    print(f"# saved: {', '.join(pair.saved)}")
+    print(pair.halves.first.code.replace("def forward(self, ", "def forward("))
+    print(pair.halves.second.code.replace("def forward(self, ", "def backward("))
+    return 0

@@ -1,0 +1,33 @@
+"""Bytes and seconds as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.errors import PlanError
+
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def parse_bytes(text: str | int | None) -> int | None:
+    """`20GiB`, `512MB` or a number of bytes."""
+    if text is None or isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B)?\s*", text)
+    if match is None or float(match[1]) <= 0:
+        raise PlanError(f"memory {text!r}", f"a positive size such as 20GiB; units: {', '.join(UNITS)}", "correct it")
+    return int(float(match[1]) * UNITS[match[2] or "B"])
+
+
+def show_seconds(value: float) -> str:
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return "0 s" if value == 0 else f"{value:.2g} s"
+
+
+def show_bytes(value: int) -> str:
+    for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value} B"

@@ -1,0 +1,70 @@
+"""Local processes for a run: started together, watched together, ended together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from meshwright.errors import RunError
+
+GRACE_S = 5.0
+
+
+def launch(module: str, arguments: Sequence[str], processes: int) -> None:
+    """`python -m module arguments...` on each of n ranks, with torchrun's environment; the first failure ends all."""
+    port = _free_port()
+    children = [_start(module, arguments, rank, processes, port) for rank in range(processes)]
+    try:
+        _watch(children)
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.terminate()
+        _reap(children)
+
+
+def _start(module: str, arguments: Sequence[str], rank: int, processes: int, port: int) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    return subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment)
+
+
+def _watch(children: list[subprocess.Popen[bytes]]) -> None:
+    while True:
+        codes = [child.poll() for child in children]
+        failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0)]
+        if failed:
+            rank, code = failed[0]
+            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+            raise RunError(f"rank {rank} of {len(children)} {how}", "every rank to finish", "see its message above")
+        if all(code == 0 for code in codes):
+            return
+        time.sleep(0.05)
+
+
+def _reap(children: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + GRACE_S
+    for child in children:
+        try:
+            child.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
