@@ -30,13 +30,18 @@ class _WithLoss(nn.Module):
             output = self.loss(output, *batch.values())
         found = getattr(output, "loss", output)
         if not isinstance(found, Tensor) or found.dim() != 0:
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ModelError(
-                f"the model returned {shape}",
+                f"the model returned {_describe(found)}",
                 "a scalar loss, or an output with a scalar `.loss`",
                 "pass `loss=`, a function of (output, *batch) that returns a scalar",
             )
         return found
+
+
+def _describe(output: object) -> str:
+    if not isinstance(output, Tensor):
+        return f"a {type(output).__name__}"
+    return f"a tensor of shape ({', '.join(str(size) if isinstance(size, int) else 'batch' for size in output.shape)})"
 
 
 def named_batch(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
