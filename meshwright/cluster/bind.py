@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, product
 from math import prod
 
@@ -65,9 +66,15 @@ def bind_mesh(
 
 def logical_mesh(sizes: Mapping[str, int]) -> Mesh:
     """A mesh given by axis names and sizes alone, on the `local` preset: for tests and for pure layout work."""
+    return _logical_mesh(tuple(sizes.items()))
+
+
+@lru_cache
+def _logical_mesh(sizes: tuple[tuple[str, int], ...]) -> Mesh:
     from meshwright.cluster.presets import preset
 
-    return preset("local", max(1, prod(sizes.values()))).mesh(tuple(sizes.values()), tuple(sizes))
+    shape = tuple(size for _, size in sizes)
+    return preset("local", max(1, prod(shape))).mesh(shape, tuple(name for name, _ in sizes))
 
 
 def _places(cluster: Cluster) -> list[_Place]:

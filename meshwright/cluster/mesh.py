@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import msgspec
-
 from meshwright.cluster.device import Device
 from meshwright.cluster.frozen import HashedOnce
 from meshwright.errors import ClusterError
@@ -109,11 +107,15 @@ class Mesh(HashedOnce):
         return f"Mesh[{'; '.join(map(str, self.axes))}] of {self.device.name}"
 
     def to_json(self) -> dict[str, Any]:
+        import msgspec
+
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Mesh:
+        import msgspec
+
         mesh = msgspec.convert(plain, cls, strict=False)
         mesh.verify()
         return mesh

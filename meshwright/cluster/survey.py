@@ -13,18 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from meshwright.cluster.cost import collective_s
-from meshwright.cluster.device import Achievable, Device
-from meshwright.cluster.device_table import GPUS
 from meshwright.cluster.islands import Island, find_islands, level_out, pull_in_slow_members
-from meshwright.cluster.probe import Measured, Prober, RankInfo, latency, of_repeats, rate, rates
+from meshwright.cluster.mesh import Axis
+from meshwright.cluster.probe import Measured, Prober, latency, of_repeats, rate, rates
+from meshwright.cluster.survey_devices import device_types
 from meshwright.cluster.toml_read import merge_equal
 from meshwright.cluster.topology import Cluster, Group, Link, Member
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _MUCH_SLOWER = 2.0
 _DIFFERENT = 1.25  # an uplink this far from the others' is kept apart
-_GLOO_RESERVE_BYTES = 1 << 29
-_CUDA_RESERVE_BYTES = 3 << 29
 
 
 @dataclass(slots=True)
@@ -44,9 +42,9 @@ class Survey:
 
     def __init__(self, prober: Prober, backend: str, say: Callable[[str], None] = lambda text: None) -> None:
         self.prober, self.backend, self.say = prober, backend, say
-        self.sources: list[tuple[str, str]] = []
         self.probed: dict[tuple[int, int], Measured] = {}
-        self.devices, self.device_of = _devices(prober.ranks)
+        self.overhead_s = 0.0
+        self.devices, self.device_of, self.sources = device_types(prober.ranks)
 
     def cluster(self) -> Cluster:
         """Measure everything and return the cluster, its figures' spreads in `sources`."""
@@ -54,9 +52,7 @@ class Survey:
         levels = self._levels(tree, names)
         for level in levels:
             self._measure_links(level, slow)
-        self.overhead_s = 0.0
-        found = self._assemble(tree, levels)
-        return self._with_collectives(found, tree, levels)
+        return self._with_collectives(self._assemble(tree, levels), tree, levels)
 
     # -- structure ----------------------------------------------------------------------------------------------
 
@@ -227,10 +223,7 @@ class Survey:
                 level.uplinks = {r: _with_efficiency(up, tuple(reached)) for r, up in level.uplinks.items()}
         return self._assemble(tree, levels)
 
-    def _efficiency(self, level: _Level, kind: str, group: list[int], n_bytes: int, axis: object) -> tuple[str, float]:
-        from meshwright.cluster.mesh import Axis
-
-        assert isinstance(axis, Axis)
+    def _efficiency(self, level: _Level, kind: str, group: list[int], n_bytes: int, axis: Axis) -> tuple[str, float]:
         times = self.prober.collective(kind, group, n_bytes)
         fixed_s = collective_s(kind, 0, axis)
         wire_s = collective_s(kind, n_bytes, axis) - fixed_s
@@ -282,35 +275,3 @@ def _grafted(above: Island, inside: dict[int, Island], hosts: list[list[int]], d
 
     assert {ranks[0] for ranks in hosts} == set(above.members())
     return graft(_island(level_out(above, depth)))
-
-
-def _devices(ranks: Sequence[RankInfo]) -> tuple[tuple[Device, ...], list[str]]:
-    """Device types, and the type of every rank. Ranks with the same device name and memory are one type."""
-    kinds: dict[tuple[str, int], list[RankInfo]] = {}
-    for info in ranks:
-        kinds.setdefault((info.device, info.memory_bytes), []).append(info)
-    repeated = len({name for name, _ in kinds}) < len(kinds)
-    names = {key: f"{key[0]}-{key[1] / 2**30:.3g}GiB" if repeated else key[0] for key in kinds}
-    devices = tuple(_device(names[key], likes) for key, likes in kinds.items())
-    return devices, [names[info.device, info.memory_bytes] for info in ranks]
-
-
-def _device(name: str, likes: list[RankInfo]) -> Device:
-    """Median figures of ranks alike; a GPU that the presets know keeps its nominal peaks, with what was reached."""
-    middle = len(likes) // 2
-    flops = {
-        dtype: sorted(dict(info.matmul_flops)[dtype] for info in likes)[middle] for dtype, _ in likes[0].matmul_flops
-    }
-    known = next((gpu.device for key, gpu in GPUS.items() if key.split("-")[0] in likes[0].device.split()), None)
-    peaks = known.peaks if known else tuple(flops.items())
-    reached = max(flops[dtype] / dict(peaks)[dtype] for dtype in flops if dtype in dict(peaks))
-    return Device(
-        name,
-        likes[0].kind,
-        peaks,
-        likes[0].memory_bytes,
-        known.memory_bandwidth if known else sorted(info.memory_bandwidth for info in likes)[middle],
-        sorted(info.launch_s for info in likes)[middle],
-        min(_CUDA_RESERVE_BYTES if likes[0].kind == "cuda" else _GLOO_RESERVE_BYTES, likes[0].memory_bytes // 4),
-        (Achievable("matmul", min(1.0, reached)),),
-    )

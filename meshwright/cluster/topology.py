@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from meshwright.cluster.device import Device
 from meshwright.errors import ClusterError
 
@@ -114,11 +112,15 @@ class Cluster:
         return bind_mesh(self, tuple(shape), names, ranks)
 
     def to_json(self) -> dict[str, Any]:
+        import msgspec
+
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Cluster:
+        import msgspec
+
         cluster = msgspec.convert(plain, cls, strict=False)
         cluster.verify()
         return cluster

@@ -9,7 +9,9 @@ from simulated_prober import SimulatedProber
 
 from meshwright.cluster import Cluster, Group, Link, Member, load_cluster
 from meshwright.cluster.islands import Island, find_islands, pull_in_slow_members
+from meshwright.cluster.probe import RankInfo
 from meshwright.cluster.survey import Survey
+from meshwright.cluster.survey_devices import device_types
 
 CPU = load_cluster("local").devices[0]
 
@@ -96,6 +98,23 @@ def test_any_number_of_ranks_on_one_host(n: int) -> None:
     assert found.device_count == n
     assert found.root.levels() == ("host",)
     assert dict(found.sources)["host.bandwidth"]
+
+
+def test_mixed_devices_become_types_and_known_ones_keep_their_nominal_rates() -> None:
+    def info(name: str, memory_bytes: int, flops: float) -> RankInfo:
+        rates = (("float32", flops / 10), ("bfloat16", flops))
+        return RankInfo("h", name, "cuda", memory_bytes, 3e12, 1e-5, rates)
+
+    ranks = [info("NVIDIA H100 80GB HBM3", 80 << 30, 7.9e14)] * 2 + [info("Mystery 9", 16 << 30, 1e13)] * 3
+    devices, types, sources = device_types(ranks)
+    known, unknown = devices
+    assert types == ["NVIDIA H100 80GB HBM3"] * 2 + ["Mystery 9"] * 3
+    assert (known.peak_flops("bfloat16"), unknown.peak_flops("bfloat16")) == (989e12, 1e13)
+    assert known.achievable_fraction("matmul") == pytest.approx(7.9 / 9.89)
+    assert known.achievable_fraction("memory") == pytest.approx(3 / 3.35)
+    assert [source.split(" ")[0] for _, source in sources] == ["nominal", "measured:"]
+    halves, half_types, _ = device_types([info("X", 1 << 30, 1e13), info("X", 2 << 30, 1e13)])
+    assert half_types == ["X-1GiB", "X-2GiB"] == [device.name for device in halves]
 
 
 def random_tree(source: random.Random, members: list[int], rate: float, depth: int) -> Island | int:

@@ -88,7 +88,7 @@ def test_one_flattened_collective_where_one_suffices() -> None:
     for mesh in (DGX, logical_mesh({"dp": 2, "tp": 2})):
         for source, target, kinds in [
             ("[S(0), S(1)]", "[I, I]", [("all_gather",), ()]),
-            ("[S(0), S(0)]", "[R, R]", [("all_gather",), ("reduce_scatter",)]),
+            ("[S(0), S(0)]", "[I, I]", [("all_gather",), ()]),
             ("[P, P]", "[I, I]", [("all_reduce",), ()]),
             ("[I, I]", "[R, R]", [(), ("all_reduce",)]),
             ("[S(0), S(0)]", "[S(1), S(1)]", [("all_to_all",), ("all_to_all",)]),
@@ -96,6 +96,8 @@ def test_one_flattened_collective_where_one_suffices() -> None:
             path = conversion(Layout.parse(source), Layout.parse(target), LARGE, 2, mesh)
             assert [tuple(c.kind for c in path.forward), tuple(c.kind for c in path.backward)] == kinds, path
             assert {c.axis for c in path.forward + path.backward} == {"dp*tp"}
+    zero3 = conversion(Layout.parse("[S(0), S(0)]"), Layout.parse("[R, R]"), LARGE, 2, DGX)
+    assert [str(c).split("(")[0] for c in zero3.forward + zero3.backward] == ["all_gather", "reduce_scatter"]
 
 
 def test_where_the_backend_reduces_as_dearly_as_it_scatters_the_path_says_so() -> None:

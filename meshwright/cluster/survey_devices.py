@@ -1,0 +1,61 @@
+"""Device types of a detected job, from what its ranks say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median_low
+
+from meshwright.cluster.device import Achievable, Device
+from meshwright.cluster.device_table import GPUS
+from meshwright.cluster.probe import RankInfo
+
+_CPU_RESERVE_BYTES = 1 << 29
+_CUDA_RESERVE_BYTES = 3 << 29
+
+
+def device_types(ranks: Sequence[RankInfo]) -> tuple[tuple[Device, ...], list[str], list[tuple[str, str]]]:
+    """Types, the type of every rank, and sources. Ranks with the same device name and memory are one type."""
+    kinds: dict[tuple[str, int], list[RankInfo]] = {}
+    for info in ranks:
+        kinds.setdefault((info.device, info.memory_bytes), []).append(info)
+    repeated = len({name for name, _ in kinds}) < len(kinds)
+    names = {key: f"{key[0]}-{key[1] / 2**30:.3g}GiB" if repeated else key[0] for key in kinds}
+    devices = tuple(_device(names[key], likes) for key, likes in kinds.items())
+    sources = [(f"{names[key]}.peaks", _source(likes)) for key, likes in kinds.items()]
+    return devices, [names[info.device, info.memory_bytes] for info in ranks], sources
+
+
+def _known(info: RankInfo) -> Device | None:
+    """The preset device that this one's name contains: `NVIDIA H100 80GB HBM3` is an H100."""
+    words = info.device.split()
+    return next((gpu.device for name, gpu in GPUS.items() if name.split("-")[0] in words), None)
+
+
+def _source(likes: list[RankInfo]) -> str:
+    if _known(likes[0]):
+        return f"nominal for {likes[0].device}; achievable fractions measured on {len(likes)} ranks"
+    return f"measured: matmul, the median of {len(likes)} ranks"
+
+
+def _device(name: str, likes: list[RankInfo]) -> Device:
+    """Median figures of ranks alike; a GPU that the presets know keeps its nominal rates, with what was reached."""
+    known = _known(likes[0])
+    flops = {dtype: median_low(dict(info.matmul_flops)[dtype] for info in likes) for dtype, _ in likes[0].matmul_flops}
+    copy_rate = median_low(info.memory_bandwidth for info in likes)
+    cuda = likes[0].kind == "cuda"
+    # Training multiplies in bfloat16 where it can, so that is what the fraction is taken from.
+    dtype = "bfloat16" if cuda and "bfloat16" in flops else "float32"
+    reached = flops[dtype] / known.peak_flops(dtype) if known else 1.0
+    return Device(
+        name,
+        likes[0].kind,
+        known.peaks if known else tuple(flops.items()),
+        likes[0].memory_bytes,
+        known.memory_bandwidth if known else copy_rate,
+        median_low(info.launch_s for info in likes),
+        min(_CUDA_RESERVE_BYTES if cuda else _CPU_RESERVE_BYTES, likes[0].memory_bytes // 4),
+        (
+            Achievable("matmul", min(1.0, reached)),
+            Achievable("memory", min(1.0, copy_rate / known.memory_bandwidth) if known else 1.0),
+        ),
+    )
