@@ -22,7 +22,7 @@ _VIEWS = """
 """
 VIEWS = frozenset(_VIEWS.split())
 ATTENTIONS = frozenset({"scaled_dot_product_attention", "causal_attention"})
-CONVOLUTIONS = frozenset(f"conv{n}d" for n in (1, 2, 3))
+CONVOLUTIONS = frozenset(f"conv{turned}{n}d" for n in (1, 2, 3) for turned in ("", "_transpose"))
 PASSES_GRADIENT = frozenset({"add"})
 """Ops whose operands take the result's gradient as it is, where nothing broadcasts."""
 
@@ -105,8 +105,8 @@ def _pair_flops(op: Op, operands: Sequence[Value]) -> tuple[int, ...]:
     if name in ATTENTIONS:
         return _attention(op, operands)
     if name in CONVOLUTIONS:
-        weight = operands[1].type.sizes
-        return (2 * prod(op.results[0].type.sizes) * prod(weight[1:]),)
+        swept = operands[0] if "transpose" in name else op.results[0]
+        return (2 * prod(swept.type.sizes) * prod(operands[1].type.sizes[1:]),)
     return _PRODUCTS[name](op, operands) if name in _PRODUCTS else ()
 
 

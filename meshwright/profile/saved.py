@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from meshwright.capture.program import Op, Ref, Value
 from meshwright.profile.operands import Values, full_name, has_gradient, operands_of, packet, type_bytes
@@ -33,16 +33,16 @@ _NOTHING = """
     add sub rsub neg positive clone contiguous alias detach to type_as lift_fresh_copy
     view _unsafe_view reshape flatten unflatten transpose permute t numpy_T unsqueeze squeeze expand slice select
     unbind chunk split split_with_sizes narrow cat stack roll flip repeat repeat_interleave pad constant_pad_nd
-    diff tril triu sum mean cumsum ceil floor round trunc sign adaptive_avg_pool1d adaptive_avg_pool2d
+    diff tril triu sum mean cumsum ceil floor round trunc sign
     upsample_nearest2d.vec upsample_bilinear2d.vec
 """
 _OPERAND = """
     abs acos acosh asin asinh atan atanh avg_pool1d avg_pool2d avg_pool3d celu clamp clamp_max clamp_min cos cosh
     elu erf gelu hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logit mish pow.Tensor_Scalar relu6
-    selu silu sin sinh softplus softshrink square var.correction std.correction
+    selu silu sin sinh softplus softshrink square var.correction adaptive_avg_pool1d adaptive_avg_pool2d glu
 """
 _RESULT = "exp exp2 expm1 reciprocal relu rsqrt sigmoid sqrt tan tanh softmax log_softmax"
-_OPERAND_AND_RESULT = "amax amin linalg_vector_norm logsumexp pow.Scalar cumprod"
+_OPERAND_AND_RESULT = "amax amin linalg_vector_norm logsumexp pow.Scalar cumprod std.correction"
 _INDICES = "max.dim min.dim sort.default topk.default median.dim"
 
 
@@ -51,10 +51,14 @@ def saved(op: Op, values: Values, device: DeviceKind = "cpu") -> Saved:
     operands = operands_of(op, values)
     if not has_gradient(op):
         return Saved()
-    rules = _CUDA | _RULES if device == "cpu" else _RULES | _CUDA
+    rules = _RULES if device == "cpu" else _RULES | _CUDA
     for key in (full_name(op.target), packet(op.target)):
         if key in rules:
             return rules[key](op, operands)
+    return _everything(op, operands)
+
+
+def _everything(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved(tuple(range(len(operands))), tuple(range(len(op.results))))
 
 
@@ -86,12 +90,29 @@ def _where(op: Op, operands: Sequence[Value]) -> Saved:
 def _attention(op: Op, operands: Sequence[Value]) -> Saved:
     """The fused kernel keeps the log of each row's sum; of a mask of truth values, its own copy in numbers."""
     query, key = operands[0].type, operands[1].type
+    if not _is_fused(operands):
+        return _unfused_attention(operands)
     kept = prod(query.sizes[:-1]) * max(4, query.itemsize)
     masks = [value.type for value in operands[3:] if not value.type.is_float]
     kept += sum(prod(mask.sizes) for mask in masks) * query.itemsize
     if packet(op.target) == "causal_attention":
         kept += query.sizes[-2] * key.sizes[-2] * query.itemsize
     return Saved(tuple(range(len(operands) - len(masks))), (0,), kept)
+
+
+def _is_fused(operands: Sequence[Value]) -> bool:
+    """Whether the fused kernel takes these shapes: four dims, one head width, masks of two or four dims."""
+    query, value = operands[0].type.sizes, operands[2].type.sizes
+    masks_fit = all(len(mask.type.sizes) in (2, 4) for mask in operands[3:])
+    return len(query) == 4 and query[-1] == value[-1] and masks_fit
+
+
+def _unfused_attention(operands: Sequence[Value]) -> Saved:
+    """Scaled queries and keys (keys once per query head), the probabilities, and the values."""
+    query, key = operands[0].type, operands[1].type
+    rows = prod(query.sizes[:-1])
+    keys = prod(query.sizes[:-2]) * prod(key.sizes[-2:])
+    return Saved((2,), (), (prod(query.sizes) + keys + rows * key.sizes[-2]) * query.itemsize)
 
 
 def _layer_norm(op: Op, operands: Sequence[Value]) -> Saved:
@@ -120,6 +141,18 @@ def _batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved((0, *_weight(op)), (1, 2), 2 * operands[0].type.sizes[1] * operands[-1].type.itemsize)
 
 
+def _fixed_batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    """With fixed statistics: the input, the weight, the statistics; a bias is not needed."""
+    bias = len(_weight(op)) + 1 if isinstance(op.args[2], Ref) else 0
+    return Saved(tuple(i for i in range(len(operands)) if not bias or i != bias))
+
+
+def _any_batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    if op.target.startswith("aten."):
+        return _fixed_batch_norm(op, operands)
+    return (_merged_batch_norm if _is_lowered(op) else _batch_norm)(op, operands)
+
+
 def _merged_batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
     """Over ranks: every rank's mean less the whole one, the whole mean, the deviation, and that times the weight."""
     per_channel = dict(op.kwargs)["size"] + 2 + len(_weight(op))
@@ -131,16 +164,21 @@ def _weight(op: Op) -> tuple[int, ...]:
 
 
 def _cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
-    """Log-probabilities, the targets, and the sum of weights (a number)."""
-    logits = operands[0].type
-    return Saved((1,), (), type_bytes(logits) + logits.itemsize)
+    """Log-probabilities, the targets, the class weights, and the sum of weights (a number)."""
+    logits, weights = operands[0].type, len(operands) > 2
+    smoothed = bool(_literal(op, 5, "label_smoothing", 0.0))
+    kept = tuple(range(1, len(operands)))
+    if operands[1].type.is_float:
+        return Saved(kept, (), type_bytes(logits) * (2 if weights or smoothed else 1))
+    marks = prod(operands[1].type.sizes) + 2 * logits.itemsize if smoothed else 0
+    return Saved(kept, (), type_bytes(logits) + logits.itemsize + marks)
 
 
 def _counted_cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
     """As above, and the count of all rows (probabilities divide by a number, and are kept as targets are)."""
-    plain = not operands[1].type.is_float and len(operands) == 2
     kept = _cross_entropy(op, operands)
-    return Saved(kept.operands, (), kept.auxiliary_bytes + (8 if plain else 0))
+    count = 0 if operands[1].type.is_float else operands[2].type.itemsize if len(operands) > 2 else 8
+    return Saved(kept.operands, (), kept.auxiliary_bytes + count)
 
 
 def _vocab_cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
@@ -155,9 +193,41 @@ def _vocab_embedding(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved((), (), prod(operands[1].type.sizes) * (8 + 1))
 
 
+def _matmul(op: Op, operands: Sequence[Value]) -> Saved:
+    """Factors whose leading dims broadcast are copied out first, and the copies are kept."""
+    kept = _multiplied()(op, operands).operands
+    ranks = [len(value.type.sizes) for value in operands]
+    if min(ranks) < 3:
+        return Saved(kept)
+    lead = prod(op.results[0].type.sizes[:-2])
+    whole = tuple(i for i in kept if prod(operands[i].type.sizes[:-2]) == lead)
+    copied = sum(lead * prod(operands[i].type.sizes[-2:]) for i in kept if i not in whole)
+    return Saved(whole, (), copied * operands[0].type.itemsize)
+
+
+def _instance_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    """Weights repeated per sample, and each sample's mean and deviation per channel."""
+    batch, channels, *_ = operands[0].type.sizes
+    return Saved((0,), (), (3 if len(operands) > 1 else 2) * batch * channels * operands[0].type.itemsize)
+
+
+def _copy_of_operand(kept: tuple[int, ...]) -> Rule:
+    return lambda op, operands: Saved(kept, (), type_bytes(operands[0].type))
+
+
+def _mean_loss(op: Op, operands: Sequence[Value]) -> Saved:
+    """Whatever the loss that is averaged keeps."""
+    name = packet(dict(op.kwargs)["loss"])
+    return _RULES.get(name, _everything)(op, operands)
+
+
 def _max_pool(op: Op, operands: Sequence[Value]) -> Saved:
     """Where each maximum came from."""
     return Saved((0,), (), prod(op.results[0].type.sizes) * 8)
+
+
+def _literal(op: Op, position: int, name: str, default: Any) -> Any:
+    return op.args[position] if position < len(op.args) else dict(op.kwargs).get(name, default)
 
 
 def _is_lowered(op: Op) -> bool:
@@ -178,11 +248,17 @@ _RULES: dict[str, Rule] = {
     **{name: _always((), (0,)) for name in _RESULT.split()},
     **{name: _always((0,), (0,)) for name in _OPERAND_AND_RESULT.split()},
     **{name: _always((), (1,)) for name in _INDICES.split()},
-    **{name: _multiplied() for name in ("mul", "linear", "mm", "bmm", "mv", "dot", "outer", "matmul", "einsum")},
+    **{name: _multiplied() for name in ("mul", "linear", "mm", "bmm", "mv", "dot", "outer", "einsum")},
     **{name: _multiplied(1) for name in ("addmm", "baddbmm")},
     **{f"conv{n}d": _always((0, 1)) for n in (1, 2, 3)},
     **{f"max_pool{n}d": _max_pool for n in (1, 2, 3)},
-    **{name: _always((0, 1)) for name in ("maximum", "minimum", "mse_loss", "l1_loss", "mean_loss", "gather")},
+    **{name: _always((0, 1)) for name in ("maximum", "minimum", "mse_loss", "gather")},
+    **{f"conv_transpose{n}d": _always((0, 1)) for n in (1, 2, 3)},
+    "matmul": _matmul,
+    "instance_norm": _instance_norm,
+    "mean_loss": _mean_loss,
+    "l1_loss": _copy_of_operand(()),
+    "log_sigmoid": _copy_of_operand((0,)),
     "div": _divided,
     "where": _where,
     "masked_fill": _always((1,)),
@@ -191,7 +267,7 @@ _RULES: dict[str, Rule] = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
-    "batch_norm": lambda op, values: (_merged_batch_norm if _is_lowered(op) else _batch_norm)(op, values),
+    "batch_norm": _any_batch_norm,
     "scaled_dot_product_attention": _attention,
     "causal_attention": _attention,
     "cross_entropy_loss": _cross_entropy,

@@ -18,7 +18,7 @@ from meshwright.profile import (
     op_kind,
 )
 from meshwright.rules import strategies
-from meshwright.rules.prove import case
+from meshwright.rules.prove import case, run_by_position
 from meshwright.rules.strategy import local_operands
 
 
@@ -59,6 +59,7 @@ PRODUCTS = {
     "attention": lambda: case(SDPA, floats(2, 4, 6, 8), floats(2, 2, 6, 8), floats(2, 2, 6, 8), **GROUPED),
     "conv2d": lambda: case("aten.conv2d.default", floats(2, 4, 5, 5), floats(6, 4, 3, 3), floats(6)),
     "grouped conv2d": lambda: case("aten.conv2d.default", floats(2, 4, 5, 5), floats(8, 1, 3, 3), groups=4),
+    "conv_transpose2d": lambda: case("aten.conv_transpose2d.input", floats(2, 4, 5, 5), floats(4, 6, 3, 3)),
     "einsum": lambda: case("aten.einsum.default", "bij,bjk->bik", (floats(2, 4, 6), floats(2, 6, 8))),
 }
 SDPA, GROUPED = "aten.scaled_dot_product_attention.default", {"is_causal": True, "enable_gqa": True}
@@ -76,6 +77,18 @@ def test_the_pieces_of_a_split_product_add_up(name: str) -> None:
         assert forward_flops(strategy.lowering, local) * parts == whole, strategy
         assert backward_flops(strategy.lowering, local) * parts == back, strategy
         assert op_kind(strategy.lowering) == op_kind(given.op)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_products_flops_equal_torchs_counter(name: str) -> None:
+    given = PRODUCTS[name]()
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        results = run_by_position(given.op, given.operands)
+        forward = counter.get_total_flops()
+        results[0].sum().backward()
+    assert forward_flops(given.op, given.values()) == forward
+    if "grouped" not in name:  # torch counts a grouped weight gradient as if it had no groups
+        assert forward + backward_flops(given.op, given.values()) == counter.get_total_flops()
 
 
 def test_einsum_counts_its_pairs() -> None:
