@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 import user_ops  # noqa: F401  the targets below name it
 from rule_cases import f
 
@@ -102,3 +103,33 @@ def test_collectives_are_checked_to_the_byte() -> None:
     for wrong in ((), (right, right), (replace(right, bytes=95),), (replace(right, kind="all_gather"),)):
         with pytest.raises(RuleError, match="as declared"):
             prove_with(given, "b n! -> b n!", talk(*wrong))
+
+
+HALF = {
+    "embedding": lambda x: case("aten.embedding.default", x(12, 6), torch.randint(0, 12, (4, 6))),
+    "loss": lambda x: case("aten.cross_entropy_loss.default", x(12, 24), torch.randint(0, 24, (12,))),
+    "batch norm": lambda x: case(
+        "meshwright.capture.functional:batch_norm",
+        x(12, 6, 4),
+        *(torch.rand(6).requires_grad_() for _ in range(2)),  # weights stay in single precision, as in mixed training
+        *(torch.rand(6), torch.rand(6), 0.1, 1e-5),
+    ),
+    "attention": lambda x: case(
+        "aten.scaled_dot_product_attention.default",
+        *(x(2, 4, 6, 8), x(2, 2, 6, 8), x(2, 2, 6, 8)),
+        is_causal=True,
+        enable_gqa=True,
+    ),
+    "mean": lambda x: case("aten.mean.dim", x(12, 6), (0,)),
+    "mean loss": lambda x: case("aten.mse_loss.default", x(12, 6), x(12, 6)),
+    "linear": lambda x: case("aten.linear.default", x(4, 12), x(6, 12), x(6)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", HALF)
+def test_lowerings_hold_in_the_precisions_models_run_in(name: str, dtype: torch.dtype) -> None:
+    """Local types are checked too: nothing comes out wider than the op itself would."""
+    given = HALF[name](lambda *shape: torch.rand(shape).to(dtype).requires_grad_())
+    tolerance = 1e-5 if dtype is torch.float32 else 0.06
+    assert prove(given, MESH, tolerance=tolerance) >= 2
