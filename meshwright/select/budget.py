@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from meshwright.select.selection import Progress, relative_gap
 
+REPORT_EVERY_S = 0.2
+
 
 @dataclass(slots=True)
 class Budget:
@@ -25,6 +27,7 @@ class Budget:
     spent: float = 0.0
     cost: float = float("inf")
     bound: float = float("-inf")
+    told: float = float("-inf")
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.started
@@ -51,7 +54,9 @@ class Budget:
     def report(self, stage: str, *, cost: float | None = None, bound: float | None = None) -> None:
         """Takes note of a better cost or bound and tells who asked to be told."""
         better = (cost is not None and cost < self.cost) or (bound is not None and bound > self.bound)
+        first = cost is not None and self.cost == float("inf")
         self.cost = min(self.cost, cost) if cost is not None else self.cost
         self.bound = max(self.bound, bound) if bound is not None else self.bound
-        if better and self.on_progress is not None:
+        if self.on_progress is not None and better and (first or self.elapsed() - self.told > REPORT_EVERY_S):
+            self.told = self.elapsed()
             self.on_progress(Progress(self.elapsed(), self.cost, self.bound, stage))

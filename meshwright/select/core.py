@@ -1,18 +1,28 @@
-"""Solves what the reductions left: exact elimination where it is narrow, otherwise HiGHS (and, for large cores,
-bound and search).
+"""Solves what the reductions left:
+
+1. `narrow`: elimination where the core is narrow; the end of it when no row binds;
+2. HiGHS in this process when the integer program is tiny;
+3. HiGHS in a child process on one core beside bound and search (`large`) on the other, each told what the other found;
+4. bound and search on both cores when the integer program is too large for HiGHS to get anywhere.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from meshwright.select import elimination
+from meshwright.select import large, narrow
+from meshwright.select.best import Best
 from meshwright.select.budget import Budget
-from meshwright.select.ilp import branch_and_bound
+from meshwright.select.child import INFEASIBLE, SOLVED, Child
+from meshwright.select.ilp import branch_and_bound, proven_infeasible
+from meshwright.select.model import count_pairs
 from meshwright.select.problem import Problem
 
-# Table entries elimination may take; at some 100 million a second this is a fraction of a second.
-NARROW = 20_000_000
+# Pair variables up to which HiGHS is used in this process, and in a process of its own.
+SMALL = 3_000
+MIDDLE = 400_000
+# With a work limit HiGHS counts nodes of its tree instead of seconds.
+NODES_PER_UNIT = 1
 
 
 def solve(problem: Problem, budget: Budget, constant: float, seed: int, done: list[str]) -> tuple[list[int], float]:
@@ -20,25 +30,59 @@ def solve(problem: Problem, budget: Budget, constant: float, seed: int, done: li
     if not problem.nodes:
         budget.report("reductions", cost=constant, bound=constant)
         return [], 0.0
-    choice, bound = [0] * problem.nodes, -np.inf
-    order = elimination.plan(problem)
-    if order.entries <= NARROW:
-        bound, choice = elimination.run(problem, order, problem.costs)
-        done.append(f"elimination of {problem.nodes} nodes, {order.entries} table entries")
-        budget.report("elimination", bound=bound + constant)
-        if problem.feasible(choice):
-            budget.report("elimination", cost=bound + constant)
-            return choice, bound
-    found = [choice]
+    best = Best(problem, budget, constant, np.zeros(problem.nodes, dtype=np.int64))
+    narrow.solve(best, done)
+    if not budget.over():
+        pairs = count_pairs(problem, MIDDLE)
+        if pairs <= SMALL:
+            _branch(best, done)
+        elif pairs <= MIDDLE and budget.work is None:
+            _both_sides(best, seed, done)
+        else:
+            large.solve(best, seed, done)
+    return best.choice.tolist(), best.bound
 
-    def report(lower: float | None, better: list[int] | None) -> None:
-        nonlocal bound
-        bound = bound if lower is None else max(bound, lower)
-        cost = None
-        if better is not None:
-            found[0], cost = better, problem.total_cost(better) + constant
-        budget.report("ilp", cost=cost, bound=bound + constant)
 
-    exact = branch_and_bound(problem, report, seconds=max(0.0, budget.left()), gap=budget.gap)
-    done.append("HiGHS, solved" if exact else "HiGHS, stopped at the limit")
-    return found[0], bound
+def _branch(best: Best, done: list[str]) -> None:
+    budget = best.budget
+    nodes = None if budget.work is None else max(1, int(budget.left() * NODES_PER_UNIT))
+    solved = branch_and_bound(
+        best.problem,
+        lambda bound, choice: _note(best, bound, choice),
+        seconds=max(0.0, budget.left()) if budget.work is None else 1e6,
+        gap=budget.gap,
+        offered=lambda: _known(best),
+        max_nodes=nodes,
+    )
+    done.append("HiGHS, solved" if solved else "HiGHS, stopped at the limit")
+
+
+def _both_sides(best: Best, seed: int, done: list[str]) -> None:
+    with Child(best.problem, seconds=best.budget.left(), gap=best.budget.gap) as child:
+        told = np.inf
+
+        def listen() -> bool:
+            nonlocal told
+            for bound, choice in child.news():
+                _note(best, bound, choice)
+            if best.cost < told:
+                told = best.cost
+                child.offer(best.choice.tolist())
+            if child.ended == INFEASIBLE:
+                raise proven_infeasible()
+            return child.ended != SOLVED
+
+        large.solve(best, seed, done, listen)
+        done.append(f"HiGHS beside it, {child.ended or 'stopped'}")
+
+
+def _known(best: Best) -> list[int] | None:
+    choice: list[int] = best.choice.tolist()
+    return choice if np.isfinite(best.cost) else None
+
+
+def _note(best: Best, bound: float | None, choice: list[int] | None) -> None:
+    if choice is not None:
+        best.offer(np.array(choice), "HiGHS")
+    if bound is not None and np.isfinite(bound):
+        best.raise_bound(bound, "HiGHS")

@@ -43,8 +43,10 @@ class Order:
     largest: int
 
 
-def plan(problem: Problem) -> Order:
-    """Eliminates the node with the smallest table first (a greedy tree decomposition)."""
+def plan(problem: Problem, most: float = float("inf")) -> Order | None:
+    """Eliminates the node with the smallest table first (a greedy tree decomposition). None when that takes more than
+    `most` table entries in all.
+    """
     width = np.diff(problem.offsets).tolist()
     near: list[set[int]] = [set() for _ in width]
     held: list[list[tuple[int, int]]] = [[] for _ in width]
@@ -68,6 +70,8 @@ def plan(problem: Problem) -> Order:
         edges = tuple((e, w) for e, w in held[v] if not gone[w])
         steps.append(Elimination(v, rest, edges, tuple(tables[v])))
         entries, largest = entries + size, max(largest, size)
+        if entries > most:
+            return None
         used = set(tables[v])
         for a in rest:
             near[a].discard(v)

@@ -23,6 +23,7 @@ Report = Callable[[float | None, list[int] | None], None]
 # Rows added per round: the worst of each stretch of rows that are over.
 ROWS_PER_ROUND = 32
 TOLERANCE = 1e-9
+LP_TOLERANCE = 1e-7
 
 
 def branch_and_bound(
@@ -31,62 +32,53 @@ def branch_and_bound(
     *,
     seconds: float,
     gap: float = 0.0,
-    start: list[int] | None = None,
+    offered: Callable[[], list[int] | None] = lambda: None,
     max_nodes: int | None = None,
 ) -> bool:
-    """True when the best reported choice is proven optimal to `gap`. Raises `InfeasibleError` when there is none."""
+    """True when the best of the choices reported and offered is proven optimal to `gap`. `offered` is asked for a
+    feasible choice before each start. Raises `InfeasibleError` when there is none.
+    """
     deadline = time.perf_counter() + seconds
-    program = _Program(problem, start)
-    best = problem.total_cost(start) if start is not None else np.inf
-    while time.perf_counter() < deadline:
-        if program.relax(deadline - time.perf_counter()) is None:
-            break
-        report(program.bound, None)
-        if not program.tighten(program.values()):
+    program = _Program(problem, report)
+    while program.relax(deadline - time.perf_counter()):
+        if not program.tighten(program.values(), integral=False):
             break
     while time.perf_counter() < deadline:
-        done = program.branch(deadline - time.perf_counter(), gap, max_nodes)
-        report(program.bound, None)
+        solved = program.branch(offered(), deadline - time.perf_counter(), gap, max_nodes)
         choice = program.choice()
-        if choice is None:
-            return done and np.isfinite(best)
-        point = np.zeros(len(problem.costs))
-        point[problem.offsets[:-1] + choice] = 1.0
-        if program.tighten(point):
-            if not done and max_nodes is not None:
-                return False
-            continue
-        report(None, choice.tolist())
-        return done
+        if choice is None or not program.tighten(program.point(choice), integral=True):
+            return solved
+        if max_nodes is not None and not solved:
+            return False
     return False
 
 
 class _Program:
     """A HiGHS model that grows rows."""
 
-    def __init__(self, problem: Problem, start: list[int] | None) -> None:
+    def __init__(self, problem: Problem, report: Report) -> None:
         self.problem = problem
-        self.start = start
+        self.report = report
         self.rows: set[int] = set()
         self.model = formulate(problem, np.zeros(0, dtype=np.int64))
-        self.scale = _scale(problem, start)
+        self.scale = _scale(problem)
         self.highs = _load(self.model, self.scale)
-        self.bound = -np.inf
+        self.highs.cbMipImprovingSolution += self._improved
 
-    def relax(self, seconds: float) -> float | None:
-        """Solves the linear relaxation; its value, None when it was not finished in time."""
+    def relax(self, seconds: float) -> bool:
+        """Solves the linear relaxation; False when it was not finished in time."""
         h = self.highs
-        h.setOptionValue("time_limit", h.getRunTime() + seconds)
+        h.setOptionValue("time_limit", h.getRunTime() + max(0.0, seconds))
         h.setOptionValue("solve_relaxation", True)
         h.run()
         _refuse_infeasible(h)
         if h.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            return None
+            return False
         value = h.getInfo().objective_function_value / self.scale
-        self.bound = max(self.bound, value - 1e-9 * abs(value))
-        return float(value)
+        self.report(value - 1e-9 * abs(value), None)
+        return True
 
-    def branch(self, seconds: float, gap: float, max_nodes: int | None) -> bool:
+    def branch(self, start: list[int] | None, seconds: float, gap: float, max_nodes: int | None) -> bool:
         """Solves the integer program; True when it was solved to `gap`."""
         h = self.highs
         h.setOptionValue("solve_relaxation", False)
@@ -95,14 +87,33 @@ class _Program:
         h.setOptionValue("mip_abs_gap", 0.0)
         if max_nodes is not None:
             h.setOptionValue("mip_max_nodes", max_nodes)
-        if self.start is not None:
+        if start is not None:
             solution = highspy.HighsSolution()
-            solution.col_value = columns_of(self.model, self.problem, np.array(self.start)).tolist()
+            solution.col_value = columns_of(self.model, self.problem, np.array(start)).tolist()
             h.setSolution(solution)
         h.run()
         _refuse_infeasible(h)
-        self.bound = max(self.bound, h.getInfo().mip_dual_bound / self.scale)
+        self.report(h.getInfo().mip_dual_bound / self.scale, None)
+        choice = self.choice()
+        if choice is not None:
+            self._offer(choice)
         return bool(h.getModelStatus() == highspy.HighsModelStatus.kOptimal)
+
+    def _improved(self, event: highspy.HighsCallbackEvent) -> None:
+        self._offer(self._read(np.array(event.data_out.mip_solution)))
+
+    def _offer(self, choice: Ints) -> None:
+        if self.problem.feasible(choice):
+            self.report(None, choice.tolist())
+
+    def _read(self, value: Floats) -> Ints:
+        bounds = zip(self.problem.offsets[:-1], self.problem.offsets[1:], strict=True)
+        return np.array([int(value[a:b].argmax()) for a, b in bounds])
+
+    def point(self, choice: Ints) -> Floats:
+        point = np.zeros(len(self.problem.costs))
+        point[self.problem.offsets[:-1] + choice] = 1.0
+        return point
 
     def values(self) -> Floats:
         return np.array(self.highs.getSolution().col_value)[: self.model.options]
@@ -110,39 +121,33 @@ class _Program:
     def choice(self) -> Ints | None:
         if self.highs.getInfo().primal_solution_status != 2:  # no feasible point known
             return None
-        value = self.values()
-        return np.array([int(value[a:b].argmax()) for a, b in
-                         zip(self.problem.offsets[:-1], self.problem.offsets[1:], strict=True)])  # fmt: skip
+        return self._read(self.values())
 
-    def tighten(self, value: Floats) -> bool:
+    def tighten(self, value: Floats, *, integral: bool) -> bool:
         """Adds rows that the point `value` breaks; True when there were any."""
         p = self.problem
-        if not len(p.limits):
-            return False
         share = value[p.use_option] * p.use_bytes
         change = np.zeros(len(p.limits) + 1)
         np.add.at(change, p.use_begin, share)
         np.subtract.at(change, p.use_end, share)
         over = np.cumsum(change)[:-1] - p.limits
-        broken = np.flatnonzero(over > np.maximum(ROW_TOLERANCE * np.abs(p.limits), 1e-9 * _largest(change)))
-        worst = broken[np.argsort(-over[broken], kind="stable")]
-        for row in _apart(worst.tolist(), len(p.limits)):
+        over[over <= (ROW_TOLERANCE if integral else LP_TOLERANCE) * np.abs(p.limits)] = 0.0
+        if not integral:
+            over[list(self.rows)] = 0.0  # as good as the tolerances of a relaxation allow
+        broken = np.flatnonzero(over)
+        for row in _apart(broken[np.argsort(-over[broken], kind="stable")].tolist(), len(p.limits)):
             self._add(row, value)
         return len(broken) > 0
 
     def _add(self, row: int, value: Floats) -> None:
         index, size = row_coefficients(self.problem, row)
         limit = float(self.problem.limits[row])
-        if row in self.rows:  # HiGHS thought this point feasible: forbid it
+        if row in self.rows:  # HiGHS took this integral point for feasible: of the options in it, one must go
             index = index[(value[index] > 0.5) & (size > 0)]
             size, limit = np.ones(len(index)), len(index) - 1.0
         self.rows.add(row)
-        scale = 1.0 / max(abs(limit), 1.0)
+        scale = 1.0 / max(abs(limit), float(size.max(initial=0.0)), 1e-300)
         self.highs.addRow(-np.inf, limit * scale, len(index), index.astype(np.int32), size * scale)
-
-
-def _largest(change: Floats) -> float:
-    return float(np.abs(np.cumsum(change)).max()) * 1e-6
 
 
 def _apart(worst: list[int], rows: int) -> list[int]:
@@ -157,13 +162,10 @@ def _apart(worst: list[int], rows: int) -> list[int]:
     return kept
 
 
-def _scale(problem: Problem, start: list[int] | None) -> float:
+def _scale(problem: Problem) -> float:
     """Brings costs to where HiGHS's absolute tolerances are small."""
-    if start is not None and np.isfinite(problem.total_cost(start)):
-        typical = abs(problem.total_cost(start))
-    else:
-        finite = np.concatenate((problem.costs, problem.edge_costs))
-        typical = float(np.abs(finite[np.isfinite(finite)]).max(initial=0.0))
+    costs = np.concatenate((problem.costs, problem.edge_costs))
+    typical = float(np.abs(costs[np.isfinite(costs)]).max(initial=0.0))
     return 1e5 / typical if typical > 0 else 1.0
 
 
@@ -189,7 +191,14 @@ def _load(model: Model, scale: float) -> highspy.Highs:
     return h
 
 
+def proven_infeasible() -> InfeasibleError:
+    return InfeasibleError(
+        "no choice meets all limits and forbidden pairs (proven by HiGHS)",
+        "limits and pairs that leave at least one choice",
+        "raise the limits or allow more pairs",
+    )
+
+
 def _refuse_infeasible(h: highspy.Highs) -> None:
     if h.getModelStatus() in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
-        raise InfeasibleError("no choice meets all limits and forbidden pairs (proven by HiGHS)", "a feasible problem",
-                              "raise the limits or allow more pairs")  # fmt: skip
+        raise proven_infeasible()

@@ -100,9 +100,32 @@ def formulate(problem: Problem, rows: Ints) -> Model:
 
 def compact(matrix: Floats) -> tuple[Floats, Ints, Ints]:
     """The matrix over classes of equal rows and equal columns, and the class of every row and column."""
-    small, row_of = np.unique(matrix, axis=0, return_inverse=True)
-    smaller, column_of = np.unique(small, axis=1, return_inverse=True)
-    return smaller, row_of.reshape(-1), column_of.reshape(-1)
+    rows, row_of = _classes(matrix)
+    columns, column_of = _classes(matrix[rows].T)
+    return matrix[np.ix_(rows, columns)], row_of, column_of
+
+
+def _classes(matrix: Floats) -> tuple[Ints, Ints]:
+    """A representative of every class of equal rows, and the class of every row."""
+    finite = np.where(np.isfinite(matrix), matrix, -1e300)
+    key = finite @ np.sqrt(
+        np.arange(2.0, 2.0 + matrix.shape[1])
+    )  # equal rows have equal keys; the test below is for others
+    _, first, class_of = np.unique(key, return_index=True, return_inverse=True)
+    class_of = class_of.reshape(-1)
+    if not np.array_equal(finite[first][class_of], finite):
+        _, first, class_of = np.unique(finite, axis=0, return_index=True, return_inverse=True)
+    return first, class_of.reshape(-1)
+
+
+def count_pairs(problem: Problem, most: int) -> int:
+    """Pair variables the program needs; stops counting beyond `most`."""
+    total = 0
+    for edge in range(problem.edges):
+        total += int(np.count_nonzero(np.isfinite(compact(problem.matrix(edge))[0])))
+        if total > most:
+            break
+    return total
 
 
 def row_coefficients(problem: Problem, row: int) -> tuple[Ints, Floats]:
@@ -119,10 +142,11 @@ def columns_of(model: Model, problem: Problem, choice: Ints) -> Floats:
     value = np.zeros(len(model.cost))
     value[problem.offsets[:-1] + choice] = 1.0
     if len(model.pair_edge):
-        ends = problem.edge_nodes[model.pair_edge]
-        row = np.array([model.classes[e][0][choice[a]] for e, a in zip(model.pair_edge, ends[:, 0], strict=True)])
-        column = np.array([model.classes[e][1][choice[b]] for e, b in zip(model.pair_edge, ends[:, 1], strict=True)])
-        value[model.options :] = (row == model.pair_row) & (column == model.pair_column)
+        ends = choice[problem.edge_nodes]
+        row = np.array([rows[s] for (rows, _), s in zip(model.classes, ends[:, 0], strict=True)])
+        column = np.array([columns[t] for (_, columns), t in zip(model.classes, ends[:, 1], strict=True)])
+        edge = model.pair_edge
+        value[model.options :] = (row[edge] == model.pair_row) & (column[edge] == model.pair_column)
     return value
 
 

@@ -1,4 +1,6 @@
-"""Folds a node with a single option: its cost is constant, its edges are costs of neighbours, its bytes off the limits."""
+"""Folds a node with a single option: its cost is constant, its edges are costs of neighbours, its bytes off the
+limits.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,221 @@
+"""Large-neighbourhood search over forests, with prices on the rows that get in the way.
+
+`anneal` takes a feasible choice from one feasible choice to the next. A move re-optimises a random forest at the
+current prices with some noise. When the result overfills rows, the worst row of every stretch of overfull rows gets
+a higher price and the forest is solved again; when it fits, prices decay, so that room that became free is used.
+`sweep` moves large forests whatever the rows say, and leaves prices to its caller: the way from any choice to a
+feasible one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.select.kernels.arrays import Arrays
+from meshwright.select.kernels.forest import Forest, grow, optimise, release, weigh
+from meshwright.select.kernels.jit import jit
+from meshwright.select.kernels.rows import fill_running, fill_usage
+from meshwright.select.problem import Floats, Ints
+
+
+class State(NamedTuple):
+    """A search: the current choice and its usage, the best choice, prices. scalars: current cost, best cost."""
+
+    x: Ints
+    best: Ints
+    trial: Ints
+    usage: Floats
+    price: Floats
+    unit: Floats  # per row: what a first price is
+    total: Floats
+    change: Floats
+    scalars: Floats
+
+
+def new_state(a: Arrays, x: Ints) -> State:
+    rows = len(a.limits)
+    state = State(
+        x=x.copy(),
+        best=x.copy(),
+        trial=x.copy(),
+        usage=np.zeros(rows),
+        price=np.zeros(rows),
+        unit=np.zeros(rows),
+        total=np.zeros(rows + 1),
+        change=np.zeros(rows + 1),
+        scalars=np.array([np.inf, np.inf]),
+    )
+    fill_usage(a, state.x, state.usage)
+    return state
+
+
+@jit
+def move_cost(a: Arrays, f: Forest, count: int, x: Ints, y: Ints) -> float:
+    """Cost of y minus cost of x, which differ on the forest only."""
+    change = 0.0
+    for p in range(count):
+        v = f.nodes[p]
+        base = a.offsets[v]
+        change += a.costs[base + y[v]] - a.costs[base + x[v]]
+        for link in range(a.start[v], a.start[v + 1]):
+            u = a.near[link]
+            width = a.offsets[u + 1] - a.offsets[u]
+            mat = a.mat[link]
+            if f.place[u] < 0:
+                change += a.mats[mat + y[v] * width + x[u]] - a.mats[mat + x[v] * width + x[u]]
+            elif u < v:
+                change += a.mats[mat + y[v] * width + y[u]] - a.mats[mat + x[v] * width + x[u]]
+    return change
+
+
+@jit
+def mark_change(a: Arrays, f: Forest, count: int, x: Ints, y: Ints, change: Floats) -> tuple[int, int]:
+    """Differences of the usage of y and x in `change` (to be summed up), and the first and last row touched."""
+    low, high = len(a.limits), 0
+    for p in range(count):
+        v = f.nodes[p]
+        if y[v] == x[v]:
+            continue
+        for m in range(a.item[v], a.item[v + 1]):
+            size = a.bytes[a.first[m] + y[v]] - a.bytes[a.first[m] + x[v]]
+            if size != 0.0:
+                change[a.begin[m]] += size
+                change[a.end[m]] -= size
+                low = min(low, a.begin[m])
+                high = max(high, a.end[m])
+    return low, high
+
+
+@jit
+def apply_change(a: Arrays, s: State, low: int, high: int, raise_prices: bool) -> float:
+    """Adds s.change to usage if every row fits (returns 0.0), else leaves usage alone and returns the worst excess
+    relative to its limit; then, if asked, raises the price of the worst row of each stretch that is over.
+    """
+    worst = 0.0
+    run = 0.0
+    peak, where = 0.0, -1
+    for r in range(low, high):
+        run += s.change[r]
+        over = s.usage[r] + run - a.limits[r]
+        if over > 1e-12 * abs(a.limits[r]) and run > 0.0:
+            if over > peak:
+                peak, where = over, r
+            worst = max(worst, over)
+        elif where >= 0:
+            if raise_prices:
+                s.price[where] = s.price[where] * 1.3 + s.unit[where]
+            peak, where = 0.0, -1
+    if where >= 0 and raise_prices:
+        s.price[where] = s.price[where] * 1.3 + s.unit[where]
+    if worst == 0.0:
+        run = 0.0
+        for r in range(low, high):
+            run += s.change[r]
+            s.usage[r] += run
+    return worst
+
+
+@jit
+def anneal(
+    a: Arrays,
+    f: Forest,
+    s: State,
+    rand: Floats,
+    noise: Floats,
+    quota: float,
+    largest: int,
+    heat: float,
+    slack: float,
+    decay: float,
+) -> tuple[float, int, int]:
+    """Moves until `quota` steps are done or the random numbers are used up. Returns steps, moves and accepted moves."""
+    at = 0
+    hot = 0
+    steps = 0.0
+    moves = 0
+    taken = 0
+    need = len(a.costs)
+    n = len(s.x)
+    while steps < quota and at + 4 * n + 64 < len(rand):
+        moves += 1
+        size = 1 + int(min(largest, n) * rand[at] * rand[at])
+        seeds = 1 + int(3.0 * rand[at + 1] * rand[at + 1])
+        at += 2
+        count, at = grow(a, f, size, seeds, rand, at)
+        for _attempt in range(4):
+            steps += weigh(a, f, count, s.x)
+            if hot + need > len(noise):
+                hot = 0
+            fill_running(s.price, s.total)
+            steps += optimise(a, f, count, s.total, noise, hot, heat, s.trial) + len(s.price)
+            hot += int(rand[at] * 97.0) + 1
+            at += 1
+            low, high = mark_change(a, f, count, s.x, s.trial, s.change)
+            over = apply_change(a, s, low, high, True)
+            for r in range(low, high + 1):
+                s.change[r] = 0.0
+            if over == 0.0:
+                break
+        if over == 0.0:
+            change = move_cost(a, f, count, s.x, s.trial)
+            if change <= slack * noise[hot]:
+                taken += 1
+                s.scalars[0] += change
+                for p in range(count):
+                    v = f.nodes[p]
+                    s.x[v] = s.trial[v]
+                if s.scalars[0] < s.scalars[1] - 1e-9 * abs(s.scalars[1]):
+                    s.scalars[1] = s.scalars[0]
+                    s.best[:] = s.x
+            else:
+                low, high = mark_change(a, f, count, s.trial, s.x, s.change)
+                apply_change(a, s, low, high, False)
+                for r in range(low, high + 1):
+                    s.change[r] = 0.0
+            if decay < 1.0:
+                for r in range(len(s.price)):
+                    s.price[r] *= decay
+        for p in range(count):
+            s.trial[f.nodes[p]] = s.x[f.nodes[p]]
+        release(a, f, count)
+    return steps, moves, taken
+
+
+@jit
+def sweep(a: Arrays, f: Forest, s: State, rand: Floats, noise: Floats, size: int, seeds: int, heat: float) -> float:
+    """Re-optimises one large forest at the prices in s.price; rows are not looked at. Returns steps."""
+    fill_running(s.price, s.total)
+    count, _ = grow(a, f, size, seeds, rand, 0)
+    steps = float(weigh(a, f, count, s.x))
+    steps += optimise(a, f, count, s.total, noise, 0, heat, s.trial)
+    for p in range(count):
+        v = f.nodes[p]
+        s.x[v] = s.trial[v]
+    release(a, f, count)
+    return steps
+
+
+@jit
+def press(a: Arrays, s: State, up: float, down: float) -> float:
+    """Prices for the usage of s.x: the worst row of each stretch that is over gets a higher one, rows with room a lower
+    one. Returns the largest excess, 0.0 when every row fits.
+    """
+    fill_usage(a, s.x, s.usage)
+    worst = 0.0
+    peak, where = 0.0, -1
+    for r in range(len(a.limits)):
+        over = s.usage[r] - a.limits[r]
+        if over > 1e-12 * abs(a.limits[r]):
+            if over > peak:
+                peak, where = over, r
+            worst = max(worst, over)
+        else:
+            s.price[r] *= down
+            if where >= 0:
+                s.price[where] = s.price[where] * up + s.unit[where]
+                peak, where = 0.0, -1
+    if where >= 0:
+        s.price[where] = s.price[where] * up + s.unit[where]
+    return worst

@@ -1,0 +1,37 @@
+"""Dynamic programming over a tree decomposition of the whole problem, rows by prices.
+
+Without rows that bind the result is the optimum. Otherwise prices ascend on the Lagrangian dual, each step one
+elimination: the bound is the dual's, the choice the best feasible one met on the way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.select import elimination
+from meshwright.select.budget import Budget
+from meshwright.select.methods.walk import Keeper, floor_bound
+from meshwright.select.priced import Prices
+from meshwright.select.problem import Problem
+
+# Table entries beyond which memory and time run out.
+WIDEST = 100_000_000
+
+
+def search(problem: Problem, budget: Budget, seed: int) -> tuple[list[int], float, list[str]]:
+    keeper = Keeper(problem)
+    order = elimination.plan(problem, WIDEST)
+    if order is None:
+        return keeper.choice.tolist(), floor_bound(problem), [f"not narrow: more than {WIDEST} table entries"]
+    prices = Prices(problem)
+    bound, steps = -np.inf, 0
+    while True:
+        value, choice = elimination.run(problem, order, problem.costs + prices.of_options())
+        bound = max(bound, value - prices.of_limits())
+        keeper.offer(np.array(choice))
+        budget.charge(order.entries + 2000 * problem.nodes)
+        budget.report("elimination", cost=keeper.cost, bound=min(bound, keeper.cost))
+        steps += 1
+        if budget.over() or not prices.step(np.array(choice), bound):
+            break
+    return keeper.choice.tolist(), bound, [f"{steps} eliminations of {order.entries} table entries"]

@@ -1,0 +1,59 @@
+"""The survey's methods return choices that hold what they say; those that prove something prove the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from select_oracle import enumerate_optimum, random_problem
+
+from meshwright.errors import ProblemError
+from meshwright.select import METHODS, InfeasibleError, solve
+
+SEEDS = [s for s in range(300, 420) if np.isfinite(enumerate_optimum(random_problem(s)))][:12]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cost_and_bound_enclose_the_optimum(method: str) -> None:
+    found = 0
+    for seed in SEEDS:
+        problem = random_problem(seed)
+        best = enumerate_optimum(problem)
+        selection = solve(problem, seconds=100, work=3.0, method=method, seed=seed)
+        assert selection.bound <= best + 1e-6
+        if selection.feasible:
+            found += 1
+            assert problem.feasible(selection.choice)
+            assert selection.cost >= best - 1e-6
+        else:
+            assert selection.over[1] > 0 or not np.isfinite(selection.cost)
+    assert found >= len(SEEDS) // 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_seed_and_work_give_the_same_choice(method: str) -> None:
+    problem = random_problem(SEEDS[3])
+    first, second = (solve(problem, work=0.5, method=method, seed=7).choice for _ in range(2))
+    assert first == second
+
+
+def test_elimination_is_exact_without_rows() -> None:
+    for seed in range(500, 700):
+        problem = random_problem(seed, rows=0)
+        best = enumerate_optimum(problem)
+        selection = solve(problem, work=1.0, method="elimination")
+        assert selection.feasible == np.isfinite(best)
+        if selection.feasible:
+            assert (selection.cost, selection.gap) == (best, 0.0)
+
+
+def test_an_unknown_method_is_refused_by_name() -> None:
+    with pytest.raises(ProblemError, match="'simplex'"):
+        solve(random_problem(0), method="simplex")
+
+
+def test_infeasible_problems_are_proven_so() -> None:
+    tight = [s for s in range(800, 1000) if not np.isfinite(enumerate_optimum(random_problem(s)))]
+    assert len(tight) > 20
+    for seed in tight[:30]:
+        with pytest.raises(InfeasibleError):
+            solve(random_problem(seed), seconds=10)
