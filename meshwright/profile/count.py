@@ -13,6 +13,8 @@ from typing import Literal
 from meshwright.capture.program import Op, Value
 from meshwright.profile.operands import Values, distinct_bytes, full_name, has_gradient, operands_of, packet, type_bytes
 from meshwright.profile.saved import saved
+from meshwright.rules.rule import Call
+from meshwright.rules.table.matmul import einsum
 
 Kind = Literal["matmul", "attention", "convolution", "memory", "view"]
 
@@ -134,20 +136,16 @@ def _contracted(operand: int, dim: int) -> Callable[[Op, Sequence[Value]], tuple
 
 
 def _einsum(op: Op, operands: Sequence[Value]) -> tuple[int, ...]:
-    """Pairs from left to right; letters that neither the result nor a later operand has are summed at once."""
-    left, _, right = str(op.args[0]).replace(" ", "").partition("->")
-    terms = left.split(",")
-    sizes = {
-        letter: size
-        for term, value in zip(terms, operands, strict=True)
-        for letter, size in zip(term, value.type.sizes, strict=True)
-    }
+    """Pairs from left to right; factors that neither the result nor a later operand has are summed at once."""
+    types = tuple(value.type for value in operands)
+    signature = einsum(Call(op, types))
+    sizes = signature.sizes(types, tuple(value.type for value in op.results))
+    *terms, result = ({factor for dim in term.dims for factor in dim} for term in signature.terms())
     held, flops = terms[0], []
     for index, term in enumerate(terms[1:], start=1):
-        joined = dict.fromkeys(held + term)
-        flops.append(2 * prod(sizes[letter] for letter in joined))
-        later = set(right).union(*terms[index + 1 :])
-        held = "".join(letter for letter in joined if letter in later)
+        joined = held | term
+        flops.append(2 * prod(sizes[factor] for factor in joined))
+        held = joined & result.union(*terms[index + 1 :])
     return tuple(flops)
 
 

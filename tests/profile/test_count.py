@@ -92,8 +92,10 @@ def test_a_products_flops_equal_torchs_counter(name: str) -> None:
 
 
 def test_einsum_counts_its_pairs() -> None:
-    given = case("aten.einsum.default", "bij,bjk->bik", (floats(2, 3, 4), floats(2, 4, 5)))
-    assert forward_flops(given.op, given.values()) == 2 * 2 * 3 * 4 * 5
+    pair = case("aten.einsum.default", "...ij,...jk->...ik", (floats(2, 3, 4), floats(2, 4, 5)))
+    three = case("aten.einsum.default", "ij,jk,kl->il", (floats(2, 3), floats(3, 4), floats(4, 5)))
+    assert forward_flops(pair.op, pair.values()) == 2 * 2 * 3 * 4 * 5
+    assert forward_flops(three.op, three.values()) == 2 * 2 * 3 * 4 + 2 * 2 * 4 * 5
 
 
 def test_bytes_are_what_is_read_and_written() -> None:

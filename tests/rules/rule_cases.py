@@ -63,6 +63,9 @@ def matmul() -> Iterator[Case]:
     yield case("aten.baddbmm.default", f(4, 6, 12), f(4, 6, 6), f(4, 6, 12))
     yield case("aten.einsum.default", "bij,bjk->bik", (f(4, 6, 12), f(4, 12, 6)))
     yield case("aten.einsum.default", "bsh,hd->bsd", (f(4, 1, 12), f(12, 6)))
+    yield case("aten.einsum.default", "...ij, ...jk -> ...ik", (f(4, 6, 12), f(6, 1, 12, 4)))
+    yield case("aten.einsum.default", "...ij,jk", (f(2, 4, 6, 12), f(12, 6)))
+    yield case("aten.einsum.default", "bsec,bsh->ebch", (f(4, 6, 12, 2), f(4, 6, 8)))
     yield case("aten.einsum.default", "ii,j", (f(6, 6), f(12)))
 
 
@@ -264,6 +267,7 @@ def views() -> Iterator[Case]:
     yield case("aten.repeat.default", x, (2, 1, 1, 3))
     yield case("aten.repeat_interleave.self_int", x, 3, 1)
     yield case("aten.repeat_interleave.self_int", f(12), 3)
+    yield case("aten.repeat_interleave.self_int", x, 3, 1, output_size=18)
     yield case("aten.pad.default", x, (1, 2, 0, 0))
     yield case("aten.constant_pad_nd.default", x, (0, 0, 1, -1), 2.0)
 

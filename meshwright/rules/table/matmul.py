@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from meshwright.errors import RuleError
 from meshwright.layout.states import P
 from meshwright.rules.rule import Call, Rule
 from meshwright.rules.shapes import broadcast_dims, named
@@ -32,29 +31,31 @@ def addmm(call: Call) -> Signature:
 
 
 def einsum(call: Call) -> Signature:
-    equation = call.op.args[0].replace(" ", "")
-    left, arrow, right = equation.partition("->")
-    if "." in equation:
-        raise RuleError(f"einsum {equation!r}", "named dims only", "write the dims of `...` out")
+    """The letters are the factors; a dim of size one that meets a larger one broadcasts."""
+    left, arrow, right = call.op.args[0].replace(" ", "").partition("->")
+    inputs = left.split(",")
     if not arrow:
-        counts = Counter(left.replace(",", ""))
-        right = "".join(sorted(letter for letter, count in counts.items() if count == 1))
-    sizes = {
-        letter: max(size, 1)
-        for term, type_ in zip(left.split(","), call.types, strict=True)
-        for letter, size in zip(term, type_.sizes, strict=True)
-        if size != 1
-    }
+        counts = Counter(left.replace(",", "").replace("...", ""))
+        right = ("..." if "..." in left else "") + "".join(sorted(x for x, count in counts.items() if count == 1))
+    widest = max(len(t.shape) - len(term.replace("...", "")) for term, t in zip(inputs, call.types, strict=True))
+    types = (*call.types, *call.result_types)
+    named_dims = [_letters(term, len(t.shape), widest) for term, t in zip((*inputs, right), types, strict=True)]
+    sizes: dict[str, int] = {}
+    for names, type_ in zip(named_dims, types, strict=True):
+        for name, size in zip(names, type_.sizes, strict=True):
+            sizes[name] = max(size, sizes.get(name, 0))
     terms = tuple(
-        Term(
-            tuple(
-                (letter,) if size == sizes.get(letter, 1) else ()
-                for letter, size in zip(term, type_.sizes, strict=True)
-            )
-        )
-        for term, type_ in zip((*left.split(","), right), (*call.types, *call.result_types), strict=True)
+        Term(tuple((n,) if size == sizes[n] else () for n, size in zip(names, type_.sizes, strict=True)))
+        for names, type_ in zip(named_dims, types, strict=True)
     )
     return Signature(terms[:-1], terms[-1:])
+
+
+def _letters(term: str, rank: int, widest: int) -> list[str]:
+    """One name per dim; the dims of `...` are counted from the right, as they broadcast."""
+    before, dots, after = term.partition("...")
+    hidden = rank - len(before) - len(after) if dots else 0
+    return [*before, *(f"e{i}" for i in range(widest - hidden, widest)), *after]
 
 
 RULES = {

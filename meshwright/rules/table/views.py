@@ -151,6 +151,13 @@ def repeat_interleave(call: Call) -> Signature:
     return arranged(call, dims, {"copies"}).linear()
 
 
+def lower_repeat_interleave(split: Split) -> Lowering:
+    if split.call.arg(3, "output_size") is None:
+        return Lowering(split.local)
+    dim = split.call.dim(2, "dim")
+    return Lowering(with_arg(split.local, 3, "output_size", split.results[0].type.shape[dim]))
+
+
 def local_shape(position: int, name: str) -> Callable[[Split], Lowering]:
     """Ops that are told the shape of their result are told the local one."""
 
@@ -216,7 +223,9 @@ RULES = {
     "aten.tile": Rule(resized_dims, shown=_CUT),
     "aten.glu": Rule(along_dim(1, default=-1, linear=False), shown="... n! -> ... m!"),
     "aten.repeat": Rule(resized_dims, shown=_CUT),
-    "aten.repeat_interleave.self_int": Rule(repeat_interleave, shown="... n -> ... (n m), or +"),
+    "aten.repeat_interleave.self_int": Rule(
+        repeat_interleave, lower_repeat_interleave, shown="... n -> ... (n m), or +"
+    ),
     "aten.pad": Rule(pad, shown="... n! -> ... m!"),
     "aten.constant_pad_nd": Rule(pad, shown="... n! -> ... m!"),
 }
