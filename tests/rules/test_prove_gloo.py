@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
-from pathlib import Path
 
 import pytest
-import torch.multiprocessing as mp
 from gloo_ranks import SLICE, prove_slice
+from processes import GlooPool
 from rule_cases import cases
 
 from meshwright.cluster import logical_mesh
@@ -19,9 +19,10 @@ from meshwright.rules import strategies
     [{"x": 2}, pytest.param({"x": 3}, marks=pytest.mark.full), pytest.param({"x": 2, "y": 2}, marks=pytest.mark.full)],
     ids=str,
 )
-def test_every_strategy_of_the_slice_holds_on_real_processes(tmp_path: Path, sizes: dict[str, int]) -> None:
-    world, counted = prod(sizes.values()), tmp_path / "proven"
-    mp.spawn(prove_slice, (world, str(tmp_path / "store"), sizes, str(counted)), nprocs=world)
+def test_every_strategy_of_the_slice_holds_on_real_processes(
+    ranks: Callable[[int], GlooPool], sizes: dict[str, int]
+) -> None:
+    world, mesh = prod(sizes.values()), logical_mesh(sizes)
     given = [case for family in SLICE for case in cases(family)]
-    mesh = logical_mesh(sizes)
-    assert int(counted.read_text()) == sum(len(strategies(c.op, c.values(), mesh)) for c in given)
+    count = sum(len(strategies(case.op, case.values(), mesh)) for case in given)
+    assert ranks(world).run(prove_slice, sizes) == [count] * world
