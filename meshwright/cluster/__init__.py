@@ -3,6 +3,7 @@
 from meshwright.cluster.bind import logical_mesh
 from meshwright.cluster.cost import KINDS, collective_s
 from meshwright.cluster.device import Achievable, Device
+from meshwright.cluster.enumerate import meshes, shapes, stage_ranks
 from meshwright.cluster.load import load_cluster
 from meshwright.cluster.mesh import FLAT, Axis, Hop, Mesh
 from meshwright.cluster.topology import Cluster, Group, Link, Member
@@ -22,4 +23,7 @@ __all__ = [
     "collective_s",
     "load_cluster",
     "logical_mesh",
+    "meshes",
+    "shapes",
+    "stage_ranks",
 ]

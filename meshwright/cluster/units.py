@@ -65,10 +65,3 @@ def format_rate(rate: float) -> str:
         if rate >= scale:
             return f"{rate / scale:.4g} {prefix}B/s"
     return f"{rate:.4g} B/s"
-
-
-def format_seconds(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"

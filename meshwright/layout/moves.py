@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import combinations, product
+from math import prod
 
 from meshwright.layout.states import I, Layout, R, S, State, all_states
 from meshwright.layout.steps import Step
 
 
-def moves(layout: Layout, shape: tuple[int, ...], mesh_sizes: tuple[int, ...]) -> Iterator[Step]:
-    """Every legal step that starts at `layout`."""
-    yield from _single(layout, len(shape))
-    for count in range(2, len(layout) + 1):
-        for axes in combinations(range(len(layout)), count):
-            yield from _flattened(layout, axes, shape, mesh_sizes)
+def moves(layout: Layout, shape: tuple[int, ...], mesh_sizes: tuple[int, ...]) -> tuple[Step, ...]:
+    """Every legal step that starts at `layout`.
+
+    A flattened step needs even pieces on both sides: the padding of nested pieces does not line up.
+    """
+    steps = _all_moves(layout, len(shape))
+    if all(length % prod(mesh_sizes) == 0 for length in shape):
+        return steps
+    even = layout.is_even(shape, mesh_sizes)
+    return tuple(s for s in steps if len(s.axes) == 1 or (even and s.target.is_even(shape, mesh_sizes)))
+
+
+@lru_cache(maxsize=1 << 16)
+def _all_moves(layout: Layout, n_dims: int) -> tuple[Step, ...]:
+    flattened = (
+        step
+        for count in range(2, len(layout) + 1)
+        for axes in combinations(range(len(layout)), count)
+        for step in _flattened(layout, axes, n_dims)
+    )
+    return (*_single(layout, n_dims), *flattened)
 
 
 def _single(layout: Layout, n_dims: int) -> Iterator[Step]:
@@ -27,19 +44,17 @@ def _single(layout: Layout, n_dims: int) -> Iterator[Step]:
                 yield Step((axis,), layout, target)
 
 
-def _flattened(
-    layout: Layout, axes: tuple[int, ...], shape: tuple[int, ...], mesh_sizes: tuple[int, ...]
-) -> Iterator[Step]:
-    """One collective over several axes. Pieces must be even: padding of nested pieces does not line up."""
+def _flattened(layout: Layout, axes: tuple[int, ...], n_dims: int) -> Iterator[Step]:
+    """One collective over several axes."""
     kinds = {layout[axis].kind for axis in axes}
-    if len(kinds) > 1 or not _is_innermost(layout, axes) or not layout.is_even(shape, mesh_sizes):
+    if len(kinds) > 1 or not _is_innermost(layout, axes):
         return
-    for afters in _flat_targets(layout, axes, len(shape)):
+    for afters in _flat_targets(layout, axes, n_dims):
         states = list(layout.states)
         for axis, after in zip(axes, afters, strict=True):
             states[axis] = after
         target = Layout(tuple(states))
-        if _is_innermost(target, axes) and target.is_even(shape, mesh_sizes):
+        if _is_innermost(target, axes):
             yield Step(axes, layout, target)
 
 

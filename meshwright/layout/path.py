@@ -6,8 +6,8 @@ a gradient, of what its dual runs backward:
     length(u -> v) = forward_s(u, v) + backward_s(u, v)       (grad)        forward_s(u, v)      (no grad)
 
 Lengths depend on the mesh, the tensor's shape and its item size, which make the cache key. The search from one
-source is kept and resumed, so asking for every target costs one search. `moves` lists the edges, `price_step`
-prices one, `_Search.reach` is the algorithm.
+source is kept and resumed, so asking for every target costs one search. `moves` lists the edges, `Pricer`
+prices them, `_Search.reach` is the algorithm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from meshwright.cluster.mesh import Mesh
 from meshwright.layout.moves import moves
 from meshwright.layout.states import Layout, all_layouts
-from meshwright.layout.stepprice import StepPrice, price_step
+from meshwright.layout.stepprice import Pricer, StepPrice
 from meshwright.layout.steps import Collective, Step
 
 
@@ -59,21 +59,27 @@ def conversion(
     return _search(source, shape, itemsize, mesh, grad).reach(target)
 
 
+@lru_cache
+def _numbers(n_dims: int, n_axes: int) -> dict[Layout, int]:
+    return {layout: number for number, layout in enumerate(all_layouts(n_dims, n_axes))}
+
+
 class _Graph:
     """Layouts by number (numbers compare and index faster than layouts) and priced edges, made when asked for."""
 
     def __init__(self, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> None:
-        self.shape, self.itemsize, self.mesh, self.grad = shape, itemsize, mesh, grad
+        self.shape, self.mesh_sizes = shape, mesh.sizes
+        self._pricer = Pricer(shape, itemsize, mesh, grad)
         self.layouts = all_layouts(len(shape), len(mesh.axes))
-        self.number = {layout: number for number, layout in enumerate(self.layouts)}
+        self.number = _numbers(len(shape), len(mesh.axes))
         self._edges: list[list[tuple[float, int, Step, StepPrice]] | None] = [None] * len(self.layouts)
 
     def edges(self, number: int) -> list[tuple[float, int, Step, StepPrice]]:
         found = self._edges[number]
         if found is None:
             found = self._edges[number] = []
-            for step in moves(self.layouts[number], self.shape, self.mesh.sizes):
-                price = price_step(step, self.shape, self.itemsize, self.mesh, self.grad)
+            for step in moves(self.layouts[number], self.shape, self.mesh_sizes):
+                price = self._pricer.price(step)
                 found.append((price.total_s, self.number[step.target], step, price))
         return found
 
@@ -95,7 +101,7 @@ class _Search:
     def reach(self, target: Layout) -> Conversion:
         number = self.graph.number.get(target)
         if number is None:
-            target.check(self.graph.shape, self.graph.mesh.sizes)
+            target.check(self.graph.shape, self.graph.mesh_sizes)
             raise AssertionError(f"{target} fits but is not in the graph")
         while (found := self._settled[number]) is None:
             length_s, n_steps, nearest = heapq.heappop(self._heap)

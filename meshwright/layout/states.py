@@ -46,10 +46,6 @@ class State(HashedOnce):
     def is_shard(self) -> bool:
         return self.kind == "S"
 
-    @property
-    def is_replicated(self) -> bool:
-        return self.kind in ("R", "I")
-
 
 P = State("P")
 R = State("R")
@@ -168,6 +164,7 @@ def all_states(n_dims: int) -> tuple[State, ...]:
     return (*(S(dim) for dim in range(n_dims)), P, R, I)
 
 
+@lru_cache
 def all_layouts(n_dims: int, n_axes: int) -> tuple[Layout, ...]:
     """Every layout of a tensor of `n_dims` dims on a mesh of `n_axes` axes."""
     return tuple(Layout(states) for states in product(all_states(n_dims), repeat=n_axes))

@@ -7,16 +7,12 @@ to that size before they travel, so this is what every rank sends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 from meshwright.cluster.cost import collective_s
-from meshwright.cluster.device import Device
 from meshwright.cluster.mesh import FLAT, Axis, Mesh
 from meshwright.layout.states import Layout
 from meshwright.layout.steps import COMMUNICATING, Collective, Step
-
-_axis_seconds = lru_cache(maxsize=1 << 16)(collective_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +35,7 @@ class StepPrice:
 
 def price_step(step: Step, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> StepPrice:
     """Price a step of a tensor of global `shape`; without `grad` nothing runs backward."""
-    source = step.source.local_shape(shape, mesh.sizes)
-    target = step.target.local_shape(shape, mesh.sizes)
-    source_dims, target_dims = _dims(step.source, step.axes), _dims(step.target, step.axes)
-    axis = mesh.axis(FLAT.join(mesh.names[i] for i in step.axes))
-    forward = _price_op(step.forward, source, target, source_dims, target_dims, itemsize, axis, mesh.device)
-    backward = _FREE
-    if grad:
-        backward = _price_op(step.backward, target, source, target_dims, source_dims, itemsize, axis, mesh.device)
-    return StepPrice(
-        forward.collectives,
-        backward.collectives,
-        forward.seconds,
-        backward.seconds,
-        prod(source) * itemsize,
-        prod(target) * itemsize,
-        forward.bytes,
-        backward.bytes,
-    )
+    return Pricer(shape, itemsize, mesh, grad).price(step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,35 +48,78 @@ class _OpPrice:
 _FREE = _OpPrice((), 0.0, 0)
 
 
-def _dims(layout: Layout, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The dims that these axes shard."""
-    return tuple(dim for i in axes if (dim := layout[i].dim) is not None)
+class Pricer:
+    """Prices the steps of one tensor. Many steps run the same op on the same bytes, so those are kept."""
+
+    def __init__(self, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> None:
+        self.shape, self.itemsize, self.mesh, self.grad = shape, itemsize, mesh, grad
+        self._sizes, self._device = mesh.sizes, mesh.device
+        self._axes: dict[tuple[int, ...], Axis] = {}
+        self._shapes: dict[Layout, tuple[int, ...]] = {}
+        self._ops: dict[tuple[str, tuple[int, ...], int, int, bool], _OpPrice] = {}
+
+    def price(self, step: Step) -> StepPrice:
+        source, target = self._local(step.source), self._local(step.target)
+        forward = self._op(step.forward, step.axes, source, target, step.source, step.target)
+        backward = _FREE
+        if self.grad:
+            backward = self._op(step.backward, step.axes, target, source, step.target, step.source)
+        return StepPrice(
+            forward.collectives,
+            backward.collectives,
+            forward.seconds,
+            backward.seconds,
+            prod(source) * self.itemsize,
+            prod(target) * self.itemsize,
+            forward.bytes,
+            backward.bytes,
+        )
+
+    def _local(self, layout: Layout) -> tuple[int, ...]:
+        found = self._shapes.get(layout)
+        if found is None:
+            found = self._shapes[layout] = layout.local_shape(self.shape, self._sizes)
+        return found
+
+    def _axis(self, axes: tuple[int, ...]) -> Axis:
+        found = self._axes.get(axes)
+        if found is None:
+            found = self._axes[axes] = self.mesh.axis(FLAT.join(self.mesh.names[i] for i in axes))
+        return found
+
+    def _op(
+        self,
+        op: str,
+        axes: tuple[int, ...],
+        before: tuple[int, ...],
+        after: tuple[int, ...],
+        joins: Layout,
+        cuts: Layout,
+    ) -> _OpPrice:
+        """One op from local shape `before` to `after`: it joins dims that `joins` shards and cuts those of `cuts`."""
+        axis = self._axis(axes)
+        if op == "none" or axis.size == 1:
+            return _FREE
+        moved = _moved_items(op, before, after, cuts[axes[0]].dim, axis.size)
+        # Pieces along an inner dim, or along several dims, are made contiguous on one side of the wire.
+        staged = any(joins[i].dim or cuts[i].dim for i in axes)
+        key = (op, axes, moved, prod(after), staged)
+        found = self._ops.get(key)
+        if found is None:
+            found = self._ops[key] = self._fresh(op, axis, moved, prod(after), staged)
+        return found
+
+    def _fresh(self, op: str, axis: Axis, moved: int, after: int, staged: bool) -> _OpPrice:
+        device, after_bytes = self._device, after * self.itemsize
+        if op not in COMMUNICATING:
+            return _OpPrice((), device.launch_s + 2 * after_bytes / device.memory_bandwidth, after_bytes)
+        moved_bytes = moved * self.itemsize
+        staging_bytes = moved_bytes if staged else 0
+        seconds = collective_s(op, moved_bytes, axis) + 2 * staging_bytes / device.memory_bandwidth
+        return _OpPrice((Collective(op, axis.name, moved_bytes),), seconds, after_bytes + staging_bytes)
 
 
-def _price_op(
-    op: str,
-    before: tuple[int, ...],
-    after: tuple[int, ...],
-    joined: tuple[int, ...],
-    cut: tuple[int, ...],
-    itemsize: int,
-    axis: Axis,
-    device: Device,
-) -> _OpPrice:
-    """One op from local shape `before` to `after`; it puts the dims `joined` together and cuts the dims `cut`."""
-    if op == "none" or axis.size == 1:
-        return _FREE
-    after_bytes = prod(after) * itemsize
-    if op not in COMMUNICATING:
-        return _OpPrice((), device.launch_s + 2 * after_bytes / device.memory_bandwidth, after_bytes)
-    moved_bytes = _moved_items(op, before, after, cut, axis.size) * itemsize
-    # Pieces along an inner dim, or along several dims, are made contiguous on one side of the wire.
-    staging_bytes = moved_bytes if any(joined) or any(cut) else 0
-    seconds = _axis_seconds(op, moved_bytes, axis) + 2 * staging_bytes / device.memory_bandwidth
-    return _OpPrice((Collective(op, axis.name, moved_bytes),), seconds, after_bytes + staging_bytes)
-
-
-def _moved_items(op: str, before: tuple[int, ...], after: tuple[int, ...], cut: tuple[int, ...], size: int) -> int:
+def _moved_items(op: str, before: tuple[int, ...], after: tuple[int, ...], cut: int | None, size: int) -> int:
     """Items counted for a collective by the convention of `Collective.bytes`, padding included."""
     if op == "all_reduce":
         return prod(before)
@@ -105,6 +127,7 @@ def _moved_items(op: str, before: tuple[int, ...], after: tuple[int, ...], cut: 
         return prod(before) * size
     if op == "reduce_scatter":
         return prod(after) * size
-    padded = list(before)  # all_to_all: the dim that is cut is first padded to `size` equal pieces
-    padded[cut[0]] = after[cut[0]] * size
-    return prod(padded)
+    if op != "all_to_all" or cut is None:
+        return 0
+    # The dim that is cut is first padded to `size` equal pieces.
+    return prod(before[:cut]) * after[cut] * size * prod(before[cut + 1 :])

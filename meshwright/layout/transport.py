@@ -58,10 +58,6 @@ def current_transport() -> Transport:
     return transport
 
 
-def has_transport() -> bool:
-    return getattr(_simulated, "transport", None) is not None or _Installed.transport is not None
-
-
 @contextmanager
 def use_transport(transport: Transport) -> Iterator[Transport]:
     """Install a transport for the whole process."""
