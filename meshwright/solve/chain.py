@@ -85,7 +85,9 @@ def solve_chain(frontier: Frontier, fixed: Fixed, budget_bytes: int | None) -> C
     best = Chain(free[0].points(), free[0].seconds)
     if budget_bytes is None or best.peak_bytes <= budget_bytes:
         return best
-    labels = _run(frontier, fixed, PRICES, None, budget_bytes)
+    # The tightest chain is kept beside the labels, which may lose it to one that is within a bucket of it.
+    labels = [*_run(frontier, fixed, PRICES, None, budget_bytes), *_run(frontier, fixed, PRICES, PRICES[-1])]
+    labels = [label for label in labels if label.held + label.transient <= budget_bytes]
     if not labels:
         return None
     bound_s = max(best.seconds, *(_bound(frontier, fixed, price, budget_bytes) for price in PRICES[1:]))
@@ -124,6 +126,8 @@ def _run(
             kept = _best(found, weight, budget_bytes)
             if kept:
                 following[outputs] = kept
+        if not following and possible:
+            return []
         if not possible:
             raise PlanError(
                 f"the pins leave no way to run segment {segment.name}", "pins that agree", "drop one of them"

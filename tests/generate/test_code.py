@@ -1,0 +1,46 @@
+"""The printed code runs, and gives what the sharded segment gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import small_model
+
+from meshwright.capture import capture
+from meshwright.capture.execute import run_graph
+from meshwright.cluster import load_cluster
+from meshwright.generate.code import code
+from meshwright.generate.program import sharded_segments
+from meshwright.layout.threads import simulate
+from meshwright.solve.plan import make_plan
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
+@pytest.mark.parametrize("pin", ["dp=2", "tp=2"])
+def test_the_printed_code_computes_what_the_sharded_segment_does(name: str, pin: str) -> None:
+    program = capture(*small_model(name))
+    plan = make_plan(program, load_cluster("local:2"), pins=(pin,))
+    text = code(program, plan)
+    scope: dict[str, Any] = {}
+    exec(compile(text, "generated", "exec"), scope)
+    graph = sharded_segments(program, plan)[1]
+    function = scope[program.segments[1].name.replace(".", "_")]
+
+    def rank(_: int) -> bool:
+        torch.manual_seed(0)
+        given = {v.name: torch.rand(v.type.sizes) for v in graph.arguments() if v.type.is_float}
+        given |= {v.name: torch.randint(0, 9, v.type.sizes) for v in graph.arguments() if not v.type.is_float}
+        values = run_graph(graph, given, torch.device("cpu"))
+        names = [*graph.outputs, *(value for _, value in graph.updates)]
+        found = function(*given_in_order(graph, given))
+        found = found if isinstance(found, tuple) else (found,)
+        return all(torch.equal(a, values[b]) for a, b in zip(found, names, strict=True))
+
+    assert all(simulate({plan.mesh.names[0]: 2}, rank))
+    assert "convert(" in text
+
+
+def given_in_order(graph: Any, given: dict[str, Any]) -> list[Any]:
+    return [given[value.name] for value in graph.arguments()]

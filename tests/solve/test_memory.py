@@ -1,0 +1,39 @@
+"""Under a limit the plan fits, is never faster for it, and an impossible limit says what would do."""
+
+from __future__ import annotations
+
+import pytest
+from small_models import small_model
+
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
+from meshwright.solve.plan import make_plan
+
+
+def test_less_memory_is_never_faster_and_always_kept() -> None:
+    program = capture(*small_model("llama"))
+    cluster = load_cluster("local:2")
+    free = make_plan(program, cluster)
+    before_s = free.predicted.step_s
+    seen = set()
+    for share in (0.95, 0.85, 0.75, 0.65, 0.6):
+        limit = int(share * free.predicted.peak_bytes)
+        try:
+            plan = make_plan(program, cluster, memory_bytes=limit)
+        except PlanError:
+            break
+        assert plan.predicted.peak_bytes <= limit
+        assert plan.predicted.step_s >= before_s * (1 - 1e-12)
+        assert 0 <= plan.predicted.gap < 1
+        before_s = plan.predicted.step_s
+        seen.add(plan.predicted.step_s)
+    assert len(seen) >= 2, "the limits must bind"
+
+
+def test_an_impossible_limit_names_the_bytes_that_would_do() -> None:
+    program = capture(*small_model("gpt"))
+    with pytest.raises(PlanError, match=r"no plan fits in 1,000 bytes(.|\n)*at least [\d,]+ bytes") as caught:
+        make_plan(program, load_cluster("local:2"), memory_bytes=1000)
+    least = int(str(caught.value).split("at least ")[1].split(" bytes")[0].replace(",", ""))
+    assert make_plan(program, load_cluster("local:2"), memory_bytes=least).predicted.peak_bytes <= least

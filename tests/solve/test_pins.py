@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+from small_models import small_model
+
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
+from meshwright.layout import Layout
+from meshwright.solve.plan import make_plan
+
+
+@pytest.mark.parametrize(
+    ("pins", "fault"),
+    [
+        (("dp=4",), "an axis of that size"),
+        (("dp=2", "tp=2"), "one of the two"),
+        (("zero=7",), "0, 1, 2 or 3"),
+        (("dp=lots",), "whole number"),
+        (("nonsense",), "name=value"),
+        (("no.such.*=S(0)",), "matches no parameter"),
+        (("tokens.weight=R",), "S(dim) or I"),
+    ],
+)
+def test_pins_that_cannot_be_are_refused_by_name(pins: tuple[str, ...], fault: str) -> None:
+    program = capture(*small_model("gpt"))
+    with pytest.raises(PlanError) as caught:
+        make_plan(program, load_cluster("local:2"), pins=pins)
+    assert fault in str(caught.value)
+    assert pins[0].split("=")[0] in str(caught.value)
+
+
+def test_data_parallel_is_ddp_and_fully_sharded_is_zero_3() -> None:
+    program = capture(*small_model("llama"))
+    cluster = load_cluster("local:2")
+    ddp = make_plan(program, cluster, pins=("dp=2", "zero=0"))
+    sharded = make_plan(program, cluster, pins=("dp=2", "zero=3"))
+    assert {(entry.storage, entry.compute) for entry in ddp.parameters.values()} == {("[I]", "[R]")}
+    assert {(entry.storage, entry.compute, entry.regather) for entry in sharded.parameters.values()} == {
+        ("[S(0)]", "[R]", True)
+    }
+    assert all(Layout.parse(entry.layout)[0].dim == 0 for entry in ddp.inputs.values()), "ranks read their samples only"
+    total = sum(4 * parameter.type.sizes[0] * (parameter.type.sizes[1:] or (1,))[0] for parameter in program.parameters)
+    gathered = sum(c.bytes for c in sharded.predicted.collectives if c.kind == "all_gather")
+    assert gathered == 2 * total, "every weight is gathered for forward and again for backward"
+
+
+def test_storage_can_be_pinned_by_name() -> None:
+    program = capture(*small_model("llama"))
+    plan = make_plan(program, load_cluster("local:2"), pins=("layers.*.up.weight=S(1)",))
+    stored = {name: entry.storage for name, entry in plan.parameters.items() if name.endswith(".up.weight")}
+    assert stored == {"layers.0.up.weight": "[S(1)]", "layers.1.up.weight": "[S(1)]"}

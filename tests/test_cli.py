@@ -1,0 +1,92 @@
+"""The command line as a user meets it: what it prints, and one clear message for each bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+
+SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(list(argv)) == 2
+    found = capsys.readouterr()
+    assert found.err.startswith("meshwright: ")
+    assert "expected:" in found.err
+    assert "Traceback" not in found.err
+    return found.err
+
+
+def test_plan_shows_alternatives_and_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert main(["plan", SMALL, "--cluster", "local:2", "--global-batch", "4", "-o", str(path)]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "predicted step",
+        "predicted peak",
+        "data parallel (DDP)",
+        "fully sharded (ZeRO-3)",
+        "tensor parallel",
+    ):
+        assert words in shown
+    assert main(["code", str(path)]) == 0
+    assert "aten.linear(" in capsys.readouterr().out
+    assert main(["code", str(path), "--pair", "1"]) == 0
+    assert "def backward(" in capsys.readouterr().out
+
+
+def test_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", SMALL, "--cluster", "local:2", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["optimality_gap"] == 0
+    assert found["predicted"]["step_seconds"] > 0
+    assert [entry["name"] for entry in found["baselines"]] == [
+        "data parallel (DDP)",
+        "fully sharded (ZeRO-3)",
+        "tensor parallel",
+    ]
+
+
+def test_train_on_two_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.json"
+    assert main(["train", SMALL, "--nproc", "2", "--steps", "12", "--lr", "1e-2", "--json", str(path)]) == 0
+    losses = json.loads(path.read_text())["losses"]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_unknown_model_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown model 'gtp'" in refused(capsys, "plan", "gtp")
+    assert "setting 'layer=2'" in refused(capsys, "plan", "gpt", "--set", "layer=2")
+    assert "layers=many" in refused(capsys, "plan", "gpt", "--set", "layers=many")
+    assert "divisible by heads" in refused(capsys, "plan", "gpt", "--set", "heads=7")
+
+
+def test_bad_batch_cluster_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--global-batch 0" in refused(capsys, "plan", SMALL, "--global-batch", "0")
+    refused(capsys, "plan", SMALL, "--cluster", "moon")
+    assert "memory 'some'" in refused(capsys, "plan", SMALL, "--memory", "some")
+    assert "no plan fits in 1,024 bytes" in refused(capsys, "plan", SMALL, "--memory", "1KiB")
+    assert "optimizer 'lion'" in refused(capsys, "plan", SMALL, "--optimizer", "lion")
+
+
+def test_a_world_size_or_model_that_is_not_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert main(["plan", SMALL, "--cluster", "local:2", "-o", str(path)]) == 0
+    capsys.readouterr()
+    assert "3 processes for a plan of 2" in refused(capsys, "train", SMALL, "--plan", str(path), "--nproc", "3")
+    other = SMALL.replace("layers=1", "layers=2")
+    assert "another model" in refused(capsys, "train", other, "--plan", str(path), "--nproc", "2")
+    assert "cannot be read" in refused(capsys, "train", SMALL, "--plan", str(tmp_path / "none"), "--nproc", "2")
+
+
+def test_a_failing_rank_ends_the_run_with_its_message(capfd: pytest.CaptureFixture[str]) -> None:
+    small_vocabulary = SMALL.replace("vocab=128", "vocab=64")
+    assert main(["train", small_vocabulary, "--nproc", "2", "--steps", "2"]) == 2
+    shown = capfd.readouterr().err
+    assert "a vocabulary of 64" in shown
+    assert "Traceback" not in shown
