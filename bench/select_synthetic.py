@@ -55,3 +55,33 @@ def _sizes(problem: Problem) -> np.ndarray:
     size = np.zeros(len(problem.costs))
     size[problem.use_option] = problem.use_bytes
     return size.reshape(-1, options).T
+
+
+def segment(*, axes: tuple[int, ...] = (8, 8), rows: int = 0, seed: int = 0) -> Problem:
+    """A stand-in for one llama block on a two-axis mesh: its ops with one option per pair of factors, a copy node
+    behind every tensor that is read twice, conversions in between. Several hundred nodes with backward ops; `rows`
+    moments whose limit binds.
+    """
+    rng = np.random.default_rng(seed)
+    build = ProblemBuilder(f"segment-{rows}-rows")
+    for _ in range(rows):
+        build.row(0.0)
+    layouts = [(a, b) for a in range(4) for b in range(4)]  # S(0), S(1), R, P on either axis
+    price = np.array([[_layout_price(u, v, axes) for v in layouts] for u in layouts])
+    kinds = [rng.integers(0, len(layouts), int(rng.integers(6, 31))) for _ in range(12)]
+    node_kind: list[int] = []
+    for i in range(240):
+        kind = int(rng.integers(0, len(kinds)))
+        node_kind.append(kind)
+        node = build.node(np.round(rng.random(len(kinds[kind])) * 100, 2), name=f"op{i}")
+        for back in {1, int(rng.integers(1, 4))}:
+            if i >= back:
+                build.edge(node - back, node, price[np.ix_(kinds[node_kind[i - back]], kinds[kind])])
+        for option in range(len(kinds[kind]) if rows else 0):
+            begin = i * rows // 240
+            build.hold(begin, min(rows, begin + 1 + rows // 4), node, option, float(rng.integers(1, 64)))
+    return build.build()
+
+
+def _layout_price(u: tuple[int, int], v: tuple[int, int], axes: tuple[int, ...]) -> float:
+    return float(sum(0.0 if a == b else 3.0 * size + 5 * abs(a - b) for a, b, size in zip(u, v, axes, strict=True)))

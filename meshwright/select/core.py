@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.select import large, narrow
+from meshwright.select import narrow
 from meshwright.select.best import Best
 from meshwright.select.budget import Budget
-from meshwright.select.child import INFEASIBLE, SOLVED, Child
-from meshwright.select.ilp import branch_and_bound, proven_infeasible
 from meshwright.select.model import count_pairs
 from meshwright.select.problem import Problem
 
@@ -39,11 +37,15 @@ def solve(problem: Problem, budget: Budget, constant: float, seed: int, done: li
         elif pairs <= MIDDLE and budget.work is None:
             _both_sides(best, seed, done)
         else:
+            from meshwright.select import large  # numba takes a second to import: only where it is used
+
             large.solve(best, seed, done)
     return best.choice.tolist(), best.bound
 
 
 def _branch(best: Best, done: list[str]) -> None:
+    from meshwright.select.ilp import branch_and_bound
+
     budget = best.budget
     nodes = None if budget.work is None else max(1, int(budget.left() * NODES_PER_UNIT))
     solved = branch_and_bound(
@@ -58,6 +60,10 @@ def _branch(best: Best, done: list[str]) -> None:
 
 
 def _both_sides(best: Best, seed: int, done: list[str]) -> None:
+    from meshwright.select import large
+    from meshwright.select.child import INFEASIBLE, SOLVED, Child
+    from meshwright.select.ilp import proven_infeasible
+
     with Child(best.problem, seconds=best.budget.left(), gap=best.budget.gap) as child:
         told = np.inf
 

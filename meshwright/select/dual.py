@@ -13,11 +13,8 @@ import numpy as np
 
 from meshwright.select.kernels import rows, trws
 from meshwright.select.kernels.arrays import Arrays
+from meshwright.select.priced import FIRST_STEP, HALF_LIFE, MEMORY, worst_of_stretches
 from meshwright.select.problem import Floats, Ints
-
-FIRST_STEP = 0.02  # of the cost, spread over the rows that move
-HALF_LIFE = 50  # steps after which the step has halved
-MEMORY = 0.7  # of the averaged direction
 
 
 class Ascent:
@@ -70,11 +67,3 @@ def row_units(a: Arrays) -> Floats:
         return a.limits
     largest = max(float(a.limits.max()), float(a.bytes.max(initial=0.0)), 1e-300)
     return np.maximum(a.limits, 1e-3 * largest)
-
-
-def worst_of_stretches(excess: Floats) -> Ints:
-    """The row with the largest excess in every run of rows with positive excess."""
-    over = excess > 0
-    change = np.flatnonzero(np.diff(np.concatenate(([False], over, [False])).astype(np.int8)))
-    runs = zip(change[::2].tolist(), change[1::2].tolist(), strict=True)
-    return np.array([low + int(excess[low:high].argmax()) for low, high in runs], dtype=np.int64)

@@ -17,21 +17,20 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from meshwright.select.problem import Floats, Problem
 
 
 @dataclass(frozen=True, slots=True)
 class Elimination:
-    """One step: `node` goes, `near` are the other nodes of its table, `edges` and `tables` what is added up to make
-    it.
+    """One step: `node` goes, `near` are the other nodes of its table. Axis 0 of the table is `node`, the others
+    `near`.
     """
 
     node: int
     near: tuple[int, ...]
-    edges: tuple[tuple[int, int], ...]  # (edge, neighbour)
-    tables: tuple[int, ...]  # results of earlier steps
+    matrices: tuple[Floats, ...]  # edges, shaped to broadcast over the table
+    messages: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]  # earlier step, its axes in order, shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,88 +39,105 @@ class Order:
 
     steps: tuple[Elimination, ...]
     entries: int
-    largest: int
+    offsets: tuple[int, ...]
 
 
 def plan(problem: Problem, most: float = float("inf")) -> Order | None:
     """Eliminates the node with the smallest table first (a greedy tree decomposition). None when that takes more than
     `most` table entries in all.
     """
+    offsets = problem.offsets.tolist()
     width = np.diff(problem.offsets).tolist()
     near: list[set[int]] = [set() for _ in width]
-    held: list[list[tuple[int, int]]] = [[] for _ in width]
-    for edge, (a, b) in enumerate(problem.edge_nodes.tolist()):
+    for a, b in problem.edge_nodes.tolist():
         near[a].add(b)
         near[b].add(a)
-        held[a].append((edge, b))
-        held[b].append((edge, a))
-    tables: list[list[int]] = [[] for _ in width]
-    heap = [(_size(v, near, width), v) for v in range(len(width))]
+    size = [width[v] * prod(width[a] for a in near[v]) for v in range(len(width))]
+    heap = [(entries, v) for v, entries in enumerate(size)]
     heapq.heapify(heap)
-    gone = [False] * len(width)
-    steps: list[Elimination] = []
-    entries = largest = 0
+    sequence: list[tuple[int, tuple[int, ...]]] = []
+    total = 0
     while heap:
-        size, v = heapq.heappop(heap)
-        if gone[v] or size != _size(v, near, width):
-            continue
-        gone[v] = True
-        rest = tuple(sorted(near[v]))
-        edges = tuple((e, w) for e, w in held[v] if not gone[w])
-        steps.append(Elimination(v, rest, edges, tuple(tables[v])))
-        entries, largest = entries + size, max(largest, size)
-        if entries > most:
+        entries, v = heapq.heappop(heap)
+        if entries != size[v]:
+            continue  # out of date, or gone
+        size[v] = -1
+        total += entries
+        if total > most:
             return None
-        used = set(tables[v])
+        rest = near[v]
+        sequence.append((v, tuple(sorted(rest))))
         for a in rest:
-            near[a].discard(v)
-            near[a].update(b for b in rest if b != a)
-            tables[a] = [t for t in tables[a] if t not in used] + [len(steps) - 1]
-        for a in rest:
-            heapq.heappush(heap, (_size(a, near, width), a))
-    return Order(tuple(steps), entries, largest)
+            others = near[a]
+            others |= rest
+            others.discard(v)
+            others.discard(a)
+            size[a] = width[a] * prod([width[b] for b in others])
+            heapq.heappush(heap, (size[a], a))
+    return Order(_steps(problem, sequence, width), total, tuple(offsets))
 
 
-def _size(v: int, near: list[set[int]], width: list[int]) -> int:
-    return width[v] * prod(width[a] for a in near[v])
+def _steps(problem: Problem, sequence: list[tuple[int, tuple[int, ...]]], width: list[int]) -> tuple[Elimination, ...]:
+    """Gives each edge to the first of its ends to go, each step's result to the first of its nodes to go."""
+    turn = {v: step for step, (v, _) in enumerate(sequence)}
+    matrices: list[list[Floats]] = [[] for _ in sequence]
+    messages: list[list[tuple[int, tuple[int, ...], tuple[int, ...]]]] = [[] for _ in sequence]
+    axes = [{node: axis for axis, node in enumerate((v, *near))} for v, near in sequence]
+    for edge, (a, b) in enumerate(problem.edge_nodes.tolist()):
+        step = min(turn[a], turn[b])
+        perm, shape = _placement((a, b), axes[step], width)
+        matrices[step].append(problem.matrix(edge).transpose(perm).reshape(shape))
+    for index, (_, near) in enumerate(sequence):
+        if near:
+            step = min(turn[node] for node in near)
+            messages[step].append((index, *_placement(near, axes[step], width)))
+    parts = zip(sequence, matrices, messages, strict=True)
+    return tuple(Elimination(v, near, tuple(own), tuple(got)) for (v, near), own, got in parts)
+
+
+def _placement(
+    nodes: tuple[int, ...], axis: dict[int, int], width: list[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How a table over `nodes` is transposed and reshaped to broadcast over one with the axes `axis`."""
+    perm = sorted(range(len(nodes)), key=lambda i: axis[nodes[i]])
+    shape = [1] * len(axis)
+    for node in nodes:
+        shape[axis[node]] = width[node]
+    return tuple(perm), tuple(shape)
 
 
 def run(problem: Problem, order: Order, costs: Floats) -> tuple[float, list[int]]:
     """The least total for the option costs `costs` and a choice that attains it."""
-    messages: list[Floats] = []
-    best: list[npt.NDArray[np.intp]] = []
+    found: list[Floats] = []
     total = 0.0
     for step in order.steps:
-        axis = {node: i + 1 for i, node in enumerate(step.near)}
-        a = step.node
-        table = costs[problem.offsets[a] : problem.offsets[a + 1]].reshape(-1, *(1,) * len(step.near))
-        for edge, other in step.edges:
-            matrix = problem.matrix(edge)
-            matrix = matrix if problem.edge_nodes[edge, 0] == a else matrix.T
-            table = table + _spread(matrix, (0, axis[other]), len(axis) + 1)
-        for index in step.tables:
-            scope = order.steps[index].near
-            table = table + _spread(messages[index], tuple(0 if n == a else axis[n] for n in scope), len(axis) + 1)
-        pick = table.argmin(axis=0)
-        least = np.take_along_axis(table, pick[None], axis=0)[0]
-        best.append(pick)
-        messages.append(least)
+        table = costs[order.offsets[step.node] : order.offsets[step.node + 1]].reshape(-1, *(1,) * len(step.near))
+        for matrix in step.matrices:
+            table = table + matrix
+        for index, perm, shape in step.messages:
+            table = table + found[index].transpose(perm).reshape(shape)
+        found.append(table.min(axis=0))
         if not step.near:
-            total += float(least)
-    return total, _read_back(order, best, problem.nodes)
+            total += float(found[-1])
+    return total, _read_back(order, costs, found)
 
 
-def _spread(table: Floats, axes: tuple[int, ...], rank: int) -> Floats:
-    """Places the axes of `table` at `axes` of an array of `rank` dimensions, length one elsewhere."""
-    sort = sorted(range(len(axes)), key=axes.__getitem__)
-    shape = [1] * rank
-    for i in sort:
-        shape[axes[i]] = table.shape[i]
-    return table.transpose(sort).reshape(shape)
-
-
-def _read_back(order: Order, best: list[npt.NDArray[np.intp]], nodes: int) -> list[int]:
-    choice = [0] * nodes
-    for step, pick in zip(reversed(order.steps), reversed(best), strict=True):
-        choice[step.node] = int(pick[tuple(choice[other] for other in step.near)])
+def _read_back(order: Order, costs: Floats, found: list[Floats]) -> list[int]:
+    """The options that attain the minima, last step first. Working out the one column of a step's table that matters is
+    cheaper than having kept where every minimum was.
+    """
+    choice = [0] * len(order.steps)
+    for step in reversed(order.steps):
+        column = costs[order.offsets[step.node] : order.offsets[step.node + 1]]
+        at = [choice[other] for other in step.near]
+        for matrix in step.matrices:
+            column = column + _column(matrix, at)
+        for index, perm, shape in step.messages:
+            column = column + _column(found[index].transpose(perm).reshape(shape), at)
+        choice[step.node] = int(column.argmin())
     return choice
+
+
+def _column(table: Floats, at: list[int]) -> Floats:
+    sizes = table.shape[1:]
+    return table[(slice(None), *[i if size > 1 else 0 for i, size in zip(at, sizes, strict=True)])]

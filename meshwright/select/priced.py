@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.select.dual import FIRST_STEP, HALF_LIFE, MEMORY, worst_of_stretches
 from meshwright.select.problem import Floats, Ints, Problem
+
+FIRST_STEP = 0.02  # of the cost, spread over the rows that move
+HALF_LIFE = 50  # steps after which the step has halved
+MEMORY = 0.7  # of the averaged direction
+
+
+def worst_of_stretches(excess: Floats) -> Ints:
+    """The row with the largest excess in every run of rows with positive excess."""
+    over = excess > 0
+    change = np.flatnonzero(np.diff(np.concatenate(([False], over, [False])).astype(np.int8)))
+    runs = zip(change[::2].tolist(), change[1::2].tolist(), strict=True)
+    return np.array([low + int(excess[low:high].argmax()) for low, high in runs], dtype=np.int64)
 
 
 class Prices:

@@ -73,9 +73,8 @@ class Problem:
         return f"node {node} ({self.names[node]})" if self.names else f"node {node}"
 
     def matrix(self, edge: int) -> Floats:
-        a, b = self.edge_nodes[edge]
         flat = self.edge_costs[self.edge_offsets[edge] : self.edge_offsets[edge + 1]]
-        return flat.reshape(self.options(a), self.options(b))
+        return flat.reshape(self.options(self.edge_nodes[edge, 0]), -1)
 
     def total_cost(self, choice: Sequence[int] | Ints) -> float:
         """(cost); +inf when an option or a pair of options is forbidden."""

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from meshwright.select import core
+from meshwright.select import core, elimination
 from meshwright.select.budget import Budget
 from meshwright.select.flatten import flatten
 from meshwright.select.problem import Problem
-from meshwright.select.reductions import reduce
+from meshwright.select.reductions import reduce, twins
+
+
+# Up to this size one elimination costs less than looking for reductions.
+QUICK_NODES = 2000
+QUICK_ENTRIES = 5_000_000
 
 
 def search(problem: Problem, budget: Budget, seed: int) -> tuple[list[int], float, list[str]]:
+    done: list[str] = []
+    if problem.nodes <= QUICK_NODES:
+        apart, merged = twins.apply(problem)
+        choice, bound = _quick(apart, budget, done) or _reduced(apart, budget, seed, done)
+        return merged.invert(choice), bound, done
+    choice, bound = _reduced(problem, budget, seed, done)
+    return choice, bound, done
+
+
+def _reduced(problem: Problem, budget: Budget, seed: int, done: list[str]) -> tuple[list[int], float]:
     graph = reduce(problem)
     small, ids = flatten(graph)
-    done = [f"reduced {problem.nodes} nodes, {problem.edges} edges, {len(problem.limits)} rows "
-            f"to {small.nodes}, {small.edges}, {len(small.limits)}"]  # fmt: skip
+    done.append(
+        f"reduced {problem.nodes} nodes, {problem.edges} edges, {len(problem.limits)} rows "
+        f"to {small.nodes}, {small.edges}, {len(small.limits)}"
+    )
     choice, bound = core.solve(small, budget, graph.constant, seed, done)
-    full = graph.restore(dict(zip(ids, choice, strict=True)))
-    return full, (bound if np.isfinite(bound) else -np.inf) + graph.constant, done
+    return graph.restore(dict(zip(ids, choice, strict=True))), bound + graph.constant
+
+
+def _quick(problem: Problem, budget: Budget, done: list[str]) -> tuple[list[int], float] | None:
+    """The optimum, when elimination as the problem stands is cheap and no row binds."""
+    order = elimination.plan(problem, QUICK_ENTRIES)
+    if order is None:
+        return None
+    value, choice = elimination.run(problem, order, problem.costs)
+    budget.charge(order.entries + 2000 * problem.nodes)
+    done.append(f"elimination of {problem.nodes} nodes, {order.entries} table entries")
+    if not problem.feasible(choice):
+        return None
+    budget.report("elimination", cost=value, bound=value)
+    return choice, value

@@ -2,6 +2,7 @@
 
 Each file has an `apply` that changes a `Graph` and leaves steps with `invert` on its trail (`meshwright.select.graph`):
 
+    twins       options that no edge and no row can tell apart, on the flat arrays, before a graph is built
     forbid      options that cost +inf, find no partner over an edge, or do not fit a row on their own
     fold        nodes with one option: their cost, edges and bytes move to where they are felt
     separate    edges whose matrix is a row vector plus a column vector: they move into node costs
