@@ -51,7 +51,7 @@ class Survey:
         tree, names, slow = self._structure()
         levels = self._levels(tree, names)
         for level in levels:
-            self._measure_links(level, slow)
+            self._measure_links(level, slow, innermost=level is levels[0])
         return self._with_collectives(self._assemble(tree, levels), tree, levels)
 
     # -- structure ----------------------------------------------------------------------------------------------
@@ -120,10 +120,9 @@ class Survey:
             for name, islands in zip(names, reversed(layers), strict=True)
         ]
 
-    def _measure_links(self, level: _Level, slow: dict[int, float]) -> None:
+    def _measure_links(self, level: _Level, slow: dict[int, float], innermost: bool) -> None:
         """One flow alone between neighbours, all at once, and latency; from these the level's link."""
         wide = max(level.islands, key=len)
-        innermost = all(len(child) == 1 for child in wide)
         if len(wide) < 2:
             level.link = Link(0.0, 1e12)
             self.sources.append((f"{level.name}.bandwidth", "assumption: nothing to measure, one member"))
@@ -136,19 +135,28 @@ class Survey:
         single = usual[len(usual) // 2] if usual else max(level.single.values())
         together = self._together(wide)
         level.link = _link(delay.value, single, together, wide)
-        level.uplinks = {
-            rank: Link(delay.value, value, level.link.count)
-            for rank, value in level.single.items()
-            if not single / _DIFFERENT < value < single * _DIFFERENT and not level.link.shared
-        }
         if innermost:
             self._compare(level)
+            self._note_slow_ranks(level, slow)
+        elif not level.link.shared:
+            level.uplinks = {
+                rank: Link(delay.value, value, level.link.count)
+                for rank, value in level.single.items()
+                if not single / _DIFFERENT < value < single * _DIFFERENT
+            }
         spread = max((m.spread for m in self.probed.values()), default=0.0)
         self.sources += [
             (f"{level.name}.bandwidth", f"measured, spread of repeats up to {spread:.0%}"),
             (f"{level.name}.latency_s", f"measured, {delay}"),
         ]
         self.say(f"{level.name}: {level.link}, uplinks of their own: {len(level.uplinks)}")
+
+    def _note_slow_ranks(self, level: _Level, slow: dict[int, float]) -> None:
+        """A device whose link is slow within its host is said, not modelled: no plan can route around it."""
+        inside = {rank: slow[rank] for rank in level.single if rank in slow}
+        if inside:
+            text = ", ".join(f"rank {rank} at {value / 1e9:.3g} GB/s" for rank, value in inside.items())
+            self.sources.append((f"{level.name}.slow", text))
 
     def _compare(self, level: _Level) -> None:
         """One flow in every innermost island at the same time: one much slower than the others has its own link."""

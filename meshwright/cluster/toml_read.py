@@ -187,12 +187,24 @@ def _root(top: _Table, levels: list[tuple[str, _Table]], device_names: set[str])
 
 
 def _host(table: _Table, level: str, link: Link, device_names: set[str]) -> Member:
-    device = table.need("device")
-    if device not in device_names:
-        raise table.where.error(table.field("device"), f"is {device!r}", f"one of {sorted(device_names)}")
     inner = _link(table.child("link", _LINK_FIELDS)) if "link" in table else link
     uplink = _link(table.child("uplink", _LINK_FIELDS)) if "uplink" in table else None
-    return Member(Group(level, inner, (Member(device, table.whole("devices")),)), table.whole("count", 1), uplink)
+    return Member(Group(level, inner, _host_devices(table, device_names)), table.whole("count", 1), uplink)
+
+
+def _host_devices(table: _Table, device_names: set[str]) -> tuple[Member, ...]:
+    """`device = "a"`, `devices = 8`; or lists of equal length for a host that mixes types."""
+    devices, counts = table.need("device"), table.need("devices")
+    if not isinstance(devices, list):
+        devices, counts = [devices], [counts]
+    if not isinstance(counts, list) or len(counts) != len(devices):
+        raise table.where.error(table.field("devices"), f"is {counts!r}", f"{len(devices)} numbers, one per device")
+    for device, count in zip(devices, counts, strict=True):
+        if device not in device_names:
+            raise table.where.error(table.field("device"), f"is {device!r}", f"one of {sorted(device_names)}")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise table.where.error(table.field("devices"), f"is {count!r}", "a whole number, 1 or more")
+    return tuple(Member(device, count) for device, count in zip(devices, counts, strict=True))
 
 
 def _grouped(members: list[Member], level: str, table: _Table) -> list[Member]:

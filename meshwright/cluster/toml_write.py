@@ -72,11 +72,13 @@ def _host_lines(root: Group, default: Link) -> Iterator[str]:
     for member in merge_equal(list(_hosts(root, Member(root)))):
         host = member.of
         assert isinstance(host, Group)
-        if len(host.members) != 1:
-            raise ClusterError(f"a host of level {host.level} mixes device types", "one device type per host")
+        if any(device.uplink for device in host.members):
+            raise ClusterError("a device has a link of its own", "links of hosts and levels only")
+        names = [f'"{device.of}"' for device in host.members]
+        counts = [str(device.count) for device in host.members]
         yield from ("", "[[host]]", f"count = {member.count}")
-        yield f'device = "{host.members[0].of}"'
-        yield f"devices = {host.members[0].count}"
+        yield f"device = {_one_or_list(names)}"
+        yield f"devices = {_one_or_list(counts)}"
         if host.link != default:
             yield f"link = {{ {', '.join(_link_fields(host.link))} }}"
         if member.uplink:
@@ -97,3 +99,7 @@ def _hosts(group: Group, around: Member) -> Iterator[Member]:
                 raise ClusterError(f"a {member.of.level} has an uplink of its own", "uplinks of hosts only")
             for _ in range(member.count):
                 yield from _hosts(member.of, member)
+
+
+def _one_or_list(items: list[str]) -> str:
+    return items[0] if len(items) == 1 else f"[{', '.join(items)}]"

@@ -33,22 +33,31 @@ def test_ranks_know_their_host_and_reach_each_other() -> None:
     assert not left_of(prefix)
 
 
-def test_a_failing_rank_ends_the_others_and_leaves_nothing_behind() -> None:
-    start, prefix = time.monotonic(), ""
-    with pytest.raises(RuntimeError, match="rank 1 failed"), shaped_network(PAIR) as network:
-        prefix = network.prefix
+def test_a_failing_rank_ends_the_others() -> None:
+    start = time.monotonic()
+    with shaped_network(PAIR) as network, pytest.raises(RuntimeError, match="rank 1 failed"):
         network.run(["sh", "-c", '[ "$RANK" = 0 ] && exec sleep 60; exit 5'], [1, 1], timeout_s=50)
     assert time.monotonic() - start < 30
-    assert not left_of(prefix)
+    assert not left_of(network.prefix)
 
 
 def test_time_is_bounded() -> None:
-    prefix = ""
-    with pytest.raises(RuntimeError, match="no end after 1 s"), shaped_network(PAIR) as network:
-        prefix = network.prefix
-        assert left_of(prefix)
+    with shaped_network(PAIR) as network, pytest.raises(RuntimeError, match="no end after 1 s"):
         network.run(["sleep", "60"], [1, 1], timeout_s=1)
-    assert not left_of(prefix)
+
+
+def test_a_failure_inside_leaves_nothing_behind() -> None:
+    networks = []
+
+    def fail_inside() -> None:
+        with shaped_network(PAIR) as network:
+            networks.append(network)
+            assert left_of(network.prefix)
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail_inside()
+    assert not left_of(networks[0].prefix)
 
 
 @pytest.mark.full

@@ -12,6 +12,8 @@ from meshwright.cluster.islands import Island, find_islands, pull_in_slow_member
 from meshwright.cluster.probe import RankInfo
 from meshwright.cluster.survey import Survey
 from meshwright.cluster.survey_devices import device_types
+from meshwright.cluster.toml_read import read_cluster
+from meshwright.cluster.toml_write import write_cluster
 
 CPU = load_cluster("local").devices[0]
 
@@ -40,10 +42,21 @@ NVLINK_PAIRS = truth(
 )
 LARGE = truth(Group("pod", Link(1e-5, 1e9), (Member(Group("rack", Link(1e-5, 1e10), (Member(host(8), 8),)), 4),)))
 
+RACKS_OF_ONE_RANK_HOSTS = truth(
+    Group(
+        "pod",
+        Link(5e-4, 10e6),
+        (
+            Member(Group("rack", Link(2e-4, 50e6), (Member(host(1), 3),))),
+            Member(Group("rack", Link(2e-4, 50e6), (Member(host(1), 2), Member(host(1), 1, Link(2e-4, 20e6))))),
+        ),
+    )
+)
+
 ALL = {
     "uniform": UNIFORM, "pairs": PAIRS, "three levels": THREE, "slow host": SLOW_HOST, "slow first": SLOW_FIRST,
     "3 + 5": THREE_AND_FIVE, "many cards": MANY_CARDS, "shared": SHARED, "nvlink pairs": NVLINK_PAIRS,
-    "large": LARGE,
+    "large": LARGE, "racks": RACKS_OF_ONE_RANK_HOSTS,
 }  # fmt: skip
 
 
@@ -68,6 +81,7 @@ def test_structure_is_exact_and_figures_within_15_percent(name: str) -> None:
     found = Survey(SimulatedProber(true), "gloo").cluster()
     found.verify()
     assert skeleton(found.root) == skeleton(true.root), f"\n{found}\nagainst\n{true}"
+    assert read_cluster(write_cluster(found), "written") == found
     for measured, real in zip(links(found.root), links(true.root), strict=True):
         assert measured.total_bandwidth == pytest.approx(real.total_bandwidth, rel=0.15), (measured, real)
         assert measured.latency_s == pytest.approx(real.latency_s, rel=0.15)

@@ -80,6 +80,13 @@ def test_uneven_groups_of_hosts() -> None:
     assert read_cluster(write_cluster(cluster), "file") == cluster
 
 
+def test_a_host_may_mix_device_types() -> None:
+    mixed = GOOD.replace('device = "fast"\ndevices = 8', 'device = ["fast", "slow"]\ndevices = [6, 2]')
+    cluster = read_cluster(mixed, "file")
+    assert cluster.device_names()[:8] == ("fast",) * 6 + ("slow",) * 2
+    assert read_cluster(write_cluster(cluster), "file") == cluster
+
+
 FAULTS = [
     ('memory = "80GiB"\n', "", r"c\.toml, line 4: device\.fast\.memory is missing"),
     ('memory = "80GiB"', 'memory = "-3GiB"', r"line 5: device\.fast\.memory is '-3GiB'"),
@@ -92,6 +99,7 @@ FAULTS = [
     ('backend = "nccl"', 'backend = "mpi"', r"line 2: backend is 'mpi'"),
     ('latency = "20us"', "links = 1", r"line 35: host\[1\]\.uplink\.latency is missing"),
     ("memory = 0.9 }", "memory = 1.9 }", r"line 8: device\.fast\.achievable\.memory is 1\.9"),
+    ("devices = 8", "devices = [8]", r"line 29: host\[0\]\.devices is \[8\]"),
     ("devices = 8", "devices = true", r"line 29: host\[0\]\.devices is True"),
     ('name = "two kinds"', "name = two", r"not TOML: .*line 1"),
     ("links = 8", "size = 4", r"line 23: level\.pod\.size is 4"),
