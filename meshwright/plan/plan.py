@@ -92,6 +92,11 @@ class Plan:
     pins: tuple[str, ...] = ()
     schema: int = SCHEMA
 
+    def __str__(self) -> str:
+        from meshwright.plan.describe import describe
+
+        return describe(self)
+
     @property
     def mesh(self) -> Mesh:
         """The mesh of a plan of one stage."""

@@ -11,7 +11,7 @@ import user_ops  # noqa: F401  the targets below name it
 from rule_cases import f
 
 from meshwright.cluster import logical_mesh
-from meshwright.errors import RuleError
+from meshwright.errors import RuleError, VerifyError
 from meshwright.layout.steps import Collective
 from meshwright.rules import Lowering, Split, register_rule
 from meshwright.rules.prove import Case, case, prove
@@ -83,8 +83,14 @@ def test_a_wrong_local_shape_is_caught() -> None:
         results = tuple(replace(value, type=replace(value.type, shape=(1, 2, 3))) for value in op.results)
         return Lowering(replace(op, results=results))
 
-    with pytest.raises(RuleError, match=r"makes float64\[4, 2, 6\]"):
+    with pytest.raises(VerifyError, match=r"makes float64\[1, 2, 3\]"):
         prove_with(given, "(a b) c -> a b! c", pretend)
+
+    def lengthen(split: Split) -> Lowering:
+        return Lowering(replace(split.local, target="user_ops:quarters"))
+
+    with pytest.raises(RuleError, match=r"makes float64\[2, 4, 6\]"):
+        prove_with(given, "(a b) c -> a b! c", lengthen)
 
 
 def talk(*declared: Collective) -> Callable[[Split], Lowering]:

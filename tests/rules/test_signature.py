@@ -56,7 +56,14 @@ def test_text_reads_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("m k, k n", "no arrow"), ("a ? -> a", "dims"), ("a[b=I][c=I] -> a", "term")]
+    ("text", "message"),
+    [
+        ("m k, k n", "no arrow"),
+        ("a ? -> a", "dims"),
+        ("a[b=I][c=I] -> a", "term"),
+        ("a[b=I] -> a", "says what happens"),
+        ("a b[a=Q] -> b", "mark"),
+    ],
 )
 def test_malformed_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(RuleError, match=message):

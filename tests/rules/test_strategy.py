@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import user_ops  # noqa: F401  the targets below name it
 from rule_cases import f, ints
 
 from meshwright.cluster import logical_mesh
-from meshwright.errors import RuleError
+from meshwright.errors import ClusterError, LayoutError, RuleError, VerifyError
+from meshwright.layout import Collective, Layout, S
 from meshwright.rules import register_rule, resolve_rule, strategies, strategy
 from meshwright.rules.prove import Case, case, prove
 from meshwright.rules.resolve import forget_rule
@@ -133,3 +136,21 @@ def test_partial_sums_are_not_carried_through_casts_or_whole_numbers() -> None:
     assert "+" not in texts(case("aten.neg.default", ints(5, 4, 6)), x=2)
     assert "+" not in texts(case("aten.add.Tensor", f(4, 6), 1.0), x=2)
     assert "+" not in texts(case("aten.mul.Tensor", f(4, 6), f(6)), x=2)
+
+
+def test_a_strategy_that_does_not_fit_its_op_fails_verification() -> None:
+    given, mesh = case("aten.mm.default", f(4, 6), f(6, 8)), logical_mesh({"x": 2})
+    found = strategy(given.op, given.values(), mesh, "m")
+    found.verify(given.op, given.values(), mesh)
+    other = case("aten.mm.default", f(4, 6), f(6, 2)).op
+    moved = replace(found, collectives_forward=(Collective("all_reduce", "z", 8),))
+    short = replace(found, operands=found.operands[:1])
+    deep = replace(found, operands=(Layout.of(S(2)), found.operands[1]))
+    with pytest.raises(VerifyError, match="makes"):
+        found.verify(other, given.values(), mesh)
+    with pytest.raises(VerifyError, match="factors, operands"):
+        short.verify(given.op, given.values(), mesh)
+    with pytest.raises(LayoutError, match="shards dim 2"):
+        deep.verify(given.op, given.values(), mesh)
+    with pytest.raises(ClusterError, match="no axis 'z'"):
+        moved.verify(given.op, given.values(), mesh)

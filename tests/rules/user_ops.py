@@ -24,6 +24,10 @@ def halves(x: Tensor) -> Tensor:
     return x.view(x.shape[0] // 2, 2, x.shape[1])
 
 
+def quarters(x: Tensor) -> Tensor:
+    return x.view(x.shape[0] // 4, 4, x.shape[1])
+
+
 def chatty(x: Tensor, axis: str = "") -> Tensor:
     """Twice the input, with a needless collective where the lowering names an axis."""
     if axis:
