@@ -89,6 +89,8 @@ def prove_strategy(
 
     `run` runs a function of the rank on every rank and returns what all of them made; simulated ranks by default.
     """
+    strategy.verify(given.op, given.values(), mesh)
+    check = _Check(f"strategy {strategy} of {given.op}", mesh, tolerance)
     truth, upstream = _truth(given)
     pieces = [distribute(t.detach(), layout, mesh) for t, layout in zip(given.operands, strategy.operands, strict=True)]
     duals = [
@@ -101,11 +103,10 @@ def prove_strategy(
             piece[index].clone().requires_grad_(whole.requires_grad)
             for piece, whole in zip(pieces, given.operands, strict=True)
         ]
-        return _step(strategy.lowering, operands, [None if dual is None else dual[index] for dual in duals])
+        mine = [None if dual is None else dual[index] for dual in duals]
+        return _step(strategy.lowering, operands, mine, check.types)
 
     ranks = (run or _simulated)(mesh, rank)
-    check = _Check(f"strategy {strategy} of {given.op}", mesh, tolerance)
-    check.types(strategy, ranks)
     check.collectives(strategy, ranks)
     for i, layout in enumerate(strategy.results):
         check.value(f"result {i}", [r.results[i] for r in ranks], layout, truth.results[i], summed="P")
@@ -134,8 +135,8 @@ class _Check:
     mesh: Mesh
     tolerance: float
 
-    def types(self, strategy: Strategy, ranks: Sequence[Outcome]) -> None:
-        for result, declared in zip(ranks[0].results, strategy.lowering.results, strict=True):
+    def types(self, lowering: Op, results: Sequence[Tensor]) -> None:
+        for result, declared in zip(results, lowering.results, strict=True):
             if type_of(result) != declared.type:
                 raise RuleError(f"{self.where} makes {type_of(result)}", f"{declared.type}, as declared")
 
@@ -190,10 +191,16 @@ def _truth(given: Case) -> tuple[Outcome, list[Tensor | None]]:
     return replace(outcome, gradients=gradients), upstream
 
 
-def _step(op: Op, operands: list[Tensor], upstream: Sequence[Tensor | None]) -> Outcome:
+def _step(
+    op: Op,
+    operands: list[Tensor],
+    upstream: Sequence[Tensor | None],
+    check: Callable[[Op, Sequence[Tensor]], None] = lambda op, results: None,
+) -> Outcome:
     """Forward, then backward from the gradients given, with the collectives of each."""
     with record() as forward:
         results = run_by_position(op, operands)
+    check(op, results)
     pairs = [(r, g) for r, g in zip(results, upstream, strict=True) if g is not None and r.requires_grad]
     wanted = [t for t in operands if t.requires_grad]
     with record() as backward:

@@ -17,7 +17,8 @@ _USER: dict[str, Rule] = {}
 # every rank would draw its own (or the same) numbers and the result would depend on the plan.
 _RANDOM = """
     rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson rrelu
-    native_dropout alpha_dropout feature_dropout feature_alpha_dropout
+    native_dropout alpha_dropout feature_dropout feature_alpha_dropout uniform exponential random geometric
+    log_normal cauchy binomial
 """
 RANDOM = frozenset(f"aten.{name}" for name in _RANDOM.split())
 
@@ -61,7 +62,7 @@ FALLBACK = Rule(_all_invariant, tier="fallback")
 
 def _refuse_random(op: Op) -> None:
     name, call = packet(op.target), Call(op, ())
-    random = name in RANDOM
+    random = name.removesuffix("_") in RANDOM
     if name == "aten.dropout":
         random = bool(call.arg(1, "p")) and bool(call.arg(2, "train"))
     if name == "aten.scaled_dot_product_attention":

@@ -143,6 +143,10 @@ def parse(text: str) -> Pattern:
         raise RuleError(f"the signature {text!r} has no arrow", "operands -> results, as in 'm k, k n -> m n'")
     fixed = frozenset(re.findall(r"(\w+)!", text))
     operands, results = (tuple(map(_term, side.split(","))) for side in (left, right))
+    known = {factor for term in operands + results for dim in term.dims for factor in dim}
+    named = {factor for term in operands + results for factor, _ in term.overrides}
+    if unknown := {factor for factor in named - known if not ("..." in known and re.fullmatch(r"d\d+", factor))}:
+        raise RuleError(f"the signature {text!r} says what happens on {sorted(unknown)}", f"one of {sorted(known)}")
     return Pattern(text, operands, results, fixed)
 
 
@@ -151,6 +155,8 @@ def _term(text: str) -> Term:
     if match is None:
         raise RuleError(f"the term {text!r} of a signature", "dims and at most one [factor=state]")
     pairs = [mark.split("=") for mark in (match["overrides"] or "").split()]
+    if any(len(pair) != 2 or pair[1] not in _STATES for pair in pairs):
+        raise RuleError(f"the mark in {text!r} of a signature", "factor=state, the state one of I, P, R")
     overrides = tuple((factor, _STATES[state]) for factor, state in pairs)
     return Term(tuple(_dim(token) for token in _tokens(match["dims"])), overrides)
 

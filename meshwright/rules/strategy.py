@@ -13,7 +13,7 @@ from math import prod
 
 from meshwright.capture.program import FLOATS, Op, TensorType, Value
 from meshwright.cluster.mesh import Mesh
-from meshwright.errors import RuleError
+from meshwright.errors import RuleError, VerifyError
 from meshwright.layout.states import Layout
 from meshwright.layout.steps import Collective
 from meshwright.rules.resolve import resolve_rule
@@ -47,6 +47,24 @@ class Strategy:
         inside = [str(collective) for collective in self.collectives_forward]
         inside += [f"backward {collective}" for collective in self.collectives_backward]
         return f"{self.text}: {operands} -> {results}" + (f" with {', '.join(inside)}" if inside else "")
+
+    def verify(self, op: Op, values: Mapping[str, Value], mesh: Mesh) -> None:
+        """Raise VerifyError unless this can be a strategy of `op` on `mesh`: layouts, local types, axes."""
+        where = f"strategy {self} of {op}"
+        if self.lowering.operands() != op.operands():
+            raise VerifyError(f"{where} reads {self.lowering.operands()}", f"{op.operands()}, as the op does")
+        given = len(self.factors), len(self.operands), len(self.results), len(self.lowering.results)
+        wanted = len(mesh.sizes), len(op.operands()), len(op.results), len(op.results)
+        if given != wanted:
+            raise VerifyError(f"{where} has {given} factors, operands, results and local results", f"{wanted}")
+        for type_, layout in zip(Call.of(op, values).types, self.operands, strict=True):
+            layout.check(type_.sizes, mesh.sizes)
+        for value, layout, local in zip(op.results, self.results, self.lowering.results, strict=True):
+            layout.check(value.type.sizes, mesh.sizes)
+            if local.type != local_type(value.type, layout, mesh):
+                raise VerifyError(f"{where} makes {local.type}", f"{local_type(value.type, layout, mesh)}")
+        for collective in self.collectives_forward + self.collectives_backward:
+            mesh.axis(collective.axis)
 
 
 def strategies(op: Op, values: Mapping[str, Value], mesh: Mesh) -> tuple[Strategy, ...]:
