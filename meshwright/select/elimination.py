@@ -140,4 +140,6 @@ def _read_back(order: Order, costs: Floats, found: list[Floats]) -> list[int]:
 
 def _column(table: Floats, at: list[int]) -> Floats:
     sizes = table.shape[1:]
-    return table[(slice(None), *[i if size > 1 else 0 for i, size in zip(at, sizes, strict=True)])]
+    index: tuple[slice | int, ...] = (slice(None), *[i if size > 1 else 0 for i, size in zip(at, sizes, strict=True)])
+    column: Floats = table[index]
+    return column

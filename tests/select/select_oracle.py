@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
 from meshwright.select import Problem, ProblemBuilder
@@ -11,14 +9,26 @@ from meshwright.select import Problem, ProblemBuilder
 KINDS = ("chain", "tree", "dense", "layers")
 
 
+def enumerate_best(problem: Problem) -> tuple[float, list[int]]:
+    """The least cost of a feasible choice and that choice; +inf when there is none. Every choice is looked at."""
+    width = [problem.options(i) for i in range(problem.nodes)]
+    every = np.stack([axis.reshape(-1) for axis in np.meshgrid(*map(np.arange, width), indexing="ij")], axis=1)
+    cost = problem.costs[problem.offsets[:-1] + every].sum(axis=1)
+    for edge, (a, b) in enumerate(problem.edge_nodes.tolist()):
+        cost += problem.matrix(edge)[every[:, a], every[:, b]]
+    for row, limit in enumerate(problem.limits.tolist()):
+        usage = np.zeros(len(every))
+        for use in np.flatnonzero((problem.use_begin <= row) & (problem.use_end > row)):
+            node = problem.use_node[use]
+            local = problem.use_option[use] - problem.offsets[node]
+            usage += problem.use_bytes[use] * (every[:, node] == local)
+        cost[usage > limit] = np.inf
+    best = int(cost.argmin())
+    return float(cost[best]), every[best].tolist()
+
+
 def enumerate_optimum(problem: Problem) -> float:
-    """The least cost of a feasible choice; +inf when there is none."""
-    best = np.inf
-    for choice in itertools.product(*(range(problem.options(i)) for i in range(problem.nodes))):
-        cost = problem.total_cost(choice)
-        if cost < best and problem.worst_row(choice)[0] < 0:
-            best = cost
-    return best
+    return enumerate_best(problem)[0]
 
 
 def random_problem(

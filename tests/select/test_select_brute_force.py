@@ -7,6 +7,7 @@ import pytest
 from select_oracle import enumerate_optimum, random_problem
 
 from meshwright.select import InfeasibleError, Problem, solve
+from meshwright.select.methods import auto
 
 
 def optimum(problem: Problem, method: str) -> float:
@@ -31,16 +32,25 @@ def disagreements(seeds: range, method: str, **kwargs: object) -> list[tuple[int
 
 
 def test_auto_agrees_with_enumeration() -> None:
-    assert disagreements(range(1000), "auto") == []
+    assert disagreements(range(2200), "auto") == []
 
 
-@pytest.mark.full
-def test_auto_agrees_with_enumeration_on_two_thousand_more() -> None:
-    assert disagreements(range(10_000, 12_000), "auto") == []
+def test_reductions_and_core_agree_with_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with the shortcut for small problems barred, so that reductions, elimination and HiGHS all have to
+    work.
+    """
+    monkeypatch.setattr(auto, "QUICK_NODES", 0)
+    assert disagreements(range(3000, 4000), "auto") == []
 
 
 def test_ilp_agrees_with_enumeration() -> None:
-    assert disagreements(range(2000, 2250), "ilp") == []
+    assert disagreements(range(2000, 2300), "ilp") == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["auto", "ilp"])
+def test_agreement_on_many_more(method: str) -> None:
+    assert disagreements(range(10_000, 14_000), method) == []
 
 
 def test_the_kinds_are_all_there() -> None:

@@ -8,7 +8,6 @@ from meshwright.select.flatten import flatten
 from meshwright.select.problem import Problem
 from meshwright.select.reductions import reduce, twins
 
-
 # Up to this size one elimination costs less than looking for reductions.
 QUICK_NODES = 2000
 QUICK_ENTRIES = 5_000_000

@@ -10,9 +10,10 @@ Each file has an `apply` that changes a `Graph` and leaves steps with `invert` o
     dominate    options that another one beats whatever the neighbours do, in cost and in bytes
     eliminate   nodes of degree 0, 1 or 2 that use no bytes: min-plus products
     rows        rows that cannot bind or that another row implies; live sets that are not maximal
+    components  connected parts that use no bytes are solved on their own
 
-Parallel edges merge when a graph is built (`Graph.join`). `compact` (options no edge can tell apart) and
-`components` are used by the solvers behind: they change no optimum and need no step.
+Parallel edges merge when a graph is built (`Graph.join`). Compact edges, options that one edge cannot tell apart,
+are a matter of how an edge is written down: `model.compact`, for HiGHS.
 """
 
 from meshwright.select.reductions.fixpoint import reduce

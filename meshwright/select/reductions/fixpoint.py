@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from meshwright.select.graph import Graph
 from meshwright.select.problem import Problem
-from meshwright.select.reductions import contract, dominate, eliminate, fold, forbid, rows, separate
+from meshwright.select.reductions import components, contract, dominate, eliminate, fold, forbid, rows, separate
 
 # A pass over the rows touches every node; after a few of them what is left to gain is small.
 ROW_PASSES = 6
@@ -31,6 +31,7 @@ def reduce(problem: Problem) -> Graph:
             break
         for node in changed:
             work.nodes[node] = None
+    components.apply(graph)
     return graph
 
 

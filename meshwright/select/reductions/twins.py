@@ -66,12 +66,16 @@ def _fingerprints(problem: Problem, row: Ints, column: Ints) -> list[Floats]:
         rng, column - problem.offsets[problem.edge_nodes[edge, 1]], width[problem.edge_nodes[:, 1]], edge
     )
     to_row = _weights(rng, row - problem.offsets[problem.edge_nodes[edge, 0]], width[problem.edge_nodes[:, 0]], edge)
-    prints = []
+    prints: list[Floats] = []
     for part in (value, (~finite).astype(np.float64)):
-        prints.append(np.bincount(row, part * to_column, options) + np.bincount(column, part * to_row, options))
+        prints.append(_sums(row, part * to_column, options) + _sums(column, part * to_row, options))
     place = np.sin(1e4 * (rng.random() + problem.use_begin * np.sqrt(2.0) + problem.use_end * np.sqrt(3.0)))
-    prints.append(np.bincount(problem.use_option, problem.use_bytes * place, options))
+    prints.append(_sums(problem.use_option, problem.use_bytes * place, options))
     return prints
+
+
+def _sums(index: Ints, value: Floats, size: int) -> Floats:
+    return np.bincount(index, value, size).astype(np.float64)
 
 
 def _weights(rng: np.random.Generator, local: Ints, width: Ints, edge: Ints) -> Floats:

@@ -1,0 +1,168 @@
+"""Every reduction keeps the optimum: what is left, enumerated, plus the constant is the optimum there was, and
+`restore` attains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from select_oracle import enumerate_best, enumerate_optimum, random_problem
+
+from meshwright.select import InfeasibleError, Problem, ProblemBuilder
+from meshwright.select.flatten import flatten
+from meshwright.select.graph import Graph
+from meshwright.select.reductions import (
+    components,
+    contract,
+    dominate,
+    eliminate,
+    fold,
+    forbid,
+    reduce,
+    rows,
+    separate,
+    twins,
+)
+
+
+def normalise(graph: Graph) -> None:
+    for node in graph.nodes():
+        rows.normalise(graph, node)
+
+
+def apply_forbid(graph: Graph) -> int:
+    normalise(graph)
+    before = options(graph)
+    for node in graph.nodes():
+        forbid.by_cost(graph, node)
+        for other in list(graph.adj[node]):
+            forbid.by_edge(graph, node, other)
+        forbid.by_rows(graph, node)
+    return before - options(graph)
+
+
+def apply_fold(graph: Graph) -> int:
+    single = [node for node in graph.nodes() if len(graph.cost[node]) == 1]
+    for node in single:
+        fold.apply(graph, node)
+    return len(single)
+
+
+def apply_separate(graph: Graph) -> int:
+    return sum(separate.apply(graph, a, b) for a, b, _ in list(graph.edges()))
+
+
+def apply_contract(graph: Graph) -> int:
+    apply_forbid(graph)
+    count = 0
+    for a, b, _ in list(graph.edges()):
+        if b in graph.adj.get(a, ()):
+            follower = contract.follower(graph, a, b)
+            if follower is not None:
+                contract.apply(graph, a + b - follower, follower)
+                count += 1
+    return count
+
+
+def apply_dominate(graph: Graph) -> int:
+    apply_forbid(graph)
+    return sum(dominate.apply(graph, node) for node in graph.nodes())
+
+
+def apply_eliminate(graph: Graph) -> int:
+    return sum(eliminate.apply(graph, node) is not None for node in graph.nodes())
+
+
+def apply_rows(graph: Graph) -> int:
+    before = len(graph.limits)
+    rows.apply(graph, graph.limits.copy())
+    return before - len(graph.limits)
+
+
+def apply_components(graph: Graph) -> int:
+    return components.apply(graph)
+
+
+def options(graph: Graph) -> int:
+    return sum(len(cost) for cost in graph.cost.values())
+
+
+APPLY: dict[str, Callable[[Graph], int]] = {
+    name.removeprefix("apply_"): function for name, function in list(globals().items()) if name.startswith("apply_")
+}
+
+
+@pytest.mark.parametrize("name", APPLY)
+def test_the_optimum_survives(name: str) -> None:
+    fired = 0
+    for seed in range(150):
+        problem = random_problem(seed)
+        want = enumerate_optimum(problem)
+        graph = Graph(problem)
+        try:
+            fired += APPLY[name](graph) > 0
+        except InfeasibleError:
+            assert np.isinf(want), seed
+            fired += 1
+            continue
+        small, ids = flatten(graph)
+        got, choice = enumerate_best(small) if small.nodes else (0.0, [])
+        assert got + graph.constant == pytest.approx(want), seed
+        if np.isfinite(want):
+            full = graph.restore(dict(zip(ids, choice, strict=True)))
+            assert problem.feasible(full), seed
+            assert problem.total_cost(full) == pytest.approx(want), seed
+    assert fired > 5, "the reduction hardly ever applied: the test says nothing"
+
+
+def test_twins_keep_the_optimum() -> None:
+    rng = np.random.default_rng(0)
+    merged = 0
+    for seed in range(100):
+        problem = doubled(random_problem(seed, rows=seed % 3), rng)
+        small, back = twins.apply(problem)
+        merged += len(small.costs) < len(problem.costs)
+        want, (got, choice) = enumerate_optimum(problem), enumerate_best(small)
+        assert got == want
+        if np.isfinite(want):
+            assert problem.total_cost(back.invert(choice)) == want
+            assert problem.feasible(back.invert(choice))
+    assert merged > 90
+
+
+def doubled(problem: Problem, rng: np.random.Generator) -> Problem:
+    """The problem with the options of its first node there twice, the copies at other costs."""
+    build = ProblemBuilder()
+    times = [2] + [1] * (problem.nodes - 1)
+    for i in range(problem.nodes):
+        costs = np.tile(problem.costs[problem.offsets[i] : problem.offsets[i + 1]], times[i])
+        build.node(costs + rng.integers(0, 3, len(costs)))
+    for e, (a, b) in enumerate(problem.edge_nodes.tolist()):
+        build.edge(a, b, np.tile(problem.matrix(e), (times[a], times[b])))
+    for limit in problem.limits:
+        build.row(limit)
+    parts = (problem.use_option, problem.use_begin, problem.use_end, problem.use_bytes, problem.use_node)
+    for option, begin, end, size, node in zip(*parts, strict=True):
+        for copy in range(times[node]):
+            local = option - problem.offsets[node] + copy * problem.options(node)
+            build.hold(int(begin), int(end), int(node), int(local), float(size))
+    return build.build()
+
+
+def test_all_together_leave_little_of_a_chain() -> None:
+    problem = random_problem(0, kind="chain", rows=0)
+    assert reduce(problem).nodes() == []
+
+
+def test_only_maximal_live_sets_become_rows() -> None:
+    build = ProblemBuilder()
+    nodes = [build.node([0.0, 1.0]) for _ in range(3)]
+    for _ in range(6):
+        build.row(10.0)
+    for node, (begin, end) in zip(nodes, [(0, 3), (1, 5), (4, 6)], strict=True):
+        build.hold(begin, end, node, 0, 6.0)
+    graph = Graph(build.build())
+    rows.apply(graph, graph.limits.copy())
+    assert len(graph.limits) == 2  # {0, 1} and {1, 2}

@@ -1,0 +1,62 @@
+"""Tables over kept nodes equal enumeration, and the choice read back costs what the table says."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from meshwright.errors import ProblemError
+from meshwright.select import Problem, ProblemBuilder
+from meshwright.select.tables import tables
+
+
+def random_problem(seed: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    build = ProblemBuilder()
+    widths = rng.integers(1, 4, size=rng.integers(2, 7))
+    for width in widths:
+        build.node(np.where(rng.random(width) < 0.1, np.inf, rng.random(width)))
+    for a, b in product(range(len(widths)), repeat=2):
+        if a != b and rng.random() < 0.4:
+            matrix = rng.random((widths[a], widths[b]))
+            build.edge(a, b, np.where(rng.random(matrix.shape) < 0.15, np.inf, matrix))
+    return build.build()
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_every_entry_is_the_best_completion(seed: int) -> None:
+    problem = random_problem(seed)
+    kept = list(range(problem.nodes))[:: 1 + seed % 3][:3]
+    found = tables(problem, kept)
+    best: dict[tuple[int, ...], float] = {}
+    for choice in product(*(range(problem.options(node)) for node in range(problem.nodes))):
+        key = tuple(choice[node] for node in kept)
+        best[key] = min(best.get(key, np.inf), problem.total_cost(choice))
+    for key, cost in best.items():
+        assert found.costs[key] == pytest.approx(cost)
+        if np.isfinite(cost):
+            choice = found.choice(key)
+            assert [choice[node] for node in kept] == list(key)
+            assert problem.total_cost(choice) == pytest.approx(cost)
+
+
+def test_a_combination_without_a_choice_is_refused() -> None:
+    build = ProblemBuilder()
+    a, b = build.node([0.0, 1.0]), build.node([0.0])
+    build.edge(a, b, [[np.inf], [0.0]])
+    found = tables(build.build(), [a])
+    assert found.choice([1]) == [1, 0]
+    with pytest.raises(ProblemError, match="finite cost"):
+        found.choice([0])
+
+
+def test_a_table_too_large_is_refused() -> None:
+    build = ProblemBuilder()
+    nodes = [build.node(np.zeros(10)) for _ in range(4)]
+    for a, b in product(nodes, repeat=2):
+        if a < b:
+            build.edge(a, b, np.zeros((10, 10)))
+    with pytest.raises(ProblemError, match="10,000 entries"):
+        tables(build.build(), [], most_entries=1000)
