@@ -1,0 +1,53 @@
+"""`meshwright solve`: what it prints, what it returns, what it refuses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import ProblemError
+from meshwright.select import ProblemBuilder, command, dump
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["solve", *words])
+    code: int = args.run(args)
+    return code
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> str:
+    build = ProblemBuilder("pair")
+    a, b = build.node([4.0, 1.0]), build.node([0.0, 2.0])
+    build.edge(a, b, [[0.0, 9.0], [9.0, 1.0]])
+    dump(build.build(), tmp_path / "pair.json.gz")
+    return str(tmp_path / "pair.json.gz")
+
+
+def test_json_has_the_fields_that_scripts_rely_on(instance: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(instance, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["cost"] == result["bound"] == 4.0
+    assert result["gap"] == 0.0
+    assert result["method"] == "auto"
+    assert result["choice"] in ([0, 0], [1, 1])
+    assert result["seconds"] > 0
+
+
+def test_text_names_the_problem_and_the_result(instance: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(instance, "--seconds", "5", "--method", "ilp") == 0
+    text = capsys.readouterr().out
+    assert "pair: 2 nodes, 1 edges, 0 rows" in text
+    assert "cost 4, bound 4, gap 0.000%" in text
+
+
+def test_a_missing_file_and_an_unknown_method_are_refused(instance: str) -> None:
+    with pytest.raises(ProblemError, match=r"no file nowhere\.json"):
+        run("nowhere.json")
+    with pytest.raises(ProblemError, match="'annealing'"):
+        run(instance, "--method", "annealing")
