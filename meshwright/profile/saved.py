@@ -130,6 +130,16 @@ def _fused_rms_norm(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved(tuple(range(len(operands))), (), _rows(op, operands) * _statistic_bytes(operands))
 
 
+def _shared_norm(numbers: int) -> Rule:
+    """Over sharded rows: the input, the weight and a few numbers per row."""
+
+    def rule(op: Op, operands: Sequence[Value]) -> Saved:
+        rows = prod(operands[0].type.sizes[: -dict(op.kwargs)["dims"]])
+        return Saved((0, *_weight(op)), (), numbers * rows * _statistic_bytes(operands))
+
+    return rule
+
+
 def _group_norm(op: Op, operands: Sequence[Value]) -> Saved:
     groups = int(op.args[1]) * operands[0].type.sizes[0]
     kept = (0, *(i for i in range(1, len(operands)) if i == 1))
@@ -266,6 +276,9 @@ _RULES: dict[str, Rule] = {
     "vocab_embedding": _vocab_embedding,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
+    "shared_layer_norm": _shared_norm(2),
+    "shared_rms_norm": _shared_norm(1),
+    "shared_softmax": _always((), (0,)),
     "group_norm": _group_norm,
     "batch_norm": _any_batch_norm,
     "scaled_dot_product_attention": _attention,

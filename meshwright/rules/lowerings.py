@@ -14,6 +14,7 @@ from torch import Tensor
 from meshwright.capture.targets import resolve
 from meshwright.layout.collectives import all_reduce, axis_index
 from meshwright.rules.differentiable import gather_for_all, sharded_class_losses
+from meshwright.rules.synchronised import LayerNorm, RMSNorm, Softmax
 
 
 def vocab_embedding(weight: Tensor, indices: Tensor, *, padding_idx: int, axis: str) -> Tensor:
@@ -98,6 +99,25 @@ def batch_norm(
         torch.lerp(mean, whole_mean.detach().to(mean.dtype), momentum),
         torch.lerp(var, unbiased.to(var.dtype), momentum),
     )
+
+
+def shared_layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *, dims: int, eps: float, axis: str, size: int
+) -> Tensor:
+    """LayerNorm over the last `dims` dims, which are sharded over `axis` into `size` parts."""
+    return LayerNorm.apply(x, weight, bias, dims, eps, axis, size)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def shared_rms_norm(x: Tensor, weight: Tensor | None, *, dims: int, eps: float | None, axis: str, size: int) -> Tensor:
+    """RMSNorm over the last `dims` dims, which are sharded over `axis` into `size` parts."""
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    return RMSNorm.apply(x, weight, dims, eps, axis, size)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def shared_softmax(x: Tensor, *, dim: int, dtype: torch.dtype | None, log: bool, axis: str) -> Tensor:
+    """Softmax, or its logarithm, along a dim that is sharded over `axis`."""
+    x = x if dtype is None else x.to(dtype)
+    return Softmax.apply(x, dim, log, axis)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def mean(

@@ -16,6 +16,9 @@ from meshwright.cluster.mesh import FLAT, Mesh
 from meshwright.layout.steps import Collective
 from meshwright.rules.signature import Signature, parse
 
+LOWERINGS = "meshwright.rules.lowerings"
+"""The module of the functions that lowerings name; named, not imported, so that rules need no torch."""
+
 Tier = Literal["table", "user", "fallback"]
 
 

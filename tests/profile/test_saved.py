@@ -167,6 +167,9 @@ LOWERED = {
     "attention": lambda: case(SDPA, floats(2, 4, 6, 8), floats(2, 2, 6, 8), floats(2, 2, 6, 8), **GROUPED),
     "masked attention": lambda: case(SDPA, *(floats(2, 4, 6, 8) for _ in range(3)), torch.rand(6, 6) > -1),
     "biased attention": lambda: case(SDPA, *(floats(2, 4, 6, 8) for _ in range(3)), torch.rand(6, 6)),
+    "layer norm": lambda: case("aten.layer_norm.default", floats(6, 4), (4,), floats(4), floats(4)),
+    "rms norm": lambda: case("aten.rms_norm.default", floats(6, 4), (4,), floats(4), 1e-5),
+    "log softmax": lambda: case("aten.log_softmax.int", floats(6, 4), 1),
     "mean": lambda: case("aten.mean.dim", floats(6, 4), (1,)),
     "l1_loss": lambda: case("aten.l1_loss.default", floats(6, 4), floats(6, 4)),
     "weighted cross-entropy": lambda: case(

@@ -85,6 +85,7 @@ def norms() -> Iterator[Case]:
     yield case("aten.layer_norm.default", f(12, 6, 4), (6, 4), None, f(6, 4))
     yield case("aten.layer_norm.default", f(12, 6), (6,))
     yield case("aten.rms_norm.default", f(4, 6, 12), (12,), f(12), 1e-5)
+    yield case("aten.rms_norm.default", f(4, 6, 12), (6, 12))
     yield case("aten.group_norm.default", f(12, 24, 3), 12, f(24), f(24), 1e-5)
     yield case("aten.group_norm.default", f(12, 6, 3), 1)
     yield case("aten.batch_norm.default", f(6, 12, 4), f(12), f(12), plain(12), plain(12), False, 0.1, 1e-5, False)
@@ -169,6 +170,9 @@ def reductions() -> Iterator[Case]:
     yield case("aten.linalg_vector_norm.default", x, 2, (1,))
     for name in ("softmax.int", "log_softmax.int", "cumsum.default", "cumprod.default", "logcumsumexp.default"):
         yield case(f"aten.{name}", f(4, 6, 12), 1)
+    yield case("aten.softmax.int", f(12), 0)
+    yield case("aten.softmax.int", f(4, 12).detach().float().requires_grad_(), 1, torch.float64)
+    yield case("aten.log_softmax.int", f(12, 24).detach().mul(300).requires_grad_(), -1)
     yield case("aten.cummax.default", x, 1)
     yield case("aten.cummin.default", x, 1)
     yield case("aten.norm.ScalarOpt_dim", x, 2, (1,), True)

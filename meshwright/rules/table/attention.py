@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.rules.rule import Call, Lowering, Rule, Split
+from meshwright.rules.rule import LOWERINGS, Call, Lowering, Rule, Split
 from meshwright.rules.shapes import broadcast_dims, named, opaque
 from meshwright.rules.signature import Dim, Signature, Term
 
@@ -41,9 +41,7 @@ def lower_attention(split: Split) -> Lowering:
     if not axis or not split.call.arg(5, "is_causal", False):
         return Lowering(op)
     literals = (("scale", split.call.arg(6, "scale")), ("axis", axis))
-    return Lowering(
-        replace(op, target="meshwright.rules.lowerings:causal_attention", args=op.args[:3], kwargs=literals)
-    )
+    return Lowering(replace(op, target=f"{LOWERINGS}:causal_attention", args=op.args[:3], kwargs=literals))
 
 
 _SHOWN = "... (h q) s d!, ... h t! d!, ... h t! e!, ... (h q) s t! -> ... (h q) s e!"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.rules.rule import Call, Lowering, Rule, Split
+from meshwright.rules.rule import LOWERINGS, Call, Lowering, Rule, Split
 from meshwright.rules.shapes import named
 from meshwright.rules.signature import Signature, Term
 
@@ -23,7 +23,7 @@ def lower_embedding(split: Split) -> Lowering:
         return Lowering(op)
     padding = split.call.arg(2, "padding_idx", -1)
     literals = (("padding_idx", padding), ("axis", axis))
-    target = "meshwright.rules.lowerings:vocab_embedding"
+    target = f"{LOWERINGS}:vocab_embedding"
     return Lowering(replace(op, target=target, args=op.args[:2], kwargs=literals))
 
 

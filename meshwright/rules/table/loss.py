@@ -7,9 +7,9 @@ from math import prod
 
 from meshwright.layout.states import I
 from meshwright.layout.steps import Collective
-from meshwright.rules.rule import Call, Lowering, Rule, Split
+from meshwright.rules.rule import LOWERINGS, Call, Lowering, Rule, Split
 from meshwright.rules.signature import Dim, Signature, Term
-from meshwright.rules.table.reductions import LOWERINGS, MEAN, NONE
+from meshwright.rules.table.reductions import MEAN, NONE
 
 COUNT_BYTES = 8
 

@@ -1,12 +1,14 @@
-"""Norms: the dims they normalise over stay whole, except BatchNorm's batch, whose statistics are merged."""
+"""Norms. Over sharded dims that they normalise, ranks merge their statistics: a few numbers per row or channel."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
+from meshwright.capture.program import Op
 from meshwright.layout.states import I
 from meshwright.layout.steps import Collective
-from meshwright.rules.rule import Call, Lowering, Rule, Split, with_arg
+from meshwright.rules.rule import LOWERINGS, Call, Lowering, Rule, Split, with_arg
 from meshwright.rules.shapes import named
 from meshwright.rules.signature import Signature, Term
 
@@ -14,10 +16,44 @@ from meshwright.rules.signature import Signature, Term
 def last_dims(call: Call) -> Signature:
     """`layer_norm` and `rms_norm` over the last dims; weight and bias, where given, have just these."""
     dims = named(call.rank())
-    count = len(call.arg(1, "normalized_shape"))
-    tail = dims[len(dims) - count :]
+    tail = dims[len(dims) - len(call.arg(1, "normalized_shape")) :]
     operands = (Term(dims), *(Term(tail) for _ in call.types[1:]))
-    return Signature(operands, (Term(dims),), frozenset(f for dim in tail for f in dim))
+    return Signature(operands, (Term(dims),))
+
+
+def lower_layer_norm(split: Split) -> Lowering:
+    """Over sharded rows: every rank's mean and variance are gathered; backward sums two numbers per row."""
+    axis, ways, dims, row_bytes = _shared_rows(split)
+    if not axis:
+        return Lowering(_local_shape(split, dims))
+    weight, bias, eps = split.call.arg(2, "weight"), split.call.arg(3, "bias"), split.call.arg(4, "eps", 1e-5)
+    literals = (("dims", dims), ("eps", eps), ("axis", axis), ("size", ways))
+    op = replace(split.local, target=_LAYER_NORM, args=(split.local.args[0], weight, bias), kwargs=literals)
+    gathered, summed = ("all_gather", axis, 2 * row_bytes * ways), ("all_reduce", axis, 2 * row_bytes)
+    return Lowering(op, (Collective(*gathered),), (Collective(*summed),))
+
+
+def lower_rms_norm(split: Split) -> Lowering:
+    """Over sharded rows: one number per row is summed, forward and backward."""
+    axis, ways, dims, row_bytes = _shared_rows(split)
+    if not axis:
+        return Lowering(_local_shape(split, dims))
+    literals = (("dims", dims), ("eps", split.call.arg(3, "eps")), ("axis", axis), ("size", ways))
+    args = (split.local.args[0], split.call.arg(2, "weight"))
+    summed = (Collective("all_reduce", axis, row_bytes),)
+    return Lowering(replace(split.local, target=_RMS_NORM, args=args, kwargs=literals), summed, summed)
+
+
+def _shared_rows(split: Split) -> tuple[str, int, int, int]:
+    """The axes that share the rows, how many ranks, the dims of a row, and the bytes of one number per local row."""
+    dims, rank = len(split.call.arg(1, "normalized_shape")), split.call.rank()
+    factors = tuple(f"d{i}" for i in range(rank - dims, rank))
+    local = split.operands[0]
+    return split.axis(*factors), split.ways(*factors), dims, prod(local.sizes[:-dims]) * max(4, local.itemsize)
+
+
+def _local_shape(split: Split, dims: int) -> Op:
+    return with_arg(split.local, 1, "normalized_shape", split.results[0].type.shape[-dims:])
 
 
 def batch_norm(call: Call) -> Signature:
@@ -39,7 +75,7 @@ def lower_batch_norm(split: Split) -> Lowering:
     return Lowering(
         replace(
             op,
-            target="meshwright.rules.lowerings:batch_norm",
+            target=f"{LOWERINGS}:batch_norm",
             kwargs=(*op.kwargs, ("axis", axis), ("size", ways)),
         ),
         (Collective("all_gather", axis, moved),),
@@ -81,10 +117,11 @@ def lower_group_norm(split: Split) -> Lowering:
     return Lowering(with_arg(split.local, 1, "num_groups", groups))
 
 
+_LAYER_NORM, _RMS_NORM = f"{LOWERINGS}:shared_layer_norm", f"{LOWERINGS}:shared_rms_norm"
 _BATCH_NORM = "b c s!, c, c, c, c -> b c s!, c[b=I], c[b=I]"
 RULES = {
-    "aten.layer_norm": Rule(last_dims, shown="... n!, n!, n! -> ... n!"),
-    "aten.rms_norm": Rule(last_dims, shown="... n!, n! -> ... n!"),
+    "aten.layer_norm": Rule(last_dims, lower_layer_norm, shown="... n, n, n -> ... n"),
+    "aten.rms_norm": Rule(last_dims, lower_rms_norm, shown="... n, n -> ... n"),
     "aten.group_norm": Rule(group_norm, lower_group_norm, shown="b (g c!) s!, (g c!), (g c!) -> b (g c!) s!"),
     "aten.instance_norm": Rule(instance_norm, shown="b c s!, c, c -> b c s!"),
     "aten.batch_norm": Rule(eval_batch_norm, shown="b c s, c, c, c, c -> b c s"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
-from meshwright.rules.rule import Call, Lowering, Rule, Split
+from meshwright.layout.steps import Collective
+from meshwright.rules.rule import LOWERINGS, Call, Lowering, Rule, Split
 from meshwright.rules.shapes import along, broadcast_dims, named
 from meshwright.rules.signature import Dim, Signature, Term
 
-LOWERINGS = "meshwright.rules.lowerings"
 NONE, MEAN = 0, 1
 """How ATen numbers a loss's `reduction`; 2 is the sum."""
 
@@ -88,6 +89,27 @@ def kept_dim(position: int, name: str = "dim", default: int | None = None) -> Ca
     return build
 
 
+def normalised(call: Call) -> Signature:
+    """Softmax: every dim is free; along its own, ranks merge their largest element and their sum."""
+    return along(call, ())
+
+
+def lower_softmax(log: bool) -> Callable[[Split], Lowering]:
+    def lower(split: Split) -> Lowering:
+        dim, op, local = split.call.dim(1, "dim"), split.local, split.results[0].type
+        axis = split.axis(f"d{dim}")
+        if not axis:
+            return Lowering(op)
+        rows, wide = prod(local.sizes) // local.sizes[dim], max(4, local.itemsize)
+        literals = (("dim", dim), ("dtype", split.call.arg(2, "dtype")), ("log", log), ("axis", axis))
+        summed = Collective("all_reduce", axis, rows * wide)
+        largest = Collective("all_reduce", axis, rows * local.itemsize)
+        lowered = replace(op, target=f"{LOWERINGS}:shared_softmax", args=op.args[:1], kwargs=literals)
+        return Lowering(lowered, (largest, summed), (summed,))
+
+    return lower
+
+
 def last_two(call: Call) -> Signature:
     return along(call, (call.rank() - 2, call.rank() - 1)).linear()
 
@@ -143,8 +165,8 @@ RULES = {
     "aten.mean.dim": Rule(total, lower_mean, shown=_SUM),
     "aten.linalg_vector_norm": Rule(whole_norm, shown=_WHOLE_SHOWN),
     "aten.norm.ScalarOpt_dim": Rule(whole_norm, shown=_WHOLE_SHOWN),
-    "aten.softmax": Rule(inside(1), shown=_INSIDE),
-    "aten.log_softmax": Rule(inside(1), shown=_INSIDE),
+    "aten.softmax": Rule(normalised, lower_softmax(log=False), shown="... n -> ... n"),
+    "aten.log_softmax": Rule(normalised, lower_softmax(log=True), shown="... n -> ... n"),
     "aten.cumsum": Rule(inside(1, linear=True), shown="... n! -> ... n!, or +"),
     "aten.cummax": Rule(inside(1), shown=_INSIDE),
     "aten.cummin": Rule(inside(1), shown=_INSIDE),
