@@ -58,14 +58,13 @@ def _sizes(problem: Problem) -> np.ndarray:
 
 
 def segment(*, axes: tuple[int, ...] = (8, 8), rows: int = 0, seed: int = 0) -> Problem:
-    """A stand-in for one llama block on a two-axis mesh: its ops with one option per pair of factors, a copy node
-    behind every tensor that is read twice, conversions in between. Several hundred nodes with backward ops; `rows`
-    moments whose limit binds.
+    """A stand-in for one block on a two-axis mesh, larger than a llama block: 240 ops, 6 to 30 options each, joined to
+    the last and to an earlier op by conversions between 16 layouts; `rows` moments, each with a limit that binds.
     """
     rng = np.random.default_rng(seed)
     build = ProblemBuilder(f"segment-{rows}-rows")
     for _ in range(rows):
-        build.row(0.0)
+        build.row(240 / max(rows, 1) * 1.5 * 24.0)
     layouts = [(a, b) for a in range(4) for b in range(4)]  # S(0), S(1), R, P on either axis
     price = np.array([[_layout_price(u, v, axes) for v in layouts] for u in layouts])
     kinds = [rng.integers(0, len(layouts), int(rng.integers(6, 31))) for _ in range(12)]

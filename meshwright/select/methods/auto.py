@@ -10,7 +10,7 @@ from meshwright.select.reductions import reduce, twins
 
 # Up to this size one elimination costs less than looking for reductions.
 QUICK_NODES = 2000
-QUICK_ENTRIES = 5_000_000
+QUICK_ENTRIES = 20_000_000
 
 
 def search(problem: Problem, budget: Budget, seed: int) -> tuple[list[int], float, list[str]]:

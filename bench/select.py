@@ -1,0 +1,215 @@
+"""The selection engine against the published results of the ASPLOS / EuroSys 2025 contest, and beyond its files.
+
+    python bench/select.py                              all instances at their contest limits, method auto, seed 0
+    python bench/select.py --seeds 0 1 2 --instances N U
+    python bench/select.py --methods auto ilp beam mcmc --seconds 60
+    python bench/select.py --perturb 2                  random perturbations of the instances, against our own bound
+    python bench/select.py --folder out/problems        every problem file in a folder, such as those the planner writes
+    python bench/select.py --synthetic                  layered graphs, 10 s each; and the time of a segment
+
+Limits count wall time from before the file is read. On a machine that is busy with other work, `--stretch` makes
+them longer by a factor; CPU seconds are reported beside. Every run has a process of its own, so that peak memory is
+its own.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # the folder of this file would hide the standard library's `select` from all who need it
+
+import argparse
+import csv
+import json
+import os
+import resource
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+SHARED = Path(os.environ.get("MESHWRIGHT_SHARED", ROOT.parent / "shared")) / "iopddl"
+MARGIN_S = 1.5  # for handing back the result
+
+
+def main() -> None:
+    args = _arguments()
+    if args.one:
+        print(json.dumps(run_one(args.one, args.methods[0], args.seconds or 60.0, args.seeds[0])))
+        return
+    rows = synthetic() if args.synthetic else contest(args)
+    _print_table(rows)
+    if args.out:
+        Path(args.out).write_text(json.dumps(rows, indent=1))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", nargs="*", default=None)
+    parser.add_argument("--methods", nargs="*", default=["auto"])
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--seconds", type=float, default=None, help="instead of the contest's limits")
+    parser.add_argument("--stretch", type=float, default=1.0)
+    parser.add_argument("--perturb", type=int, default=0)
+    parser.add_argument("--folder", default=None)
+    parser.add_argument("--synthetic", action="store_true")
+    parser.add_argument("--out", default=None, help="a JSON file for the rows of the table")
+    parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def contest(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per file, method and seed."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path, limit, published in _files(args, Path(folder)):
+            for method in args.methods:
+                for seed in args.seeds:
+                    seconds = (args.seconds or limit) * args.stretch
+                    row = {"instance": name, **_in_process(path, method, seconds, seed), **published}
+                    best = min((v for v in published.values() if v), default=None)
+                    row["ratio"] = row["cost"] / best if best and row["cost"] else None
+                    rows.append(row)
+                    print(json.dumps(row), file=sys.stderr, flush=True)
+    return rows
+
+
+def _files(args: argparse.Namespace, folder: Path) -> list[tuple[str, Path, float, dict[str, float | None]]]:
+    if args.folder:
+        return [(path.name, path, 60.0, {}) for path in sorted(Path(args.folder).glob("*.json*"))]
+    found: list[tuple[str, Path, float, dict[str, float | None]]] = []
+    with (SHARED / "scores.csv").open() as lines:
+        for line in csv.DictReader(lines):
+            name, limit = line["instance"], float(line["contest_time_limit_s"])
+            if args.instances and name not in args.instances:
+                continue
+            path = SHARED / f"{name}.json.gz"
+            if args.perturb:
+                found += [(f"{name}~{i}", perturbed(path, i, folder), limit, {}) for i in range(args.perturb)]
+            else:
+                published = {key: float(line[key]) if line[key] else None for key in ("best_team_cost", "xla_cost")}
+                found.append((name, path, limit, published))
+    return found
+
+
+def perturbed(path: Path, seed: int, folder: Path) -> Path:
+    """The instance with every finite cost changed by up to a tenth and the limit by up to a twentieth."""
+    from dataclasses import replace
+
+    from meshwright.select import dump, load
+
+    rng = np.random.default_rng(seed)
+    problem = load(path)
+
+    def shaken(costs: np.ndarray) -> np.ndarray:
+        return np.round(costs * rng.uniform(0.9, 1.1, len(costs)))
+
+    changed = replace(
+        problem,
+        costs=shaken(problem.costs),
+        edge_costs=shaken(problem.edge_costs),
+        limits=np.round(problem.limits * rng.uniform(0.95, 1.05)),
+    )
+    target = folder / f"{seed}-{path.name}"
+    dump(changed, target)
+    return target
+
+
+def _in_process(path: Path, method: str, seconds: float, seed: int) -> dict[str, Any]:
+    words = [sys.executable, __file__, "--one", str(path), "--methods", method, "--seconds", str(seconds)]
+    answer = subprocess.run([*words, "--seeds", str(seed)], capture_output=True, text=True, check=False)
+    if answer.returncode:
+        return {"method": method, "seed": seed, "cost": None, "fault": answer.stderr[-300:]}
+    result: dict[str, Any] = json.loads(answer.stdout)
+    return result
+
+
+def run_one(path: str, method: str, seconds: float, seed: int) -> dict[str, Any]:
+    """Reads and solves one file in this process."""
+    began = time.perf_counter()
+    from meshwright.select import load, solve
+
+    problem = load(path)
+    read_s = time.perf_counter() - began
+    selection = solve(problem, seconds=seconds - read_s - MARGIN_S, method=method, seed=seed)
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "method": method,
+        "seed": seed,
+        "cost": selection.cost if selection.feasible else None,
+        "bound": selection.bound if np.isfinite(selection.bound) else None,
+        "gap": selection.gap if np.isfinite(selection.gap) else None,
+        "read_s": round(read_s, 2),
+        "wall_s": round(time.perf_counter() - began, 2),
+        "cpu_s": round(own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, 2),
+        "peak_mib": (own.ru_maxrss + children.ru_maxrss) // 1024,
+        "done": selection.done,
+    }
+
+
+def synthetic() -> list[dict[str, Any]]:
+    """Layered graphs for 10 s each, and what one segment takes once everything is imported."""
+    from bench.select_synthetic import layered, segment
+    from meshwright.select import solve
+
+    rows: list[dict[str, Any]] = []
+    for nodes in (500, 3000):
+        for options in (8, 16):
+            for repeated in (False, True):
+                problem = layered(nodes, options, repeated=repeated)
+                rows.append(_timed(problem.name, lambda p=problem: solve(p, seconds=10)))  # type: ignore[misc]
+    for count in (0, 4):
+        problem = segment(rows=count)
+        solve(problem, seconds=10, gap=1e-3)
+        rows.append(_timed(problem.name, lambda p=problem: solve(p, seconds=10, gap=1e-3)))  # type: ignore[misc]
+    return rows
+
+
+def _timed(name: str, call: Any) -> dict[str, Any]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    selection = call()
+    row = {
+        "instance": name,
+        "method": "auto",
+        "seed": 0,
+        "cost": selection.cost,
+        "bound": selection.bound,
+        "gap": selection.gap,
+        "wall_s": round(time.perf_counter() - wall, 3),
+        "cpu_s": round(time.process_time() - cpu, 3),
+    }
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    return row
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="selection")
+    columns = ("instance", "method", "seed", "cost", "bound", "gap", "best_team_cost", "xla_cost",
+               "ratio", "wall_s", "cpu_s", "peak_mib")  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*(_cell(column, row.get(column)) for column in columns))
+    Console(width=160).print(table)
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if column == "gap":
+        return f"{value:.4%}"
+    if column == "ratio":
+        return f"{value:.6f}"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
