@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, free_unbacked_symbols
 
 FakeMode = FakeTensorMode
+
+DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException)
+"""What torch.export raises where Python asks for a tensor's value."""
 
 
 def fake_mode() -> FakeTensorMode:
@@ -39,3 +42,26 @@ def symbolic_value(symbol: Any, batch: int) -> int:
     """The value of a SymInt that depends on the batch alone, at this batch."""
     expression = symbol.node.expr
     return int(expression.subs(dict.fromkeys(expression.free_symbols, batch)))
+
+
+def has_unbacked_symbol(symbol: Any) -> bool:
+    """Whether a SymInt stands for something that only the data would tell."""
+    return bool(free_unbacked_symbols(symbol))
+
+
+def is_fake(tensor: Tensor) -> bool:
+    return isinstance(tensor, FakeTensor)
+
+
+def shares_storage(first: Any, second: Tensor) -> bool:
+    """Whether two captured tensors are the same memory; fakes have storage objects, though nothing is in them."""
+    return isinstance(first, Tensor) and first.untyped_storage()._cdata == second.untyped_storage()._cdata
+
+
+def returns_view(target: Any) -> bool:
+    """Whether an operator's schema says that its results may share its first argument's memory."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.arguments:
+        return False
+    alias = schema.arguments[0].alias_info
+    return alias is not None and not alias.is_write

@@ -15,7 +15,8 @@ from meshwright.capture.read import read
 def capture(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] | None = None) -> Program:
     """The Program of one training step of `model` on `batch`. Allocates nothing of the model's size."""
     named = named_batch(model, batch)
-    return build(read(export(model, named, loss), model), batch_size(named))
+    exported = export(model, named, loss)
+    return build(read(exported.graph, model, exported.notes), batch_size(named))
 
 
 __all__ = ["Batch", "Program", "capture", "named_batch"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from meshwright.capture.cut import natural_cuts, pieces, split_common
-from meshwright.capture.fold import merge, structure
-from meshwright.capture.program import Op, Program, Ref, Segment, SegmentGraph, Value
+from meshwright.capture.cut import cut, split_common
+from meshwright.capture.fold import floats, merge, structure
+from meshwright.capture.program import Op, Program, Ref, Scalar, Segment, SegmentGraph, Value
 from meshwright.capture.read import BATCH_NORM, Flat
 
 PROLOGUE = -1
@@ -18,7 +19,7 @@ Names = tuple[str, ...]
 def build(flat: Flat, batch: int, *, max_ops: int = 24) -> Program:
     """Cut, fold and name. The passes: set common ops aside, cut, merge to units, place commons, share graphs."""
     chain, common = split_common(flat)
-    natural = pieces(chain, natural_cuts(chain))
+    natural = cut(chain, max_ops)
     spans = merge(natural, max_ops)
     bodies = [[op for piece in natural[start:end] for op in piece] for start, end in spans]
     inner = [_inner_cuts(natural[start:end]) for start, end in spans]
@@ -58,45 +59,104 @@ def _place(common: list[Op], bodies: list[list[Op]]) -> list[tuple[Op, int]]:
 def _assemble(
     flat: Flat, batch: int, bodies: list[list[Op]], inner: list[tuple[int, ...]], prologue_ops: list[Op]
 ) -> Program:
-    types = _all_values(flat)
-    inputs = {value.name for value in flat.inputs}
-    prologue_results = {value.name for op in prologue_ops for value in op.results}
-    used_later = {name for body in bodies for op in body for name in op.uses()}
-    commons = tuple(sorted(prologue_results & used_later))
-    read = {name for op in prologue_ops for name in op.uses()}
-    prologue = SegmentGraph((), tuple(v for v in flat.inputs if v.name in read), (), (), tuple(prologue_ops), commons)
-    graphs: list[SegmentGraph] = []
-    known: dict[object, int] = {}
-    segments: list[Segment] = []
+    prologue = _prologue(flat, bodies, prologue_ops)
+    last_reader = {name: index for index, body in enumerate(bodies) for op in body for name in op.uses()}
+    last_reader[flat.loss] = len(bodies)
+    binder = _Binder(flat, {value.name for op in prologue_ops for value in op.results})
     for index, body in enumerate(bodies):
-        outside = _reads(body)
-        writes = {value.name for op in body for value in op.results}
-        later = {name for other in bodies[index + 1 :] for op in other for name in op.uses()} | {flat.loss}
-        outputs = tuple(v.name for op in body for v in op.results if v.name in later)
-        parameters = [name for name in outside if name in {p.name for p in flat.parameters}]
-        buffers = [name for name in outside if name in {b.name for b in flat.buffers}]
-        shared = [name for name in outside if name in inputs or name in prologue_results]
-        handed = [name for name in outside if name not in {*parameters, *buffers, *shared}]
-        updates = [(buffer, value) for buffer, value in flat.updates if value in writes]
-        groups = (tuple(handed), tuple(shared), tuple(parameters), tuple(buffers))
-        graph = _localise(body, groups, outputs, updates, inner[index], types)
-        key = (structure(graph.ops), tuple(map(len, groups)), _argument_types(graph), len(outputs))
-        if key not in known:
-            known[key] = len(graphs)
-            graphs.append(graph)
-        name = _segment_name(body, [segment.name for segment in segments])
-        segments.append(Segment(name, known[key], *groups, outputs))
-    coupled = tuple(op.name for op in flat.ops if op.target == BATCH_NORM)
+        results = (value.name for op in body for value in op.results)
+        binder.add(body, tuple(name for name in results if last_reader.get(name, -1) > index), inner[index])
+    graphs, segments = binder.finish()
     program = Program(
-        batch, flat.inputs, flat.parameters, flat.buffers, prologue, commons, tuple(graphs), tuple(segments),
-        flat.loss, coupled, _notes(flat, segments),
+        batch, flat.inputs, flat.parameters, flat.buffers, prologue, prologue.outputs, graphs, segments,
+        flat.loss, _coupled(flat), _notes(flat, segments),
     )  # fmt: skip
     program.verify()
     return program
 
 
-def _notes(flat: Flat, segments: list[Segment]) -> tuple[str, ...]:
-    notes = []
+def _prologue(flat: Flat, bodies: list[list[Op]], ops: list[Op]) -> SegmentGraph:
+    """Its names are the Program's own, for what it makes is read by many segments."""
+    made = {value.name for op in ops for value in op.results}
+    used_later = {name for body in bodies for op in body for name in op.uses()}
+    read = {name for op in ops for name in op.uses()}
+    buffers = tuple(Value(b.name, b.type) for b in flat.buffers if b.name in read)
+    inputs = tuple(value for value in flat.inputs if value.name in read)
+    return SegmentGraph((), inputs, (), buffers, tuple(ops), tuple(sorted(made & used_later)))
+
+
+def _coupled(flat: Flat) -> tuple[str, ...]:
+    return tuple(op.name for op in flat.ops if op.target == BATCH_NORM)
+
+
+class _Binder:
+    """Gives each body a graph under local names, shared with the bodies of the same structure."""
+
+    def __init__(self, flat: Flat, commons: set[str]) -> None:
+        self.flat, self.types = flat, _all_values(flat)
+        self.commons = commons | {value.name for value in flat.inputs}
+        self.parameters = {parameter.name for parameter in flat.parameters}
+        self.buffers = {buffer.name for buffer in flat.buffers}
+        self.graphs: list[SegmentGraph] = []
+        self.floats: list[list[tuple[float, ...]]] = []
+        self.known: dict[object, int] = {}
+        self.segments: list[Segment] = []
+        self.taken: dict[str, int] = {}
+
+    def add(self, body: list[Op], outputs: Names, inner: tuple[int, ...]) -> None:
+        outside = _reads(body)
+        parameters = tuple(name for name in outside if name in self.parameters)
+        buffers = tuple(name for name in outside if name in self.buffers)
+        shared = tuple(name for name in outside if name in self.commons)
+        handed = tuple(name for name in outside if name not in {*parameters, *buffers, *shared})
+        writes = {value.name for op in body for value in op.results}
+        updates = [(buffer, value) for buffer, value in self.flat.updates if value in writes]
+        groups = (handed, shared, parameters, buffers)
+        graph = _localise(body, groups, outputs, updates, inner, self.types)
+        key = (structure(graph.ops), tuple(map(len, groups)), _argument_types(graph), graph.outputs, graph.updates)
+        if key not in self.known:
+            self.known[key] = len(self.graphs)
+            self.graphs.append(graph)
+            self.floats.append([])
+        index = self.known[key]
+        self.floats[index].append(floats(graph.ops))
+        self.segments.append(Segment(self._name(body), index, *groups, outputs, self.floats[index][-1]))
+
+    def finish(self) -> tuple[tuple[SegmentGraph, ...], tuple[Segment, ...]]:
+        """Floats that differ among the segments of a graph become its scalars; the others stay in its ops."""
+        differ = [
+            [place for place, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
+            for rows in self.floats
+        ]
+        graphs = tuple(_with_scalars(graph, places) for graph, places in zip(self.graphs, differ, strict=True))
+        segments = tuple(
+            replace(segment, scalars=tuple(segment.scalars[place] for place in differ[segment.graph]))
+            for segment in self.segments
+        )
+        return graphs, segments
+
+    def _name(self, body: list[Op]) -> str:
+        name = _module_of(body)
+        count = self.taken[name] = self.taken.get(name, -1) + 1
+        return f"{name}#{count}" if count else name
+
+
+def _with_scalars(graph: SegmentGraph, places: list[int]) -> SegmentGraph:
+    if not places:
+        return graph
+    count = -1
+
+    def leaf(arg: Any) -> Any:
+        nonlocal count
+        count += isinstance(arg, float)
+        return Scalar(places.index(count)) if isinstance(arg, float) and count in places else arg
+
+    ops = tuple(op.map(leaf) for op in graph.ops)
+    return replace(graph, ops=ops, scalars=len(places))
+
+
+def _notes(flat: Flat, segments: Sequence[Segment]) -> tuple[str, ...]:
+    notes = list(flat.notes)
     if not any(not isinstance(size, int) for value in flat.inputs for size in value.type.shape):
         notes.append("the batch cannot vary: export fixed it")
     if len(segments) == 1:
@@ -176,7 +236,7 @@ def _tails(paths: Names) -> list[str]:
     return ["_".join(p[shared:]) if not p[shared].isdigit() else "_".join(["p", *p[shared:]]) for p in parts]
 
 
-def _segment_name(body: list[Op], taken: list[str]) -> str:
+def _module_of(body: list[Op]) -> str:
     """The module that holds all of it, or its first module."""
     modules = [op.module.split(".") for op in body if op.module]
     prefix: list[str] = []
@@ -184,6 +244,4 @@ def _segment_name(body: list[Op], taken: list[str]) -> str:
         if len(set(column)) > 1:
             break
         prefix.append(column[0])
-    name = ".".join(prefix) or (modules[0][0] if modules else "segment")
-    count = sum(other == name or other.startswith(f"{name}#") for other in taken)
-    return f"{name}#{count}" if count else name
+    return ".".join(prefix) or (modules[0][0] if modules else "segment")

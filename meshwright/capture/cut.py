@@ -3,6 +3,11 @@
 A natural cut is a position at which exactly one value derived from a parameter is alive, and that value is a
 float with a gradient. Ops that depend on no parameter are set aside (*common*); they are placed afterwards,
 in the one segment that reads them or, if several do, in the prologue.
+
+Where values live long (an encoder's output, a position bias, a U-Net's skips) no such position may exist for
+hundreds of ops. Such a stretch is cut as if the values that live longest were not there: they are *carried* past
+the segments that do not read them. How long is long: the limit whose segments have the fewest distinct ops, for
+that is what planning costs; of equals the one whose largest segment is smallest, then the one that carries least.
 """
 
 from __future__ import annotations
@@ -10,13 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from meshwright.capture.fold import merge, structure
 from meshwright.capture.program import Op
 from meshwright.capture.read import Flat
 
+SHORTEST_CARRY = 8
+"""A value alive for fewer ops than this is part of one piece of work."""
+
 
 def split_common(flat: Flat) -> tuple[list[Op], list[Op]]:
-    """(ops derived from a parameter or buffer, common ops), each in program order."""
-    derived = {entry.name for entry in (*flat.parameters, *flat.buffers)}
+    """(ops derived from a parameter or a buffer that changes, common ops), each in program order."""
+    updated = {buffer for buffer, _ in flat.updates}
+    derived = {entry.name for entry in flat.parameters} | updated
     chain, common = [], []
     for op in flat.ops:
         if any(name in derived for name in op.uses()):
@@ -27,24 +37,71 @@ def split_common(flat: Flat) -> tuple[list[Op], list[Op]]:
     return chain, common
 
 
-def natural_cuts(chain: Sequence[Op]) -> list[int]:
-    """Positions i such that the program may be cut between chain[i - 1] and chain[i]."""
-    last_use: dict[str, int] = {}
-    for index, op in enumerate(chain):
-        for name in op.uses():
-            last_use[name] = index
-    cuts, alive = [], dict[str, bool]()
-    for index, op in enumerate(chain):
+def cut(chain: Sequence[Op], max_ops: int) -> list[tuple[Op, ...]]:
+    """The chain in pieces: cut wherever one value is alive, and where that leaves long stretches, carrying some."""
+    lives = spans(chain)
+    edges = [0, *cuts_without(chain, lives, 0, len(chain), None), len(chain)]
+    found = []
+    for start, end in pairwise(edges):
+        inner = _carrying(chain, lives, start, end, max_ops) if end - start > 2 * max_ops else []
+        found += [tuple(chain[a:b]) for a, b in pairwise([start, *inner, end])]
+    return found
+
+
+def spans(chain: Sequence[Op]) -> dict[str, tuple[int, int]]:
+    """For each value the op that makes it and the last that reads it; values nobody reads are left out."""
+    made = {value.name: index for index, op in enumerate(chain) for value in op.results}
+    last = {name: index for index, op in enumerate(chain) for name in op.uses() if name in made}
+    return {name: (made[name], index) for name, index in last.items()}
+
+
+def cuts_without(
+    chain: Sequence[Op], lives: dict[str, tuple[int, int]], start: int, end: int, limit: int | None
+) -> list[int]:
+    """Positions inside (start, end) at which one value is alive, those that live for `limit` ops or more aside."""
+    delta = [0] * (len(chain) + 1)
+    blocked = [0] * (len(chain) + 1)
+    for op in chain:
         for value in op.results:
-            if last_use.get(value.name, -1) > index:
-                alive[value.name] = value.grad
-        alive = {name: grad for name, grad in alive.items() if last_use[name] > index}
-        if index + 1 < len(chain) and len(alive) == 1 and all(alive.values()):
-            cuts.append(index + 1)
-    return cuts
+            if value.name not in lives:
+                continue
+            made, last = lives[value.name]
+            if limit is not None and last - made >= limit:
+                continue
+            delta[made + 1] += 1
+            delta[last + 1] -= 1
+            if not value.grad:
+                blocked[made + 1] += 1
+                blocked[last + 1] -= 1
+    found, alive, without = [], 0, 0
+    for position in range(end):
+        alive += delta[position]
+        without += blocked[position]
+        if position > start and alive == 1 and not without:
+            found.append(position)
+    return found
 
 
-def pieces(chain: Sequence[Op], cuts: Sequence[int]) -> list[tuple[Op, ...]]:
-    """The chain between neighbouring cuts."""
-    edges = [0, *cuts, len(chain)]
-    return [tuple(chain[start:end]) for start, end in pairwise(edges)]
+def _carrying(chain: Sequence[Op], lives: dict[str, tuple[int, int]], start: int, end: int, max_ops: int) -> list[int]:
+    lengths = {last - made for made, last in lives.values() if last > start and made < end}
+    best: list[int] = []
+    least = _score(chain, start, [], end, max_ops)
+    for limit in sorted((length for length in lengths if length >= SHORTEST_CARRY), reverse=True):
+        cuts = cuts_without(chain, lives, start, end, limit)
+        if not cuts or cuts == best:
+            continue
+        score = _score(chain, start, cuts, end, max_ops)
+        if score < least:
+            best, least = cuts, score
+    return best
+
+
+def _score(chain: Sequence[Op], start: int, cuts: list[int], end: int, max_ops: int) -> tuple[int, int]:
+    """(ops in distinct segments, ops in the largest)."""
+    pieces = [tuple(chain[a:b]) for a, b in pairwise([start, *cuts, end])]
+    edges = [0]
+    for piece in pieces:
+        edges.append(edges[-1] + len(piece))
+    merged = [chain[start + edges[a] : start + edges[b]] for a, b in merge(pieces, max_ops)]
+    distinct = {structure(segment): len(segment) for segment in merged}
+    return sum(distinct.values()), max(map(len, merged))

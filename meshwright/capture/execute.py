@@ -26,11 +26,11 @@ def run(
     """(loss, buffers after the step). `tensors`: parameters and buffers by name; `batch`: inputs by name."""
     values = dict(batch)
     buffers = {buffer.name: tensors[buffer.name] for buffer in program.buffers}
-    found = run_graph(program.prologue.at(program.batch), values, device)
+    found = run_graph(program.prologue.at(program.batch), values | buffers, device)
     values.update((name, found[name]) for name in program.commons)
     fixed = [graph.at(program.batch) for graph in program.graphs]
     for segment in program.segments:
-        graph = fixed[segment.graph]
+        graph = fixed[segment.graph].bind(segment.scalars)
         bound = dict(zip((v.name for v in graph.inputs), (values[n] for n in segment.inputs), strict=True))
         bound |= dict(zip((v.name for v in graph.commons), (values[n] for n in segment.commons), strict=True))
         bound |= dict(zip((v.name for v in graph.params), (tensors[n] for n in segment.params), strict=True))

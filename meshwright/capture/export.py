@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import copy
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from meshwright.errors import CaptureError, ModelError
-from meshwright.torch_compat import FakeMode, fake_mode, fake_tensor
+from meshwright.capture.answers import AnswerFalse, own_line
+from meshwright.capture.opaque import kept_whole
+from meshwright.capture.traps import eager_paths
+from meshwright.errors import CaptureError, MeshwrightError, ModelError
+from meshwright.torch_compat import DATA_DEPENDENT, FakeMode, fake_mode, fake_tensor
 
 Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
 
@@ -20,11 +26,17 @@ Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
 class _WithLoss(nn.Module):
     """The model followed by the user's loss; a model that returns its loss needs none."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor] | None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Callable[..., Tensor] | None, answers: AbstractContextManager[Any] | None
+    ) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model, self.loss, self.answers = model, loss, answers or nullcontext()
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        with self.answers:
+            return self._scalar(batch)
+
+    def _scalar(self, batch: dict[str, Tensor]) -> Tensor:
         output = self.model(**batch)
         if self.loss is not None:
             output = self.loss(output, *batch.values())
@@ -72,8 +84,39 @@ def batch_size(batch: Mapping[str, Tensor]) -> int:
     return max(sizes, key=lambda size: (sizes.count(size), size))
 
 
-def export(model: nn.Module, batch: Mapping[str, Tensor], loss: Callable[..., Tensor] | None = None) -> ExportedProgram:
-    """Export the training forward with a batch that may vary. The user's model is not touched."""
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """notes: what a user should know about how the graph was had."""
+
+    graph: ExportedProgram
+    notes: tuple[str, ...]
+
+
+def export(model: nn.Module, batch: Mapping[str, Tensor], loss: Callable[..., Tensor] | None = None) -> Exported:
+    """Export the training forward with a batch that may vary. The user's model is not touched.
+
+    Where Python asks for a tensor's value, it is exported once more with every such question answered False.
+    """
+    try:
+        try:
+            return _export(model, batch, loss, None)
+        except DATA_DEPENDENT:
+            return _export(model, batch, loss, AnswerFalse())
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
+        line = own_line(traceback.extract_tb(error.__traceback__))
+        raise CaptureError(
+            f"{type(model).__name__} could not be captured with the batch {shapes}: {_first_line(error)}, at {line}",
+            "a forward that torch.export can follow on this batch",
+            "check that the batch fits the model and that no Python branch depends on tensor values",
+        ) from error
+
+
+def _export(
+    model: nn.Module, batch: Mapping[str, Tensor], loss: Callable[..., Tensor] | None, answers: AnswerFalse | None
+) -> Exported:
     size = batch_size(batch)
     mode = fake_mode()
 
@@ -82,20 +125,13 @@ def export(model: nn.Module, batch: Mapping[str, Tensor], loss: Callable[..., Te
         leading = max(size, 2) if tensor.shape[0] == size else tensor.shape[0]
         return fake_tensor((leading, *tensor.shape[1:]), tensor.dtype, mode)
 
-    wrapper = _WithLoss(_shadow(model, mode), loss)
+    wrapper = _WithLoss(_shadow(model, mode), loss, answers)
     inputs = {name: fake(tensor) for name, tensor in batch.items()}
     dims = {name: {0: Dim.AUTO} if tensor.shape[0] == size else {} for name, tensor in batch.items()}
-    try:
-        return torch.export.export(wrapper, (inputs,), dynamic_shapes=(dims,), strict=False)
-    except ModelError:
-        raise
-    except Exception as error:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
-        raise CaptureError(
-            f"{type(model).__name__} could not be captured with the batch {shapes}: {_first_line(error)}",
-            "a forward that torch.export can follow on this batch",
-            "check that the batch fits the model and that no Python branch depends on tensor values",
-        ) from error
+    with eager_paths(batch), kept_whole() as whole:
+        graph = torch.export.export(wrapper, (inputs,), dynamic_shapes=(dims,), strict=False)
+    notes = [*(answers.notes if answers else ()), *(f"{name} is kept as one op" for name in whole)]
+    return Exported(graph, tuple(notes))
 
 
 def _shadow(model: nn.Module, mode: FakeMode) -> nn.Module:

@@ -1,7 +1,8 @@
-"""Functional forms of the few ops that write to a buffer: what a Program holds instead of them."""
+"""What a Program holds where no operator says it: functional BatchNorm, and constants."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,3 +19,8 @@ def batch_norm(
     """Training-mode BatchNorm: the result and the running statistics as they are afterwards."""
     mean, var = mean.clone(), var.clone()
     return F.batch_norm(x, mean, var, weight, bias, True, momentum, eps), mean, var
+
+
+def constant(numbers: tuple[float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor that the model makes from numbers of its own."""
+    return torch.tensor(numbers, dtype=dtype, device=device).reshape(shape)

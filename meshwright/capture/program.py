@@ -15,7 +15,7 @@ from typing import Any
 from meshwright.capture.sizes import BatchSize, Size, size_at
 from meshwright.errors import VerifyError
 
-ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4}
+ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4}
 ITEM_BYTES |= {"bfloat16": 2, "float16": 2, "int16": 2, "uint8": 1, "int8": 1, "bool": 1}
 FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
 
@@ -35,6 +35,11 @@ class TensorType:
     @property
     def is_float(self) -> bool:
         return self.dtype in FLOATS
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether autograd can pass through a value of this dtype."""
+        return self.is_float or self.dtype.startswith("complex")
 
     def at(self, batch: int) -> TensorType:
         return TensorType(tuple(size_at(size, batch) for size in self.shape), self.dtype)
@@ -88,8 +93,18 @@ class RunDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class Scalar:
+    """The n-th number that differs among the segments of one graph: a drop rate, a scale."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"scalar_{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
-    """One call; its arguments nest tuples of Ref, BatchSize, TorchConstant, RunDevice and plain literals.
+    """One call; its arguments nest tuples of Ref, BatchSize, Scalar, TorchConstant, RunDevice and literals.
 
     `target` is an operator (`aten.linear.default`) or a Python function (`package.module:function`).
     """
@@ -129,6 +144,7 @@ class SegmentGraph:
     inputs: what the previous segment hands over. commons: parameter-free values (batch tensors, prologue
     results). updates: (buffer, value) pairs; the buffer takes the value after the step's forward.
     cuts: how many ops precede each natural cut inside, kept for schedules that want finer pieces.
+    scalars: how many numbers differ among its segments; `bind` puts a segment's own in.
     """
 
     inputs: tuple[Value, ...]
@@ -139,6 +155,14 @@ class SegmentGraph:
     outputs: tuple[str, ...]
     updates: tuple[tuple[str, str], ...] = ()
     cuts: tuple[int, ...] = ()
+    scalars: int = 0
+
+    def bind(self, scalars: tuple[float, ...]) -> SegmentGraph:
+        """The graph with one segment's numbers in place of its scalars."""
+        if not scalars:
+            return self
+        ops = tuple(op.map(lambda leaf: scalars[leaf.index] if isinstance(leaf, Scalar) else leaf) for op in self.ops)
+        return replace(self, ops=ops, scalars=0)
 
     def arguments(self) -> tuple[Value, ...]:
         return self.inputs + self.commons + self.params + self.buffers
@@ -205,6 +229,7 @@ class Segment:
     params: tuple[str, ...]
     buffers: tuple[str, ...]
     outputs: tuple[str, ...]
+    scalars: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +263,8 @@ class Program:
         return replace(self, batch=batch)
 
     def graph(self, segment: Segment) -> SegmentGraph:
-        return self.graphs[segment.graph]
+        """The segment's graph, its own numbers bound."""
+        return self.graphs[segment.graph].bind(segment.scalars)
 
     def ops(self) -> Iterator[tuple[Segment, Op]]:
         for segment in self.segments:
@@ -278,10 +304,15 @@ class Program:
         parameters = {parameter.name for parameter in self.parameters}
         buffers = {buffer.name for buffer in self.buffers}
         self.prologue.verify()
+        _subset("prologue", tuple(value.name for value in self.prologue.buffers), buffers)
         for graph in self.graphs:
             graph.verify()
         for segment in self.segments:
-            graph = self.graph(segment)
+            graph = self.graphs[segment.graph]
+            if len(segment.scalars) != graph.scalars:
+                raise VerifyError(
+                    f"segment {segment.name} binds {len(segment.scalars)} scalars", f"{graph.scalars}, as its graph has"
+                )
             for kind in ("inputs", "commons", "params", "buffers", "outputs"):
                 given, wanted = len(getattr(segment, kind)), len(getattr(graph, kind))
                 if given != wanted:

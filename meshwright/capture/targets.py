@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ def resolve(target: str) -> Callable[..., Any]:
     """`aten.linear.default` -> the operator; `package.module:function` -> the function."""
     if ":" in target:
         module, name = target.split(":")
-        function: Callable[..., Any] = getattr(import_module(module), name)
-        return function
+        function: Any = import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+        return cast("Callable[..., Any]", function)
     found: Any = torch.ops
     for part in target.split("."):
         found = getattr(found, part)
@@ -39,4 +41,13 @@ def call(op: Op, values: Mapping[str, Tensor], device: torch.device) -> tuple[Te
 
     args = map_leaves(op.args, leaf)
     result = resolve(op.target)(*args, **{key: map_leaves(arg, leaf) for key, arg in op.kwargs})
-    return tuple(result) if isinstance(result, list | tuple) else (result,)
+    return tuple(_tensors(result)) if isinstance(result, list | tuple) else (result,)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors among nested results, in order; a function may also return None in places."""
+    if isinstance(tree, list | tuple):
+        for item in tree:
+            yield from _tensors(item)
+    elif isinstance(tree, Tensor):
+        yield tree

@@ -33,11 +33,11 @@ def sharded_segments(program: Program, plan: Plan) -> tuple[SegmentGraph, ...]:
     """One rank's graph of each segment; alike segments share one object."""
     if len(plan.segments) != len(program.segments):
         raise RunError(f"the plan has {len(plan.segments)} segments", f"{len(program.segments)}, as the model has")
-    made: dict[tuple[int, tuple[tuple[str, Layout], ...]], SegmentGraph] = {}
+    made: dict[tuple[int, tuple[tuple[str, Layout], ...], tuple[float, ...]], SegmentGraph] = {}
     found = []
     for index, segment in enumerate(program.segments):
         commons = plan.common_layouts(program, index)
-        key = (plan.segments[index], tuple(commons.items()))
+        key = (plan.segments[index], tuple(commons.items()), segment.scalars)
         if key not in made:
             choice = plan.choice(index)
             run = flow(program.graph(segment).at(plan.batch), choice, plan.mesh, commons)

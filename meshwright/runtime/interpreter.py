@@ -32,7 +32,7 @@ class Interpreter:
         """One step up to the optimizer's; returns the loss."""
         self.values, self.saved, self.gradients = dict(batch), {}, {}
         prologue = self.generated.prologue
-        found = run_graph(prologue, self.values, self.device)
+        found = run_graph(prologue, self.values | self.buffers, self.device)
         self.values.update(zip(self.program.commons, (found[name] for name in prologue.outputs), strict=True))
         for instruction in instructions:
             self._execute(instruction)

@@ -1,0 +1,44 @@
+"""Where `transformers` takes another path because it is being exported, and how it is kept on the one eager takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+EXPORTING = "is_torchdynamo_exporting"
+MASKING = "transformers.masking_utils"
+EXPERTS = "transformers.integrations.moe"
+
+
+@contextmanager
+def eager_paths(batch_names: Collection[str]) -> Iterator[None]:
+    """While capturing: causal masks stay `is_causal`, keys and values stay grouped, experts stay grouped matmuls.
+
+    Packed sequences can only be told from the position ids that a batch brings along; a batch without them has none.
+    """
+    loaded = {name: module for name, module in sys.modules.items() if name.startswith("transformers.")}
+    with ExitStack() as stack:
+        for module in loaded.values():
+            if EXPORTING in vars(module):
+                stack.enter_context(replaced(module, EXPORTING, lambda: False))
+        if MASKING in loaded and "position_ids" not in batch_names:
+            stack.enter_context(replaced(loaded[MASKING], "find_packed_sequence_indices", lambda _: None))
+        if EXPERTS in loaded:
+            stack.enter_context(replaced(loaded[EXPERTS], "is_torchdynamo_compiling", lambda: False))
+        yield
+
+
+@contextmanager
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute that is another one for a while. What is not there (another version) is left alone."""
+    if name not in vars(holder):
+        yield
+        return
+    before = vars(holder)[name]
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
