@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 Probe = Callable[[int, int], float]
+ProbeAll = Callable[[int, list[int]], list[tuple[float, int]]]
 _ENOUGH_PIVOTS = 3
 
 
@@ -35,16 +36,34 @@ class Island:
         return 1 + max((child.depth for child in self.children if isinstance(child, Island)), default=0)
 
 
-def find_islands(members: Sequence[int], probe: Probe, tolerance: float = 1.4) -> Island | int:
-    """The tree of islands of `members`; rates within a factor `tolerance` count as equal."""
-    return _find(list(members), probe, tolerance, None, 0)
+def find_islands(
+    members: Sequence[int], probe: Probe, tolerance: float = 1.4, again: Probe | None = None
+) -> Island | int:
+    """The tree of islands of `members`; rates within a factor `tolerance` count as equal.
+
+    `again` measures a pair anew. A pair that looks far is asked twice and the better answer kept, since a busy
+    machine can make a near pair look far but not a far one near.
+    """
+    return _find(list(members), _asked_twice(probe, again, tolerance), tolerance, None, 0)
 
 
-def _find(members: list[int], probe: Probe, tolerance: float, expected: float | None, uniform: int) -> Island | int:
+def _asked_twice(probe: Probe, again: Probe | None, tolerance: float) -> ProbeAll:
+    def ask(pivot: int, others: list[int]) -> list[tuple[float, int]]:
+        rated = [(probe(pivot, other), other) for other in others]
+        if again is None:
+            return rated
+        near = max(rate for rate, _ in rated)
+        far = {other for rate, other in rated if rate * tolerance < near}
+        return [(max(rate, again(pivot, other)) if other in far else rate, other) for rate, other in rated]
+
+    return ask
+
+
+def _find(members: list[int], probe: ProbeAll, tolerance: float, expected: float | None, uniform: int) -> Island | int:
     pivot, others = members[0], members[1:]
     if not others:
         return pivot
-    classes = _classes([(probe(pivot, other), other) for other in others], tolerance)
+    classes = _classes(probe(pivot, others), tolerance)
     alike = len(classes) == 1 and (expected is None or classes[0][0] < expected * tolerance)
     uniform = uniform + 1 if alike else 0
     if uniform >= _ENOUGH_PIVOTS:

@@ -21,6 +21,7 @@ from meshwright.cluster.toml_read import merge_equal
 from meshwright.cluster.topology import Cluster, Group, Link, Member
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_CPU_VARIES, _GPU_VARIES = 4.0, 2.0
 _MUCH_SLOWER = 2.0
 _DIFFERENT = 1.25  # an uplink this far from the others' is kept apart
 
@@ -62,13 +63,18 @@ class Survey:
             self.probed[key] = rate(self.prober, key)
         return self.probed[key].value
 
+    def _probe_again(self, a: int, b: int) -> float:
+        key = (min(a, b), max(a, b))
+        again = rate(self.prober, key)
+        self.probed[key] = max(again, self.probed.get(key, again), key=lambda measured: measured.value)
+        return self.probed[key].value
+
     def _structure(self) -> tuple[Island, list[str], dict[int, float]]:
         """Ranks as a tree with every rank at the same depth, level names innermost first, and slow ranks."""
         hosts = self._hosts()
         self.say(f"{len(hosts)} hosts, {len(self.prober.ranks)} ranks")
         inside, slow = self._inside(hosts)
-        # Noise on a busy machine looks like structure: inside a host only a factor of two counts.
-        network = find_islands([ranks[0] for ranks in hosts], self._probe)
+        network = find_islands([ranks[0] for ranks in hosts], self._probe, again=self._probe_again)
         above: Island | None = None
         if isinstance(network, Island):
             above, slow_hosts = pull_in_slow_members(network)
@@ -97,7 +103,9 @@ class Survey:
                 model, originals = models[kind]
                 found[ranks[0]] = _renamed(model, dict(zip(originals, ranks, strict=True)))
                 continue
-            tree = find_islands(ranks, self._probe, tolerance=2.0)
+            # Within a host, memory and scheduling make rates vary; NVLink against PCIe is a far larger factor.
+            varies = _CPU_VARIES if self.prober.ranks[ranks[0]].kind == "cpu" else _GPU_VARIES
+            tree = find_islands(ranks, self._probe, varies, self._probe_again)
             if isinstance(tree, Island):
                 tree, slow_here = pull_in_slow_members(tree)
                 slow |= slow_here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import product
 
 import pytest
@@ -27,9 +28,10 @@ CASES = [
 ]
 
 
-def convert_all_pairs(sizes: dict[str, int], shape: tuple[int, ...]) -> None:
+def convert_all_pairs(sizes: dict[str, int], shape: tuple[int, ...], sample: int | None = None) -> None:
     mesh = logical_mesh(sizes)
     pairs = list(product(all_layouts(len(shape), len(sizes)), repeat=2))
+    pairs = random.Random(0).sample(pairs, sample) if sample else pairs
     torch.manual_seed(0)
     full, gradient = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
     values = [pieces(full, source, mesh, "P") for source, _ in pairs]
@@ -62,6 +64,11 @@ def test_every_pair_converts_value_and_gradient_and_runs_what_is_priced(
     sizes: dict[str, int], shape: tuple[int, ...]
 ) -> None:
     convert_all_pairs(sizes, shape)
+
+
+@pytest.mark.parametrize(("shape", "sample"), [((8, 16), 150), ((7, 5), 100)])
+def test_some_pairs_on_three_axes(shape: tuple[int, ...], sample: int) -> None:
+    convert_all_pairs({"a": 2, "b": 2, "c": 2}, shape, sample)
 
 
 @pytest.mark.full
