@@ -1,9 +1,10 @@
-"""The engine for large cores: prices and bound first, then annealed large-neighbourhood search on one or two threads.
+"""The engine for large cores: prices and bound first, then search over forests on one or two threads.
 
 1. `Ascent` runs for a share of the time; every choice it decodes is a candidate, and its prices tell what memory is
-worth. 2. If none was feasible, `_force` alternates exact forest sweeps at the current prices with higher prices for
-rows that are over. 3. Searches (`kernels.search.anneal`), one per thread, anneal in cycles of growing length;
-between cycles all go on from the best.
+worth. 2. If none was feasible, `_force` alternates sweeps at the current prices with higher prices for rows that
+are over. 3. Searchers, one per thread, go through cycles of growing length: `swing` from hot to cold finds a good
+region, `anneal` polishes
+   the best choice of the cycle (`kernels.search`). Cycles start from the best choice of all.
 
 Slices of equal work end before anything is compared, so two threads give the same result as one after the other.
 """
@@ -23,15 +24,18 @@ from meshwright.select.kernels import rows, search
 from meshwright.select.kernels.arrays import Arrays, lay_out
 from meshwright.select.kernels.forest import Forest, new_forest
 from meshwright.select.kernels.jit import HAVE_NUMBA
-from meshwright.select.problem import Ints
+from meshwright.select.problem import Floats, Ints
 
-ASCENT_SHARE = 0.15  # of the budget
+ASCENT_SHARE = 0.12  # of the budget
 CYCLES = (0.15, 0.25, 0.6)  # shares of what is left
+SWING_SHARE = 0.7  # of a cycle; the rest polishes
+SWING_HEAT = 0.3  # noise per option at the start, in units of cost per node
+SWING_UP, SWING_DOWN = 1.1, 0.98  # factors of prices after a sweep
+POLISH_HEAT = 0.03
+POLISH_SLACK = 3e-5  # what a polishing move may lose at the start, of the cost
 LARGEST_FOREST = 400
-HEAT = 0.1  # noise per option at the start of a cycle, in units of cost per node
-SLACK = 3e-5  # what a move may lose at the start of a cycle, of the cost
 FIRST_PRICE = 0.003  # of the cost per limit
-DECAY = 0.999  # of prices per feasible move
+DECAY = 0.999  # of prices per feasible polishing move
 
 
 @dataclass(slots=True)
@@ -44,26 +48,35 @@ class Searcher:
     rng: np.random.Generator
     quota: float = 1e5
 
-    def restart(self, choice: Ints, price: np.ndarray, cost: float) -> None:
+    def restart(self, choice: Ints, price: np.ndarray | None, cost: float) -> None:
+        """Goes on from `choice`; prices stay as they are if none are given."""
         s = self.state
         for x in (s.x, s.best, s.trial):
             x[:] = choice
-        s.price[:] = price
+        if price is not None:
+            s.price[:] = price
         rows.fill_usage(self.arrays, s.x, s.usage)
         s.scalars[:] = rows.total_cost(self.arrays, s.x)
         s.unit[:] = FIRST_PRICE * abs(cost) / row_units(self.arrays)
 
-    def slice(self, cost: float, cool: float) -> float:
+    def swing(self, cost: float, cool: float) -> float:
+        """About `quota` steps of swinging; returns steps done."""
+        heat = SWING_HEAT * cool * abs(cost) / len(self.state.x)
+        return search.swing(self.arrays, self.forest, self.state, *self._luck(), self.quota, heat, SWING_UP, SWING_DOWN)
+
+    def polish(self, cost: float, cool: float) -> float:
         """About `quota` steps of annealing; returns steps done."""
         s, a = self.state, self.arrays
-        nodes = len(s.x)
-        rand = self.rng.random(max(100_000, 20 * nodes))
-        noise = self.rng.standard_exponential(2 * len(a.costs) + 2000)
-        heat, slack = HEAT * cool * abs(cost) / nodes, SLACK * cool * abs(cost)
-        steps, _, _ = search.anneal(a, self.forest, s, rand, noise, self.quota, LARGEST_FOREST, heat, slack, DECAY)
+        heat, slack = POLISH_HEAT * cool**2 * abs(cost) / len(s.x), POLISH_SLACK * cool**2 * abs(cost)
+        steps, _, _ = search.anneal(a, self.forest, s, *self._luck(), self.quota, LARGEST_FOREST, heat, slack, DECAY)
         s.scalars[0] = rows.total_cost(a, s.x)  # forget rounding
         rows.fill_usage(a, s.x, s.usage)
         return steps
+
+    def _luck(self) -> tuple[Floats, Floats]:
+        """Random numbers for one slice: uniform ones, and exponential ones for noise."""
+        options = len(self.arrays.costs)
+        return self.rng.random(max(100_000, 20 * len(self.state.x))), self.rng.standard_exponential(2 * options + 2000)
 
 
 def solve(best: Best, seed: int, done: list[str], listen: Callable[[], bool] | None = None) -> None:
@@ -106,45 +119,58 @@ def _climb(ascent: Ascent, best: Best, going: Callable[[], bool]) -> Ascent:
 def _force(searcher: Searcher, price: np.ndarray, best: Best, going: Callable[[], bool]) -> np.ndarray:
     """Sweeps and raises prices until a choice is feasible; returns the prices that did it."""
     s, a = searcher.state, searcher.arrays
-    nodes = len(s.x)
-    noise = searcher.rng.standard_exponential(len(a.costs) + 1)
+    noise = np.zeros(len(a.costs) + 1)
     s.price[:] = price
     while going():
         s.unit[:] = FIRST_PRICE * abs(rows.total_cost(a, s.x)) / row_units(a)
         for _ in range(3):
-            rand = searcher.rng.random(4 * nodes + 1000)
-            best.budget.charge(search.sweep(a, searcher.forest, s, rand, noise, nodes, max(1, nodes // 40), 0.0))
-        over = search.press(a, s, 1.1, 0.995)
-        if over == 0.0 and best.offer(s.x, "first feasible choice"):
+            steps, _ = search.sweep(a, searcher.forest, s, searcher.rng.random(4 * len(s.x) + 1000), noise, 0, 0.0)
+            best.budget.charge(steps)
+        if search.press(a, s, 1.1, 0.995) == 0.0 and best.offer(s.x, "first feasible choice"):
             break
     return s.price.copy()
 
 
 def _search(searchers: list[Searcher], price: np.ndarray, best: Best, going: Callable[[], bool]) -> float:
-    """Anneals in cycles until the budget is used up; returns steps done."""
+    """Cycles of swinging and polishing until the budget is used up; returns steps done."""
     total = 0.0
     begin = best.budget.fraction()
     edges = begin + (1 - begin) * np.cumsum(CYCLES)
     with ThreadPoolExecutor(len(searchers)) as pool:
         for start, end in zip((begin, *edges[:-1]), edges, strict=True):
+            middle = start + SWING_SHARE * (end - start)
             for one in searchers:
                 one.restart(best.choice, price, best.cost + best.constant)
-            while going() and best.budget.fraction() < end:
-                part = (best.budget.fraction() - start) / max(end - start, 1e-9)
-                total += _round(pool, searchers, best, max(0.0, 1 - part) ** 2)
-            price = min(searchers, key=lambda one: one.state.scalars[1]).state.price.copy()
+                one.state.scalars[1] = np.inf  # polish what this cycle finds, not what the last one did
+            total += _phase(pool, searchers, best, Searcher.swing, (start, middle), going)
+            for one in searchers:
+                found = np.isfinite(one.state.scalars[1])
+                one.restart(one.state.best if found else best.choice, None, best.cost + best.constant)
+            total += _phase(pool, searchers, best, Searcher.polish, (middle, end), going)
     return total
 
 
-def _round(pool: ThreadPoolExecutor, searchers: list[Searcher], best: Best, cool: float) -> float:
-    """One slice on every thread."""
-    began = time.perf_counter()
-    cost = best.cost + best.constant
-    steps = list(pool.map(lambda one: one.slice(cost, cool), searchers))
-    for one, taken in zip(searchers, steps, strict=True):
-        best.budget.charge(taken)
-        best.offer(one.state.best, "search")
-    if best.budget.work is None and time.perf_counter() - began < 0.1:
-        for one in searchers:  # slices long enough to be worth their start, short enough to stop in time
-            one.quota = min(one.quota * 2, 1e8)
-    return float(sum(steps))
+def _phase(
+    pool: ThreadPoolExecutor,
+    searchers: list[Searcher],
+    best: Best,
+    step: Callable[[Searcher, float, float], float],
+    span: tuple[float, float],
+    going: Callable[[], bool],
+) -> float:
+    """Slices of `step` on every thread, cooling down linearly over the part `span` of the budget."""
+    total = 0.0
+    while going() and best.budget.fraction() < span[1]:
+        began = time.perf_counter()
+        cool = min(1.0, (span[1] - best.budget.fraction()) / max(span[1] - span[0], 1e-9))
+        cost = best.cost + best.constant
+        steps = list(pool.map(lambda one, cost=cost, cool=cool: step(one, cost, cool), searchers))
+        for one, taken in zip(searchers, steps, strict=True):
+            best.budget.charge(taken)
+            if np.isfinite(one.state.scalars[1]):
+                best.offer(one.state.best, "search")
+        total += sum(steps)
+        if best.budget.work is None and time.perf_counter() - began < 0.1:
+            for one in searchers:  # slices long enough to be worth their start, short enough to stop in time
+                one.quota = min(one.quota * 2, 1e8)
+    return total

@@ -1,10 +1,12 @@
-"""Large-neighbourhood search over forests, with prices on the rows that get in the way.
+"""Two searches over forests, with prices on the rows that get in the way.
 
-`anneal` takes a feasible choice from one feasible choice to the next. A move re-optimises a random forest at the
-current prices with some noise. When the result overfills rows, the worst row of every stretch of overfull rows gets
-a higher price and the forest is solved again; when it fits, prices decay, so that room that became free is used.
-`sweep` moves large forests whatever the rows say, and leaves prices to its caller: the way from any choice to a
-feasible one.
+`swing` re-optimises forests that span most of the graph, with noise that cools down, whatever the rows say; prices
+go up where rows are overfull and down where there is room, so that it crosses the limits again and again and keeps
+the best choice that fits. It finds the right region fast.
+
+`anneal` goes from one feasible choice to the next by small forests. When a forest's result overfills rows, the
+worst row of every stretch of overfull rows gets a higher price and the forest is solved again; when it fits, prices
+decay, so that room that became free is used. It polishes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 from meshwright.select.kernels.arrays import Arrays
 from meshwright.select.kernels.forest import Forest, grow, optimise, release, weigh
 from meshwright.select.kernels.jit import jit
-from meshwright.select.kernels.rows import fill_running, fill_usage
+from meshwright.select.kernels.rows import fill_running, fill_usage, total_cost
 from meshwright.select.problem import Floats, Ints
 
 
@@ -184,20 +186,6 @@ def anneal(
 
 
 @jit
-def sweep(a: Arrays, f: Forest, s: State, rand: Floats, noise: Floats, size: int, seeds: int, heat: float) -> float:
-    """Re-optimises one large forest at the prices in s.price; rows are not looked at. Returns steps."""
-    fill_running(s.price, s.total)
-    count, _ = grow(a, f, size, seeds, rand, 0)
-    steps = float(weigh(a, f, count, s.x))
-    steps += optimise(a, f, count, s.total, noise, 0, heat, s.trial)
-    for p in range(count):
-        v = f.nodes[p]
-        s.x[v] = s.trial[v]
-    release(a, f, count)
-    return steps
-
-
-@jit
 def press(a: Arrays, s: State, up: float, down: float) -> float:
     """Prices for the usage of s.x: the worst row of each stretch that is over gets a higher one, rows with room a lower
     one. Returns the largest excess, 0.0 when every row fits.
@@ -219,3 +207,42 @@ def press(a: Arrays, s: State, up: float, down: float) -> float:
     if where >= 0:
         s.price[where] = s.price[where] * up + s.unit[where]
     return worst
+
+
+@jit
+def sweep(a: Arrays, f: Forest, s: State, rand: Floats, noise: Floats, at: int, heat: float) -> tuple[float, int]:
+    """Re-optimises a forest that covers as much as it can at the prices in s.price; rows are not looked at. Returns
+    steps and the next unused random number.
+    """
+    n = len(s.x)
+    fill_running(s.price, s.total)
+    shift = int(rand[at] * (len(noise) - len(a.costs)))
+    count, at = grow(a, f, n, max(1, n // 40), rand, at + 1)
+    steps = float(weigh(a, f, count, s.x))
+    steps += optimise(a, f, count, s.total, noise, shift, heat, s.trial)
+    for p in range(count):
+        v = f.nodes[p]
+        s.x[v] = s.trial[v]
+    release(a, f, count)
+    return steps, at
+
+
+@jit
+def swing(
+    a: Arrays, f: Forest, s: State, rand: Floats, noise: Floats, quota: float, heat: float, up: float, down: float
+) -> float:
+    """Sweeps until `quota` steps are done or the random numbers are used up. Prices rise where a sweep overfills
+    rows and fall where it leaves room, so that choices swing about the limits; the best that fits is kept. Returns
+    steps.
+    """
+    at = 0
+    total = 0.0
+    while total < quota and at + 4 * len(s.x) + 64 < len(rand):
+        steps, at = sweep(a, f, s, rand, noise, at, heat)
+        total += steps + len(s.price) + len(a.bytes)
+        if press(a, s, up, down) == 0.0:
+            cost = total_cost(a, s.x)
+            if cost < s.scalars[1]:
+                s.scalars[1] = cost
+                s.best[:] = s.x
+    return total
