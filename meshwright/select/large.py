@@ -23,7 +23,6 @@ from meshwright.select.dual import Ascent, row_units
 from meshwright.select.kernels import rows, search
 from meshwright.select.kernels.arrays import Arrays, lay_out
 from meshwright.select.kernels.forest import Forest, new_forest
-from meshwright.select.kernels.jit import HAVE_NUMBA
 from meshwright.select.problem import Floats, Ints
 
 ASCENT_SHARE = 0.12  # of the budget
@@ -90,7 +89,7 @@ def solve(best: Best, seed: int, done: list[str], listen: Callable[[], bool] | N
 
     ascent = _climb(Ascent(a), best, going)
     done.append(f"{ascent.passes} passes of message passing, bound {ascent.bound + best.constant:.9g}")
-    threads = 1 if listen is not None or not HAVE_NUMBA else 2
+    threads = 1 if listen is not None else 2
     searchers = [_searcher(a, ascent.x, seed, i) for i in range(threads)]
     price = ascent.best_price
     if not np.isfinite(best.cost):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,3 +175,23 @@ def test_a_choice_is_a_point_of_the_integer_program_with_its_cost() -> None:
             part = slice(model.start[i], model.start[i + 1])
             value = model.value[part] @ point[model.index[part]]
             assert model.lower[i] - 1e-9 <= value <= model.upper[i] + 1e-9
+
+
+def test_without_numba_everything_still_works() -> None:
+    """Kernels run as plain Python in a process where numba is switched off, and take the same path."""
+    script = "\n".join(
+        [
+            "import sys; sys.path[:0] = sys.argv[1:]",
+            "from test_select_engine import grid",
+            "from meshwright.select import solve",
+            "from meshwright.select.kernels.jit import HAVE_NUMBA",
+            "found = solve(grid(13, 4, limit=3000.0), work=3.0, seed=1)",
+            "print(HAVE_NUMBA, found.feasible, found.cost)",
+        ]
+    )
+    here = Path(__file__).parent
+    words = [sys.executable, "-c", script, str(here), str(here.parents[1])]
+    environment = {**os.environ, "MESHWRIGHT_NUMBA": "0"}
+    answer = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    cost = solve(grid(13, 4, limit=3000.0), work=3.0, seed=1).cost
+    assert answer.stdout.split() == ["False", "True", str(cost)]
