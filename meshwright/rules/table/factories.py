@@ -14,3 +14,4 @@ def invariant(call: Call) -> Signature:
 
 _NAMES = "arange empty eye full linspace ones scalar_tensor zeros new_empty new_full new_ones new_zeros"
 RULES = {f"aten.{name}": Rule(invariant, shown="-> x!") for name in _NAMES.split()}
+RULES["meshwright.capture.functional:constant"] = Rule(invariant, shown="-> x!")

@@ -6,7 +6,7 @@ from collections import Counter
 
 from meshwright.layout.states import P
 from meshwright.rules.rule import Call, Rule
-from meshwright.rules.shapes import broadcast_dims, named
+from meshwright.rules.shapes import broadcast_dims, named, opaque
 from meshwright.rules.signature import Dim, Signature, Term
 
 
@@ -58,6 +58,15 @@ def _letters(term: str, rank: int, widest: int) -> list[str]:
     return [*before, *(f"e{i}" for i in range(widest - hidden, widest)), *after]
 
 
+def grouped(call: Call) -> Signature:
+    """Rows sorted by group, each times its group's matrix; which rows a group has is data, so both stay whole."""
+    if (call.rank(0), call.rank(1), len(call.types)) == (2, 3, 3):
+        return Rule(_GROUPED).bind(call)
+    terms, fixed = opaque((*call.types, *call.result_types))
+    return Signature(terms[:-1], terms[-1:], fixed)
+
+
+_GROUPED = "r! k, g! k n, g! -> r! n"
 RULES = {
     "aten.linear": Rule("... k, n k, n[k=P] -> ... n"),
     "aten.mm": Rule("m k, k n -> m n"),
@@ -68,5 +77,8 @@ RULES = {
     "aten.matmul": Rule(matmul, shown="... m k, ... k n -> ... m n"),
     "aten.addmm": Rule(addmm, shown="m n[k=P], m k, k n -> m n"),
     "aten.baddbmm": Rule(addmm, shown="b m n[k=P], b m k, b k n -> b m n"),
+    "aten._grouped_mm": Rule(grouped, shown=_GROUPED),
+    "meshwright.grouped_mm": Rule(grouped, shown=_GROUPED),
+    "transformers.grouped_mm_fallback": Rule(grouped, shown=_GROUPED),
     "aten.einsum": Rule(einsum, shown="the equation's letters -> its result's"),
 }
