@@ -156,6 +156,8 @@ _PRODUCTS: dict[str, Callable[[Op, Sequence[Value]], tuple[int, ...]]] = {
     "mv": _contracted(0, -1),
     "dot": _contracted(0, -1),
     "matmul": _contracted(0, -1),
+    "_grouped_mm": _contracted(0, -1),
+    "transformers.grouped_mm_fallback": _contracted(0, -1),
     "addmm": _contracted(1, -1),
     "baddbmm": _contracted(1, -1),
     "einsum": _einsum,

@@ -7,27 +7,17 @@ taken to keep everything it touches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 from meshwright.capture.program import Op, Ref, Value
+from meshwright.profile.attention import cpu_attention, cuda_attention
+from meshwright.profile.kept import Rule, Saved, literal
 from meshwright.profile.operands import Values, full_name, has_gradient, operands_of, packet, type_bytes
 
 DeviceKind = Literal["cpu", "cuda"]
 
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """Indices of the operands and results that backward reads, and the bytes of what it reads besides."""
-
-    operands: tuple[int, ...] = ()
-    results: tuple[int, ...] = ()
-    auxiliary_bytes: int = 0
-
-
-Rule = Callable[[Op, Sequence[Value]], Saved]
 
 _NOTHING = """
     add sub rsub neg positive clone contiguous alias detach to type_as lift_fresh_copy
@@ -39,7 +29,7 @@ _NOTHING = """
 _OPERAND = """
     abs acos acosh asin asinh atan atanh avg_pool1d avg_pool2d avg_pool3d celu clamp clamp_max clamp_min cos cosh
     elu erf gelu hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logit mish pow.Tensor_Scalar relu6
-    selu silu sin sinh softplus softshrink square var.correction adaptive_avg_pool1d adaptive_avg_pool2d glu
+    selu silu sin sinh softplus softshrink square var.correction adaptive_avg_pool1d glu
 """
 _RESULT = "exp exp2 expm1 reciprocal relu rsqrt sigmoid sqrt tan tanh softmax log_softmax"
 _OPERAND_AND_RESULT = "amax amin linalg_vector_norm logsumexp pow.Scalar cumprod std.correction"
@@ -87,35 +77,12 @@ def _where(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved((0,))
 
 
-def _attention(op: Op, operands: Sequence[Value]) -> Saved:
-    """The fused kernel keeps the log of each row's sum; of a mask of truth values, its own copy in numbers."""
-    query, key = operands[0].type, operands[1].type
-    if not _is_fused(operands):
-        return _unfused_attention(operands)
-    kept = prod(query.sizes[:-1]) * max(4, query.itemsize)
-    masks = [value.type for value in operands[3:] if not value.type.is_float]
-    kept += sum(prod(mask.sizes) for mask in masks) * query.itemsize
-    if packet(op.target) == "causal_attention":
-        kept += query.sizes[-2] * key.sizes[-2] * query.itemsize
-    return Saved(tuple(range(len(operands) - len(masks))), (0,), kept)
-
-
-def _is_fused(operands: Sequence[Value]) -> bool:
-    """Whether the fused kernel takes these shapes: four dims, one head width, masks of two or four dims."""
-    query, value = operands[0].type.sizes, operands[2].type.sizes
-    masks_fit = all(len(mask.type.sizes) in (2, 4) for mask in operands[3:])
-    return len(query) == 4 and query[-1] == value[-1] and masks_fit
-
-
-def _unfused_attention(operands: Sequence[Value]) -> Saved:
-    """Scaled queries and keys (keys once per query head), the probabilities, and the values."""
-    query, key = operands[0].type, operands[1].type
-    rows = prod(query.sizes[:-1])
-    keys = prod(query.sizes[:-2]) * prod(key.sizes[-2:])
-    return Saved((2,), (), (prod(query.sizes) + keys + rows * key.sizes[-2]) * query.itemsize)
-
-
 def _layer_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    """On CPU mean and deviation have the weight's dtype, or the input's where there is no weight."""
+    return Saved(tuple(range(len(operands))), (), 2 * _rows(op, operands) * operands[-1].type.itemsize)
+
+
+def _cuda_layer_norm(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved(tuple(range(len(operands))), (), 2 * _rows(op, operands) * _statistic_bytes(operands))
 
 
@@ -176,7 +143,7 @@ def _weight(op: Op) -> tuple[int, ...]:
 def _cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
     """Log-probabilities, the targets, the class weights, and the sum of weights (a number)."""
     logits, weights = operands[0].type, len(operands) > 2
-    smoothed = bool(_literal(op, 5, "label_smoothing", 0.0))
+    smoothed = bool(literal(op, 5, "label_smoothing", 0.0))
     kept = tuple(range(1, len(operands)))
     if operands[1].type.is_float:
         return Saved(kept, (), type_bytes(logits) * (2 if weights or smoothed else 1))
@@ -221,6 +188,27 @@ def _instance_norm(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved((0,), (), (3 if len(operands) > 1 else 2) * batch * channels * operands[0].type.itemsize)
 
 
+def _dropout(noise_bytes: int | None) -> Rule:
+    """The noise, in numbers like the operand's, or the mask in bytes; nothing where nothing is dropped."""
+
+    def rule(op: Op, operands: Sequence[Value]) -> Saved:
+        idle = not literal(op, 2, "train", True) or literal(op, 1, "p", 0.5) == 0
+        kept = operands[0].type
+        return Saved((), (), 0 if idle else prod(kept.sizes) * (noise_bytes or kept.itemsize))
+
+    return rule
+
+
+def _indexed(op: Op, operands: Sequence[Value]) -> Saved:
+    """The indices; the values that were taken or put go through unchanged."""
+    return Saved(tuple(i for i, value in enumerate(operands) if not value.type.has_gradient))
+
+
+def _adaptive_pool(op: Op, operands: Sequence[Value]) -> Saved:
+    """Pooling everything to one place is a mean, which keeps nothing."""
+    return Saved() if all(size == 1 for size in op.args[1]) else Saved((0,))
+
+
 def _copy_of_operand(kept: tuple[int, ...]) -> Rule:
     return lambda op, operands: Saved(kept, (), type_bytes(operands[0].type))
 
@@ -234,10 +222,6 @@ def _mean_loss(op: Op, operands: Sequence[Value]) -> Saved:
 def _max_pool(op: Op, operands: Sequence[Value]) -> Saved:
     """Where each maximum came from."""
     return Saved((0,), (), prod(op.results[0].type.sizes) * 8)
-
-
-def _literal(op: Op, position: int, name: str, default: Any) -> Any:
-    return op.args[position] if position < len(op.args) else dict(op.kwargs).get(name, default)
 
 
 def _is_lowered(op: Op) -> bool:
@@ -265,6 +249,11 @@ _RULES: dict[str, Rule] = {
     **{name: _always((0, 1)) for name in ("maximum", "minimum", "mse_loss", "gather")},
     **{f"conv_transpose{n}d": _always((0, 1)) for n in (1, 2, 3)},
     "matmul": _matmul,
+    "dropout": _dropout(None),
+    "index": _indexed,
+    "index_put": _indexed,
+    "_grouped_mm": lambda op, operands: Saved(tuple(range(len(operands)))),
+    "adaptive_avg_pool2d": _adaptive_pool,
     "instance_norm": _instance_norm,
     "mean_loss": _mean_loss,
     "l1_loss": _copy_of_operand(()),
@@ -281,10 +270,16 @@ _RULES: dict[str, Rule] = {
     "shared_softmax": _always((), (0,)),
     "group_norm": _group_norm,
     "batch_norm": _any_batch_norm,
-    "scaled_dot_product_attention": _attention,
-    "causal_attention": _attention,
+    "scaled_dot_product_attention": cpu_attention,
+    "causal_attention": cpu_attention,
     "cross_entropy_loss": _cross_entropy,
     "cross_entropy": _counted_cross_entropy,
     "vocab_cross_entropy": _vocab_cross_entropy,
 }
-_CUDA: dict[str, Rule] = {"rms_norm": _fused_rms_norm}
+_CUDA: dict[str, Rule] = {
+    "layer_norm": _cuda_layer_norm,
+    "rms_norm": _fused_rms_norm,
+    "dropout": _dropout(1),
+    "scaled_dot_product_attention": cuda_attention,
+    "causal_attention": cuda_attention,
+}

@@ -1,0 +1,95 @@
+"""What attention keeps for backward: on CPU the fused kernel or the plain products; on a GPU one of three kernels.
+
+A fused kernel keeps queries, keys, values, its result and the log of each row's sum. Which kernel runs depends on
+dtype, mask, dropout and shape; torch decides, and the conditions here are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Literal
+
+from meshwright.capture.program import Op, Value
+from meshwright.profile.kept import Saved, literal
+from meshwright.profile.operands import packet, type_bytes
+
+Kernel = Literal["flash", "efficient", "math"]
+
+
+def is_causal(op: Op) -> bool:
+    """Whether a kernel is told of a causal mask; one given as a tensor it cannot skip."""
+    return packet(op.target) == "causal_attention" or bool(literal(op, 5, "is_causal", False))
+
+
+def dropout_rate(op: Op) -> float:
+    return 0.0 if packet(op.target) == "causal_attention" else float(literal(op, 4, "dropout_p", 0.0))
+
+
+def runs_fused(op: Op, operands: Sequence[Value], device: str = "cpu") -> bool:
+    """Whether a kernel that never holds the scores takes this call."""
+    return (cpu_kernel if device == "cpu" else cuda_kernel)(op, operands) != "math"
+
+
+def cpu_kernel(op: Op, operands: Sequence[Value]) -> Kernel:
+    """Four dims, one head width, masks of two or four dims that need no gradient, and no dropout."""
+    query, value = operands[0].type.sizes, operands[2].type.sizes
+    masks_fit = all(len(mask.type.sizes) in (2, 4) and not mask.grad for mask in operands[3:])
+    fits = len(query) == 4 and query[-1] == value[-1] and masks_fit and not dropout_rate(op)
+    return "flash" if fits else "math"
+
+
+def cuda_kernel(op: Op, operands: Sequence[Value]) -> Kernel:
+    """Flash for half precision without a mask; the memory-efficient kernel for the rest of what has four dims."""
+    query, value = operands[0].type, operands[2].type
+    if len(query.sizes) != 4 or query.dtype == "float64":
+        return "math"
+    half = query.dtype in ("bfloat16", "float16")
+    width = query.sizes[-1]
+    if half and not operands[3:] and width == value.sizes[-1] and width <= 256:
+        return "flash"
+    grouped = query.sizes[1] != operands[1].type.sizes[1]
+    aligned = (width * query.itemsize) % 16 == 0 if half else width % 4 == 0
+    return "efficient" if aligned and not grouped else "math"
+
+
+def cpu_attention(op: Op, operands: Sequence[Value]) -> Saved:
+    """The fused kernel keeps the log of each row's sum; of a mask of truth values, its own copy in numbers."""
+    query, key = operands[0].type, operands[1].type
+    if cpu_kernel(op, operands) == "math":
+        return _products(op, operands)
+    kept = prod(query.sizes[:-1]) * max(4, query.itemsize)
+    masks = [value.type for value in operands[3:] if not value.type.is_float]
+    kept += sum(prod(mask.sizes) for mask in masks) * query.itemsize
+    if packet(op.target) == "causal_attention":
+        kept += query.sizes[-2] * key.sizes[-2] * query.itemsize
+    return Saved(tuple(range(len(operands) - len(masks))), (0,), kept)
+
+
+def cuda_attention(op: Op, operands: Sequence[Value]) -> Saved:
+    kernel = cuda_kernel(op, operands)
+    if kernel == "math":
+        return _products(op, operands)
+    query = operands[0].type
+    rows = query.sizes[-2] if kernel == "flash" else -(-query.sizes[-2] // 32) * 32
+    logsumexp = prod(query.sizes[:-2]) * rows * 4
+    masks = [value.type for value in operands[3:] if not value.type.is_float]
+    copies = sum(type_bytes(mask) * query.itemsize for mask in masks)
+    if packet(op.target) == "causal_attention":
+        copies += query.sizes[-2] * operands[1].type.sizes[-2] * query.itemsize
+    seeds = 16
+    return Saved(tuple(range(len(operands) - len(masks))), (0,), logsumexp + copies + seeds)
+
+
+def _products(op: Op, operands: Sequence[Value]) -> Saved:
+    """Scaled queries and keys (keys once per query head), the probabilities, what dropout left, and the values.
+
+    Half precision is multiplied in single; grouped keys and values are repeated: then the values are copies too.
+    """
+    query, key, value = (operand.type for operand in operands[:3])
+    heads = prod(query.sizes[:-2])
+    scores = prod(query.sizes[:-1]) * key.sizes[-2]
+    numbers = prod(query.sizes) + heads * prod(key.sizes[-2:]) + scores * (3 if dropout_rate(op) else 1)
+    copied = query.itemsize < 4 or prod(value.sizes[:-2]) != heads
+    numbers += heads * prod(value.sizes[-2:]) if copied else 0
+    return Saved(() if copied else (2,), (), numbers * max(4, query.itemsize))

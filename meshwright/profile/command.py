@@ -1,0 +1,95 @@
+"""`meshwright profile`: what a model computes and needs, segment by segment, before anything is allocated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from meshwright.capture.program import Program
+
+BATCH = 8
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("profile", help="show what a model computes and needs, by segment")
+    parser.add_argument("model", help="a family, with settings if wanted: gpt, llama?layers=4, resnet")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
+    parser.add_argument("--batch", type=int, default=BATCH, metavar="N", help=f"samples per step (default {BATCH})")
+    parser.add_argument("--seq", type=int, metavar="S", help="sequence length; the same as --set seq=S")
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16", "mixed"),
+        default="fp32",
+        help="of what is computed (default fp32)",
+    )
+    parser.add_argument(
+        "--optimizer", choices=("adamw", "sgd", "momentum"), default="adamw", help="whose state counts (default adamw)"
+    )
+    parser.add_argument("--fused", action="store_true", help="the optimizer's fused implementation, not foreach")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="whose kernels are assumed (default cuda)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - for standard output")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from meshwright.profile.show import show
+    from meshwright.profile.step import profile_step
+
+    reference, program, capture_s = _capture(args)
+    profile = profile_step(
+        program,
+        optimizer=args.optimizer,
+        precision=args.precision,
+        device=args.device,
+        implementation="fused" if args.fused else "foreach",
+    )
+    profile.verify()
+    if args.json != "-":
+        show(profile, reference, program.notes)
+    if args.json:
+        _write(args.json, json.dumps({"model": reference, **profile.to_json(capture_s)}, indent=1))
+    return 0
+
+
+def _capture(args: argparse.Namespace) -> tuple[str, Program, float]:
+    from meshwright.capture import capture
+    from meshwright.errors import ModelError
+    from meshwright.models.reference import parse_reference
+
+    if args.batch < 1:
+        raise ModelError(f"--batch {args.batch}", "at least 1", "give a larger batch")
+    start_s = time.process_time()
+    reference = parse_reference(args.model, [*args.set, *([f"seq={args.seq}"] if args.seq else [])])
+    model, batch, loss = reference.meta(args.batch)
+    if args.precision != "fp32":
+        model, batch = in_bfloat16(model, batch)
+    program = capture(model, batch, loss)
+    return str(reference), program, time.process_time() - start_s
+
+
+def in_bfloat16(model: nn.Module, batch: dict[str, Tensor]) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The model and its batch as they compute in half precision; whole numbers stay."""
+    import torch
+
+    narrow = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in batch.items()}
+    return model.to(torch.bfloat16), narrow
+
+
+def _write(path: str, text: str) -> None:
+    from meshwright.errors import ModelError
+
+    if path == "-":
+        print(text)
+        return
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise ModelError(f"{path} cannot be written: {error.strerror}", "a writable path") from error
