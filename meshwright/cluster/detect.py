@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 _ANSWER_TIMEOUT_S = 120.0
+# NVLink needs large messages to show its rate; processes on one machine would only fill its memory.
+_LARGEST_BYTES = {"gloo": 1 << 24, "nccl": 1 << 28}
 
 
 def detect(
@@ -54,7 +56,7 @@ def detect(
         if rank != 0:
             worker.serve()
             return None
-        return _lead(StoreProber(orders, world, worker.obey), backend, say)
+        return _lead(StoreProber(orders, world, worker.obey, _LARGEST_BYTES[backend]), backend, say)
     finally:
         dist.destroy_process_group()
 
@@ -123,8 +125,11 @@ def _arrived(store: Store, rank: int, limit: timedelta) -> bool:
 class StoreProber:
     """Rank 0's Prober: numbered orders in the store, answers from the ranks that have one."""
 
-    def __init__(self, orders: Store, world: int, obey: Callable[[int, dict[str, Any]], None]) -> None:
+    def __init__(
+        self, orders: Store, world: int, obey: Callable[[int, dict[str, Any]], None], largest_bytes: int
+    ) -> None:
         self._orders, self._number, self._obey = orders, 0, obey
+        self.largest_bytes = largest_bytes
         self.ranks: Sequence[RankInfo] = [_rank_info(self._get(f"info/{rank}", rank)) for rank in range(world)]
 
     def order(self, what: dict[str, Any], answering: Sequence[int]) -> list[Any]:

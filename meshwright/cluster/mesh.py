@@ -8,7 +8,7 @@ along the same axis, so contention for a host's uplink is already in it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -91,6 +91,13 @@ class Mesh(HashedOnce):
             if axis.name == name:
                 return axis
         raise ClusterError(f"mesh has no axis {name!r}", f"one of {[a.name for a in self.axes + self.flat]}")
+
+    def renamed(self, names: tuple[str, ...]) -> Mesh:
+        """The same mesh with other axis names, flattened axes included."""
+        new = dict(zip(self.names, names, strict=True))
+        flat = tuple(replace(axis, name=FLAT.join(new[part] for part in axis.name.split(FLAT))) for axis in self.flat)
+        axes = tuple(replace(axis, name=new[axis.name]) for axis in self.axes)
+        return replace(self, axes=axes, flat=flat)
 
     def coordinates(self, position: int) -> tuple[int, ...]:
         """Row-major coordinates of the rank at `position` within this mesh."""

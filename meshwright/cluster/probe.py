@@ -10,7 +10,6 @@ from typing import Protocol
 Pair = tuple[int, int]
 
 _LONG_ENOUGH_S = 0.12  # long against jitter and against what a shaper lets through at once
-_LARGEST_BYTES = 1 << 26
 _AGREE = 1.08
 _MOST_ROUNDS = 3
 _CORRECTION_IF_LONG, _CORRECTION_IF_SHORT = 1.12, 2.0
@@ -33,6 +32,7 @@ class Prober(Protocol):
     """A live process group, or a simulated one, that can be asked to send."""
 
     ranks: Sequence[RankInfo]
+    largest_bytes: int  # no single message is larger
 
     def flows(self, pairs: Sequence[Pair], n_bytes: int) -> list[list[float]]:
         """Send `n_bytes` along all pairs at the same time; per pair, seconds until it had arrived, per repeat."""
@@ -79,9 +79,9 @@ def rates(prober: Prober, pairs: Sequence[Pair], senders: Sequence[int] | None =
     while True:
         short = prober.flows(pairs, n_bytes)
         fastest_s = min(min(times) for times in short)
-        if fastest_s >= _LONG_ENOUGH_S or n_bytes >= _LARGEST_BYTES:
+        if fastest_s >= _LONG_ENOUGH_S or n_bytes >= prober.largest_bytes:
             break
-        n_bytes = min(_LARGEST_BYTES, n_bytes * max(2, min(16, int(_LONG_ENOUGH_S / max(fastest_s, 1e-6)))))
+        n_bytes = min(prober.largest_bytes, n_bytes * max(2, min(16, int(_LONG_ENOUGH_S / max(fastest_s, 1e-6)))))
     short = _until_sure(prober, pairs, n_bytes, short)
     long = _until_sure(prober, pairs, 2 * n_bytes, prober.flows(pairs, 2 * n_bytes))
     return [_slope(label, labels, short, long, n_bytes) for label in sorted(set(labels))]

@@ -233,7 +233,7 @@ class Survey:
         for level, group in zip(levels, groups, strict=True):
             if len(group) > 1:
                 axis = cluster.mesh((len(group),), ranks=[position[rank] for rank in group]).axes[0]
-                n_bytes = _message_bytes(axis.hops[-1].bandwidth, len(group))
+                n_bytes = _message_bytes(axis.hops[-1].bandwidth, len(group), self.prober.largest_bytes)
                 reached = [self._efficiency(level, kind, group, n_bytes, axis) for kind in _COLLECTIVES]
                 level.link = _with_efficiency(level.link, tuple(reached))
                 level.uplinks = {r: _with_efficiency(up, tuple(reached)) for r, up in level.uplinks.items()}
@@ -252,10 +252,10 @@ def _with_efficiency(link: Link, reached: tuple[tuple[str, float], ...]) -> Link
     return Link(link.latency_s, link.bandwidth, link.count, link.shared, reached)
 
 
-def _message_bytes(rate_per_rank: float, n: int) -> int:
+def _message_bytes(rate_per_rank: float, n: int, largest_bytes: int) -> int:
     """About 0.15 s on the wire, in whole items per rank."""
     item = 4 * n
-    return max(item, min(1 << 26, int(rate_per_rank * 0.15)) // item * item)
+    return max(item, min(largest_bytes, int(rate_per_rank * 0.15)) // item * item)
 
 
 def _link(latency_s: float, single: float, together: Sequence[float], children: list[list[int]]) -> Link:

@@ -17,6 +17,7 @@ class SimulatedProber:
         self.truth, self.noise, self.repeats = truth, noise, repeats
         self.random = random.Random(0)
         self.probes = 0
+        self.largest_bytes = 1 << 26
         self.groups: set[tuple[int, ...]] = set()
         self.paths: list[list[tuple[int, int, object]]] = []  # per rank, innermost first: (group, child, link)
         self._walk(truth.root, [])

@@ -54,7 +54,7 @@ def detect(world: int, out: Path) -> str:
     port = free_port()
     ranks = [start_rank(r, world, port, "detect", "--backend", "gloo", "--out", str(out)) for r in range(world)]
     try:
-        printed = [rank.communicate(timeout=150)[0] for rank in ranks]
+        printed = [rank.communicate(timeout=300)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

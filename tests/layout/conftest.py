@@ -44,7 +44,7 @@ class GlooPool:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 90) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 240) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((function, arguments))
         results = []
