@@ -33,3 +33,10 @@ class Best:
     def raise_bound(self, bound: float, stage: str) -> None:
         self.bound = max(self.bound, bound)
         self.budget.report(stage, bound=min(self.bound, self.cost) + self.constant)
+
+    def note(self, bound: float | None, choice: list[int] | None) -> None:
+        """What HiGHS reports."""
+        if choice is not None:
+            self.offer(np.array(choice), "HiGHS")
+        if bound is not None and np.isfinite(bound):
+            self.raise_bound(bound, "HiGHS")

@@ -50,7 +50,7 @@ def _branch(best: Best, done: list[str]) -> None:
     nodes = None if budget.work is None else max(1, int(budget.left() * NODES_PER_UNIT))
     solved = branch_and_bound(
         best.problem,
-        lambda bound, choice: _note(best, bound, choice),
+        best.note,
         seconds=max(0.0, budget.left()) if budget.work is None else 1e6,
         gap=budget.gap,
         offered=lambda: _known(best),
@@ -70,7 +70,7 @@ def _both_sides(best: Best, seed: int, done: list[str]) -> None:
         def listen() -> bool:
             nonlocal told
             for bound, choice in child.news():
-                _note(best, bound, choice)
+                best.note(bound, choice)
             if best.cost < told:
                 told = best.cost
                 child.offer(best.choice.tolist())
@@ -85,10 +85,3 @@ def _both_sides(best: Best, seed: int, done: list[str]) -> None:
 def _known(best: Best) -> list[int] | None:
     choice: list[int] = best.choice.tolist()
     return choice if np.isfinite(best.cost) else None
-
-
-def _note(best: Best, bound: float | None, choice: list[int] | None) -> None:
-    if choice is not None:
-        best.offer(np.array(choice), "HiGHS")
-    if bound is not None and np.isfinite(bound):
-        best.raise_bound(bound, "HiGHS")

@@ -66,6 +66,8 @@ class Graph:
         }
         self.adj: dict[int, dict[int, Floats]] = {i: {} for i in self.cost}
         self.limits = problem.limits.astype(np.float64)
+        self.given = problem.limits
+        self.rows = np.arange(len(problem.limits))  # of the rows left, their number in the problem
         self.constant = 0.0
         self.trail: list[Step] = []
         self.use = _uses_by_node(problem)

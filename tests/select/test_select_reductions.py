@@ -77,7 +77,7 @@ def apply_eliminate(graph: Graph) -> int:
 
 def apply_rows(graph: Graph) -> int:
     before = len(graph.limits)
-    rows.apply(graph, graph.limits.copy())
+    rows.apply(graph)
     return before - len(graph.limits)
 
 
@@ -164,5 +164,5 @@ def test_only_maximal_live_sets_become_rows() -> None:
     for node, (begin, end) in zip(nodes, [(0, 3), (1, 5), (4, 6)], strict=True):
         build.hold(begin, end, node, 0, 6.0)
     graph = Graph(build.build())
-    rows.apply(graph, graph.limits.copy())
+    rows.apply(graph)
     assert len(graph.limits) == 2  # {0, 1} and {1, 2}

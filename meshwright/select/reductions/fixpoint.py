@@ -21,12 +21,12 @@ def reduce(problem: Problem) -> Graph:
     """The graph of `problem` after all reductions. Raises `InfeasibleError` when they show that no choice exists."""
     graph = Graph(problem)
     work = _Work(graph)
-    rows.apply(graph, graph.limits.copy())
+    rows.apply(graph)
     for node in graph.nodes():
         work.changed(node)
     for _ in range(ROW_PASSES):
         work.run()
-        changed = rows.apply(graph, graph.limits.copy())
+        changed = rows.apply(graph)
         if not changed:
             break
         for node in changed:

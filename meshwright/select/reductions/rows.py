@@ -28,11 +28,11 @@ def normalise(graph: Graph, node: int) -> None:
     graph.use[node] = Use(use.begin[some], use.end[some], rest[some])
 
 
-def apply(graph: Graph, original: Floats) -> list[int]:
+def apply(graph: Graph) -> list[int]:
     """Normalises every node, then keeps only the rows that can bind; returns the nodes whose uses changed."""
     for node in graph.cost:
         normalise(graph, node)
-    refuse_overfull(graph.limits, original)
+    _refuse_overfull(graph)
     owner, begin, end, most = _flat(graph)
     peak = np.zeros(len(graph.limits) + 1)
     np.add.at(peak, begin, most)
@@ -45,11 +45,13 @@ def apply(graph: Graph, original: Floats) -> list[int]:
     return _restrict(graph, kept, np.unique(owner).tolist())
 
 
-def refuse_overfull(limits: Floats, original: Floats) -> None:
-    for row in np.flatnonzero(limits < -ROW_TOLERANCE * np.abs(original))[:1]:
-        need = original[row] - limits[row]
+def _refuse_overfull(graph: Graph) -> None:
+    given = graph.given[graph.rows]
+    for left in np.flatnonzero(graph.limits < -ROW_TOLERANCE * np.abs(given))[:1]:
+        row, limit = graph.rows[left], given[left]
+        need = limit - graph.limits[left]
         raise InfeasibleError(
-            f"row {row} needs at least {need:.6g} bytes whatever is chosen, its limit is {original[row]:.6g}",
+            f"row {row} needs at least {need:.6g} bytes whatever is chosen, its limit is {limit:.6g}",
             f"a limit of {need:.6g} or more",
             "raise the limit or offer options that use less",
         )
@@ -86,7 +88,7 @@ def _maximal(begin: Ints, end: Ints, limits: Floats) -> np.ndarray:
 
 def _restrict(graph: Graph, kept: Ints, owners: list[int]) -> list[int]:
     """Renumbers rows to `kept`; uses that touch none of them vanish."""
-    graph.limits = graph.limits[kept]
+    graph.limits, graph.rows = graph.limits[kept], graph.rows[kept]
     changed = []
     for node in owners:
         use = graph.use[node]
