@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from meshwright.capture.answers import AnswerFalse, own_line
+from meshwright.capture.grouped import grouped_matmuls
 from meshwright.capture.opaque import kept_whole
 from meshwright.capture.traps import eager_paths
 from meshwright.errors import CaptureError, MeshwrightError, ModelError
@@ -128,7 +129,7 @@ def _export(
     wrapper = _WithLoss(_shadow(model, mode), loss, answers)
     inputs = {name: fake(tensor) for name, tensor in batch.items()}
     dims = {name: {0: Dim.AUTO} if tensor.shape[0] == size else {} for name, tensor in batch.items()}
-    with eager_paths(batch), kept_whole() as whole:
+    with eager_paths(batch), grouped_matmuls(), kept_whole() as whole:
         graph = torch.export.export(wrapper, (inputs,), dynamic_shapes=(dims,), strict=False)
     notes = [*(answers.notes if answers else ()), *(f"{name} is kept as one op" for name in whole)]
     return Exported(graph, tuple(notes))

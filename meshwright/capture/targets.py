@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+import meshwright.capture.grouped  # noqa: F401  (defines operators that targets name)
 from meshwright.capture.program import Op, Ref, RunDevice, TorchConstant, map_leaves
 
 

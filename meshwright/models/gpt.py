@@ -7,10 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def dropout_of(rate: float) -> nn.Module:
+    return nn.Dropout(rate) if rate else nn.Identity()
+
+
 class Attention(nn.Module):
-    def __init__(self, hidden: int, heads: int) -> None:
+    def __init__(self, hidden: int, heads: int, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.query = nn.Linear(hidden, hidden)
         self.key = nn.Linear(hidden, hidden)
         self.value = nn.Linear(hidden, hidden)
@@ -23,31 +27,42 @@ class Attention(nn.Module):
             return t.view(batch, seq, self.heads, -1).transpose(1, 2)
 
         y = F.scaled_dot_product_attention(
-            split(self.query(x)), split(self.key(x)), split(self.value(x)), is_causal=True
+            split(self.query(x)), split(self.key(x)), split(self.value(x)), is_causal=self.causal
         )
         return self.out(y.transpose(1, 2).reshape(batch, seq, hidden))
 
 
 class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int, ffn: int) -> None:
+    def __init__(self, hidden: int, heads: int, ffn: int, causal: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(hidden)
-        self.attention = Attention(hidden, heads)
+        self.attention = Attention(hidden, heads, causal)
         self.norm2 = nn.LayerNorm(hidden)
         self.up = nn.Linear(hidden, ffn)
         self.down = nn.Linear(ffn, hidden)
+        self.dropout = dropout_of(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
 
 
 class GPT(nn.Module):
-    def __init__(self, layers: int, hidden: int, heads: int, ffn: int, vocab: int, seq: int, tied: bool) -> None:
+    def __init__(
+        self,
+        layers: int,
+        hidden: int,
+        heads: int,
+        ffn: int,
+        vocab: int,
+        seq: int,
+        tied: bool,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab, hidden)
         self.positions = nn.Embedding(seq, hidden)
-        self.layers = nn.ModuleList(Block(hidden, heads, ffn) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(hidden, heads, ffn, dropout=dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocab, bias=False)
         if tied:

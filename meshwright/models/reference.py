@@ -1,27 +1,26 @@
-"""Model references: `gpt`, `llama?layers=4&hidden=256`; a family's name and settings become a model and a batch."""
+"""Model references: one line of text becomes a model and a batch.
+
+llama?layers=4&hidden=256      a family with settings
+llama3-8b                      a size known by name; its settings can be changed too
+hf:qwen3?hidden_size=256       a model type of `transformers`, built from its config
+path/file.py:factory           a function of one's own that returns (model, batch) or (model, batch, loss)
+package.module:factory
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import ModelError
+from meshwright.models.families import FAMILIES
+from meshwright.models.family import Family, Shapes
+from meshwright.models.named import NAMED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-Settings = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """defaults: every setting with its type. `build` makes the model; `shapes` its batch, as (shape, dtype)."""
-
-    name: str
-    defaults: Settings
-    build: Callable[[Settings], nn.Module]
-    shapes: Callable[[Settings, int], dict[str, tuple[tuple[int, ...], str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,51 +38,103 @@ class Reference:
         """A real model; wrap in `torch.device("meta")` for one without storage."""
         return self.family.build(dict(self.settings))
 
-    def shapes(self, batch: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def shapes(self, batch: int) -> Shapes:
         return self.family.shapes(dict(self.settings), batch)
 
-    def meta(self, batch: int) -> tuple[nn.Module, dict[str, Tensor]]:
-        """Model and batch without storage, for planning."""
+    def meta(self, batch: int) -> tuple[nn.Module, dict[str, Tensor], Callable[..., Tensor] | None]:
+        """Model and batch without storage, and the loss if the model does not return its own; for `capture`."""
         import torch
 
         with torch.device("meta"):
             model = self.build()
             tensors = {n: torch.empty(s, dtype=getattr(torch, d)) for n, (s, d) in self.shapes(batch).items()}
-        return model, tensors
+        return model, tensors, self.family.loss
 
 
 def parse_reference(text: str, settings: Iterable[str] = ()) -> Reference:
     """`name?key=value&...`, with further `key=value` settings on top."""
     name, _, query = text.partition("?")
-    family = FAMILIES.get(name)
-    if family is None:
-        raise ModelError(f"unknown model {name!r}", f"one of {', '.join(FAMILIES)}", "name one of these families")
+    family = _family(name)
     values = dict(family.defaults)
     for setting in [*(part for part in query.split("&") if part), *settings]:
         key, separator, value = setting.partition("=")
         if not separator or key not in values:
-            raise ModelError(
-                f"setting {setting!r} of {name}", f"key=value with a key of {', '.join(values)}", "correct the setting"
-            )
-        values[key] = _value(name, key, value, family.defaults[key])
+            raise _bad_setting(name, setting, key, list(values))
+        values[key] = _value(family, key, value)
     return Reference(family, tuple(values.items()))
 
 
-def _value(name: str, key: str, text: str, default: Any) -> Any:
+def _family(name: str) -> Family:
+    if name.startswith("hf:"):
+        from meshwright.models.hf import hf_family
+
+        return hf_family(name.removeprefix("hf:"))
+    if ":" in name:
+        from meshwright.models.factory import factory_family
+
+        return factory_family(name)
+    if name in NAMED:
+        base, settings = NAMED[name]
+        return replace(FAMILIES[base], name=name, defaults=FAMILIES[base].defaults | settings)
+    if name not in FAMILIES:
+        close = get_close_matches(name, [*FAMILIES, *NAMED], n=3)
+        raise ModelError(
+            f"unknown model {name!r}",
+            f"a family ({', '.join(FAMILIES)}), a named size ({', '.join(NAMED)}), hf:TYPE, or file.py:function",
+            f"did you mean {' or '.join(close)}?" if close else "name one of these",
+        )
+    return FAMILIES[name]
+
+
+def _bad_setting(name: str, setting: str, key: str, known: list[str]) -> ModelError:
+    close = get_close_matches(key, known, n=3)
+    shown = ", ".join(known) if len(known) <= 20 else f"{', '.join(known[:20])} and {len(known) - 20} more"
+    if not known:
+        return ModelError(f"setting {setting!r} of {name}", "no settings: the function takes none", "leave it out")
+    todo = f"did you mean {' or '.join(close)}?" if close and key not in known else "correct the setting"
+    return ModelError(f"setting {setting!r} of {name}", f"key=value with a key of {shown}", todo)
+
+
+def _value(family: Family, key: str, text: str) -> Any:
+    default = family.defaults[key]
     try:
         if isinstance(default, bool):
             return {"true": True, "false": False}[text.lower()]
         if isinstance(default, tuple):
-            return tuple(_positive(part) for part in text.split(","))
-        return _positive(text) if isinstance(default, int) else float(text)
+            return tuple(_whole(part, family.free) for part in text.split(","))
+        if isinstance(default, int):
+            return _whole(text, family.free)
+        if isinstance(default, float):
+            return _number(text, family.free)
+        return _guess(text)
     except (ValueError, KeyError) as error:
         kind = "true or false" if isinstance(default, bool) else f"like its default, {_text(default)}"
-        raise ModelError(f"setting {key}={text} of {name}", f"a value {kind}", "correct the setting") from error
+        raise ModelError(f"setting {key}={text} of {family.name}", f"a value {kind}", "correct the setting") from error
 
 
-def _positive(text: str) -> int:
+def _guess(text: str) -> Any:
+    """A setting whose default does not tell its type: a number if it reads as one."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _whole(text: str, free: bool) -> int:
     value = int(text)
-    if value < 1:
+    if value < 1 and not free:
+        raise ValueError(text)
+    return value
+
+
+def _number(text: str, free: bool) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf") and not free:
         raise ValueError(text)
     return value
 
@@ -92,53 +143,3 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _divides(name: str, settings: Settings, whole: str, part: str) -> None:
-    if settings[whole] % settings[part]:
-        raise ModelError(
-            f"{name} with {whole}={settings[whole]} and {part}={settings[part]}",
-            f"{whole} divisible by {part}",
-            "change one of them",
-        )
-
-
-def _gpt(s: Settings) -> nn.Module:
-    from meshwright.models.gpt import GPT
-
-    _divides("gpt", s, "hidden", "heads")
-    return GPT(s["layers"], s["hidden"], s["heads"], s["ffn"], s["vocab"], s["seq"], s["tied"])
-
-
-def _llama(s: Settings) -> nn.Module:
-    from meshwright.models.llama import Llama
-
-    _divides("llama", s, "hidden", "heads")
-    _divides("llama", s, "heads", "kv_heads")
-    return Llama(s["layers"], s["hidden"], s["heads"], s["kv_heads"], s["ffn"], s["vocab"], s["tied"], s["rope_base"])
-
-
-def _resnet(s: Settings) -> nn.Module:
-    from meshwright.models.resnet import ResNet
-
-    return ResNet(s["blocks"], s["width"], s["classes"])
-
-
-def _tokens(s: Settings, batch: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    return dict.fromkeys(("tokens", "targets"), ((batch, s["seq"]), "int64"))
-
-
-def _images(s: Settings, batch: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {"images": ((batch, 3, s["image"], s["image"]), "float32"), "labels": ((batch,), "int64")}
-
-
-_GPT: Settings = {"layers": 12, "hidden": 768, "heads": 12, "ffn": 3072, "vocab": 50304, "seq": 1024, "tied": True}
-_LLAMA: Settings = {"layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 128256, "seq": 2048}
-_LLAMA |= {"tied": True, "rope_base": 500000.0}
-_RESNET: Settings = {"blocks": (3, 4, 6, 3), "width": 64, "classes": 1000, "image": 224}
-
-FAMILIES = {
-    "gpt": Family("gpt", _GPT, _gpt, _tokens),
-    "llama": Family("llama", _LLAMA, _llama, _tokens),
-    "resnet": Family("resnet", _RESNET, _resnet, _images),
-}

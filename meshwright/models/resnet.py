@@ -1,4 +1,7 @@
-"""A residual convolutional network (He et al.), loss included: bottleneck blocks and BatchNorm."""
+"""A residual convolutional network (He et al.), loss included: bottleneck blocks and BatchNorm.
+
+`factor` widens what the 3x3 convolutions make, as in Alpa's wide ResNets.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from torch import Tensor, nn
 class Bottleneck(nn.Module):
     expansion = 4
 
-    def __init__(self, channels: int, width: int, stride: int) -> None:
+    def __init__(self, channels: int, width: int, stride: int, factor: int = 1) -> None:
         super().__init__()
-        out = width * self.expansion
+        out, wide = width * self.expansion, width * factor
         self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, out, 1, bias=False)
+        self.conv2 = nn.Conv2d(width, wide, 3, stride=stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(wide)
+        self.conv3 = nn.Conv2d(wide, out, 1, bias=False)
         self.norm3 = nn.BatchNorm2d(out)
         self.shortcut: nn.Module | None = None
         if stride != 1 or channels != out:
@@ -30,7 +33,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    def __init__(self, blocks: tuple[int, ...], width: int, classes: int) -> None:
+    def __init__(self, blocks: tuple[int, ...], width: int, classes: int, factor: int = 1) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
         self.norm = nn.BatchNorm2d(width)
@@ -38,7 +41,7 @@ class ResNet(nn.Module):
         for stage, count in enumerate(blocks):
             for index in range(count):
                 stride = 2 if stage > 0 and index == 0 else 1
-                stages.append(Bottleneck(channels, width << stage, stride))
+                stages.append(Bottleneck(channels, width << stage, stride, factor))
                 channels = (width << stage) * Bottleneck.expansion
         self.layers = nn.ModuleList(stages)
         self.head = nn.Linear(channels, classes)

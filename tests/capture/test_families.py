@@ -2,43 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from equality import assert_runs_like
-from small_families import SMALL, small_family
+from small_families import SMALL, captured, small_family
 
 from meshwright.capture import capture
+from meshwright.models.reference import parse_reference
 
-SEGMENTS = {"gpt": (5, 3), "llama": (5, 3), "resnet": (7, 6)}
-"""Segments and distinct graphs at the small sizes; depth adds segments, not graphs."""
+QUICK = {("gpt", 1), ("llama", 2), ("moe", 3), ("t5", 7), ("resnet", 7), ("unet", 3)}
+DEEPER = {"gpt": "layers", "llama": "layers", "moe": "layers", "bert": "layers", "t5": "layers", "vit": "layers"}
+
+
+def sizes() -> Iterator[Any]:
+    for name in SMALL:
+        for size in (1, 2, 3, 7):
+            yield pytest.param(name, size, marks=[] if (name, size) in QUICK else pytest.mark.full)
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_program_runs_like_its_model(name: str) -> None:
-    model, batch = small_family(name)
-    assert_runs_like(capture(model, batch), model, batch)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_another_batch_needs_no_new_capture(name: str) -> None:
-    model, batch = small_family(name)
-    program = capture(model, batch)
-    for size in (1, 2, 3, 7):
-        fresh = capture(*small_family(name, size))
-        found = program.at_batch(size)
-        assert found.batch == fresh.batch == size
-        assert found.fingerprint() == fresh.fingerprint()
-        for mine, other in zip((*found.graphs, found.prologue), (*fresh.graphs, fresh.prologue), strict=True):
-            assert str(mine.at(size)) == str(other.at(size))
+    assert_runs_like(captured(name), *small_family(name))
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_program_runs_like_its_model_at_another_batch(name: str) -> None:
-    program = capture(*small_family(name))
     for size in (1, 3):
-        assert_runs_like(program.at_batch(size), *small_family(name, size))
+        assert_runs_like(captured(name).at_batch(size), *small_family(name, size))
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_layers_fold(name: str) -> None:
-    program = capture(*small_family(name))
-    assert (len(program.segments), len(program.graphs)) == SEGMENTS[name]
+@pytest.mark.parametrize(("name", "size"), list(sizes()))
+def test_another_batch_equals_a_fresh_capture(name: str, size: int) -> None:
+    fresh = capture(*small_family(name, size))
+    found = captured(name).at_batch(size)
+    assert found.batch == fresh.batch == size
+    assert found.fingerprint() == fresh.fingerprint()
+    for mine, other in zip((*found.graphs, found.prologue), (*fresh.graphs, fresh.prologue), strict=True):
+        assert str(mine.at(size)) == str(other.at(size))
+
+
+@pytest.mark.parametrize("name", DEEPER)
+def test_depth_adds_segments_but_no_graphs(name: str) -> None:
+    shallow = captured(name)
+    model, batch, _ = parse_reference(SMALL[name], ["layers=5"]).meta(4)
+    deep = capture(model, batch)
+    stacks = 2 if name == "t5" else 1
+    assert len(deep.segments) == len(shallow.segments) + 2 * stacks
+    assert len(deep.graphs) == len(shallow.graphs)
+
+
+def test_the_encoders_output_and_the_position_bias_are_carried() -> None:
+    program = captured("t5")
+    layers = [segment for segment in program.segments if segment.name.startswith("decoder.layers.")]
+    assert len(layers) == 3
+    assert len({segment.graph for segment in layers}) == 1
+    assert [len(segment.inputs) for segment in layers] == [3, 3, 3]
+    assert len(set.intersection(*(set(segment.inputs) for segment in layers))) == 2
+
+
+def test_skips_are_carried() -> None:
+    program = captured("unet")
+    assert len(program.segments) >= 12
+    assert max(len(graph.ops) for graph in program.graphs) <= 16
+    made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
+    far = [i - made[name] for i, segment in enumerate(program.segments) for name in segment.inputs]
+    assert max(far) > 8
+
+
+def test_ops_that_couple_samples_are_marked() -> None:
+    assert len(captured("resnet").couples_samples) == 15
+    assert captured("gpt").couples_samples == ()

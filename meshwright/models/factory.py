@@ -1,0 +1,138 @@
+"""Models of one's own: `path/to/file.py:function` or `package.module:function`.
+
+The function takes nothing and returns `(model, batch)` or `(model, batch, loss)`. `batch` is a tuple or dict of
+tensors, of shapes such as `(8, 128)` (float32), or of `(shape, dtype)` pairs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.errors import MeshwrightError, ModelError
+from meshwright.models.family import Family, Settings, Shapes
+
+
+def factory_family(reference: str) -> Family:
+    place, _, name = reference.rpartition(":")
+    factory = _function(place, name)
+
+    @cache
+    def meta() -> tuple[nn.Module, Shapes, Callable[..., Tensor] | None]:
+        with torch.device("meta"):
+            return _checked(reference, _call(reference, factory))
+
+    def build(_: Settings) -> nn.Module:
+        return _checked(reference, _call(reference, factory))[0]
+
+    def shapes(_: Settings, batch: int) -> Shapes:
+        return _at_batch(meta()[1], batch)
+
+    return Family(reference, {}, build, shapes, meta()[2])
+
+
+def _function(place: str, name: str) -> Callable[[], Any]:
+    module = _load_file(place) if place.endswith(".py") else _load_module(place)
+    found = getattr(module, name, None)
+    if not callable(found):
+        kinds = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        raise ModelError(f"{place} has no function {name!r}", f"one of {kinds or 'its functions'}", "correct the name")
+    return found
+
+
+def _load_file(place: str) -> ModuleType:
+    path = Path(place)
+    if not path.is_file():
+        raise ModelError(f"no file {place}", "a Python file", "check the path")
+    # Under a name of its own, so that functions in it can be found again by `module:function`.
+    name = f"meshwright_models_{path.stem}"
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ModelError(f"{place} raises {type(error).__name__}: {error}", "a file that imports", "run it") from error
+    return module
+
+
+def _load_module(place: str) -> ModuleType:
+    try:
+        return import_module(place)
+    except ImportError as error:
+        raise ModelError(f"no module {place!r}: {error}", "an importable module or a .py file", "check it") from error
+
+
+def _call(reference: str, factory: Callable[[], Any]) -> Any:
+    try:
+        return factory()
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{reference} raises {type(error).__name__}: {error}", "a function of no arguments that returns a model"
+        ) from error
+
+
+def _checked(reference: str, found: Any) -> tuple[nn.Module, Shapes, Callable[..., Tensor] | None]:
+    if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[0], nn.Module):
+        raise ModelError(
+            f"{reference} returned {type(found).__name__}", "(model, batch) or (model, batch, loss)", "return these"
+        )
+    model, batch, *rest = found
+    return model, _shapes(reference, model, batch), rest[0] if rest else None
+
+
+def _shapes(reference: str, model: nn.Module, batch: Any) -> Shapes:
+    from inspect import signature
+
+    if not isinstance(batch, Mapping):
+        names = list(signature(model.forward).parameters)
+        if not isinstance(batch, tuple | list) or len(batch) > len(names):
+            raise ModelError(
+                f"{reference} returned a batch of {type(batch).__name__}",
+                f"a dict, or a tuple with one entry per argument of forward ({', '.join(names)})",
+                "return one of these",
+            )
+        batch = dict(zip(names, batch, strict=False))
+    return {name: _shape(reference, name, entry) for name, entry in batch.items()}
+
+
+def _shape(reference: str, name: str, entry: Any) -> tuple[tuple[int, ...], str]:
+    if isinstance(entry, Tensor):
+        return tuple(entry.shape), _dtype(entry.dtype)
+    if isinstance(entry, tuple | list):
+        if entry and all(isinstance(size, int) for size in entry):
+            return tuple(entry), "float32"
+        if len(entry) == 2 and isinstance(entry[0], tuple | list) and isinstance(entry[1], torch.dtype | str):
+            return tuple(entry[0]), _dtype(entry[1])
+    raise ModelError(
+        f"{reference} returned {entry!r} for the batch entry {name!r}",
+        "a tensor, a shape, or (shape, dtype)",
+        "return one of these",
+    )
+
+
+def _dtype(dtype: torch.dtype | str) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _at_batch(shapes: Shapes, batch: int) -> Shapes:
+    """The same with another batch: the leading size that most entries share is replaced."""
+    leading = [shape[0] for shape, _ in shapes.values() if shape]
+    own = max(leading, key=lambda size: (leading.count(size), size), default=0)
+    return {
+        name: ((batch, *shape[1:]) if shape and shape[0] == own else shape, dtype)
+        for name, (shape, dtype) in shapes.items()
+    }

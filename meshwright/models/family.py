@@ -1,0 +1,30 @@
+"""What a model reference stands on: settings with defaults, a way to build the model, the shapes of its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Settings = dict[str, Any]
+Shapes = dict[str, tuple[tuple[int, ...], str]]
+"""The batch's tensors by name, as (shape, dtype)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """defaults: every setting with its type. `build` makes the model; `shapes` its batch, as (shape, dtype).
+
+    loss: a function of (output, *batch), where the model does not return its loss itself.
+    free: whether whole numbers may be zero or less, as in a library's config.
+    """
+
+    name: str
+    defaults: Settings
+    build: Callable[[Settings], nn.Module]
+    shapes: Callable[[Settings, int], Shapes]
+    loss: Callable[..., Tensor] | None = None
+    free: bool = False

@@ -1,0 +1,191 @@
+"""`hf:TYPE?key=value`: a model type of `transformers`, built from its config class; no weights, no network.
+
+The keys are those of its config (`hidden_size`, `text_config.hidden_size`), and `seq` for the sequence length of a
+batch. An encoder-decoder gets its sequence-to-sequence head, a decoder its language-model head, an encoder its
+masked-LM head, and what has none of these a classification head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from meshwright.errors import ModelError
+from meshwright.models.family import Family, Settings, Shapes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+HEADS = (
+    "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelForCausalLM", "AutoModelForMaskedLM",
+    "AutoModelForImageTextToText", "AutoModelForZeroShotImageClassification", "AutoModelForImageClassification",
+    "AutoModelForCTC", "AutoModelForSequenceClassification",
+)  # fmt: skip
+LONGEST_DEFAULT = 512
+
+
+def hf_family(model_type: str) -> Family:
+    transformers = _transformers()
+    known = list(transformers.CONFIG_MAPPING)
+    if model_type not in known:
+        close = get_close_matches(model_type, known, n=3)
+        raise ModelError(
+            f"hf:{model_type} is no model type of transformers {transformers.__version__}",
+            f"one of its {len(known)} types, such as gpt2, llama, bert, t5, vit",
+            f"did you mean {' or '.join(close)}?" if close else "name one of these",
+        )
+    config = transformers.AutoConfig.for_model(model_type)
+    head = _head(transformers, model_type, config)
+    defaults = _flat(config.to_dict())
+    # Many configs know their keys under the usual name too: `hidden_size` for T5's `d_model`.
+    defaults |= {alias: defaults[key] for alias, key in config.attribute_map.items() if key in defaults}
+    if _reads_text(head):
+        defaults["seq"] = min(_longest(config), LONGEST_DEFAULT)
+
+    def build(settings: Settings) -> nn.Module:
+        return _build(transformers, model_type, head, settings, defaults)
+
+    def shapes(settings: Settings, batch: int) -> Shapes:
+        return _shapes(head, _config(transformers, model_type, settings, defaults), settings.get("seq", 0), batch)
+
+    return Family(f"hf:{model_type}", defaults, build, shapes, free=True)
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ModelError(
+            "hf: models need the `transformers` package", "it installed", "pip install 'meshwright[hf]'"
+        ) from error
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    return transformers
+
+
+def _head(transformers: Any, model_type: str, config: Any) -> str:
+    order = list(HEADS)
+    if not getattr(config, "is_encoder_decoder", False):
+        # A language model that is an encoder can be made a decoder by its config, but is not one by default.
+        order = order[3:4] + order[2:3] + order[4:] if not getattr(config, "is_decoder", False) else order[2:]
+    for name in order:
+        mapping = getattr(transformers, name)._model_mapping
+        if type(config) in mapping:
+            return name
+    raise ModelError(
+        f"hf:{model_type} has no language-model, sequence-to-sequence, masked-LM or classification head",
+        "a model type that has one",
+        "name another type, or write a factory: file.py:function",
+    )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Settings:
+    """Config keys with their defaults; those of nested configs as `text_config.hidden_size`."""
+    found: Settings = {}
+    for key, value in tree.items():
+        if not isinstance(key, str) or key in ("id2label", "label2id"):
+            continue
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(type(item) is int for item in value):
+            found[prefix + key] = tuple(value)
+        elif not isinstance(value, list):
+            found[prefix + key] = value
+    return found
+
+
+def _config(transformers: Any, model_type: str, settings: Settings, defaults: Settings) -> Any:
+    changed: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key == "seq" or value == defaults[key]:
+            continue
+        *path, last = key.split(".")
+        place = changed
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = list(value) if isinstance(value, tuple) else value
+    try:
+        return transformers.AutoConfig.for_model(model_type, **changed)
+    except Exception as error:
+        raise ModelError(f"hf:{model_type} with {changed}: {error}", "settings its config accepts") from error
+
+
+def _build(transformers: Any, model_type: str, head: str, settings: Settings, defaults: Settings) -> nn.Module:
+    config = _config(transformers, model_type, settings, defaults)
+    try:
+        model: nn.Module = getattr(transformers, head).from_config(config)
+    except Exception as error:
+        raise ModelError(
+            f"hf:{model_type} cannot be built: {type(error).__name__}: {error}",
+            "settings that fit each other",
+            "correct the settings",
+        ) from error
+    return model.train()
+
+
+def _reads_text(head: str) -> bool:
+    return head not in ("AutoModelForImageClassification", "AutoModelForCTC")
+
+
+def _longest(config: Any) -> int:
+    text = getattr(config, "text_config", config)
+    for key in ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx"):
+        found = getattr(text, key, None)
+        if isinstance(found, int) and found > 0:
+            return found
+    return LONGEST_DEFAULT
+
+
+def _shapes(head: str, config: Any, seq: int, batch: int) -> Shapes:
+    made: Callable[[Any, int, int], Shapes] = _BATCHES.get(head, _text)
+    return made(config, seq, batch)
+
+
+def _text(config: Any, seq: int, batch: int) -> Shapes:
+    return {"input_ids": ((batch, seq), "int64"), "labels": ((batch, seq), "int64")}
+
+
+def _classified_text(config: Any, seq: int, batch: int) -> Shapes:
+    return {"input_ids": ((batch, seq), "int64"), "labels": ((batch,), "int64")}
+
+
+def _images(config: Any, seq: int, batch: int) -> Shapes:
+    return {"pixel_values": _pixels(config, batch), "labels": ((batch,), "int64")}
+
+
+def _pixels(config: Any, batch: int) -> tuple[tuple[int, ...], str]:
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", 224)
+    height, width = (size, size) if isinstance(size, int) else tuple(size)
+    return (batch, getattr(vision, "num_channels", 3), height, width), "float32"
+
+
+def _speech(config: Any, seq: int, batch: int) -> Shapes:
+    features = (batch, getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500))
+    return {"input_features": (features, "float32"), "labels": ((batch, seq), "int64")}
+
+
+def _waves(config: Any, seq: int, batch: int) -> Shapes:
+    return {"input_values": ((batch, 16000), "float32"), "labels": ((batch, 32), "int64")}
+
+
+def _images_and_text(config: Any, seq: int, batch: int) -> Shapes:
+    return {
+        "input_ids": ((batch, seq), "int64"),
+        "pixel_values": _pixels(config, batch),
+        "labels": ((batch, seq), "int64"),
+    }
+
+
+def _pairs(config: Any, seq: int, batch: int) -> Shapes:
+    return {"input_ids": ((batch, seq), "int64"), "pixel_values": _pixels(config, batch)}
+
+
+_BATCHES: dict[str, Callable[[Any, int, int], Shapes]] = {
+    "AutoModelForSequenceClassification": _classified_text,
+    "AutoModelForImageClassification": _images,
+    "AutoModelForSpeechSeq2Seq": _speech,
+    "AutoModelForCTC": _waves,
+    "AutoModelForImageTextToText": _images_and_text,
+    "AutoModelForZeroShotImageClassification": _pairs,
+}

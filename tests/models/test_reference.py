@@ -1,0 +1,134 @@
+"""Model references: text in, model and batch out, and one clear message for everything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from meshwright.capture import capture
+from meshwright.errors import ModelError
+from meshwright.models.families import FAMILIES
+from meshwright.models.named import NAMED
+from meshwright.models.reference import parse_reference
+
+MILLIONS = {
+    "gpt2": 124.4, "gpt2-medium": 354.8, "gpt2-xl": 1557.6, "gpt3-175b": 174_600, "gpt-350m": 355, "gpt-39b": 39_100,
+    "llama3-8b": 8030.3, "llama3-70b": 70_553.7, "llama3-405b": 405_853.4, "mixtral-8x7b": 46_702.8,
+    "bert-large": 335, "t5-large": 737.7, "vit-large": 304.3, "resnet50": 25.6,
+    "moe-380m": 380, "moe-690m": 690, "moe-1.3b": 1300, "moe-2.4b": 2400, "moe-10b": 10_000, "moe-27b": 27_000,
+    "moe-70b": 70_000, "wresnet-250m": 250, "wresnet-500m": 500, "wresnet-1b": 1000, "wresnet-2b": 2000,
+    "wresnet-4b": 4000, "wresnet-6.8b": 6800, "wresnet-13b": 13_000,
+}  # fmt: skip
+"""Parameters as published, in millions; the ladders' names are round figures."""
+
+
+@pytest.mark.parametrize("name", MILLIONS)
+def test_named_sizes_have_the_published_parameters(name: str) -> None:
+    model, _, _ = parse_reference(name).meta(1)
+    found = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    tolerance = 0.1 if name.startswith(("moe-", "wresnet-")) else 0.01
+    assert found == pytest.approx(MILLIONS[name], rel=tolerance)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *NAMED])
+def test_a_reference_prints_as_what_makes_it_again(name: str) -> None:
+    family = parse_reference(name).family
+    key = next(key for key, value in family.defaults.items() if type(value) is int)
+    reference = parse_reference(name, [f"{key}=97"])
+    assert str(parse_reference(str(reference))) == str(reference) == f"{name}?{key}=97"
+
+
+def test_settings_are_typed() -> None:
+    reference = parse_reference("llama?layers=2&tied=false", ["rope_base=1e4"])
+    assert dict(reference.settings)["tied"] is False
+    assert dict(reference.settings)["rope_base"] == 10000.0
+    assert dict(parse_reference("resnet?blocks=1,2").settings)["blocks"] == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lama", r"(?s)unknown model 'lama'.*did you mean llama"),
+        ("gpt?layer=2", r"(?s)setting 'layer=2' of gpt.*did you mean layers"),
+        ("gpt?layers", "key=value"),
+        ("gpt?layers=0", r"(?s)layers=0 of gpt.*like its default, 12"),
+        ("gpt?layers=two", "layers=two of gpt"),
+        ("gpt?tied=maybe", "true or false"),
+        ("gpt?dropout=-1", "dropout=-1 of gpt"),
+        ("gpt?hidden=100&heads=3", "hidden divisible by heads"),
+        ("llama?heads=4&kv_heads=3", "heads divisible by kv_heads"),
+        ("moe?top=9", "top at most experts"),
+        ("moe?ffn=12", "ffn a multiple of 8"),
+        ("vit?image=30", "image divisible by patch"),
+        ("unet?image=30", "image a multiple of 8"),
+        ("amoebanet?layers=4", "layers a multiple of 3"),
+        ("hf:gpt22", r"(?s)hf:gpt22 is no model type.*did you mean gpt2"),
+        ("hf:gpt2?n_layers=2", r"(?s)setting 'n_layers=2'.*did you mean n_layer"),
+        ("hf:sam", "has no language-model"),
+        ("nowhere.py:make", r"no file nowhere\.py"),
+        ("no.such.module:make", "no module 'no.such.module'"),
+        ("math:make", "math has no function 'make'"),
+        ("math:sqrt", "TypeError"),
+    ],
+)
+def test_bad_references_get_one_message(text: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse_reference(text).meta(2)
+
+
+FACTORY = """
+import torch
+from torch import nn
+def with_loss():
+    return nn.Linear(4, 2), (torch.zeros(3, 4),), lambda y, x: y.square().mean()
+def shapes():
+    return nn.Linear(4, 2), {"input": (3, 4)}
+def typed():
+    return nn.Embedding(5, 2), {"input": ((3, 4), torch.int64)}, lambda y, x: y.sum()
+def wrong():
+    return nn.Linear(4, 2)
+def odd():
+    return nn.Linear(4, 2), {"input": "many"}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "own_model.py"
+    path.write_text(FACTORY)
+    return path
+
+
+def test_a_factory_gives_model_batch_and_loss(file: Path) -> None:
+    reference = parse_reference(f"{file}:with_loss")
+    assert reference.shapes(6) == {"input": ((6, 4), "float32")}
+    program = capture(*reference.meta(6))
+    assert program.batch == 6
+    assert str(reference) == f"{file}:with_loss"
+    assert reference.build().weight.device == torch.device("cpu")
+    assert parse_reference(f"{file}:typed").shapes(2) == {"input": ((2, 4), "int64")}
+
+
+def test_a_factory_whose_model_returns_no_loss(file: Path) -> None:
+    with pytest.raises(ModelError, match=r"(?s)shape \(batch, 2\).*pass `loss=`"):
+        capture(*parse_reference(f"{file}:shapes").meta(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("wrong", r"returned Linear"), ("odd", "for the batch entry 'input'"), ("missing", "one of .*with_loss")],
+)
+def test_bad_factories(file: Path, name: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse_reference(f"{file}:{name}").meta(2)
+
+
+def test_transformers_types_are_built_from_their_config() -> None:
+    model, batch, _ = parse_reference("hf:gpt2?n_layer=2&n_embd=32&n_head=4&vocab_size=64&seq=8").meta(3)
+    assert type(model).__name__ == "GPT2LMHeadModel"
+    assert {name: tuple(tensor.shape) for name, tensor in batch.items()} == {"input_ids": (3, 8), "labels": (3, 8)}
+    heads = {"bert": "BertForMaskedLM", "t5": "T5ForConditionalGeneration", "vit": "ViTForImageClassification"}
+    for name, kind in heads.items():
+        assert type(parse_reference(f"hf:{name}?num_hidden_layers=1").meta(1)[0]).__name__ == kind
