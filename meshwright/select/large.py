@@ -67,7 +67,7 @@ class Searcher:
         """About `quota` steps of annealing; returns steps done."""
         s, a = self.state, self.arrays
         heat, slack = POLISH_HEAT * cool**2 * abs(cost) / len(s.x), POLISH_SLACK * cool**2 * abs(cost)
-        steps, _, _ = search.anneal(a, self.forest, s, *self._luck(), self.quota, LARGEST_FOREST, heat, slack, DECAY)
+        steps = search.anneal(a, self.forest, s, *self._luck(), self.quota, LARGEST_FOREST, heat, slack, DECAY)
         s.scalars[0] = rows.total_cost(a, s.x)  # forget rounding
         rows.fill_usage(a, s.x, s.usage)
         return steps

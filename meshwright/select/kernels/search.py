@@ -120,6 +120,40 @@ def apply_change(a: Arrays, s: State, low: int, high: int, raise_prices: bool) -
 
 
 @jit
+def shift_usage(a: Arrays, f: Forest, s: State, count: int, x: Ints, y: Ints, raise_prices: bool) -> float:
+    """Takes usage from that of x to that of y, if that fits; returns the worst excess, 0.0 when it did."""
+    low, high = mark_change(a, f, count, x, y, s.change)
+    over = apply_change(a, s, low, high, raise_prices)
+    for r in range(low, high + 1):
+        s.change[r] = 0.0
+    return over
+
+
+@jit
+def propose(a: Arrays, f: Forest, s: State, count: int, noise: Floats, shift: int, heat: float) -> int:
+    """The best options of the forest at present prices, in s.trial. Returns steps."""
+    fill_running(s.price, s.total)
+    steps = weigh(a, f, count, s.x) + len(s.price)
+    return steps + optimise(a, f, count, s.total, noise, shift, heat, s.trial)
+
+
+@jit
+def decide(a: Arrays, f: Forest, s: State, count: int, allowed: float) -> None:
+    """Makes s.trial, whose usage is in place already, the current choice if it costs at most `allowed` more."""
+    change = move_cost(a, f, count, s.x, s.trial)
+    if change > allowed:
+        shift_usage(a, f, s, count, s.trial, s.x, False)
+        return
+    s.scalars[0] += change
+    for p in range(count):
+        v = f.nodes[p]
+        s.x[v] = s.trial[v]
+    if s.scalars[0] < s.scalars[1] - 1e-9 * abs(s.scalars[1]):
+        s.scalars[1] = s.scalars[0]
+        s.best[:] = s.x
+
+
+@jit
 def anneal(
     a: Arrays,
     f: Forest,
@@ -131,58 +165,30 @@ def anneal(
     heat: float,
     slack: float,
     decay: float,
-) -> tuple[float, int, int]:
-    """Moves until `quota` steps are done or the random numbers are used up. Returns steps, moves and accepted moves."""
+) -> float:
+    """Moves until `quota` steps are done or the random numbers are used up. Returns steps."""
     at = 0
-    hot = 0
     steps = 0.0
-    moves = 0
-    taken = 0
-    need = len(a.costs)
     n = len(s.x)
     while steps < quota and at + 4 * n + 64 < len(rand):
-        moves += 1
         size = 1 + int(min(largest, n) * rand[at] * rand[at])
         seeds = 1 + int(3.0 * rand[at + 1] * rand[at + 1])
-        at += 2
-        count, at = grow(a, f, size, seeds, rand, at)
-        for _attempt in range(4):
-            steps += weigh(a, f, count, s.x)
-            if hot + need > len(noise):
-                hot = 0
-            fill_running(s.price, s.total)
-            steps += optimise(a, f, count, s.total, noise, hot, heat, s.trial) + len(s.price)
-            hot += int(rand[at] * 97.0) + 1
+        count, at = grow(a, f, size, seeds, rand, at + 2)
+        over = 1.0
+        attempts = 0
+        while over > 0.0 and attempts < 4:
+            shift = int(rand[at] * (len(noise) - len(a.costs)))
+            steps += propose(a, f, s, count, noise, shift, heat)
+            over = shift_usage(a, f, s, count, s.x, s.trial, True)
             at += 1
-            low, high = mark_change(a, f, count, s.x, s.trial, s.change)
-            over = apply_change(a, s, low, high, True)
-            for r in range(low, high + 1):
-                s.change[r] = 0.0
-            if over == 0.0:
-                break
+            attempts += 1
         if over == 0.0:
-            change = move_cost(a, f, count, s.x, s.trial)
-            if change <= slack * noise[hot]:
-                taken += 1
-                s.scalars[0] += change
-                for p in range(count):
-                    v = f.nodes[p]
-                    s.x[v] = s.trial[v]
-                if s.scalars[0] < s.scalars[1] - 1e-9 * abs(s.scalars[1]):
-                    s.scalars[1] = s.scalars[0]
-                    s.best[:] = s.x
-            else:
-                low, high = mark_change(a, f, count, s.trial, s.x, s.change)
-                apply_change(a, s, low, high, False)
-                for r in range(low, high + 1):
-                    s.change[r] = 0.0
-            if decay < 1.0:
-                for r in range(len(s.price)):
-                    s.price[r] *= decay
+            decide(a, f, s, count, slack * noise[int(rand[at] * len(noise))])
+            s.price[:] *= decay
         for p in range(count):
             s.trial[f.nodes[p]] = s.x[f.nodes[p]]
         release(a, f, count)
-    return steps, moves, taken
+    return steps
 
 
 @jit
