@@ -14,12 +14,12 @@ ROLES = {
     "tp": "weights are split",
     "rep": "every device does the same: splitting costs more",
 }
-STATES = {"R": "used whole by different samples", "I": "used alike everywhere", "S": "split"}
+STATES = {"R": "whole, by different work", "I": "whole, alike everywhere", "S": "split"}
 
 
 def describe(plan: Plan) -> str:
     lines = [f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}"]
-    lines += [f"  axis {axis.name} of {axis.size}: {ROLES[axis.name]}" for axis in plan.mesh.axes]
+    lines += [f"  axis {axis.name} of {axis.size}: {ROLES[axis.name.rstrip('0123456789')]}" for axis in plan.mesh.axes]
     lines += _parameters(plan)
     found = plan.predicted
     lines.append(
@@ -40,10 +40,13 @@ def _parameters(plan: Plan) -> list[str]:
     counts = Counter((entry.storage, entry.compute, entry.regather) for entry in plan.parameters.values())
     lines = []
     for (storage, compute, again), count in counts.most_common():
-        use = ", ".join(STATES[state.kind] for state in Layout.parse(compute))
-        how = "gathered for each use" if again else "gathered once a step"
-        kept = f"; stored {storage}, {how}" if "S" in storage and storage != compute else ""
-        lines.append(f"  {count} weights {use} ({compute}){kept}")
+        states = zip(plan.mesh.names, Layout.parse(compute), strict=True)
+        use = "; ".join(f"{name}: {STATES[state.kind]}" for name, state in states)
+        line = f"  {count} weights used {compute} ({use})"
+        pieces = [Layout.parse(text).shard_factor(plan.mesh.sizes) for text in (storage, compute)]
+        if pieces[0] > pieces[1]:
+            line += f", stored {storage} and gathered {'for each use' if again else 'once a step'}"
+        lines.append(line)
     return lines
 
 

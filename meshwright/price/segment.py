@@ -77,7 +77,7 @@ def resident_bytes(found: Flow) -> int:
     """What backward reads, each storage once: views follow their base, parameters are held elsewhere."""
     kept: dict[tuple[str, Layout], int] = {}
     auxiliary = 0
-    base = _bases(found)
+    base = storage_bases(found.graph)
     values = found.graph.values()
     outside = {value.name for value in (*found.graph.params, *found.graph.buffers)}
     for op in found.graph.ops:
@@ -92,17 +92,17 @@ def resident_bytes(found: Flow) -> int:
             if name not in outside:
                 value = values[name]
                 size = local_bytes(value.type.sizes, value.type.itemsize, layout, found.mesh)
-                key = (base.get(name, name), layout)
+                key = (base[name], layout)
                 kept[key] = max(kept.get(key, 0), size)
     return sum(kept.values()) + auxiliary
 
 
-def _bases(found: Flow) -> dict[str, str]:
-    base: dict[str, str] = {}
-    for op in found.graph.ops:
-        if is_view(op):
-            source = op.operands()[0]
-            base.update((value.name, base.get(source, source)) for value in op.results)
+def storage_bases(graph: SegmentGraph) -> dict[str, str]:
+    """For every value the one whose storage it shares: itself, or what it is a view of."""
+    base = {name: name for name in graph.values()}
+    for op in graph.ops:
+        if is_view(op) and op.operands():
+            base.update((value.name, base[op.operands()[0]]) for value in op.results)
     return base
 
 

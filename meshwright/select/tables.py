@@ -14,7 +14,8 @@ from math import prod
 import numpy as np
 
 from meshwright.errors import ProblemError
-from meshwright.select.problem import Floats, Problem
+from meshwright.select.dominance import undominated
+from meshwright.select.problem import Floats, Ints, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,57 +38,60 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """`costs` has one axis per kept node; +inf where no choice exists."""
+    """`costs` has one axis per kept node; +inf where no choice exists. `remaining`: options left to each node."""
 
     kept: tuple[int, ...]
     costs: Floats
     steps: tuple[tuple[int, tuple[Factor, ...]], ...]
-    nodes: int
+    remaining: tuple[Ints, ...]
 
     def choice(self, options: Sequence[int]) -> list[int]:
         """A best choice of all nodes with these options of the kept ones."""
         if not np.isfinite(self.costs[tuple(options)]):
             raise ProblemError(f"options {tuple(options)} of nodes {self.kept}", "a combination of finite cost")
-        found = [0] * self.nodes
+        found = [0] * len(self.remaining)
         for node, option in zip(self.kept, options, strict=True):
             found[node] = option
         for node, factors in reversed(self.steps):
             found[node] = int(np.argmin(sum(factor.at(found, node) for factor in factors)))
-        return found
+        return [int(options[option]) for options, option in zip(self.remaining, found, strict=True)]
 
 
 def tables(problem: Problem, kept: Sequence[int], most_entries: float = 2e8) -> Tables:
-    """Eliminates the node whose table is smallest first."""
-    factors = _factors(problem)
+    """Drops dominated options, then eliminates the node whose table is smallest first."""
+    remaining = undominated(problem, kept)
+    width = [len(options) for options in remaining]
+    factors = _factors(problem, remaining)
     waiting = set(range(problem.nodes)) - set(kept)
     steps: list[tuple[int, tuple[Factor, ...]]] = []
     while waiting:
-        node, around = _cheapest(factors, waiting, problem, most_entries)
+        node, around = _cheapest(factors, waiting, width, most_entries)
         own = tuple(factor for factor in factors if node in factor.nodes)
         total = _sum(own, (node, *around))
         factors = [factor for factor in factors if node not in factor.nodes]
         factors.append(Factor(around, total.min(axis=0)))
         steps.append((node, own))
         waiting.discard(node)
-    shape = [problem.options(node) for node in kept]
+    shape = [width[node] for node in kept]
     costs = np.broadcast_to(_sum(tuple(factors), tuple(kept)), shape).copy()
-    return Tables(tuple(kept), costs, tuple(steps), problem.nodes)
+    return Tables(tuple(kept), costs, tuple(steps), tuple(remaining))
 
 
-def _factors(problem: Problem) -> list[Factor]:
-    own = [
-        Factor((node,), problem.costs[problem.offsets[node] : problem.offsets[node + 1]])
-        for node in range(problem.nodes)
+def _factors(problem: Problem, remaining: list[Ints]) -> list[Factor]:
+    found = [
+        Factor((node,), problem.costs[problem.offsets[node] : problem.offsets[node + 1]][options])
+        for node, options in enumerate(remaining)
     ]
     joined: dict[tuple[int, int], Floats] = {}
     for edge, (a, b) in enumerate(problem.edge_nodes.tolist()):
-        matrix = problem.matrix(edge) if a < b else problem.matrix(edge).T
+        matrix = problem.matrix(edge)[np.ix_(remaining[a], remaining[b])]
         pair = (min(a, b), max(a, b))
+        matrix = matrix if a < b else matrix.T
         joined[pair] = joined[pair] + matrix if pair in joined else matrix
-    return own + [Factor(pair, matrix) for pair, matrix in joined.items()]
+    return found + [Factor(pair, matrix) for pair, matrix in joined.items()]
 
 
-def _cheapest(factors: list[Factor], waiting: set[int], problem: Problem, most: float) -> tuple[int, tuple[int, ...]]:
+def _cheapest(factors: list[Factor], waiting: set[int], width: list[int], most: float) -> tuple[int, tuple[int, ...]]:
     near: dict[int, set[int]] = {node: set() for node in waiting}
     for factor in factors:
         for node in factor.nodes:
@@ -95,7 +99,7 @@ def _cheapest(factors: list[Factor], waiting: set[int], problem: Problem, most: 
                 near[node].update(factor.nodes)
 
     def entries(node: int) -> int:
-        return prod(problem.options(other) for other in near[node] | {node})
+        return prod(width[other] for other in near[node] | {node})
 
     best = min(sorted(waiting), key=entries)
     if entries(best) > most:

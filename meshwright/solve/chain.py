@@ -1,29 +1,38 @@
-"""A point for every instance of every segment, under the budget: dynamic programming along the chain.
+"""A point for every instance of every segment, under the budget.
 
-A label at a boundary is (seconds, bytes held, largest transient); one that is no better in any of the three is
-dropped. With prices per byte 0 = l_0 < l_1 < ..., each segment offers its best point at each price; for any of
-the prices
+Without a budget the best chain is a shortest path over the layouts of the values alive between segments (`walk`): its
+cost is the sum of the segments' tables. With a budget, and a price l per byte held,
 
-    bound(l) = min over chains of (seconds + l * held) - l * (budget - least transient)
+    bound(l) = min over chains of (seconds + l * held) - l * budget
 
-is below the optimum by weak duality, so the largest of them is a lower bound. `cheapest` is the chain without a
-budget, `chain` the labels.
+is below the optimum by weak duality; `walk` at each of PRICES gives these bounds and, with them, points to choose
+from. Every combination of those points that fits along the chain is then compared (`_labels`): a label is (seconds,
+bytes held, largest transient), and one that is no better in any of the three is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from meshwright.errors import PlanError
+from meshwright.layout import Layout
+from meshwright.price.parameter import parameter_price
 from meshwright.solve.frontier import Fixed, Frontier, Point
 from meshwright.solve.space import LayoutSet
 
-PRICES = (0.0, 1e-13, 1e-12, 1e-11, 1e-10, 1e-8)
+PRICES = (0.0, 1e-13, 1e-12, 3e-12, 1e-11, 3e-11, 1e-10, 1e-9, 1e-7)
 """Seconds per byte held: from a rounding error to a device that would rather move anything than keep it."""
 
 BUCKETS = 2048
 """Labels that differ by less than this part of the budget in what they hold count as equal; the gap owns up to it."""
+
+State = tuple[tuple[str, Layout], ...]
+"""The layouts of the values alive between two segments, by name."""
+
+At = tuple[LayoutSet, LayoutSet]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,98 @@ class Chain:
         return self.held_bytes + self.transient_bytes
 
 
+def solve_chain(frontier: Frontier, fixed: Fixed, budget_bytes: int | None) -> Chain | None:
+    """The fastest chain that fits, or None if none of the points found makes one."""
+    cost, path = walk(frontier, fixed, 0.0)
+    best = Chain(_points(frontier, fixed, path, 0.0), cost)
+    if budget_bytes is None or best.peak_bytes <= budget_bytes:
+        return best
+    walks = {price: walk(frontier, fixed, price) for price in PRICES}
+    bound_s = max(cost - price * budget_bytes for price, (cost, _) in walks.items())
+    offers: list[dict[At, list[Point]]] = [{} for _ in path]
+    for price, (_, other) in walks.items():
+        for index, at in enumerate(other):
+            point = frontier.point(index, at, fixed, price)
+            if point not in offers[index].setdefault(at, []):
+                offers[index][at].append(point)
+    whole = [Chain(_points(frontier, fixed, other, price), bound_s) for price, (_, other) in walks.items()]
+    fitting = [chain for chain in whole if chain.peak_bytes <= budget_bytes]
+    mixed = _labels(frontier, offers, budget_bytes)
+    fitting += [Chain(mixed, bound_s)] if mixed else []
+    return min(fitting, key=lambda chain: chain.seconds, default=None)
+
+
+def least_bytes(frontier: Frontier, fixed: Fixed) -> int:
+    """The peak of the chain found at the highest price per byte."""
+    _, path = walk(frontier, fixed, PRICES[-1])
+    return Chain(_points(frontier, fixed, path, PRICES[-1]), 0.0).peak_bytes
+
+
+def _points(frontier: Frontier, fixed: Fixed, path: list[At], price: float) -> tuple[Point, ...]:
+    return tuple(frontier.point(index, at, fixed, price) for index, at in enumerate(path))
+
+
+def walk(frontier: Frontier, fixed: Fixed, price: float) -> tuple[float, list[At]]:
+    """(least seconds + price * held, the boundary layouts of every segment) over all chains."""
+    reached: dict[State, float] = {(): 0.0}
+    history: list[dict[State, tuple[State, At]]] = []
+    for index, segment in enumerate(frontier.program.segments):
+        following: dict[State, float] = {}
+        came: dict[State, tuple[State, At]] = {}
+        for state, cost in reached.items():
+            for at, more in _transitions(frontier, index, state, fixed, price):
+                after = _after(frontier, index, state, at)
+                if cost + more < following.get(after, np.inf):
+                    following[after], came[after] = cost + more, (state, at)
+        if not following:
+            raise PlanError(
+                f"the pins leave no way to run segment {segment.name}", "pins that agree", "drop one of them"
+            )
+        reached = following
+        history.append(came)
+    state = min(reached, key=lambda key: reached[key])
+    total = reached[state] + _fixed_cost(frontier, fixed, price)
+    path: list[At] = []
+    for came in reversed(history):
+        state, at = came[state]
+        path.append(at)
+    return total, path[::-1]
+
+
+def _transitions(
+    frontier: Frontier, index: int, state: State, fixed: Fixed, price: float
+) -> Iterator[tuple[At, float]]:
+    segment = frontier.program.segments[index]
+    solved = frontier.solve(index, fixed, price)
+    alive = dict(state)
+    inputs = tuple(alive[name] for name in segment.inputs)
+    rows = tuple(side.layouts.index(layout) for side, layout in zip(solved.segment.inputs, inputs, strict=True))
+    costs = solved.costs[rows]
+    for columns in np.ndindex(*costs.shape):
+        if np.isfinite(costs[columns]):
+            outputs = tuple(side.layouts[i] for side, i in zip(solved.segment.outputs, columns, strict=True))
+            yield (inputs, outputs), float(costs[columns])
+
+
+def _after(frontier: Frontier, index: int, state: State, at: At) -> State:
+    """What is alive once the segment has run: what later segments read."""
+    later = {name for segment in frontier.program.segments[index + 1 :] for name in segment.inputs}
+    alive = dict(state) | dict(zip(frontier.program.segments[index].outputs, at[1], strict=True))
+    return tuple(sorted((item for item in alive.items() if item[0] in later), key=lambda item: item[0]))
+
+
+def _fixed_cost(frontier: Frontier, fixed: Fixed, price: float) -> float:
+    """Tied parameters are no part of any segment's table: they are charged once, here."""
+    total = 0.0
+    for name, plan in fixed.items():
+        uses = frontier.program.uses_of(name)
+        segment = frontier.program.segments[uses[0]]
+        value = frontier.space(segment).graph.params[segment.params.index(name)]
+        found = parameter_price(value, plan, frontier.mesh, frontier.optimizer, len(uses))
+        total += found.total_s + price * found.static_bytes
+    return total
+
+
 @dataclass(frozen=True, slots=True)
 class _Label:
     seconds: float
@@ -60,13 +161,8 @@ class _Label:
 
     def then(self, point: Point) -> _Label:
         found = point.point
-        return _Label(
-            self.seconds + found.total_s,
-            self.held + found.held_bytes,
-            max(self.transient, found.transient_bytes),
-            point,
-            self,
-        )
+        transient = max(self.transient, found.transient_bytes)
+        return _Label(self.seconds + found.total_s, self.held + found.held_bytes, transient, point, self)
 
     def points(self) -> tuple[Point, ...]:
         found = []
@@ -77,77 +173,28 @@ class _Label:
         return tuple(reversed(found))
 
 
-def solve_chain(frontier: Frontier, fixed: Fixed, budget_bytes: int | None) -> Chain | None:
-    """The fastest chain that fits, or None if none of the points found makes one."""
-    free = _run(frontier, fixed, (0.0,), 0.0)
-    if not free:
-        return None
-    best = Chain(free[0].points(), free[0].seconds)
-    if budget_bytes is None or best.peak_bytes <= budget_bytes:
-        return best
-    # The tightest chain is kept beside the labels, which may lose it to one that is within a bucket of it.
-    labels = [*_run(frontier, fixed, PRICES, None, budget_bytes), *_run(frontier, fixed, PRICES, PRICES[-1])]
-    labels = [label for label in labels if label.held + label.transient <= budget_bytes]
-    if not labels:
-        return None
-    bound_s = max(best.seconds, *(_bound(frontier, fixed, price, budget_bytes) for price in PRICES[1:]))
-    return Chain(min(labels, key=lambda label: label.seconds).points(), bound_s)
+def _labels(frontier: Frontier, offers: list[dict[At, list[Point]]], budget_bytes: int) -> tuple[Point, ...] | None:
+    """The fastest combination of the offered points that fits."""
+    reached: dict[State, list[_Label]] = {(): [_Label(0.0, 0, 0)]}
+    for index, offered in enumerate(offers):
+        following: dict[State, list[_Label]] = {}
+        names = frontier.program.segments[index].inputs
+        for state, labels in reached.items():
+            inputs = tuple(dict(state)[name] for name in names)
+            for at, points in offered.items():
+                if at[0] == inputs:
+                    after = _after(frontier, index, state, at)
+                    following.setdefault(after, []).extend(label.then(point) for point in points for label in labels)
+        reached = {state: _undominated(labels, budget_bytes) for state, labels in following.items()}
+    final = [label for labels in reached.values() for label in labels]
+    return min(final, key=lambda label: label.seconds).points() if final else None
 
 
-def least_bytes(frontier: Frontier, fixed: Fixed) -> int | None:
-    """The smallest peak that any chain of the points found has."""
-    tightest = _run(frontier, fixed, PRICES, PRICES[-1])
-    return min((label.held + label.transient for label in tightest), default=None)
-
-
-def _bound(frontier: Frontier, fixed: Fixed, price: float, budget_bytes: int) -> float:
-    labels = _run(frontier, fixed, (price,), price)
-    return min(label.seconds + price * label.held for label in labels) - price * budget_bytes
-
-
-def _run(
-    frontier: Frontier, fixed: Fixed, prices: Sequence[float], weight: float | None, budget_bytes: int | None = None
-) -> list[_Label]:
-    """Labels at the end of the chain, within the budget if there is one.
-
-    With a `weight` only the best under seconds + weight * held is kept at each boundary.
-    """
-    states: dict[LayoutSet, list[_Label]] = {(): [_Label(0.0, 0, 0)]}
-    for index, segment in enumerate(frontier.program.segments):
-        following: dict[LayoutSet, list[_Label]] = {}
-        possible = False
-        for outputs in _outputs(frontier, index):
-            found = []
-            for inputs, labels in states.items():
-                points = [frontier.point(index, inputs, outputs, fixed, price) for price in prices]
-                distinct = {id(point): point for point in points if point is not None}
-                found += [label.then(point) for point in distinct.values() for label in labels]
-            possible = possible or bool(found)
-            kept = _best(found, weight, budget_bytes)
-            if kept:
-                following[outputs] = kept
-        if not following and possible:
-            return []
-        if not possible:
-            raise PlanError(
-                f"the pins leave no way to run segment {segment.name}", "pins that agree", "drop one of them"
-            )
-        states = following
-    return [label for labels in states.values() for label in labels]
-
-
-def _outputs(frontier: Frontier, index: int) -> list[LayoutSet]:
-    return frontier.boundaries(frontier.program.segments[index])
-
-
-def _best(labels: list[_Label], weight: float | None, budget_bytes: int | None) -> list[_Label]:
-    if weight is not None:
-        return [min(labels, key=lambda label: label.seconds + weight * label.held)] if labels else []
-    limit = budget_bytes or max((label.held + label.transient for label in labels), default=1)
-    width = max(1, limit // BUCKETS)
+def _undominated(labels: list[_Label], budget_bytes: int) -> list[_Label]:
+    width = max(1, budget_bytes // BUCKETS)
     kept: list[_Label] = []
     for label in sorted(labels, key=lambda one: (one.seconds, one.held, one.transient)):
-        if label.held + label.transient > limit:
+        if label.held + label.transient > budget_bytes:
             continue
         if not any(o.held - label.held < width and o.transient - label.transient < width for o in kept):
             kept.append(label)

@@ -1,4 +1,4 @@
-"""FrontierPoints of one distinct segment graph, for every pair of boundary layouts; worked out once, kept."""
+"""What each distinct segment graph offers, for every combination of boundary layouts and a few prices per byte."""
 
 from __future__ import annotations
 
@@ -9,34 +9,32 @@ from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
 from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.price.segment import price_segment
-from meshwright.solve.intra import Answer, Question, choose
+from meshwright.solve.intra import Question, Solved, solve_segment
 from meshwright.solve.pins import Pins
-from meshwright.solve.space import LayoutSet, Space, boundary_layouts, space
+from meshwright.solve.space import LayoutSet, Space, space
 
 Fixed = dict[str, ParameterPlan]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A FrontierPoint with what was decided for the segment's parameters and the solver's own objective."""
+    """A FrontierPoint with what was decided for the segment's parameters."""
 
     point: FrontierPoint
     parameters: dict[str, ParameterPlan]
-    objective: float
 
 
 @dataclass(slots=True)
 class Frontier:
-    """Answers by question. `fixed`: tied parameters by full name; they are charged where first used."""
+    """Solved once per distinct graph, tied parameters and price. `fixed`: tied parameters by full name."""
 
     program: Program
     mesh: Mesh
     pins: Pins
     optimizer: str
-    method: str = "auto"
     spaces: dict[int, Space] = field(default_factory=dict)
-    answers: dict[tuple[int, Question], Answer | None] = field(default_factory=dict)
-    points: dict[tuple[int, Question, tuple[tuple[str, int], ...]], Point] = field(default_factory=dict)
+    solved: dict[tuple[int, Question], Solved] = field(default_factory=dict)
+    points: dict[object, Point] = field(default_factory=dict)
 
     def space(self, segment: Segment) -> Space:
         if segment.graph not in self.spaces:
@@ -44,43 +42,38 @@ class Frontier:
             self.spaces[segment.graph] = space(graph, segment.params, self.program.batch, self.mesh, self.pins)
         return self.spaces[segment.graph]
 
-    def boundaries(self, segment: Segment) -> list[LayoutSet]:
-        """Layouts in which the segment may hand its outputs over; the loss is everywhere the same."""
-        here = self.space(segment)
-        found: list[LayoutSet] = [()]
-        for name in here.graph.outputs:
-            options = boundary_layouts(here.values[name], here.batch_dims[name], self.mesh, self.pins)
-            found = [(*head, layout) for head in found for layout in options]
-        return found
-
-    def point(
-        self, index: int, inputs: LayoutSet, outputs: LayoutSet, fixed: Fixed, price_per_byte: float
-    ) -> Point | None:
+    def solve(self, index: int, fixed: Fixed, price_per_byte: float) -> Solved:
         segment = self.program.segments[index]
         local = self._local(segment, fixed)
-        question = Question(inputs, outputs, tuple(sorted(local.items())), self.optimizer, price_per_byte)
+        question = Question(tuple(sorted(local.items())), self.optimizer, price_per_byte)
         key = (segment.graph, question)
-        if key not in self.answers:
-            self.answers[key] = choose(self.space(segment), question, segment.graph, self.method)
-        answer = self.answers[key]
-        if answer is None:
-            return None
-        charged = self._charged(index, segment)
-        priced = (*key, tuple(charged.items()))
-        if priced not in self.points:
-            graph = self.space(segment).graph
-            found = price_segment(graph, answer.choice, answer.parameters, self.mesh, self.optimizer, charged)
-            self.points[priced] = Point(found, answer.parameters, answer.objective)
-        return self.points[priced]
+        if key not in self.solved:
+            self.solved[key] = solve_segment(self.space(segment), question, segment.graph)
+        return self.solved[key]
+
+    def point(self, index: int, at: tuple[LayoutSet, LayoutSet], fixed: Fixed, price_per_byte: float) -> Point:
+        """The segment's best way between these boundary layouts at this price, priced from scratch."""
+        found = self.solve(index, fixed, price_per_byte)
+        charged = self.charged(index)
+        key = (id(found), at, tuple(charged.items()))
+        if key not in self.points:
+            answer = found.answer(at)
+            graph = found.segment.space.graph
+            point = price_segment(graph, answer.choice, answer.parameters, self.mesh, self.optimizer, charged)
+            self.points[key] = Point(point, answer.parameters)
+        return self.points[key]
+
+    def charged(self, index: int) -> dict[str, int]:
+        """Parameters that count in this segment, by local name, and how many segments use each: tied ones count in
+        the first that does."""
+        segment = self.program.segments[index]
+        uses = {name: self.program.uses_of(name) for name in segment.params}
+        pairs = zip(self.program.graph(segment).params, segment.params, strict=True)
+        return {value.name: len(uses[name]) for value, name in pairs if uses[name][0] == index}
 
     def _local(self, segment: Segment, fixed: Fixed) -> Fixed:
         graph = self.program.graph(segment)
         return {v.name: fixed[name] for v, name in zip(graph.params, segment.params, strict=True) if name in fixed}
-
-    def _charged(self, index: int, segment: Segment) -> dict[str, int]:
-        uses = {name: self.program.uses_of(name) for name in segment.params}
-        pairs = zip(self.program.graph(segment).params, segment.params, strict=True)
-        return {value.name: len(uses[name]) for value, name in pairs if uses[name][0] == index}
 
 
 def tied(program: Program) -> tuple[str, ...]:

@@ -1,35 +1,39 @@
-"""One segment, its boundary layouts fixed: which strategy for each op, which storage for each parameter.
+"""One segment: for every combination of boundary layouts, which strategy for each op and which storage for each weight.
 
 The Problem. Nodes: an op (options: its strategies; cost: seconds of its local work and of the collectives inside
-its lowering), a parameter (options: ParameterPlans; cost: gather, reduction, update), an argument or a fixed wish
-(one option), and, for a value with several readers, a *copy* (options: the one or two layouts materialised).
-Edges: producer -> copy pays the conversions (forward and backward together); copy -> reader forbids what is not
-among them; with one reader the producer -> reader edge pays directly. `price_per_byte` adds what is held.
+its lowering), a parameter (options: ParameterPlans; cost: gather, reduction, update), a boundary value (options: the
+layouts it may cross in), a common value or buffer (one option), and, for a value with several readers, a *copy*
+(options: the one or two layouts materialised). Edges: producer -> copy pays the conversions (forward and backward
+together); copy -> reader forbids what is not among them; with one reader the producer -> reader edge pays directly.
+`price_per_byte` adds what is held: weights with their states, and what backward reads.
 
-`build` makes the Problem, `choose` solves it and reads the Choice back.
+`SegmentProblem` builds it, `solve_segment` eliminates all but the boundary nodes, `Solved.answer` reads a Choice back.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
+from meshwright.errors import ProblemError
 from meshwright.layout import Layout
 from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import invariant, settled
 from meshwright.price.parameter import parameter_price
-from meshwright.select import InfeasibleError, Problem, ProblemBuilder, Selection, solve
-from meshwright.solve.space import LayoutSet, Matrix, Space, conversion_s, wanted
+from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
+from meshwright.select.tables import Tables, tables
+from meshwright.solve.space import LayoutSet, Matrix, Space, boundary_layouts, conversion_s, wanted
+
+LARGEST_TABLE = 3e7
+"""Entries of the largest table (240 MB); a segment that needs more is asked pair by pair."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a segment: boundary layouts, parameters decided elsewhere, and what a held byte costs."""
+    """Parameters decided elsewhere (tied ones, by local name), the optimizer, and what a held byte costs."""
 
-    inputs: LayoutSet
-    outputs: LayoutSet
     fixed: tuple[tuple[str, ParameterPlan], ...] = ()
     optimizer: str = "adamw"
     price_per_byte: float = 0.0
@@ -50,21 +54,9 @@ class _Side:
     layouts: LayoutSet
 
 
-def choose(space: Space, question: Question, graph_index: int, method: str = "auto") -> Answer | None:
-    """The cheapest answer, or None where pins and boundary layouts contradict each other."""
-    builder = _Builder(space, question)
-    try:
-        selection = solve(builder.problem(), method=method)
-    except InfeasibleError:
-        return None
-    return builder.answer(selection, graph_index)
+class SegmentProblem:
+    """The Problem of a segment and where its parts are. `boundary`: inputs, then outputs."""
 
-
-def build(space: Space, question: Question) -> Problem:
-    return _Builder(space, question).problem()
-
-
-class _Builder:
     def __init__(self, space: Space, question: Question) -> None:
         self.space, self.question = space, question
         self.build = ProblemBuilder()
@@ -72,41 +64,44 @@ class _Builder:
         self.options: dict[str, tuple[ParameterPlan, ...]] = {}
         self.op_nodes = [self._op_node(index) for index in range(len(space.graph.ops))]
         self.makers: dict[str, _Side] = {}
+        self.outputs = [self._boundary(name) for name in space.graph.outputs]
         self._arguments()
         self._results()
         for name, side in self.makers.items():
             self._connect(name, side)
+        self.inputs = [self.makers[value.name] for value in space.graph.inputs]
+        self.problem: Problem = self.build.build()
 
-    def problem(self) -> Problem:
-        return self.build.build()
+    @property
+    def boundary(self) -> list[_Side]:
+        return self.inputs + self.outputs
 
-    def answer(self, selection: Selection, graph_index: int) -> Answer:
+    def answer(self, picked: list[int], graph_index: int, objective: float) -> Answer:
         graph = self.space.graph
-        picked = selection.choice
         strategies = {
-            op.name: self.space.strategies[index][int(picked[self.op_nodes[index]])].text
+            op.name: self.space.strategies[index][picked[self.op_nodes[index]]].text
             for index, op in enumerate(graph.ops)
         }
-        parameters = {
-            value.name: self.options[value.name][int(picked[self.makers[value.name].node])] for value in graph.params
-        }
-        choice = Choice(
-            graph_index,
-            tuple(map(str, self.question.inputs)),
-            tuple(map(str, self.question.outputs)),
-            strategies,
-            {name: plan.compute for name, plan in parameters.items()},
+        parameters = {v.name: self.options[v.name][picked[self.makers[v.name].node]] for v in graph.params}
+        inputs, outputs = (
+            tuple(str(side.layouts[picked[side.node]]) for side in sides) for sides in (self.inputs, self.outputs)
         )
-        return Answer(choice, parameters, selection.cost)
+        computes = {name: plan.compute for name, plan in parameters.items()}
+        return Answer(Choice(graph_index, inputs, outputs, strategies, computes), parameters, objective)
 
     def _op_node(self, index: int) -> int:
         costs = self.space.op_costs[index] + self.question.price_per_byte * self.space.op_bytes[index]
         return self.build.node(costs, name=self.space.graph.ops[index].name)
 
+    def _boundary(self, name: str) -> _Side:
+        space = self.space
+        layouts = boundary_layouts(space.values[name], space.batch_dims[name], space.mesh, space.pins)
+        return _Side(self.build.node([0.0] * len(layouts), name=f"{name} at the boundary"), layouts)
+
     def _arguments(self) -> None:
         graph, whole = self.space.graph, invariant(self.space.mesh)
-        for value, layout in zip(graph.inputs, self.question.inputs, strict=True):
-            self.makers[value.name] = _Side(self.build.node([0.0], name=value.name), (layout,))
+        for value in graph.inputs:
+            self.makers[value.name] = self._boundary(value.name)
         for value in (*graph.commons, *graph.buffers):
             self.makers[value.name] = _Side(self.build.node([0.0], name=value.name), (whole,))
         for value in graph.params:
@@ -128,10 +123,9 @@ class _Builder:
     def _readers(self, name: str) -> list[_Side]:
         graph = self.space.graph
         found = [_Side(self.op_nodes[place[0]], tuple(wanted(self.space, place))) for place in self.space.uses[name]]
-        wishes = [layout for output, layout in zip(graph.outputs, self.question.outputs, strict=True) if output == name]
-        wishes += [invariant(self.space.mesh) for _, updated in graph.updates if updated == name]
-        grad = self.space.values[name].grad
-        return found + [_Side(self.build.node([0.0]), (settled(layout, grad),)) for layout in wishes]
+        found += [side for output, side in zip(graph.outputs, self.outputs, strict=True) if output == name]
+        whole = (invariant(self.space.mesh),)
+        return found + [_Side(self.build.node([0.0]), whole) for _, updated in graph.updates if updated == name]
 
     def _connect(self, name: str, maker: _Side) -> None:
         readers = self._readers(name)
@@ -148,9 +142,18 @@ class _Builder:
         return self._seconds(name, maker.layouts, reader.layouts)
 
     def _copy(self, name: str, maker: _Side, readers: list[_Side]) -> None:
-        """A value read in several places: materialise one or two layouts, each converted from the maker's once."""
+        """A value read in several places: materialise one or two layouts, each converted from the maker's once.
+
+        Two layouts differ on one mesh axis: what differs on several is two conversions that nothing shares, and the
+        pairs would be most of the problem.
+        """
         layouts = tuple(dict.fromkeys(layout for reader in readers for layout in reader.layouts))
-        sets = [(i,) for i in range(len(layouts))] + list(combinations(range(len(layouts)), 2))
+        pairs = [
+            (i, j)
+            for i, j in combinations(range(len(layouts)), 2)
+            if sum(a != b for a, b in zip(layouts[i], layouts[j], strict=True)) == 1
+        ]
+        sets = [(i,) for i in range(len(layouts))] + pairs
         member = np.array([[i in group for i in range(len(layouts))] for group in sets])
         node = self.build.node([0.0] * len(sets), name=f"{name} copies")
         self.build.edge(maker.node, node, self._seconds(name, maker.layouts, layouts) @ member.T)
@@ -164,3 +167,50 @@ class _Builder:
             costs = [[conversion_s(self.space, name, source, target) for target in wants] for source in made]
             self.space.matrices[key] = np.array(costs)
         return self.space.matrices[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """costs: the least objective for each combination of boundary layouts, inputs' axes first."""
+
+    segment: SegmentProblem
+    graph_index: int
+    costs: Matrix
+    tables: Tables | None
+
+    def options(self, at: tuple[LayoutSet, LayoutSet]) -> tuple[int, ...]:
+        """Indices in `costs` of these layouts of inputs and outputs."""
+        sides = self.segment.boundary
+        return tuple(side.layouts.index(layout) for side, layout in zip(sides, (*at[0], *at[1]), strict=True))
+
+    def answer(self, at: tuple[LayoutSet, LayoutSet]) -> Answer:
+        options = self.options(at)
+        picked = self.tables.choice(options) if self.tables else _solve_at(self.segment, options)[1]
+        return self.segment.answer(picked, self.graph_index, float(self.costs[options]))
+
+
+def solve_segment(space: Space, question: Question, graph_index: int) -> Solved:
+    segment = SegmentProblem(space, question)
+    kept = [side.node for side in segment.boundary]
+    try:
+        found = tables(segment.problem, kept, LARGEST_TABLE)
+    except ProblemError:
+        shape = [len(side.layouts) for side in segment.boundary]
+        costs = np.array([_solve_at(segment, options)[0] for options in np.ndindex(*shape)]).reshape(shape)
+        return Solved(segment, graph_index, costs, None)
+    return Solved(segment, graph_index, found.costs, found)
+
+
+def _solve_at(segment: SegmentProblem, options: tuple[int, ...]) -> tuple[float, list[int]]:
+    """The engine on one combination: every other option of the boundary is forbidden."""
+    problem = segment.problem
+    costs = problem.costs.copy()
+    for side, option in zip(segment.boundary, options, strict=True):
+        first = problem.offsets[side.node]
+        forbidden = [first + other for other in range(len(side.layouts)) if other != option]
+        costs[forbidden] = np.inf
+    try:
+        found = solve(replace(problem, costs=costs))
+    except InfeasibleError:
+        return np.inf, []
+    return found.cost, list(found.choice)

@@ -20,16 +20,18 @@ from meshwright.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Pins:
+    """dp_axis and tp_axis: indices of the mesh axes that the pins speak of."""
+
     texts: tuple[str, ...] = ()
-    dp: int | None = None
-    tp: int | None = None
+    dp_axis: int | None = None
+    tp_axis: int | None = None
     zero: int | None = None
     split_matmuls: bool = False
     storage: tuple[tuple[str, Layout], ...] = ()
 
     @property
     def must_split(self) -> bool:
-        return self.split_matmuls or self.tp is not None
+        return self.split_matmuls or self.tp_axis is not None
 
     def storage_of(self, parameter: str) -> Layout | None:
         return next((layout for pattern, layout in self.storage if fnmatchcase(parameter, pattern)), None)
@@ -51,24 +53,26 @@ def parse_pins(texts: Iterable[str], mesh: Mesh, parameters: Iterable[str]) -> P
             storage.append((key, _layout(text, value, mesh)))
             if not any(fnmatchcase(name, key) for name in names):
                 raise PlanError(f"pin {text!r} matches no parameter", f"a pattern over names such as {names[0]}")
-    pins = Pins(
-        texts, numbers.get("dp"), numbers.get("tp"), numbers.get("zero"), "split=matmul" in texts, tuple(storage)
-    )
-    _check(pins, mesh)
-    return pins
+    zero = numbers.get("zero")
+    if zero not in (None, 0, 1, 2, 3):
+        raise PlanError(f"pin zero={zero}", "0, 1, 2 or 3", "change the pin")
+    dp_axis = _axis(mesh, "dp", numbers.get("dp"), None)
+    tp_axis = _axis(mesh, "tp", numbers.get("tp"), dp_axis)
+    return Pins(texts, dp_axis, tp_axis, zero, "split=matmul" in texts, tuple(storage))
 
 
-def _check(pins: Pins, mesh: Mesh) -> None:
-    sizes = ", ".join(map(str, mesh.sizes))
-    for name, wanted in (("dp", pins.dp), ("tp", pins.tp)):
-        if wanted is not None and wanted not in mesh.sizes:
-            raise PlanError(
-                f"pin {name}={wanted} on a mesh of {sizes}", f"an axis of that size: {sizes}", "change the pin"
-            )
-    if pins.dp is not None and pins.tp is not None and len(mesh.axes) == 1:
-        raise PlanError(f"pins dp={pins.dp} and tp={pins.tp} on a mesh of one axis", "one of the two", "drop one")
-    if pins.zero is not None and pins.zero not in (0, 1, 2, 3):
-        raise PlanError(f"pin zero={pins.zero}", "0, 1, 2 or 3", "change the pin")
+def _axis(mesh: Mesh, name: str, size: int | None, taken: int | None) -> int | None:
+    """The first axis of this size that no other pin has taken."""
+    if size is None:
+        return None
+    found = next((i for i, have in enumerate(mesh.sizes) if have == size and i != taken), None)
+    if found is None:
+        raise PlanError(
+            f"pin {name}={size} on {mesh.world_size} devices",
+            f"axis sizes whose product is {mesh.world_size}, one for each pin",
+            "change the pins or the cluster",
+        )
+    return found
 
 
 def _number(text: str, value: str) -> int:

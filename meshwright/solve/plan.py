@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from math import prod
 
 from meshwright.capture.program import Program
-from meshwright.cluster import Cluster, Mesh
+from meshwright.cluster import FLAT, Cluster, Mesh
+from meshwright.cluster.enumerate import meshes
 from meshwright.errors import PlanError
 from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
@@ -19,9 +21,6 @@ from meshwright.solve.frontier import Fixed, Frontier, Point, tied, tied_options
 from meshwright.solve.inputs import input_layouts
 from meshwright.solve.pins import parse_pins
 
-AXIS = "x"
-"""The axis's name until the solution says what it came to do."""
-
 
 def make_plan(
     program: Program,
@@ -31,24 +30,43 @@ def make_plan(
     memory_bytes: int | None = None,
     optimizer: str = "adamw",
     pins: Iterable[str] = (),
-    method: str = "auto",
+    max_axes: int = 2,
 ) -> Plan:
-    """The fastest plan over one mesh axis of all the cluster's devices that fits on each of them."""
+    """The fastest plan over all meshes of up to `max_axes` axes of the cluster's devices that fits on each of them."""
     check_optimizer(optimizer)
-    mesh = cluster.mesh((cluster.device_count,), (AXIS,))
-    budget = min(memory_bytes or mesh.device.usable_bytes, mesh.device.usable_bytes)
-    chosen = parse_pins(pins, mesh, (parameter.name for parameter in program.parameters))
-    frontier = Frontier(program, mesh, chosen, optimizer, method)
-    found = [(chain, fixed) for fixed in _tied_choices(frontier) if (chain := solve_chain(frontier, fixed, budget))]
+    texts = tuple(pins)
+    frontiers = _frontiers(program, meshes(cluster, max_axes=max_axes), texts, optimizer)
+    usable = frontiers[0].mesh.device.usable_bytes
+    budget = min(memory_bytes or usable, usable)
+    found = [
+        (chain, fixed, frontier)
+        for frontier in frontiers
+        for fixed in _tied_choices(frontier)
+        if (chain := solve_chain(frontier, fixed, budget))
+    ]
     if not found:
-        raise _does_not_fit(frontier, budget)
-    chain, fixed = min(found, key=lambda item: item[0].seconds)
+        raise _does_not_fit(frontiers, budget)
+    chain, fixed, frontier = min(found, key=lambda item: item[0].seconds)
     bound_s = min(item[0].bound_s for item in found)
-    plan = _assemble(program, cluster, mesh, chain, fixed, bound_s)
-    named = replace(plan, model=model, optimizer=optimizer, memory_bytes=memory_bytes, pins=chosen.texts)
-    named = _name_axes(program, cluster, named)
+    plan = _assemble(program, cluster, frontier.mesh, chain, fixed, bound_s)
+    plan = replace(plan, model=model, optimizer=optimizer, memory_bytes=memory_bytes, pins=texts)
+    named = _name_axes(program, plan)
     named.verify()
     return named
+
+
+def _frontiers(program: Program, candidates: list[Mesh], pins: tuple[str, ...], optimizer: str) -> list[Frontier]:
+    """One per mesh that the pins allow; the first refusal is the answer where none does."""
+    names = [parameter.name for parameter in program.parameters]
+    found, refused = [], []
+    for mesh in candidates:
+        try:
+            found.append(Frontier(program, mesh, parse_pins(pins, mesh, names), optimizer))
+        except PlanError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return found
 
 
 def _tied_choices(frontier: Frontier) -> Iterator[Fixed]:
@@ -57,10 +75,11 @@ def _tied_choices(frontier: Frontier) -> Iterator[Fixed]:
         yield dict(zip(names, plans, strict=True))
 
 
-def _does_not_fit(frontier: Frontier, budget: int) -> PlanError:
-    least = min((b for fixed in _tied_choices(frontier) if (b := least_bytes(frontier, fixed)) is not None), default=0)
+def _does_not_fit(frontiers: list[Frontier], budget: int) -> PlanError:
+    least = min(least_bytes(frontier, fixed) for frontier in frontiers for fixed in _tied_choices(frontier))
+    mesh = frontiers[0].mesh
     return PlanError(
-        f"no plan fits in {budget:,} bytes on each of {frontier.mesh.world_size} devices ({frontier.mesh.device.name})",
+        f"no plan fits in {budget:,} bytes on each of {mesh.world_size} devices ({mesh.device.name})",
         f"at least {least:,} bytes, {least - budget:,} more",
         "raise the memory limit, use more devices, or make the batch smaller",
     )
@@ -114,15 +133,22 @@ def _predict(chain: Chain, bound_s: float) -> Prediction:
     )
 
 
-def _name_axes(program: Program, cluster: Cluster, plan: Plan) -> Plan:
-    """`dp` where more weights (by bytes) are used whole by different samples, `tp` where more are split, else `rep`."""
-    whole = split = 0
+def _name_axes(program: Program, plan: Plan) -> Plan:
+    """`dp` where more weights (by size) are used whole by different samples, `tp` where more are split, else `rep`."""
+    counts = [Counter[str]() for _ in plan.mesh.axes]
     for parameter in program.parameters:
-        state = Layout.parse(plan.parameters[parameter.name].compute)[0]
-        count = prod(parameter.type.sizes)
-        whole, split = whole + count * (state.kind == "R"), split + count * state.is_shard
-    name = "rep" if not whole and not split else "dp" if whole >= split else "tp"
-    mesh = cluster.mesh(plan.mesh.sizes, (name,))
+        for count, state in zip(counts, Layout.parse(plan.parameters[parameter.name].compute), strict=True):
+            count[state.kind] += prod(parameter.type.sizes)
+    names: list[str] = []
+    for count in counts:
+        role = "rep" if not count["R"] and not count["S"] else "dp" if count["R"] >= count["S"] else "tp"
+        again = sum(name.startswith(role) for name in names)
+        names.append(f"{role}{again + 1}" if again else role)
+    new = dict(zip(plan.mesh.names, names, strict=True))
+    renamed = tuple(
+        Collective(item.kind, FLAT.join(new[part] for part in item.axis.split(FLAT)), item.bytes)
+        for item in plan.predicted.collectives
+    )
+    mesh = plan.mesh.renamed(tuple(names))
     stages = tuple(replace(stage, mesh=mesh) for stage in plan.stages)
-    renamed = tuple(Collective(item.kind, name, item.bytes) for item in plan.predicted.collectives)
     return replace(plan, stages=stages).with_prediction(collectives=renamed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -17,7 +18,7 @@ from meshwright.plan import ParameterPlan
 from meshwright.price.compute import op_seconds
 from meshwright.price.flow import settled
 from meshwright.price.parameter import local_bytes
-from meshwright.price.segment import collectives_s
+from meshwright.price.segment import collectives_s, storage_bases
 from meshwright.profile import op_kind, saved
 from meshwright.rules import Strategy, strategies
 from meshwright.solve.pins import Pins
@@ -41,6 +42,7 @@ class Space:
     parameters: dict[str, tuple[ParameterPlan, ...]]
     uses: dict[str, tuple[tuple[int, int], ...]]
     batch_dims: dict[str, frozenset[int]]
+    bases: dict[str, str]
     op_costs: list[Matrix] = field(default_factory=list)
     op_bytes: list[Matrix] = field(default_factory=list)
     matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
@@ -57,13 +59,22 @@ def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, p
         for position, name in enumerate(op.operands()):
             uses[name].append((index, position))
     made = Space(
-        fixed, mesh, pins, values, found, {}, {name: tuple(places) for name, places in uses.items()}, batch_dims
+        fixed,
+        mesh,
+        pins,
+        values,
+        found,
+        {},
+        {name: tuple(places) for name, places in uses.items()},
+        batch_dims,
+        storage_bases(fixed),
     )
     for value, full_name in zip(fixed.params, names, strict=True):
         made.parameters[value.name] = _parameter_options(made, value, full_name)
+    keepers = _keepers(made)
     for index in range(len(fixed.ops)):
         made.op_costs.append(np.array([_op_cost(made, index, one) for one in found[index]]))
-        made.op_bytes.append(np.array([_kept_bytes(made, index, one) for one in found[index]]))
+        made.op_bytes.append(np.array([_kept_bytes(made, index, one, keepers) for one in found[index]]))
     return made
 
 
@@ -77,16 +88,30 @@ def _op_cost(space: Space, index: int, made: Strategy) -> float:
     return cost
 
 
-def _kept_bytes(space: Space, index: int, made: Strategy) -> float:
-    """This op's share of what backward reads; a value that several ops keep is split between them."""
-    op, total = space.graph.ops[index], 0.0
-    if not any(value.grad for value in op.results):
-        return total
-    for position in saved(op, space.values).operands:
+def _kept_bytes(space: Space, index: int, made: Strategy, keepers: dict[str, int]) -> float:
+    """This op's share of what backward reads; a storage that several ops keep is split between them, so that the sum
+    over ops is never more than what is held."""
+    op = space.graph.ops[index]
+    total = 0.0
+    for position in _kept(space, op):
         value = space.values[op.operands()[position]]
         size = local_bytes(value.type.sizes, value.type.itemsize, made.operands[position], space.mesh)
-        total += size / len(space.uses[value.name])
+        total += size / keepers[space.bases[value.name]]
     return total
+
+
+def _kept(space: Space, op: Op) -> tuple[int, ...]:
+    """Positions of the operands that backward reads, weights and buffers aside."""
+    if not any(value.grad for value in op.results):
+        return ()
+    outside = {value.name for value in (*space.graph.params, *space.graph.buffers)}
+    return tuple(i for i in saved(op, space.values).operands if op.operands()[i] not in outside)
+
+
+def _keepers(space: Space) -> dict[str, int]:
+    """How many ops keep each storage."""
+    counts = Counter(space.bases[op.operands()[i]] for op in space.graph.ops for i in _kept(space, op))
+    return dict(counts)
 
 
 def conversion_s(space: Space, name: str, made: Layout, want: Layout) -> float:
@@ -100,13 +125,13 @@ def boundary_layouts(value: Value, batch_dims: frozenset[int], mesh: Mesh, pins:
     """Layouts in which a value may cross from one segment to the next: `I` or evenly sharded, per axis."""
     shape = value.type.sizes
     states: list[list[State]] = []
-    for size in mesh.sizes:
+    for axis, size in enumerate(mesh.sizes):
         dims = [dim for dim, length in enumerate(shape) if length % size == 0]
-        if pins.dp == size and shape:
+        if axis == pins.dp_axis:
             dims = [dim for dim in dims if dim in batch_dims]
-        elif pins.tp == size:
+        elif axis == pins.tp_axis:
             dims = [dim for dim in dims if dim not in batch_dims]
-        states.append([*([] if pins.dp == size and dims else [I]), *map(S, dims)])
+        states.append([*([] if axis == pins.dp_axis and dims else [I]), *map(S, dims)])
     return tuple(layout for layout in map(Layout, product(*states)) if layout.is_even(shape, mesh.sizes))
 
 
@@ -126,15 +151,14 @@ def _allowed(
     op: Op, values: dict[str, Value], mesh: Mesh, pins: Pins, batch_dims: dict[str, frozenset[int]]
 ) -> tuple[Strategy, ...]:
     found = list(strategies(op, values, mesh))
-    if pins.dp is not None:
-        axis = mesh.sizes.index(pins.dp)
+    if (axis := pins.dp_axis) is not None:
         samples = [made for made in found if _shards_batch(op, made, axis, batch_dims)]
         found = samples or [made for made in found if made.factors[axis] is None]
-    if pins.tp is not None:
-        axis = mesh.sizes.index(pins.tp)
+    if (axis := pins.tp_axis) is not None:
         found = [made for made in found if not _shards_batch(op, made, axis, batch_dims)]
     if pins.must_split and op_kind(op) in ("matmul", "convolution"):
-        whole = [made for made in found if all(made.factors)]
+        axes = [pins.tp_axis] if pins.tp_axis is not None else range(len(mesh.axes))
+        whole = [made for made in found if all(made.factors[i] for i in axes)]
         if not whole and pins.split_matmuls:
             raise PlanError(
                 f"pin split=matmul, but {op.name} ({op.module or op.target}) cannot be split over {mesh.sizes}",

@@ -26,20 +26,29 @@ PINS: dict[str, Callable[[int], tuple[str, ...]]] = {
     "tensor": lambda n: (f"tp={n}",),
     "sharded": lambda n: (f"dp={n}", "zero=3"),
 }
+TWO_AXES: dict[str, Callable[[int], tuple[str, ...]]] = {
+    "data x tensor": lambda n: ("dp=2", "tp=2"),
+    "sharded x tensor": lambda n: ("dp=2", "tp=2", "zero=3"),
+    "chosen": lambda n: ("split=matmul",),
+}
 
 
 def cases() -> Iterator[Any]:
-    """Every model under every plan on 1, 2 and 3 ranks; the quick tests take a slice that covers each pair."""
+    """Every model under every plan on 1, 2 and 3 ranks, and on 2 x 2; the quick tests take a covering slice."""
     for n, name in enumerate(NAMES):
         for size in (1, 2, 3):
             for k, kind in enumerate(PINS):
                 quick = size == 2 or (size, k) in ((3, n), (3, n + 1), (1, n))
                 yield pytest.param(name, size, kind, marks=[] if quick else pytest.mark.full)
+        for k, kind in enumerate(TWO_AXES):
+            yield pytest.param(name, 4, kind, marks=[] if k == n else pytest.mark.full)
 
 
 def planned(name: str, size: int, kind: str, dtype: str = "float32") -> Plan:
     model, batch = small_model(name, dtype)
-    return make_plan(capture(model, batch), load_cluster(f"local:{size}"), pins=PINS[kind](size))
+    return make_plan(
+        capture(model, batch), load_cluster(f"local:{size}"), pins=(PINS | TWO_AXES if size == 4 else PINS)[kind](size)
+    )
 
 
 def train_planned(rank: int, name: str, plan_json: bytes, dtype: str, steps: int) -> dict[str, Any]:

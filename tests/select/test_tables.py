@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.errors import ProblemError
 from meshwright.select import Problem, ProblemBuilder
+from meshwright.select.dominance import undominated
 from meshwright.select.tables import tables
 
 
@@ -54,9 +55,27 @@ def test_a_combination_without_a_choice_is_refused() -> None:
 
 def test_a_table_too_large_is_refused() -> None:
     build = ProblemBuilder()
+    rng = np.random.default_rng(0)
     nodes = [build.node(np.zeros(10)) for _ in range(4)]
     for a, b in product(nodes, repeat=2):
         if a < b:
-            build.edge(a, b, np.zeros((10, 10)))
+            build.edge(a, b, rng.random((10, 10)))
     with pytest.raises(ProblemError, match="10,000 entries"):
         tables(build.build(), [], most_entries=1000)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_dropping_dominated_options_leaves_the_optimum(seed: int) -> None:
+    problem = random_problem(seed)
+    remaining = undominated(problem)
+    everything = [range(problem.options(node)) for node in range(problem.nodes)]
+    best = min(problem.total_cost(choice) for choice in product(*everything))
+    left = min(problem.total_cost(choice) for choice in product(*(options.tolist() for options in remaining)))
+    assert left == pytest.approx(best)
+
+
+def test_an_option_that_never_pays_is_dropped() -> None:
+    build = ProblemBuilder()
+    a, b = build.node([1.0, 5.0, 0.0]), build.node([0.0, 0.0])
+    build.edge(a, b, [[0.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+    assert [options.tolist() for options in undominated(build.build())] == [[0, 2], [0, 1]]
