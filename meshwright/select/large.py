@@ -19,10 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.select.best import Best
-from meshwright.select.dual import Ascent, row_units
+from meshwright.select.dual import Ascent
 from meshwright.select.kernels import rows, search
 from meshwright.select.kernels.arrays import Arrays, lay_out
 from meshwright.select.kernels.forest import Forest, new_forest
+from meshwright.select.priced import row_units
 from meshwright.select.problem import Floats, Ints
 
 ASCENT_SHARE = 0.12  # of the budget
@@ -56,7 +57,7 @@ class Searcher:
             s.price[:] = price
         rows.fill_usage(self.arrays, s.x, s.usage)
         s.scalars[:] = rows.total_cost(self.arrays, s.x)
-        s.unit[:] = FIRST_PRICE * abs(cost) / row_units(self.arrays)
+        s.unit[:] = FIRST_PRICE * abs(cost) / row_units(self.arrays.limits, self.arrays.bytes)
 
     def swing(self, cost: float, cool: float) -> float:
         """About `quota` steps of swinging; returns steps done."""
@@ -121,7 +122,7 @@ def _force(searcher: Searcher, price: np.ndarray, best: Best, going: Callable[[]
     noise = np.zeros(len(a.costs) + 1)
     s.price[:] = price
     while going():
-        s.unit[:] = FIRST_PRICE * abs(rows.total_cost(a, s.x)) / row_units(a)
+        s.unit[:] = FIRST_PRICE * abs(rows.total_cost(a, s.x)) / row_units(a.limits, a.bytes)
         for _ in range(3):
             steps, _ = search.sweep(a, searcher.forest, s, searcher.rng.random(4 * len(s.x) + 1000), noise, 0, 0.0)
             best.budget.charge(steps)
