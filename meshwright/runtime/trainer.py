@@ -118,10 +118,11 @@ def _on_cuda() -> bool:
 
 def _check_world(plan: Plan) -> None:
     if not dist.is_initialized():
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
         if "RANK" in os.environ:
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            dist.init_process_group(backend)
         else:
-            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     world = dist.get_world_size()
     if world != plan.world_size:
         raise RunError(
