@@ -14,7 +14,7 @@ from meshwright.select import narrow
 from meshwright.select.best import Best
 from meshwright.select.budget import Budget
 from meshwright.select.model import count_pairs
-from meshwright.select.problem import Problem
+from meshwright.select.problem import Problem, no_choice
 
 # Pair variables up to which HiGHS is used in this process, and in a process of its own.
 SMALL = 3_000
@@ -62,7 +62,6 @@ def _branch(best: Best, done: list[str]) -> None:
 def _both_sides(best: Best, seed: int, done: list[str]) -> None:
     from meshwright.select import large
     from meshwright.select.child import INFEASIBLE, SOLVED, Child
-    from meshwright.select.ilp import proven_infeasible
 
     with Child(best.problem, seconds=best.budget.left(), gap=best.budget.gap) as child:
         told = np.inf
@@ -75,7 +74,7 @@ def _both_sides(best: Best, seed: int, done: list[str]) -> None:
                 told = best.cost
                 child.offer(best.choice.tolist())
             if child.ended == INFEASIBLE:
-                raise proven_infeasible()
+                raise no_choice("HiGHS")
             return child.ended != SOLVED
 
         large.solve(best, seed, done, listen)

@@ -16,7 +16,7 @@ import highspy
 import numpy as np
 
 from meshwright.select.model import Model, columns_of, formulate, row_coefficients
-from meshwright.select.problem import ROW_TOLERANCE, Floats, InfeasibleError, Ints, Problem
+from meshwright.select.problem import ROW_TOLERANCE, Floats, Ints, Problem, no_choice
 
 # Called with a bound and a choice, either of them None.
 Report = Callable[[float | None, list[int] | None], None]
@@ -191,14 +191,6 @@ def _load(model: Model, scale: float) -> highspy.Highs:
     return h
 
 
-def proven_infeasible() -> InfeasibleError:
-    return InfeasibleError(
-        "no choice meets all limits and forbidden pairs (proven by HiGHS)",
-        "limits and pairs that leave at least one choice",
-        "raise the limits or allow more pairs",
-    )
-
-
 def _refuse_infeasible(h: highspy.Highs) -> None:
     if h.getModelStatus() in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
-        raise proven_infeasible()
+        raise no_choice("HiGHS")

@@ -22,7 +22,7 @@ from meshwright.select import elimination
 from meshwright.select.best import Best
 from meshwright.select.elimination import Order
 from meshwright.select.priced import Prices
-from meshwright.select.problem import Floats, Ints, Problem
+from meshwright.select.problem import Floats, Ints, Problem, no_choice
 
 # Table entries an order may take; some 100 million are filled in a second.
 ENTRIES = 50_000_000
@@ -62,6 +62,8 @@ class _Oracle:
     def __call__(self, price: Floats) -> Ints:
         problem, self.prices.value = self.best.problem, price
         value, found = elimination.run(problem, self.order, problem.costs + self.prices.of_options())
+        if np.isinf(value):
+            raise no_choice("elimination")
         choice = np.array(found, dtype=np.int64)
         self.calls += 1
         self.best.budget.charge(self.order.entries + 2000 * problem.nodes)

@@ -36,6 +36,15 @@ class InfeasibleError(ProblemError):
     """It was proven that no choice meets the constraints."""
 
 
+def no_choice(by: str) -> InfeasibleError:
+    """For a proof that names no single node or row."""
+    return InfeasibleError(
+        f"no choice meets all limits and forbidden pairs (proven by {by})",
+        "limits and pairs that leave at least one choice",
+        "raise the limits or allow more pairs",
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Flat arrays; built by `ProblemBuilder`, `Problem.load` or by hand. Call `verify()` after the latter."""

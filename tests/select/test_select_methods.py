@@ -7,7 +7,7 @@ import pytest
 from select_oracle import enumerate_optimum, random_problem
 
 from meshwright.errors import ProblemError
-from meshwright.select import METHODS, InfeasibleError, solve
+from meshwright.select import METHODS, InfeasibleError, ProblemBuilder, solve
 
 SEEDS = [s for s in range(300, 420) if np.isfinite(enumerate_optimum(random_problem(s)))][:12]
 
@@ -57,3 +57,22 @@ def test_infeasible_problems_are_proven_so() -> None:
     for seed in tight[:30]:
         with pytest.raises(InfeasibleError):
             solve(random_problem(seed), seconds=10)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_problem_that_only_forbidden_pairs_make_impossible_is_proven_so(rows: int) -> None:
+    """Four nodes, each pair different, three colours: every option has partners, no choice exists."""
+    build = ProblemBuilder()
+    for _ in range(rows):
+        build.row(3.0)
+    for _ in range(4):
+        node = build.node([0.0, 1.0, 2.0])
+        for option in range(3 * rows):
+            build.use(0, node, option, float(option == 1))
+    different = np.where(np.eye(3, dtype=bool), np.inf, 0.0)
+    for a in range(4):
+        for b in range(a):
+            build.edge(a, b, different)
+    for method in ("auto", "ilp"):
+        with pytest.raises(InfeasibleError):
+            solve(build.build(), seconds=10, method=method)

@@ -7,8 +7,8 @@ import numpy as np
 from meshwright.select.best import Best
 from meshwright.select.budget import Budget
 from meshwright.select.child import INFEASIBLE, Child
-from meshwright.select.ilp import branch_and_bound, proven_infeasible
-from meshwright.select.problem import Problem
+from meshwright.select.ilp import branch_and_bound
+from meshwright.select.problem import Problem, no_choice
 
 # With a work limit the clock may not decide, so nodes of the search tree do.
 NODES_PER_UNIT = 10
@@ -35,5 +35,5 @@ def _beside(best: Best) -> str:
             for bound, choice in child.news(wait_s=min(0.5, max(0.01, best.budget.left()))):
                 best.note(bound, choice)
         if child.ended == INFEASIBLE:
-            raise proven_infeasible()
+            raise no_choice("HiGHS")
         return child.ended or "stopped"

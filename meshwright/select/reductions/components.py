@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from meshwright.select import elimination
 from meshwright.select.flatten import flatten
 from meshwright.select.graph import Graph
+from meshwright.select.problem import no_choice
 
 # Table entries a component may take; a wider one stays for the solvers behind.
 ENTRIES = 5_000_000
@@ -39,6 +42,8 @@ def apply(graph: Graph) -> int:
         if order is None:
             continue
         value, options = elimination.run(problem, order, problem.costs)
+        if np.isinf(value):
+            raise no_choice("elimination")
         graph.constant += value
         graph.trail.append(Solved(tuple(ids), tuple(options)))
         for node in ids:
