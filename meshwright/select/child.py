@@ -21,12 +21,13 @@ import meshwright
 from meshwright.select.problem import InfeasibleError, Problem
 
 SOLVED, STOPPED, INFEASIBLE = "solved", "stopped", "infeasible"
+FOREVER_S = 1e6  # the parent decides when it is over
 
 
 class Child:
     """The parent's end. Use as a context manager: leaving it kills the process."""
 
-    def __init__(self, problem: Problem, *, seconds: float, gap: float) -> None:
+    def __init__(self, problem: Problem, *, gap: float) -> None:
         root = str(Path(meshwright.__file__).parent.parent)
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         self._process = subprocess.Popen(
@@ -39,7 +40,7 @@ class Child:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.ended: str | None = None
-        self._write((problem, seconds, gap))
+        self._write((problem, gap))
 
     def __enter__(self) -> Child:
         return self
@@ -89,7 +90,7 @@ def main() -> None:
 
     out, source = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)  # nothing a library prints may get between the pickles
-    problem, seconds, gap = pickle.load(source)
+    problem, gap = pickle.load(source)
     latest: list[list[int] | None] = [None]
     threading.Thread(target=_listen, args=(source, latest), daemon=True).start()
 
@@ -97,7 +98,7 @@ def main() -> None:
         _put(out, (bound, choice))
 
     try:
-        solved = branch_and_bound(problem, report, seconds=seconds, gap=gap, offered=lambda: latest[0])
+        solved = branch_and_bound(problem, report, seconds=FOREVER_S, gap=gap, offered=lambda: latest[0])
         _put(out, SOLVED if solved else STOPPED)
     except InfeasibleError:
         _put(out, INFEASIBLE)
@@ -108,6 +109,7 @@ def _listen(source: IO[bytes], latest: list[list[int] | None]) -> None:
     with contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
         while True:
             latest[0] = pickle.load(source)
+    os._exit(1)  # the parent is gone
 
 
 def _put(pipe: IO[Any], thing: object) -> None:

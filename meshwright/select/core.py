@@ -63,7 +63,7 @@ def _both_sides(best: Best, seed: int, done: list[str]) -> None:
     from meshwright.select import large
     from meshwright.select.child import INFEASIBLE, SOLVED, Child
 
-    with Child(best.problem, seconds=best.budget.left(), gap=best.budget.gap) as child:
+    with Child(best.problem, gap=best.budget.gap) as child:
         told = np.inf
 
         def listen() -> bool:

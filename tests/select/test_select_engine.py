@@ -123,7 +123,7 @@ def test_the_same_work_and_seed_give_the_same_choice_on_a_large_core() -> None:
 
 def test_a_child_process_solves_and_can_be_killed() -> None:
     problem = grid(4, 3, limit=350.0)
-    with Child(problem, seconds=60, gap=0.0) as child:
+    with Child(problem, gap=0.0) as child:
         news = []
         while child.ended is None:
             news += child.news(wait_s=1.0)
@@ -132,7 +132,7 @@ def test_a_child_process_solves_and_can_be_killed() -> None:
     bounds = [bound for bound, _ in news if bound is not None]
     assert problem.total_cost(choices[-1]) == pytest.approx(max(bounds))
     began = time.perf_counter()
-    with Child(grid(20, 8, limit=9000.0), seconds=60, gap=0.0):
+    with Child(grid(20, 8, limit=9000.0), gap=0.0):
         pass
     assert time.perf_counter() - began < 10
 
@@ -140,8 +140,8 @@ def test_a_child_process_solves_and_can_be_killed() -> None:
 def test_a_solve_ends_in_time_and_its_gap_is_true() -> None:
     problem = grid(14, 8, limit=4000.0)
     began = time.perf_counter()
-    selection = solve(problem, seconds=4)
-    assert time.perf_counter() - began < 12  # a loaded machine starts processes slowly
+    selection = solve(problem, seconds=10, gap=0.002)
+    assert time.perf_counter() - began < 30  # a loaded machine starts processes slowly
     assert selection.feasible
     assert selection.bound <= selection.cost
     assert selection.gap == pytest.approx((selection.cost - selection.bound) / selection.cost)

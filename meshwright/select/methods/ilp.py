@@ -30,7 +30,7 @@ def search(problem: Problem, budget: Budget, seed: int) -> tuple[list[int], floa
 
 def _beside(best: Best) -> str:
     """In a process that can be killed; this one waits."""
-    with Child(best.problem, seconds=best.budget.left(), gap=best.budget.gap) as child:
+    with Child(best.problem, gap=best.budget.gap) as child:
         while child.ended is None and not best.budget.over():
             for bound, choice in child.news(wait_s=min(0.5, max(0.01, best.budget.left()))):
                 best.note(bound, choice)
