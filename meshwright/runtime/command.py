@@ -9,18 +9,18 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.models.arguments import add_model_arguments, reference_of
+
 if TYPE_CHECKING:
     from meshwright.plan import Plan
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("train", help="train a model under a plan on local processes")
-    parser.add_argument("model", help="a family, with settings if wanted: gpt, llama?layers=4, resnet")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
+    add_model_arguments(parser)
     parser.add_argument("--plan", default="auto", help="a plan file, or auto (default) to plan now")
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="local processes (default 2)")
     parser.add_argument("--global-batch", type=int, default=8, metavar="N", help="samples per step (default 8)")
-    parser.add_argument("--seq", type=int, metavar="S", help="sequence length; the same as --set seq=S")
     parser.add_argument("--steps", type=int, default=40, metavar="N", help="optimizer steps (default 40)")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default 1e-3)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the data (default 0)")
@@ -55,11 +55,10 @@ def _plan(args: argparse.Namespace) -> Plan:
     from meshwright.capture import capture
     from meshwright.cluster import load_cluster
     from meshwright.errors import RunError
-    from meshwright.models.reference import parse_reference
     from meshwright.plan import Plan
     from meshwright.solve.plan import make_plan
 
-    reference = parse_reference(args.model, [*args.set, *([f"seq={args.seq}"] if args.seq else [])])
+    reference = reference_of(args)
     world = int(os.environ.get("WORLD_SIZE", args.nproc))
     if args.plan == "auto":
         program = capture(*reference.meta(args.global_batch))

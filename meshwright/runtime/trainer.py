@@ -104,7 +104,10 @@ class Trainer:
 def parallelize(model: nn.Module, plan: Plan, loss: Callable[..., Tensor] | None = None) -> Trainer:
     """The model under the plan, on this process's share of it. Call it on every rank, under torchrun."""
     _check_world(plan)
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if _on_cuda() else torch.device("cpu")
+    device = torch.device("cpu")
+    if _on_cuda():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
     mode = fake_mode()
     batch = {name: fake_tensor(entry.shape, getattr(torch, entry.dtype), mode) for name, entry in plan.inputs.items()}
     program = capture(model, batch, loss)

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from meshwright.models.arguments import add_model_arguments, reference_of
+
 if TYPE_CHECKING:
     from meshwright.plan import Plan
     from meshwright.solve.baselines import Baseline
@@ -15,11 +17,9 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("plan", help="find the fastest plan that fits, and show what others would cost")
-    parser.add_argument("model", help="a family, with settings if wanted: gpt, llama?layers=4, resnet")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
+    add_model_arguments(parser)
     parser.add_argument("--cluster", default="local:2", help="a preset (local:2, dgx-h100:1) or a TOML file")
     parser.add_argument("--global-batch", type=int, default=8, metavar="N", help="samples per step (default 8)")
-    parser.add_argument("--seq", type=int, metavar="S", help="sequence length; the same as --set seq=S")
     parser.add_argument("--memory", metavar="SIZE", help="limit per device, such as 20GiB; the device's own if absent")
     parser.add_argument("--optimizer", default="adamw", help="adamw (default), momentum or sgd")
     parser.add_argument("--pin", action="append", default=[], help="dp=N, tp=N, zero=0..3, split=matmul, NAME=S(0)")
@@ -32,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.capture import capture
     from meshwright.cluster import load_cluster
     from meshwright.errors import ModelError
-    from meshwright.models.reference import parse_reference
     from meshwright.plan.describe import describe
     from meshwright.plan.units import parse_bytes
     from meshwright.solve.baselines import baselines
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     start_s = time.perf_counter()
     if args.global_batch < 1:
         raise ModelError(f"--global-batch {args.global_batch}", "at least 1", "give a larger batch")
-    reference = parse_reference(args.model, [*args.set, *([f"seq={args.seq}"] if args.seq else [])])
+    reference = reference_of(args)
     cluster = load_cluster(args.cluster)
     memory_bytes = parse_bytes(args.memory)
     program = capture(*reference.meta(args.global_batch))

@@ -22,7 +22,7 @@ from meshwright.layout.convert import convert
 from meshwright.layout.transport import ProcessTransport, use_transport
 
 if TYPE_CHECKING:
-    from conftest import GlooPool
+    from processes import GlooPool
 
 Sizes = dict[str, int]
 

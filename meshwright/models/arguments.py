@@ -1,0 +1,24 @@
+"""What every command that takes a model reads of it from the command line."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshwright.models.reference import Reference
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", help="a family with settings (gpt, llama?layers=4), a named size, hf:TYPE, file.py:function"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
+    parser.add_argument("--seq", type=int, metavar="S", help="sequence length; the same as --set seq=S")
+
+
+def reference_of(args: argparse.Namespace) -> Reference:
+    from meshwright.models.reference import parse_reference
+
+    sequence = [] if args.seq is None else [f"seq={args.seq}"]
+    return parse_reference(args.model, [*args.set, *sequence])
