@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,3 +204,11 @@ def test_random_problems_survive_a_round_trip_through_a_builder() -> None:
     """`hold` and `edge` lose nothing: the oracle's problems are themselves made by the builder."""
     problem = random_problem(5, rows=3)
     assert problem.verify() is problem
+
+
+def test_importing_the_engine_brings_neither_torch_nor_numba_nor_highs() -> None:
+    """Small problems must not pay for what only large ones need, and the engine needs no torch at all."""
+    script = "import sys, meshwright.select; print([m for m in ('torch', 'numba', 'highspy') if m in sys.modules])"
+    root = Path(__file__).parents[2]
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root)
+    assert answer.stdout.strip() == "[]"
