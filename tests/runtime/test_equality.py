@@ -36,8 +36,7 @@ TWO_AXES: dict[str, Callable[[int], tuple[str, ...]]] = {
 def cases(quick_sizes: tuple[int, ...]) -> Iterator[Any]:
     """Every model under every plan on 1, 2 and 3 ranks, and on 2 x 2.
 
-    The quick tests take, per size, one plan of each model, so that each pair of model and plan and of size and plan
-    is met; `make test-all` takes them all.
+    The quick tests take one or two plans of each model per size, a different one for each; `make test-all` takes all.
     """
     for n, name in enumerate(NAMES):
         for size in (1, 2, 3):
