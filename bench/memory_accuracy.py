@@ -19,9 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path[0] = str(Path(__file__).parents[1])  # this folder has files named like modules of the standard library
+
 MODELS = {
     "gpt2?dropout=0": (4, 16),
-    "gpt2-medium": (2, 8),
+    "gpt2-medium?dropout=0.1": (2, 8),
     "llama?layers=8&hidden=1024&heads=16&kv_heads=4&ffn=4096&vocab=32000&seq=1024": (2, 8),
     "moe?layers=4&hidden=1024&heads=16&kv_heads=4&ffn=2048&vocab=32000&seq=512": (2, 8),
     "bert?seq=512": (4, 16),

@@ -1,4 +1,4 @@
-"""What attention keeps for backward: on CPU the fused kernel or the plain products; on a GPU one of three kernels.
+"""What attention keeps for backward: on CPU the fused kernel or the plain products; on a GPU one of several kernels.
 
 A fused kernel keeps queries, keys, values, its result and the log of each row's sum. Which kernel runs depends on
 dtype, mask, dropout and shape; torch decides, and the conditions here are its own.
@@ -14,7 +14,8 @@ from meshwright.capture.program import Op, Value
 from meshwright.profile.kept import Saved, literal
 from meshwright.profile.operands import packet, type_bytes
 
-Kernel = Literal["flash", "efficient", "math"]
+RANDOM_STATE_BYTES = 16
+Kernel = Literal["flash", "padded flash", "cudnn", "efficient", "math"]
 
 
 def is_causal(op: Op) -> bool:
@@ -26,9 +27,11 @@ def dropout_rate(op: Op) -> float:
     return 0.0 if packet(op.target) == "causal_attention" else float(literal(op, 4, "dropout_p", 0.0))
 
 
-def runs_fused(op: Op, operands: Sequence[Value], device: str = "cpu") -> bool:
-    """Whether a kernel that never holds the scores takes this call."""
-    return (cpu_kernel if device == "cpu" else cuda_kernel)(op, operands) != "math"
+def attention_kernel(op: Op, operands: Sequence[Value], device: str, mask_step: int = 1) -> Kernel:
+    """The kernel that takes this call. `mask_step`: the mask's last stride; on a GPU fused kernels want 1."""
+    if device == "cpu":
+        return cpu_kernel(op, operands)
+    return "math" if mask_step != 1 else cuda_kernel(op, operands)
 
 
 def cpu_kernel(op: Op, operands: Sequence[Value]) -> Kernel:
@@ -40,24 +43,28 @@ def cpu_kernel(op: Op, operands: Sequence[Value]) -> Kernel:
 
 
 def cuda_kernel(op: Op, operands: Sequence[Value]) -> Kernel:
-    """Flash for half precision without a mask; the memory-efficient kernel for the rest of what has four dims."""
-    query, value = operands[0].type, operands[2].type
+    """Seen on an H200 with torch 2.11. Half precision: cuDNN with or without a mask; flash, on copies of whole 8
+    columns, for odd widths; the memory-efficient kernel where the mask needs a gradient. Single precision: the
+    memory-efficient kernel. Plain products for grouped heads that no kernel takes.
+    """
+    query, value, masks = operands[0].type, operands[2].type, operands[3:]
     if len(query.sizes) != 4 or query.dtype == "float64":
         return "math"
-    half = query.dtype in ("bfloat16", "float16")
-    width = query.sizes[-1]
-    if half and not operands[3:] and width == value.sizes[-1] and width <= 256:
-        return "flash"
     grouped = query.sizes[1] != operands[1].type.sizes[1]
-    aligned = (width * query.itemsize) % 16 == 0 if half else width % 4 == 0
-    return "efficient" if aligned and not grouped else "math"
+    width = query.sizes[-1]
+    if query.itemsize == 2 and width == value.sizes[-1] and width <= 256:
+        if width % 8:
+            return "padded flash" if not masks else "math" if grouped else "efficient"
+        if not any(mask.grad for mask in masks):
+            return "cudnn"
+    return "math" if grouped else "efficient"
 
 
 def cpu_attention(op: Op, operands: Sequence[Value]) -> Saved:
     """The fused kernel keeps the log of each row's sum; of a mask of truth values, its own copy in numbers."""
     query, key = operands[0].type, operands[1].type
     if cpu_kernel(op, operands) == "math":
-        return _products(op, operands)
+        return unfused_attention(op, operands)
     kept = prod(query.sizes[:-1]) * max(4, query.itemsize)
     masks = [value.type for value in operands[3:] if not value.type.is_float]
     kept += sum(prod(mask.sizes) for mask in masks) * query.itemsize
@@ -67,21 +74,28 @@ def cpu_attention(op: Op, operands: Sequence[Value]) -> Saved:
 
 
 def cuda_attention(op: Op, operands: Sequence[Value]) -> Saved:
+    """The log of each row's sum, the random state, and a mask of truth values as numbers.
+
+    The memory-efficient kernel rounds rows up to whole 32, and has its random state on the CPU.
+    """
     kernel = cuda_kernel(op, operands)
     if kernel == "math":
-        return _products(op, operands)
+        return unfused_attention(op, operands)
     query = operands[0].type
-    rows = query.sizes[-2] if kernel == "flash" else -(-query.sizes[-2] // 32) * 32
-    logsumexp = prod(query.sizes[:-2]) * rows * 4
+    *lead, rows, width = query.sizes
+    kept = prod(lead) * (-(-rows // 32) * 32 * 4 if kernel == "efficient" else rows * 4)
+    kept += 0 if kernel == "efficient" else RANDOM_STATE_BYTES
     masks = [value.type for value in operands[3:] if not value.type.is_float]
-    copies = sum(type_bytes(mask) * query.itemsize for mask in masks)
+    kept += sum(type_bytes(mask) * query.itemsize for mask in masks)
     if packet(op.target) == "causal_attention":
-        copies += query.sizes[-2] * operands[1].type.sizes[-2] * query.itemsize
-    seeds = 16
-    return Saved(tuple(range(len(operands) - len(masks))), (0,), logsumexp + copies + seeds)
+        kept += rows * operands[1].type.sizes[-2] * query.itemsize
+    if kernel == "padded flash":
+        wide = -(-width // 8) * 8
+        return Saved((), (0,), kept + sum(prod(v.type.sizes[:-1]) for v in operands[:3]) * wide * query.itemsize)
+    return Saved(tuple(range(len(operands) - len(masks))), (0,), kept)
 
 
-def _products(op: Op, operands: Sequence[Value]) -> Saved:
+def unfused_attention(op: Op, operands: Sequence[Value]) -> Saved:
     """Scaled queries and keys (keys once per query head), the probabilities, what dropout left, and the values.
 
     Half precision is multiplied in single; grouped keys and values are repeated: then the values are copies too.

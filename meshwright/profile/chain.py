@@ -135,7 +135,7 @@ class _Walker:
             boundary = self._boundary(index, facts, last_use)
             key = (id(facts), boundary)
             if key not in known:
-                known[key] = liveness(facts, boundary, self.device, round_)
+                known[key] = liveness(facts, boundary, round_)
             links.append(Link(name, facts, known[key]))
         return Chain(links[0], tuple(links[1:]), self.uses)
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from meshwright.capture.program import Op, Value
 from meshwright.profile.operands import Values, distinct_bytes, full_name, has_gradient, operands_of, packet, type_bytes
-from meshwright.profile.saved import saved
+from meshwright.profile.saved import GROUPED_PRODUCTS, saved
 from meshwright.rules.rule import Call
 from meshwright.rules.table.matmul import einsum
 
@@ -21,6 +21,7 @@ Kind = Literal["matmul", "attention", "convolution", "memory", "view"]
 _VIEWS = """
     view _unsafe_view reshape flatten unflatten transpose permute t numpy_T unsqueeze squeeze expand slice select
     unbind chunk split split_with_sizes narrow alias detach view_as_real view_as_complex expand_as broadcast_to
+    view_as reshape_as broadcast_tensors
 """
 VIEWS = frozenset(_VIEWS.split())
 ATTENTIONS = frozenset({"scaled_dot_product_attention", "causal_attention"})
@@ -156,8 +157,7 @@ _PRODUCTS: dict[str, Callable[[Op, Sequence[Value]], tuple[int, ...]]] = {
     "mv": _contracted(0, -1),
     "dot": _contracted(0, -1),
     "matmul": _contracted(0, -1),
-    "_grouped_mm": _contracted(0, -1),
-    "transformers.grouped_mm_fallback": _contracted(0, -1),
+    **dict.fromkeys(GROUPED_PRODUCTS, _contracted(0, -1)),
     "addmm": _contracted(1, -1),
     "baddbmm": _contracted(1, -1),
     "einsum": _einsum,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from meshwright.capture.program import Op, Value
 from meshwright.profile.facts import GraphFacts
 from meshwright.profile.operands import type_bytes
-from meshwright.profile.saved import DeviceKind
 from meshwright.profile.working import backward_working_bytes, forward_working_bytes, hands_on_gradient
 
 Round = Callable[[int], int]
@@ -81,10 +80,10 @@ class _Meter:
             self.peak_bytes, self.at = used, at
 
 
-def liveness(facts: GraphFacts, boundary: Boundary, device: DeviceKind, round_: Round) -> Liveness:
+def liveness(facts: GraphFacts, boundary: Boundary, round_: Round) -> Liveness:
     kept = _own_kept(facts, boundary)
-    forward = _forward(facts, boundary, kept, device, round_)
-    backward, gradient_bytes = _Backward(facts, boundary, kept, device, _Meter(round_)).run()
+    forward = _forward(facts, boundary, kept, round_)
+    backward, gradient_bytes = _Backward(facts, boundary, kept, _Meter(round_)).run()
     sizes = facts.places.storage_bytes
     saved = [SavedValue(name, round_(sizes[name])) for name in kept]
     for op, read in zip(facts.graph.ops, facts.reads, strict=True):
@@ -101,7 +100,7 @@ def _own_kept(facts: GraphFacts, boundary: Boundary) -> dict[str, None]:
     return dict.fromkeys(name for name in made if name in wanted and name in own and name not in facts.outside)
 
 
-def _forward(facts: GraphFacts, boundary: Boundary, kept: dict[str, None], device: DeviceKind, round_: Round) -> _Meter:
+def _forward(facts: GraphFacts, boundary: Boundary, kept: dict[str, None], round_: Round) -> _Meter:
     of, sizes, graph = facts.places.of, facts.places.storage_bytes, facts.graph
     values, last = graph.values(), _last_uses(facts)
     stay = set(kept) | boundary.kept | boundary.lives_on | facts.outside | {v.name for v in graph.commons}
@@ -114,7 +113,7 @@ def _forward(facts: GraphFacts, boundary: Boundary, kept: dict[str, None], devic
             if of[value.name].storage == value.name and value.name not in facts.outside:
                 meter.add(sizes[value.name])
         meter.add(read.auxiliary_bytes)
-        meter.note(op.name, forward_working_bytes(op, [values[name] for name in op.operands()], device))
+        meter.note(op.name, forward_working_bytes(op, [values[name] for name in op.operands()], facts.places))
         for name in last.get(index, ()):
             if name not in stay:
                 meter.drop(sizes[name])
@@ -142,7 +141,6 @@ class _Backward:
     facts: GraphFacts
     boundary: Boundary
     kept: dict[str, None]
-    device: DeviceKind
     meter: _Meter
     gradients: dict[str, int] = field(default_factory=dict)
     buffers: dict[int, int] = field(default_factory=dict)
@@ -207,7 +205,7 @@ class _Backward:
                 self.uses[source] += 1
             else:
                 self._hold(value.name, size)
-        self.meter.note(op.name, backward_working_bytes(op, operands, self.device))
+        self.meter.note(op.name, backward_working_bytes(op, operands, self.facts.places))
         for _, size in made:
             self.meter.drop(size)
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.capture.targets import call
-from meshwright.profile.attention import runs_fused
+from meshwright.profile.attention import Kernel, attention_kernel, unfused_attention
 from meshwright.profile.count import ATTENTIONS, VIEWS
 from meshwright.profile.kept import Saved, literal
-from meshwright.profile.operands import packet, type_bytes
+from meshwright.profile.operands import has_gradient, packet, type_bytes
 from meshwright.profile.saved import DeviceKind, saved
 
 MAYBE_VIEWS = VIEWS | frozenset({"contiguous", "to", "type_as", "lift_fresh_copy", "unfold", "movedim", "diagonal"})
@@ -27,11 +27,14 @@ MAYBE_VIEWS = VIEWS | frozenset({"contiguous", "to", "type_as", "lift_fresh_copy
 
 _POINTWISE = """
     add sub rsub mul div neg pow exp log sin cos tanh sigmoid relu silu gelu softplus clamp rsqrt sqrt square abs where
-    masked_fill dropout clone to type_as erf reciprocal leaky_relu elu hardswish mish relu6 maximum minimum addcmul
+    dropout clone to type_as erf reciprocal leaky_relu elu hardswish mish relu6 maximum minimum addcmul
     logical_not bitwise_not eq ne lt le gt ge logical_and logical_or hardsigmoid softmax log_softmax native_dropout
 """
 POINTWISE = frozenset(_POINTWISE.split())
 """Ops whose result is laid out as their operands are."""
+
+FOLDED = {"linear": (0,), "matmul": (0, 1)}
+"""Operands that are folded to matrices, or batches of them, before they are multiplied."""
 
 META = torch.device("meta")
 
@@ -53,8 +56,10 @@ class Places:
     storage_bytes: dict[str, int]
     device: DeviceKind = "cpu"
 
-    def is_contiguous(self, value: Value) -> bool:
-        return is_contiguous(value.type.sizes, self.of[value.name].strides)
+    def kernel(self, op: Op, operands: Sequence[Value]) -> Kernel:
+        """The kernel of an attention whose operands lie here."""
+        steps = [self.of[mask.name].strides[-1] for mask in operands[3:]]
+        return attention_kernel(op, operands, self.device, steps[0] if steps else 1)
 
 
 def places(
@@ -116,12 +121,17 @@ def _make(value: Value, strides: tuple[int, ...], found: Places) -> None:
 def _place_view(op: Op, values: Mapping[str, Value], found: Places) -> None:
     tensors = {name: _meta(values[name], found.of[name]) for name in op.uses()}
     results = call(op, tensors, META)
-    base = op.operands()[0]
-    for value, tensor in zip(op.results, results, strict=True):
+    for value, tensor, base in zip(op.results, results, _bases(op), strict=True):
         if tensor.untyped_storage() is tensors[base].untyped_storage():
             found.of[value.name] = Place(found.of[base].storage, tensor.stride(), int(tensor.storage_offset()))
         else:
             _make(value, tensor.stride(), found)
+
+
+def _bases(op: Op) -> Sequence[str]:
+    """For each result the operand that it may be a view of."""
+    operands = op.operands()
+    return operands if packet(op.target) == "broadcast_tensors" else [operands[0]] * len(op.results)
 
 
 def _meta(value: Value, place: Place) -> Tensor:
@@ -135,7 +145,7 @@ def _meta(value: Value, place: Place) -> Tensor:
 
 def _strides(op: Op, value: Value, values: Mapping[str, Value], found: Places) -> tuple[int, ...]:
     sizes = value.type.sizes
-    if packet(op.target) in ATTENTIONS and runs_fused(op, [values[name] for name in op.operands()], found.device):
+    if packet(op.target) in ATTENTIONS and found.kernel(op, [values[name] for name in op.operands()]) != "math":
         return dense(sizes, (0, 2, 1, 3))  # fused kernels write heads innermost, as the projection after them reads
     if packet(op.target) in POINTWISE:
         for name in op.operands():
@@ -154,23 +164,15 @@ def _as_operand(sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, 
 
 def kept_in_place(op: Op, values: Mapping[str, Value], found: Places) -> Saved:
     """What `saved` says, where an operand that a product has to copy first is kept as that copy."""
-    kept = saved(op, values, found.device)
     operands = [values[name] for name in op.operands()]
+    unfused = packet(op.target) in ATTENTIONS and found.kernel(op, operands) == "math"
+    kept = unfused_attention(op, operands) if unfused and has_gradient(op) else saved(op, values, found.device)
+    folded = set(kept.operands) & set((2,) if unfused else FOLDED.get(packet(op.target), ()))
     rest = 1 if packet(op.target) == "linear" else 2
-    copied = [
-        i for i in kept.operands if i in _products(op, operands, found.device) and not _folds(operands[i], found, rest)
-    ]
+    copied = [i for i in folded if not _folds(operands[i], found, rest)]
     extra = sum(type_bytes(operands[i].type) for i in copied)
     whole = tuple(i for i in kept.operands if i not in copied)
     return Saved(whole, kept.results, kept.auxiliary_bytes + extra)
-
-
-def _products(op: Op, operands: Sequence[Value], device: DeviceKind) -> tuple[int, ...]:
-    """Operands that are folded to matrices, or batches of them, before they are multiplied."""
-    name = packet(op.target)
-    if name in ATTENTIONS:
-        return () if runs_fused(op, operands, device) else (2,)
-    return {"linear": (0,), "matmul": (0, 1)}.get(name, ())
 
 
 def _folds(value: Value, found: Places, rest: int) -> bool:

@@ -11,6 +11,7 @@ from meshwright.profile.saved import DeviceKind
 from meshwright.profile.static import Implementation, Optimizer, Precision, Static
 
 Phase = Literal["forward", "backward", "optimizer"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Profile:
     distinct_segments: int
     saved_bytes: int
     peak: Peak
+    phase_peaks: tuple[Peak, ...]
     profile_seconds: float
     """CPU seconds."""
 
@@ -104,6 +106,7 @@ class Profile:
     def verify(self) -> None:
         _same("saved bytes of the segments", self.total("saved_bytes"), self.saved_bytes)
         _same("the parts of the peak", sum(size for _, size in self.peak.parts), self.peak.bytes)
+        _same("the largest peak of a phase", max(peak.bytes for peak in self.phase_peaks), self.peak.bytes)
         for row in (self.prologue, *self.segments):
             if row.count < 1 or min(row.transient_bytes, row.saved_bytes, row.forward_flops) < 0:
                 raise VerifyError(f"segment {row.name} has a negative figure", "counts of FLOPs and bytes")
@@ -129,6 +132,7 @@ class Profile:
             "peak_bytes": self.peak.bytes,
             "peak_at": str(self.peak),
             "peak_parts": dict(self.peak.parts),
+            "phase_peak_bytes": {peak.phase: peak.bytes for peak in self.phase_peaks},
             "static": asdict(self.static),
             "batch_bytes": self.batch_bytes,
             "distinct_segments": self.distinct_segments,

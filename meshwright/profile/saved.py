@@ -24,7 +24,7 @@ _NOTHING = """
     view _unsafe_view reshape flatten unflatten transpose permute t numpy_T unsqueeze squeeze expand slice select
     unbind chunk split split_with_sizes narrow cat stack roll flip repeat repeat_interleave pad constant_pad_nd
     diff tril triu sum mean cumsum ceil floor round trunc sign
-    upsample_nearest2d.vec upsample_bilinear2d.vec
+    upsample_nearest2d.vec upsample_bilinear2d.vec view_as reshape_as expand_as broadcast_to broadcast_tensors
 """
 _OPERAND = """
     abs acos acosh asin asinh atan atanh avg_pool1d avg_pool2d avg_pool3d celu clamp clamp_max clamp_min cos cosh
@@ -33,6 +33,7 @@ _OPERAND = """
 """
 _RESULT = "exp exp2 expm1 reciprocal relu rsqrt sigmoid sqrt tan tanh softmax log_softmax"
 _OPERAND_AND_RESULT = "amax amin linalg_vector_norm logsumexp pow.Scalar cumprod std.correction"
+GROUPED_PRODUCTS = ("_grouped_mm", "meshwright.grouped_mm", "transformers.grouped_mm_fallback")
 _INDICES = "max.dim min.dim sort.default topk.default median.dim"
 
 
@@ -87,10 +88,15 @@ def _cuda_layer_norm(op: Op, operands: Sequence[Value]) -> Saved:
 
 
 def _rms_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    """On CPU the op is a sequence of small ones, and the normalised rows stay for the weight's gradient."""
+    """On CPU the op is a sequence of small ones, and the normalised rows stay for the weight's gradient.
+
+    Half precision is widened first: the wide copy stays in the input's stead.
+    """
     rows = _rows(op, operands) * _statistic_bytes(operands)
-    normalised = type_bytes(operands[0].type) if len(operands) > 1 else 0
-    return Saved(tuple(range(len(operands))), (), rows + normalised)
+    wide = prod(operands[0].type.sizes) * _statistic_bytes(operands)
+    copied = operands[0].type.itemsize < _statistic_bytes(operands)
+    kept = tuple(range(1 if copied else 0, len(operands)))
+    return Saved(kept, (), rows + wide * (copied + (len(operands) > 1)))
 
 
 def _fused_rms_norm(op: Op, operands: Sequence[Value]) -> Saved:
@@ -110,7 +116,7 @@ def _shared_norm(numbers: int) -> Rule:
 def _group_norm(op: Op, operands: Sequence[Value]) -> Saved:
     groups = int(op.args[1]) * operands[0].type.sizes[0]
     kept = (0, *(i for i in range(1, len(operands)) if i == 1))
-    return Saved(kept, (), 2 * groups * _statistic_bytes(operands))
+    return Saved(kept, (), 2 * groups * operands[-1].type.itemsize)
 
 
 def _batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
@@ -122,6 +128,14 @@ def _fixed_batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
     """With fixed statistics: the input, the weight, the statistics; a bias is not needed."""
     bias = len(_weight(op)) + 1 if isinstance(op.args[2], Ref) else 0
     return Saved(tuple(i for i in range(len(operands)) if not bias or i != bias))
+
+
+def _cuda_batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    """On a GPU mean and deviation are in single precision at least."""
+    kept = _any_batch_norm(op, operands)
+    if op.target.startswith("aten.") or _is_lowered(op):
+        return kept
+    return Saved(kept.operands, kept.results, 2 * operands[0].type.sizes[1] * _statistic_bytes(operands))
 
 
 def _any_batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
@@ -252,7 +266,7 @@ _RULES: dict[str, Rule] = {
     "dropout": _dropout(None),
     "index": _indexed,
     "index_put": _indexed,
-    "_grouped_mm": lambda op, operands: Saved(tuple(range(len(operands)))),
+    **dict.fromkeys(GROUPED_PRODUCTS, lambda op, operands: Saved(tuple(range(len(operands))))),
     "adaptive_avg_pool2d": _adaptive_pool,
     "instance_norm": _instance_norm,
     "mean_loss": _mean_loss,
@@ -278,6 +292,7 @@ _RULES: dict[str, Rule] = {
 }
 _CUDA: dict[str, Rule] = {
     "layer_norm": _cuda_layer_norm,
+    "batch_norm": _cuda_batch_norm,
     "rms_norm": _fused_rms_norm,
     "dropout": _dropout(1),
     "scaled_dot_product_attention": cuda_attention,

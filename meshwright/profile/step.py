@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from meshwright.capture.program import Program
 from meshwright.errors import ModelError
 from meshwright.profile.chain import Chain, Link, walk
 from meshwright.profile.operands import type_bytes
-from meshwright.profile.profile import Peak, Phase, Profile, SegmentProfile
+from meshwright.profile.profile import PHASES, Peak, Phase, Profile, SegmentProfile
 from meshwright.profile.saved import DeviceKind
 from meshwright.profile.static import Implementation, Optimizer, Precision, Static, rounding, static
 
@@ -46,7 +46,8 @@ def profile_step(
     batch_bytes = sum(around(type_bytes(value.type.at(program.batch))) for value in program.inputs)
     saved_bytes = chain.prologue.live.saved_bytes + sum(link.live.saved_bytes for link in chain.links)
     widened = 2 if chosen == "mixed" else 1
-    peak = max(_moments(chain, held, batch_bytes, widened), key=lambda moment: moment.bytes)
+    moments = tuple(_moments(chain, held, batch_bytes, widened))
+    peak = max(moments, key=lambda moment: moment.bytes)
     return Profile(
         batch=program.batch,
         device=device,
@@ -61,6 +62,7 @@ def profile_step(
         distinct_segments=len(program.graphs),
         saved_bytes=saved_bytes,
         peak=peak,
+        phase_peaks=tuple(_worst(moments, phase) for phase in PHASES),
         profile_seconds=time.process_time() - start,
     )
 
@@ -127,6 +129,10 @@ def _moments(chain: Chain, held: Static, batch_bytes: int, widened: int) -> Iter
         )
         gradient_bytes += widened * link.live.gradient_bytes
     yield _peak(held, batch_bytes, "optimizer", "", "", 0, held.optimizer_temporary_bytes, held.gradient_bytes)
+
+
+def _worst(moments: Sequence[Peak], phase: Phase) -> Peak:
+    return max((moment for moment in moments if moment.phase == phase), key=lambda moment: moment.bytes)
 
 
 def _passing(chain: Chain, n: int) -> tuple[list[int], list[int]]:

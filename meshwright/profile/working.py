@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from meshwright.capture.program import Op, Value
-from meshwright.profile.attention import cuda_kernel, runs_fused
+from meshwright.profile.count import ATTENTIONS, CONVOLUTIONS
 from meshwright.profile.operands import packet, type_bytes
-from meshwright.profile.places import returns_operand
-from meshwright.profile.saved import DeviceKind
+from meshwright.profile.places import Places, returns_operand
 
 _HANDED_ON = """
     view _unsafe_view reshape flatten unflatten transpose permute t numpy_T unsqueeze squeeze alias contiguous clone
@@ -21,6 +20,10 @@ _HANDED_ON = """
 """
 HANDED_ON = frozenset(_HANDED_ON.split())
 """Ops whose backward returns a view of the gradient it was given. A sum's is repeated without being written."""
+
+
+BLOCKS_AT_ONCE = 132 * 16
+"""Of an H100 or H200: 132 multiprocessors with 16 blocks of 128 threads each."""
 
 
 def hands_on_gradient(op: Op, index: int, operands: Sequence[Value]) -> bool:
@@ -34,51 +37,102 @@ def hands_on_gradient(op: Op, index: int, operands: Sequence[Value]) -> bool:
     return plain and operand == result
 
 
-def forward_working_bytes(op: Op, operands: Sequence[Value], device: DeviceKind) -> int:
-    """Scores of an attention that is not fused, before and after the softmax and the mask."""
-    if "attention" in packet(op.target) and not runs_fused(op, operands, device):
-        return 2 * _scores_bytes(operands)
-    return 0
+def forward_working_bytes(op: Op, operands: Sequence[Value], places: Places) -> int:
+    """Scores of an attention that is not fused, before the softmax; what a convolution's kernel asks for."""
+    name = packet(op.target)
+    if name in ATTENTIONS and places.kernel(op, operands) == "math":
+        return _scores_bytes(operands) * 4 // 3
+    return _convolution(op, operands, places) if name in CONVOLUTIONS else 0
 
 
-def backward_working_bytes(op: Op, operands: Sequence[Value], device: DeviceKind) -> int:
+def backward_working_bytes(op: Op, operands: Sequence[Value], places: Places) -> int:
     rule = _BACKWARD.get(packet(op.target))
-    return rule(op, operands, device) if rule else 0
+    return rule(op, operands, places) if rule else 0
 
 
-def _cross_entropy(op: Op, operands: Sequence[Value], device: DeviceKind) -> int:
+def _cross_entropy(op: Op, operands: Sequence[Value], places: Places) -> int:
     """The gradient of the log-probabilities, before that of the logits."""
     return type_bytes(operands[0].type)
 
 
-def _attention(op: Op, operands: Sequence[Value], device: DeviceKind) -> int:
-    """Flash sums the queries' gradient in single precision, and grouped heads' apart; all keep one number per row."""
+def _attention(op: Op, operands: Sequence[Value], places: Places) -> int:
+    """Fused kernels sum the queries' gradient in single precision, grouped heads' apart, with a number per row."""
     query = operands[0].type
     rows = prod(query.sizes[:-1]) * 4
-    if not runs_fused(op, operands, device):
-        return 2 * _scores_bytes(operands)
-    if device == "cpu" or cuda_kernel(op, operands) == "efficient":
+    if places.kernel(op, operands) == "math":
+        return 3 * _scores_bytes(operands)
+    if places.device == "cpu":
         return rows
-    grouped = sum(type_bytes(query) for value in operands[1:3] if value.type.sizes[1] != query.sizes[1])
-    return rows + prod(query.sizes) * 4 + grouped
+    if places.kernel(op, operands) != "efficient":
+        grouped = sum(type_bytes(query) for value in operands[1:3] if value.type.sizes[1] != query.sizes[1])
+        return rows + prod(query.sizes) * 4 + grouped
+    *lead, seq, width = query.sizes
+    sums = prod(lead) * (-(-seq // 64) * 64) * (-(-width // 64) * 64) * 4
+    biases = [_scores_count(operands) * query.itemsize for mask in operands[3:] if mask.grad]
+    return rows + max(sums, sum(biases))
 
 
-def _product(op: Op, operands: Sequence[Value], device: DeviceKind) -> int:
+def _softmax(op: Op, operands: Sequence[Value], places: Places) -> int:
+    """The gradient times the result, before its sum is taken off."""
+    return type_bytes(op.results[0].type) if places.device == "cuda" else 0
+
+
+def _convolution(op: Op, operands: Sequence[Value], places: Places) -> int:
+    """On a GPU, copies in the order that the kernels want: channels last. 1x1 kernels take what there is."""
+    if places.device == "cpu" or prod(operands[1].type.sizes[2:]) == 1:
+        return 0
+    return sum(type_bytes(value.type) for value in (*operands[:2], *op.results))
+
+
+def _product(op: Op, operands: Sequence[Value], places: Places) -> int:
     """An operand that was repeated has its gradient written out before it is summed."""
     result = op.results[0].type
     repeated = [value for value in operands if value.grad and prod(value.type.sizes) < prod(result.sizes)]
-    return type_bytes(result) * len(repeated)
+    return type_bytes(result) * len(repeated) + max((_sum_bytes(op, v, places) for v in repeated), default=0)
+
+
+def _linear(op: Op, operands: Sequence[Value], places: Places) -> int:
+    """The sum of a bias's gradient over all rows."""
+    return _sum_bytes(op, operands[2], places) if len(operands) > 2 and operands[2].grad else 0
+
+
+def _added(op: Op, operands: Sequence[Value], places: Places) -> int:
+    total = prod(op.results[0].type.sizes)
+    return max((_sum_bytes(op, v, places) for v in operands if v.grad and prod(v.type.sizes) < total), default=0)
+
+
+def _sum_bytes(op: Op, value: Value, places: Places) -> int:
+    """On a GPU, what blocks of threads write down of their shares of a sum over the leading dims.
+
+    As torch's reduction lays out its work: blocks of 32 by 4 threads, 4 columns a thread; a sum of enough rows is
+    shared by as many blocks as the device runs at once, and each has room for 128 numbers per column.
+    """
+    columns = prod(value.type.sizes)
+    per_thread = -(-prod(op.results[0].type.sizes) // max(columns, 1) // 4)
+    blocks = -(-columns // 128)
+    if places.device == "cpu" or per_thread < 256 or blocks > BLOCKS_AT_ONCE:
+        return 0
+    shares = max(min(-(-BLOCKS_AT_ONCE // blocks), -(-per_thread // 16)), -(-per_thread // 256))
+    return 4 * columns * 128 * shares
+
+
+def _scores_count(operands: Sequence[Value]) -> int:
+    query, key = operands[0].type, operands[1].type
+    return prod(query.sizes[:-1]) * key.sizes[-2]
 
 
 def _scores_bytes(operands: Sequence[Value]) -> int:
-    query, key = operands[0].type, operands[1].type
-    return prod(query.sizes[:-1]) * key.sizes[-2] * max(4, query.itemsize)
+    return _scores_count(operands) * max(4, operands[0].type.itemsize)
 
 
-_BACKWARD: dict[str, Callable[[Op, Sequence[Value], DeviceKind], int]] = {
+_BACKWARD: dict[str, Callable[[Op, Sequence[Value], Places], int]] = {
     "cross_entropy_loss": _cross_entropy,
     "scaled_dot_product_attention": _attention,
     "causal_attention": _attention,
     "mul": _product,
     "div": _product,
+    "softmax": _softmax,
+    "linear": _linear,
+    "add": _added,
+    **dict.fromkeys(CONVOLUTIONS, _convolution),
 }
