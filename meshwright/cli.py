@@ -10,6 +10,7 @@ from importlib import import_module
 from meshwright.errors import MeshwrightError
 
 COMMANDS = {
+    "profile": ("meshwright.profile.command", "show what a model computes and needs, by segment"),
     "plan": ("meshwright.solve.command", "find the fastest plan that fits, and show what others would cost"),
     "code": ("meshwright.generate.command", "print the Python that a plan makes each rank run"),
     "train": ("meshwright.runtime.command", "train a model under a plan on local processes"),

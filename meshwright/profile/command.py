@@ -7,6 +7,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from meshwright.models.arguments import add_model_arguments, reference_of
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -17,10 +19,8 @@ BATCH = 8
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("profile", help="show what a model computes and needs, by segment")
-    parser.add_argument("model", help="a family, with settings if wanted: gpt, llama?layers=4, resnet")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
+    add_model_arguments(parser)
     parser.add_argument("--batch", type=int, default=BATCH, metavar="N", help=f"samples per step (default {BATCH})")
-    parser.add_argument("--seq", type=int, metavar="S", help="sequence length; the same as --set seq=S")
     parser.add_argument(
         "--precision",
         choices=("fp32", "bf16", "mixed"),
@@ -61,12 +61,11 @@ def run(args: argparse.Namespace) -> int:
 def _capture(args: argparse.Namespace) -> tuple[str, Program, float]:
     from meshwright.capture import capture
     from meshwright.errors import ModelError
-    from meshwright.models.reference import parse_reference
 
     if args.batch < 1:
         raise ModelError(f"--batch {args.batch}", "at least 1", "give a larger batch")
     start_s = time.process_time()
-    reference = parse_reference(args.model, [*args.set, *([f"seq={args.seq}"] if args.seq else [])])
+    reference = reference_of(args)
     model, batch, loss = reference.meta(args.batch)
     if args.precision != "fp32":
         model, batch = in_bfloat16(model, batch)
