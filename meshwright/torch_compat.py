@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -32,10 +33,29 @@ def fake_tensor(shape: tuple[int, ...], dtype: torch.dtype, mode: FakeTensorMode
         return torch.empty(shape, dtype=dtype, device=device)
 
 
+def symbolic_kernels() -> AbstractContextManager[None]:
+    """Inside an operator's fake kernel: let composite operators see sizes that are symbols."""
+    return enable_python_dispatcher()
+
+
 def trace_joint(function: Callable[..., Any], inputs: list[Tensor], mode: AbstractContextManager[Any]) -> GraphModule:
     """The ATen graph of `function(*inputs)`, calls to `torch.autograd.grad` inside it included."""
     with mode:
         return make_fx(function)(*inputs)
+
+
+def mutating(traced: GraphModule) -> list[str]:
+    """The ops of a traced graph that write to an argument, by name."""
+    schemas = [(str(node.target), getattr(node.target, "_schema", None)) for node in traced.graph.nodes]
+    return [name for name, schema in schemas if schema is not None and schema.is_mutable]
+
+
+def functional(traced: GraphModule, inputs: list[Tensor], mode: AbstractContextManager[Any]) -> GraphModule:
+    """The same graph without ops that write to an argument; a composite op may trace to some (`gru_cell`)."""
+    if not mutating(traced):
+        return traced
+    with mode:
+        return make_fx(torch.func.functionalize(traced, remove="mutations"))(*inputs)
 
 
 def symbolic_value(symbol: Any, batch: int) -> int:

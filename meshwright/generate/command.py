@@ -22,6 +22,7 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.generate.program import generate
     from meshwright.models.reference import parse_reference
     from meshwright.plan import Plan
+    from meshwright.price.check import check_plan
 
     plan = Plan.load(args.plan)
     if not plan.model:
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.plan} names no model reference", "a plan made by `meshwright plan`", "use the Python API"
         )
     program = capture(*parse_reference(plan.model).meta(plan.batch))
-    plan.check_program(program)
+    check_plan(plan, program)
     if args.pair is None:
         print(code(program, plan), end="")
         return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, fx
@@ -18,7 +19,7 @@ from meshwright.capture.execute import run_graph
 from meshwright.capture.program import SegmentGraph, Value
 from meshwright.errors import VerifyError
 from meshwright.generate.split import Halves, split
-from meshwright.torch_compat import fake_mode, fake_tensor, trace_joint
+from meshwright.torch_compat import fake_mode, fake_tensor, functional, trace_joint
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class SegmentPair:
 
     @property
     def backward_params(self) -> tuple[str, ...]:
-        names = {value.name for value in self.graph.params}
-        return tuple(name for name in self.halves.own if name in names)
+        names = {label(value.name): value.name for value in self.graph.params}
+        return tuple(names[name] for name in self.halves.own if name in names)
 
     def forward(self, arguments: Mapping[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor], list[Tensor]]:
         """(outputs, buffers' new values, saved), from the segment's arguments by local name."""
@@ -54,7 +55,8 @@ class SegmentPair:
         self, saved: Sequence[Tensor], params: Mapping[str, Tensor], gradients: Sequence[Tensor]
     ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
         """(input gradients, parameter gradients) by local name. `gradients`: one per output that carries one."""
-        own = dict(params) | dict(zip(self._tangents(), gradients, strict=True))
+        own = {label(name): tensor for name, tensor in params.items()}
+        own |= dict(zip(self._tangents(), gradients, strict=True))
         results = self.halves.second(*saved, *(own[name] for name in self.halves.own))
         inputs = dict(zip(self.grad_inputs, results, strict=False))
         return inputs, dict(zip(self.grad_params, results[len(self.grad_inputs) :], strict=True))
@@ -100,15 +102,21 @@ def make_pair(graph: SegmentGraph, device: str = "cpu") -> SegmentPair:
     fakes = [_fake(value, mode, device) for value in arguments]
     known = graph.values()
     fakes += [_fake(known[name], mode, device) for name in outputs]
-    traced = trace_joint(joint, fakes, mode)
-    labels = [*names, *(f"gradient_{i}" for i in range(len(outputs)))]
+    traced = functional(trace_joint(joint, fakes, mode), fakes, mode)
+    labels = [*map(label, names), *(f"gradient_{i}" for i in range(len(outputs)))]
     _name_placeholders(traced, labels)
     tangents = frozenset(labels[len(names) :])
-    own = frozenset(value.name for value in graph.params) | tangents
+    own = frozenset(label(value.name) for value in graph.params) | tangents
     halves = split(traced, len(graph.outputs) + len(graph.updates), own, late_only=tangents)
     pair = SegmentPair(graph, traced, halves, grad_inputs, grad_params)
     pair.verify()
     return pair
+
+
+@cache
+def label(name: str) -> str:
+    """The name as a traced graph can have it: one that Python knows already (`input`) is changed there."""
+    return name if fx.Graph().placeholder(name).name == name else f"{name}_argument"
 
 
 def _grad_outputs(graph: SegmentGraph) -> list[str]:

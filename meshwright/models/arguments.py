@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from meshwright.errors import ModelError
+
 if TYPE_CHECKING:
     from meshwright.models.reference import Reference
 
@@ -21,4 +23,6 @@ def reference_of(args: argparse.Namespace) -> Reference:
     from meshwright.models.reference import parse_reference
 
     sequence = [] if args.seq is None else [f"seq={args.seq}"]
+    if sequence and any(setting.startswith("seq=") for setting in args.set):
+        raise ModelError(f"--seq {args.seq} and --set seq=...", "one of the two", "drop one")
     return parse_reference(args.model, [*args.set, *sequence])

@@ -24,7 +24,8 @@ def describe(plan: Plan) -> str:
     found = plan.predicted
     lines.append(
         f"  predicted step {show_seconds(found.step_s)}: forward {show_seconds(found.forward_s)}, "
-        f"backward {show_seconds(found.backward_s)}, optimizer {show_seconds(found.optimizer_s)}; "
+        f"backward {show_seconds(found.backward_s)}, weights and gradients {show_seconds(found.parameters_s)}, "
+        f"optimizer {show_seconds(found.optimizer_s)}; "
         f"of it communication {show_seconds(found.communication_s)}; gap {found.gap:.2%}"
     )
     lines.append(
@@ -42,7 +43,7 @@ def _parameters(plan: Plan) -> list[str]:
     for (storage, compute, again), count in counts.most_common():
         states = zip(plan.mesh.names, Layout.parse(compute), strict=True)
         use = "; ".join(f"{name}: {STATES[state.kind]}" for name, state in states)
-        line = f"  {count} weights used {compute} ({use})"
+        line = f"  {count} weight{'s' if count > 1 else ''} used {compute} ({use})"
         pieces = [Layout.parse(text).shard_factor(plan.mesh.sizes) for text in (storage, compute)]
         if pieces[0] > pieces[1]:
             line += f", stored {storage} and gathered {'for each use' if again else 'once a step'}"

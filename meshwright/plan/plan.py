@@ -51,11 +51,16 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds of one step on the slowest device, bytes at the peak of the fullest one, and the proven gap."""
+    """Seconds of one step on the slowest device, bytes at the peak of the fullest one, and the proven gap.
+
+    step_s is the sum of forward, backward, parameters (gathers and gradient reductions) and optimizer;
+    communication_s is the part of it that collectives take.
+    """
 
     step_s: float
     forward_s: float
     backward_s: float
+    parameters_s: float
     communication_s: float
     optimizer_s: float
     static_bytes: int

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.models.arguments import add_model_arguments, reference_of
 
+BATCH = 8
+
 if TYPE_CHECKING:
     from meshwright.plan import Plan
 
@@ -20,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
     add_model_arguments(parser)
     parser.add_argument("--plan", default="auto", help="a plan file, or auto (default) to plan now")
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="local processes (default 2)")
-    parser.add_argument("--global-batch", type=int, default=8, metavar="N", help="samples per step (default 8)")
+    parser.add_argument("--global-batch", type=int, metavar="N", help="samples per step (default 8, or the plan's)")
     parser.add_argument("--steps", type=int, default=40, metavar="N", help="optimizer steps (default 40)")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default 1e-3)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the data (default 0)")
@@ -35,8 +37,14 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.runtime.worker import Job, train
 
     for name, value in (("--nproc", args.nproc), ("--steps", args.steps), ("--global-batch", args.global_batch)):
-        if value < 1:
+        if value is not None and value < 1:
             raise RunError(f"{name} {value}", "at least 1", "give a larger number")
+    if not 0 < args.lr < float("inf"):
+        raise RunError(f"--lr {args.lr}", "a positive, finite number", "correct it")
+    if args.json and args.json != "-" and not Path(args.json).parent.is_dir():
+        raise RunError(
+            f"--json {args.json}: its folder does not exist", "a path that can be written", "make the folder"
+        )
     plan = _plan(args)
     with tempfile.TemporaryDirectory() as folder:
         saved, result = Path(folder) / "plan.json", Path(folder) / "losses.json"
@@ -56,12 +64,13 @@ def _plan(args: argparse.Namespace) -> Plan:
     from meshwright.cluster import load_cluster
     from meshwright.errors import RunError
     from meshwright.plan import Plan
+    from meshwright.price.check import check_plan
     from meshwright.solve.plan import make_plan
 
     reference = reference_of(args)
     world = int(os.environ.get("WORLD_SIZE", args.nproc))
     if args.plan == "auto":
-        program = capture(*reference.meta(args.global_batch))
+        program = capture(*reference.meta(args.global_batch or BATCH))
         return make_plan(program, load_cluster(f"local:{world}"), model=str(reference), pins=args.pin)
     plan = Plan.load(args.plan)
     if plan.world_size != world:
@@ -70,7 +79,13 @@ def _plan(args: argparse.Namespace) -> Plan:
             "as many as the plan has",
             f"pass --nproc {plan.world_size}, or plan again for {world}",
         )
-    plan.check_program(capture(*reference.meta(plan.batch)))
+    if args.pin:
+        raise RunError(f"--pin {args.pin[0]} with a plan that is made", "pins when planning", "plan again with the pin")
+    if args.global_batch not in (None, plan.batch):
+        raise RunError(
+            f"--global-batch {args.global_batch} with a plan for {plan.batch}", f"{plan.batch}", "plan again"
+        )
+    check_plan(plan, capture(*reference.meta(plan.batch)))
     return plan
 
 

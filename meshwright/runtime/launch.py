@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -17,6 +19,7 @@ GRACE_S = 5.0
 def launch(module: str, arguments: Sequence[str], processes: int) -> None:
     """`python -m module arguments...` on each of n ranks, with torchrun's environment; the first failure ends all."""
     port = _free_port()
+    before = signal.signal(signal.SIGTERM, _interrupt)
     children = [_start(module, arguments, rank, processes, port) for rank in range(processes)]
     try:
         _watch(children)
@@ -25,6 +28,24 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> None:
             if child.poll() is None:
                 child.terminate()
         _reap(children)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """A polite end (timeout, a scheduler) is treated like Ctrl-C: the ranks go too."""
+    raise KeyboardInterrupt
+
+
+def end_with_parent() -> None:
+    """Called on a rank: it ends when the launcher is gone, even if that was killed."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _start(module: str, arguments: Sequence[str], rank: int, processes: int, port: int) -> subprocess.Popen[bytes]:
@@ -47,7 +68,9 @@ def _watch(children: list[subprocess.Popen[bytes]]) -> None:
         if failed:
             rank, code = failed[0]
             how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-            raise RunError(f"rank {rank} of {len(children)} {how}", "every rank to finish", "see its message above")
+            raise RunError(
+                f"rank {rank} of {len(children)} {how}", "every rank to finish", "see its message above, if it left one"
+            )
         if all(code == 0 for code in codes):
             return
         time.sleep(0.05)

@@ -19,6 +19,7 @@ from meshwright.layout import Layout
 from meshwright.layout.convert import convert_value
 from meshwright.layout.transport import ProcessTransport, use_transport
 from meshwright.plan import Plan
+from meshwright.price.check import check_plan
 from meshwright.price.flow import invariant
 from meshwright.runtime.interpreter import Interpreter
 from meshwright.runtime.store import Store
@@ -41,6 +42,9 @@ class Trainer:
         with use_transport(self.transport), torch.no_grad():
             store = Store(program, plan, model, mesh, device)
             buffers = {name: tensor.detach().to(device).clone() for name, tensor in model.named_buffers()}
+        used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
+        named = model.named_parameters(remove_duplicate=False)
+        self._unused = {name: tensor.detach().clone() for name, tensor in named if name not in used}
         self._interpreter = Interpreter(program, generate(program, plan, device.type), store, buffers, device)
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -50,13 +54,16 @@ class Trainer:
         return iter(self._interpreter.store.stored.items())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters (DTensors) and buffers under the model's own names, tied ones under each of theirs."""
+        """Parameters (DTensors) and buffers under the model's own names, tied ones under each of theirs.
+
+        Parameters that the loss does not depend on are there too, as plain tensors: they are not trained.
+        """
         found: dict[str, Tensor] = {}
         stored = self._interpreter.store.stored
         for parameter in self.program.parameters:
             for name in (parameter.name, *parameter.aliases):
                 found[name] = stored[parameter.name].data
-        return found | dict(self._interpreter.buffers)
+        return found | dict(self._interpreter.buffers) | self._unused
 
     def data_slice(self) -> dict[str, tuple[slice, ...]]:
         """Which part of each tensor of the global batch this rank reads."""
@@ -67,15 +74,26 @@ class Trainer:
         with use_transport(self.transport), torch.no_grad():
             return self._interpreter.run(self.instructions, self._local_batch(batch, global_batch))
 
-    def _local_batch(self, batch: Batch, global_batch: bool) -> dict[str, Tensor]:
-        given = dict(batch) if isinstance(batch, Mapping) else dict(zip(self._names, batch, strict=False))
-        if set(given) != set(self._names) or (not isinstance(batch, Mapping) and len(batch) != len(self._names)):
-            raise RunError(f"a batch of {len(batch)} tensors ({', '.join(given)})", f"{', '.join(self._names)}")
-        return {name: self._local_input(name, tensor.to(self.device), global_batch) for name, tensor in given.items()}
+    def _local_batch(self, batch: object, global_batch: bool) -> dict[str, Tensor]:
+        names = ", ".join(self._names)
+        if isinstance(batch, Mapping):
+            given = dict(batch)
+        elif isinstance(batch, tuple | list) and len(batch) == len(self._names):
+            given = dict(zip(self._names, batch, strict=True))
+        else:
+            size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+            raise RunError(f"a batch that is a {type(batch).__name__}{size}", f"a tuple or dict of {names}")
+        if set(given) != set(self._names):
+            raise RunError(f"a batch of {', '.join(map(str, given)) or 'nothing'}", names)
+        return {name: self._local_input(name, tensor, global_batch) for name, tensor in given.items()}
 
-    def _local_input(self, name: str, tensor: Tensor, global_batch: bool) -> Tensor:
+    def _local_input(self, name: str, tensor: object, global_batch: bool) -> Tensor:
         entry = self.plan.inputs[name]
         layout, mesh = Layout.parse(entry.layout), self.plan.mesh
+        if not isinstance(tensor, Tensor) or str(tensor.dtype) != f"torch.{entry.dtype}":
+            kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise RunError(f"batch entry {name!r} is {kind}", f"a tensor of torch.{entry.dtype}", "convert it")
+        tensor = tensor.to(self.device)
         expected = entry.shape if global_batch else layout.local_shape(entry.shape, mesh.sizes)
         if tuple(tensor.shape) != expected:
             kind = "the whole batch" if global_batch else f"this rank's slice (layout {layout})"
@@ -104,6 +122,12 @@ class Trainer:
 def parallelize(model: nn.Module, plan: Plan, loss: Callable[..., Tensor] | None = None) -> Trainer:
     """The model under the plan, on this process's share of it. Call it on every rank, under torchrun."""
     _check_world(plan)
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise RunError(
+            "a model on the meta device, which has no weights",
+            "a model with weights",
+            "build it outside torch.device('meta')",
+        )
     device = torch.device("cpu")
     if _on_cuda():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -111,7 +135,7 @@ def parallelize(model: nn.Module, plan: Plan, loss: Callable[..., Tensor] | None
     mode = fake_mode()
     batch = {name: fake_tensor(entry.shape, getattr(torch, entry.dtype), mode) for name, entry in plan.inputs.items()}
     program = capture(model, batch, loss)
-    plan.check_program(program)
+    check_plan(plan, program)
     return Trainer(model, plan, program, device)
 
 

@@ -17,6 +17,7 @@ from meshwright.errors import MeshwrightError, RunError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.runtime.data import built_in_batch
+from meshwright.runtime.launch import end_with_parent
 from meshwright.runtime.trainer import parallelize
 
 
@@ -67,6 +68,7 @@ def train(job: Job) -> list[float]:
 
 def main() -> int:
     job = Job(**json.loads(sys.argv[1]))
+    end_with_parent()
     try:
         losses = train(job)
     except MeshwrightError as error:

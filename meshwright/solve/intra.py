@@ -138,7 +138,9 @@ class SegmentProblem:
         """Conversions from what is made to what is wanted. A parameter read once is used as its reader wants it:
         storage -> compute pays for the rest."""
         if name in self.options and name not in self.fixed:
-            return np.array([[0.0 if made == want else np.inf for want in reader.layouts] for made in maker.layouts])
+            seconds = self._seconds(name, maker.layouts, reader.layouts)
+            same = [[_is_used_as(made, want) for want in reader.layouts] for made in maker.layouts]
+            return np.where(same, seconds, np.inf)
         return self._seconds(name, maker.layouts, reader.layouts)
 
     def _copy(self, name: str, maker: _Side, readers: list[_Side]) -> None:
@@ -167,6 +169,11 @@ class SegmentProblem:
             costs = [[conversion_s(self.space, name, source, target) for target in wants] for source in made]
             self.space.matrices[key] = np.array(costs)
         return self.space.matrices[key]
+
+
+def _is_used_as(made: Layout, want: Layout) -> bool:
+    """Whether a parameter in one layout is what its only reader wants: partial ones are held whole."""
+    return all(a == b or (a.kind, b.kind) == ("I", "P") for a, b in zip(made, want, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

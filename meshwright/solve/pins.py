@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from meshwright.cluster import Mesh
-from meshwright.errors import PlanError
+from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
 
 
@@ -82,7 +82,10 @@ def _number(text: str, value: str) -> int:
 
 
 def _layout(text: str, value: str, mesh: Mesh) -> Layout:
-    layout = Layout.parse(value if value.startswith("[") else f"[{value}]")
+    try:
+        layout = Layout.parse(value if value.startswith("[") else f"[{value}]")
+    except LayoutError as error:
+        raise PlanError(f"pin {text!r}", "S(dim) or I after `=`, or split=matmul", "correct the pin") from error
     if len(layout.states) != len(mesh.axes) or any(state.kind not in "SI" for state in layout.states):
         raise PlanError(f"pin {text!r}", f"one of S(dim) or I for each of the {len(mesh.axes)} mesh axes")
     return layout

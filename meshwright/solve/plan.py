@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
-from math import prod
 
 from meshwright.capture.program import Program
 from meshwright.cluster import FLAT, Cluster, Mesh
@@ -19,7 +18,7 @@ from meshwright.solve.account import collectives_of, communication_s
 from meshwright.solve.chain import Chain, least_bytes, solve_chain
 from meshwright.solve.frontier import Fixed, Frontier, Point, tied, tied_options
 from meshwright.solve.inputs import input_layouts
-from meshwright.solve.pins import parse_pins
+from meshwright.solve.pins import Pins, parse_pins
 
 
 def make_plan(
@@ -61,12 +60,23 @@ def _frontiers(program: Program, candidates: list[Mesh], pins: tuple[str, ...], 
     found, refused = [], []
     for mesh in candidates:
         try:
-            found.append(Frontier(program, mesh, parse_pins(pins, mesh, names), optimizer))
+            parsed = parse_pins(pins, mesh, names)
+            _check_batch(program, mesh, parsed)
+            found.append(Frontier(program, mesh, parsed, optimizer))
         except PlanError as error:
             refused.append(error)
     if not found:
         raise refused[0]
     return found
+
+
+def _check_batch(program: Program, mesh: Mesh, pins: Pins) -> None:
+    if pins.dp_axis is not None and program.batch % mesh.sizes[pins.dp_axis]:
+        raise PlanError(
+            f"pin dp={mesh.sizes[pins.dp_axis]} with a global batch of {program.batch}",
+            "a batch that divides evenly",
+            "change the batch or the pin",
+        )
 
 
 def _tied_choices(frontier: Frontier) -> Iterator[Fixed]:
@@ -124,6 +134,7 @@ def _predict(chain: Chain, bound_s: float) -> Prediction:
         forward_s=sum(point.forward_s for point in points),
         backward_s=sum(point.backward_s for point in points),
         communication_s=0.0,
+        parameters_s=sum(point.first_s + point.last_s for point in points),
         optimizer_s=sum(point.step_s for point in points),
         static_bytes=sum(point.static_bytes for point in points),
         resident_bytes=sum(point.resident_bytes for point in points),
@@ -134,11 +145,11 @@ def _predict(chain: Chain, bound_s: float) -> Prediction:
 
 
 def _name_axes(program: Program, plan: Plan) -> Plan:
-    """`dp` where more weights (by size) are used whole by different samples, `tp` where more are split, else `rep`."""
+    """`dp` where more weights are used whole by different samples, `tp` where more are split, else `rep`."""
     counts = [Counter[str]() for _ in plan.mesh.axes]
     for parameter in program.parameters:
         for count, state in zip(counts, Layout.parse(plan.parameters[parameter.name].compute), strict=True):
-            count[state.kind] += prod(parameter.type.sizes)
+            count[state.kind] += 1
     names: list[str] = []
     for count in counts:
         role = "rep" if not count["R"] and not count["S"] else "dp" if count["R"] >= count["S"] else "tp"

@@ -176,12 +176,12 @@ def _shards_batch(op: Op, made: Strategy, axis: int, batch_dims: dict[str, froze
 
 
 def _parameter_options(space: Space, value: Value, full_name: str) -> tuple[ParameterPlan, ...]:
-    computes = dict.fromkeys(layout for place in space.uses[value.name] for layout in wanted(space, place))
+    wishes = (layout for place in space.uses[value.name] for layout in wanted(space, place))
+    # What is wanted partial is used whole: the conversion, inside the segment, is free.
+    computes = dict.fromkeys(Layout(tuple(I if state.kind == "P" else state for state in wish)) for wish in wishes)
     pinned = space.pins.storage_of(full_name)
     found = []
     for compute in computes:
-        if any(state.kind == "P" for state in compute.states):
-            continue
         for storage in _storages(compute, value, space.mesh, space.pins.zero) if pinned is None else (pinned,):
             gathered = storage.shard_factor(space.mesh.sizes) > compute.shard_factor(space.mesh.sizes)
             found += [

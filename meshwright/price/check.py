@@ -1,0 +1,117 @@
+"""Whether a plan fits a Program: what a hand-edited file could get wrong is refused with the field."""
+
+from __future__ import annotations
+
+from meshwright.capture.program import Program, Segment, SegmentGraph
+from meshwright.errors import LayoutError, PlanError
+from meshwright.layout import Layout
+from meshwright.plan import Choice, Plan
+from meshwright.price.flow import flow, invariant
+from meshwright.price.parameter import check_optimizer
+
+
+def check_plan(plan: Plan, program: Program) -> None:
+    """Raises PlanError unless running `plan` on `program` computes what the model computes."""
+    plan.check_program(program)
+    check_optimizer(plan.optimizer)
+    if plan.microbatches != 1:
+        raise PlanError(f"microbatches is {plan.microbatches}", "1, the only number that runs so far", "set it to 1")
+    if plan.precision != "fp32":
+        raise PlanError(f"precision is {plan.precision!r}", "'fp32', the only one that runs so far", "set it back")
+    _check_inputs(plan, program)
+    _check_parameters(plan, program)
+    _check_segments(plan, program)
+
+
+def _check_inputs(plan: Plan, program: Program) -> None:
+    expected = {value.name: value.type.at(plan.batch) for value in program.inputs}
+    if list(plan.inputs) != list(expected):
+        raise PlanError(f"inputs are {', '.join(plan.inputs)}", ", ".join(expected), "undo the edit")
+    for name, entry in plan.inputs.items():
+        if (entry.shape, entry.dtype) != (expected[name].sizes, expected[name].dtype):
+            given = f"inputs.{name} is {entry.dtype} of shape {entry.shape}"
+            raise PlanError(given, f"{expected[name]} at batch {plan.batch}", "undo the edit, or plan again")
+        _check_layout(f"inputs.{name}.layout", entry.layout, entry.shape, plan, "SI")
+
+
+def _check_parameters(plan: Plan, program: Program) -> None:
+    names = [parameter.name for parameter in program.parameters]
+    if set(plan.parameters) != set(names):
+        different = sorted(set(plan.parameters) ^ set(names))
+        raise PlanError(f"parameters differ in {', '.join(different)}", "exactly the model's", "undo the edit")
+    for parameter in program.parameters:
+        entry, field = plan.parameters[parameter.name], f"parameters.{parameter.name}"
+        if entry.dtype != parameter.type.dtype:
+            raise PlanError(f"{field}.dtype is {entry.dtype}", parameter.type.dtype, "undo the edit")
+        _check_layout(f"{field}.storage", entry.storage, parameter.type.sizes, plan, "SI")
+        _check_layout(f"{field}.compute", entry.compute, parameter.type.sizes, plan, "SIR")
+
+
+def _check_segments(plan: Plan, program: Program) -> None:
+    if len(plan.segments) != len(program.segments):
+        raise PlanError(f"segments has {len(plan.segments)} entries", f"{len(program.segments)}, as the model has")
+    made: dict[str, str] = {}
+    for index, segment in enumerate(program.segments):
+        choice, field = plan.choice(index), f"choices[{plan.segments[index]}]"
+        _check_choice(choice, field, segment, program.graph(segment))
+        _check_handover(choice, field, segment, made)
+        _check_weights(plan, choice, field, segment, program.graph(segment))
+        made.update(zip(segment.outputs, choice.outputs, strict=True))
+    if made[program.loss] != str(invariant(plan.mesh)):
+        raise PlanError(f"the loss is handed over as {made[program.loss]}", str(invariant(plan.mesh)), "undo the edit")
+    _check_strategies(plan, program)
+
+
+def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGraph) -> None:
+    if choice.graph != segment.graph:
+        raise PlanError(f"{field}.graph is {choice.graph}", f"{segment.graph}, for segment {segment.name}")
+    if (len(choice.inputs), len(choice.outputs)) != (len(graph.inputs), len(graph.outputs)):
+        given = f"{field} has {len(choice.inputs)} inputs and {len(choice.outputs)} outputs"
+        raise PlanError(given, f"{len(graph.inputs)} and {len(graph.outputs)}", "undo the edit")
+    extra = sorted(set(choice.strategies) - {op.name for op in graph.ops})
+    if extra:
+        raise PlanError(f"{field}.strategies names {', '.join(extra)}", "ops of the segment", "undo the edit")
+
+
+def _check_handover(choice: Choice, field: str, segment: Segment, made: dict[str, str]) -> None:
+    for name, layout in zip(segment.inputs, choice.inputs, strict=True):
+        if made[name] != layout:
+            raise PlanError(
+                f"{field}.inputs reads {layout} in segment {segment.name}",
+                f"{made[name]}, in which the segment before hands it over",
+                "make the two the same",
+            )
+
+
+def _check_weights(plan: Plan, choice: Choice, field: str, segment: Segment, graph: SegmentGraph) -> None:
+    for value, name in zip(graph.params, segment.params, strict=True):
+        used, compute = choice.parameters.get(value.name), plan.parameters[name].compute
+        if used != compute:
+            raise PlanError(
+                f"{field}.parameters.{value.name} is {used}", f"{compute}, as parameters.{name}.compute says"
+            )
+
+
+def _check_strategies(plan: Plan, program: Program) -> None:
+    """Reading every distinct choice as a flow refuses a strategy that its op does not have."""
+    seen: set[object] = set()
+    for index, segment in enumerate(program.segments):
+        commons = plan.common_layouts(program, index)
+        key = (plan.segments[index], tuple(commons.items()))
+        if key not in seen:
+            seen.add(key)
+            flow(program.graph(segment).at(plan.batch), plan.choice(index), plan.mesh, commons)
+
+
+def _check_layout(field: str, text: str, shape: tuple[int, ...], plan: Plan, kinds: str) -> None:
+    layout = Layout.parse(text)
+    try:
+        layout.check(shape, plan.mesh.sizes)
+    except LayoutError as error:
+        raise PlanError(f"{field}: {error.given}", error.expected, "undo the edit") from error
+    wrong = [str(state) for state in layout if state.kind not in kinds]
+    if wrong or not layout.is_even(shape, plan.mesh.sizes):
+        allowed = ", ".join("S(dim)" if kind == "S" else kind for kind in kinds)
+        raise PlanError(
+            f"{field} is {text} for shape {shape}", f"states {allowed} that divide it evenly", "undo the edit"
+        )

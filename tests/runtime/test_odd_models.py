@@ -1,0 +1,85 @@
+"""Models a user may bring: each runs like the plain model on one rank, or is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from processes import GlooPool
+from torch import Tensor, nn
+
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.plan import Plan
+from meshwright.solve.plan import make_plan
+
+
+class Recurrent(nn.Module):
+    """`gru_cell` traces to ops that write in place: backward must see the values from before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.zeros_like(x[:, 0])
+        for step in range(3):
+            hidden = self.cell(x[:, step], hidden)
+        return F.mse_loss(self.head(hidden), y)
+
+
+class BuiltinNames(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.max = nn.Linear(8, 4)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, input: Tensor, id: Tensor) -> Tensor:
+        return F.mse_loss(self.max(input), id)
+
+
+class UnevenHead(nn.Module):
+    """Seven outputs divide by nothing: under `tp` the layer is split over its input, its bias added once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 7)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(F.relu(self.body(x))), y)
+
+
+def setting(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    if name == "recurrent":
+        return Recurrent().double(), {"x": torch.randn(4, 3, 8).double(), "y": torch.randn(4, 4).double()}
+    if name == "builtin names":
+        return BuiltinNames().double(), {"input": torch.randn(4, 8).double(), "id": torch.randn(4, 4).double()}
+    return UnevenHead().double(), {"x": torch.randn(4, 8).double(), "y": torch.randint(0, 7, (4,))}
+
+
+def run_planned(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
+    from meshwright.runtime.trainer import parallelize
+
+    model, batch = setting(name)
+    trainer = parallelize(model, Plan.from_json(plan_json))
+    loss = trainer.step(batch, global_batch=True)
+    gradients = {key: value.grad.full_tensor() for key, value in trainer.named_parameters()}
+    return {"loss": loss.item(), "gradients": gradients, "names": set(trainer.state_dict())}
+
+
+@pytest.mark.parametrize("pin", ["dp=2", "tp=2"])
+@pytest.mark.parametrize("name", ["recurrent", "builtin names", "uneven head"])
+def test_an_odd_model_equals_itself(name: str, pin: str, ranks: Callable[[int], GlooPool]) -> None:
+    model, batch = setting(name)
+    plan = make_plan(capture(model, batch), load_cluster("local:2"), pins=(pin,))
+    loss = model(**batch)
+    loss.backward()
+    for found in ranks(2).run(run_planned, name, plan.to_json()):
+        assert found["loss"] == pytest.approx(loss.item(), rel=1e-9)
+        assert found["names"] == set(model.state_dict()), "parameters that nothing uses are kept"
+        for key, gradient in found["gradients"].items():
+            torch.testing.assert_close(gradient, dict(model.named_parameters())[key].grad, rtol=1e-8, atol=1e-10)
