@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 from meshwright.capture.answers import AnswerFalse, own_line
 from meshwright.capture.grouped import grouped_matmuls
 from meshwright.capture.opaque import kept_whole
+from meshwright.capture.repeat import trace_alike_once
 from meshwright.capture.traps import eager_paths
 from meshwright.errors import CaptureError, MeshwrightError, ModelError
 from meshwright.torch_compat import DATA_DEPENDENT, FakeMode, fake_mode, fake_tensor
@@ -93,16 +94,20 @@ class Exported:
     notes: tuple[str, ...]
 
 
-def export(model: nn.Module, batch: Mapping[str, Tensor], loss: Callable[..., Tensor] | None = None) -> Exported:
+def export(
+    model: nn.Module, batch: Mapping[str, Tensor], loss: Callable[..., Tensor] | None = None, *, once: bool = True
+) -> Exported:
     """Export the training forward with a batch that may vary. The user's model is not touched.
+
+    once: layers that are alike are traced once (see `repeat`).
 
     Where Python asks for a tensor's value, it is exported once more with every such question answered False.
     """
     try:
         try:
-            return _export(model, batch, loss, None)
+            return _export(model, batch, loss, None, once)
         except DATA_DEPENDENT:
-            return _export(model, batch, loss, AnswerFalse())
+            return _export(model, batch, loss, AnswerFalse(), once)
     except MeshwrightError:
         raise
     except Exception as error:
@@ -116,7 +121,11 @@ def export(model: nn.Module, batch: Mapping[str, Tensor], loss: Callable[..., Te
 
 
 def _export(
-    model: nn.Module, batch: Mapping[str, Tensor], loss: Callable[..., Tensor] | None, answers: AnswerFalse | None
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    loss: Callable[..., Tensor] | None,
+    answers: AnswerFalse | None,
+    once: bool,
 ) -> Exported:
     size = batch_size(batch)
     mode = fake_mode()
@@ -126,7 +135,10 @@ def _export(
         leading = max(size, 2) if tensor.shape[0] == size else tensor.shape[0]
         return fake_tensor((leading, *tensor.shape[1:]), tensor.dtype, mode)
 
-    wrapper = _WithLoss(_shadow(model, mode), loss, answers)
+    shadow = _shadow(model, mode)
+    if once:
+        trace_alike_once(shadow)
+    wrapper = _WithLoss(shadow, loss, answers)
     inputs = {name: fake(tensor) for name, tensor in batch.items()}
     dims = {name: {0: Dim.AUTO} if tensor.shape[0] == size else {} for name, tensor in batch.items()}
     with eager_paths(batch), grouped_matmuls(), kept_whole() as whole:

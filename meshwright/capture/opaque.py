@@ -18,6 +18,7 @@ from torch import Tensor
 
 from meshwright.capture.traps import replaced
 from meshwright.errors import CaptureError
+from meshwright.torch_compat import symbolic_kernels
 
 OPERATOR = "meshwright_capture.opaque.default"
 SCANS = {
@@ -46,8 +47,10 @@ class Call:
     kwargs: tuple[tuple[str, Any], ...]
 
     def run(self, tensors: list[Tensor]) -> Any:
-        args = [_fill(arg, tensors) for arg in self.args]
-        return self.function(*args, **{key: _fill(arg, tensors) for key, arg in self.kwargs})
+        args = [fill(arg, tensors) for arg in self.args]
+        if ":" not in self.target:
+            return self.function(*args)
+        return self.function(*args, **{key: fill(arg, tensors) for key, arg in self.kwargs})
 
 
 _CALLS: list[Call] = []
@@ -65,8 +68,10 @@ def _opaque(tensors: list[Tensor], index: int) -> list[Tensor]:
 @_opaque.register_fake
 def _(tensors: list[Tensor], index: int) -> list[Tensor]:
     found: list[Tensor] = []
-    _NESTED[index] = _flatten(_CALLS[index].run(tensors), found)
-    return [torch.empty_like(tensor) for tensor in found]
+    with symbolic_kernels():
+        _NESTED[index] = flatten(_CALLS[index].run(tensors), found)
+    # Results of their own: an operator must not hand back its arguments' memory.
+    return [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in found]
 
 
 def recorded(index: int) -> Call:
@@ -112,24 +117,34 @@ def _patched_scan(module: str, name: str, names: list[str]) -> Any:
 
 def _record(target: str, function: Callable[..., Any], args: Any, kwargs: Any, names: list[str]) -> Any:
     tensors: list[Tensor] = []
-    held = tuple(_flatten(arg, tensors) for arg in args)
-    named = tuple((key, _flatten(arg, tensors)) for key, arg in kwargs.items())
+    held = tuple(flatten(arg, tensors) for arg in args)
+    named = tuple((key, flatten(arg, tensors)) for key, arg in kwargs.items())
     if target not in names:
         names.append(target)
     index = len(_CALLS)
     _CALLS.append(Call(target, function, held, named))
     results = _opaque(tensors, index)
-    return _fill(_NESTED[index], results)
+    return fill(_NESTED[index], results)
 
 
-def _flatten(tree: Any, tensors: list[Tensor]) -> Any:
+def record_whole(
+    kind: str, function: Callable[..., Any], about: tuple[Any, ...], tensors: list[Tensor]
+) -> list[Tensor]:
+    """Record one op of our own that takes and gives a list of tensors; `about` says what it stands for."""
+    index = len(_CALLS)
+    slots = tuple(Slot(place) for place in range(len(tensors)))
+    _CALLS.append(Call(kind, function, slots, (("about", about),)))
+    return list(_opaque(tensors, index))
+
+
+def flatten(tree: Any, tensors: list[Tensor]) -> Any:
     if isinstance(tree, Tensor):
         tensors.append(tree)
         return Slot(len(tensors) - 1)
-    return tuple(_flatten(item, tensors) for item in tree) if isinstance(tree, list | tuple) else tree
+    return tuple(flatten(item, tensors) for item in tree) if isinstance(tree, list | tuple) else tree
 
 
-def _fill(tree: Any, tensors: list[Tensor]) -> Any:
+def fill(tree: Any, tensors: list[Tensor]) -> Any:
     if isinstance(tree, tuple):
-        return tuple(_fill(item, tensors) for item in tree)
+        return tuple(fill(item, tensors) for item in tree)
     return tensors[tree.index] if isinstance(tree, Slot) else tree

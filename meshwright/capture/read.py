@@ -20,6 +20,7 @@ from meshwright.capture.alias import Memory, View
 from meshwright.capture.inplace import functional_form
 from meshwright.capture.opaque import OPERATOR, Slot, recorded
 from meshwright.capture.program import Op, Parameter, Ref, RunDevice, TensorType, TorchConstant, Value, map_leaves
+from meshwright.capture.replay import Replay
 from meshwright.capture.sizes import Size, fit_size
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import has_unbacked_symbol, is_fake, returns_view, shares_storage, symbolic_value
@@ -67,7 +68,9 @@ class _Reader:
         self.ops: list[Op] = []
         self.inputs: list[Value] = []
         self.notes: list[str] = []
+        self.taken: dict[str, int] = {}
         self.memory = Memory(self.types, self._emit)
+        self.replay = Replay(self.ops, self.memory, self._add)
         self.parameters = _records(_first_names(model.named_parameters(remove_duplicate=False)))
         self.buffers = _records(_first_names(model.named_buffers(remove_duplicate=False)))
         for entry in (*self.parameters, *self.buffers):
@@ -105,7 +108,8 @@ class _Reader:
         numbers = tuple(tensor.flatten().tolist())
         args = (numbers, type_.shape, TorchConstant(type_.dtype), RunDevice())
         self.leaf[node] = Ref(self._emit(CONSTANT, args, type_, "", wanted=node.name))
-        self.notes.append(f"{name} is a constant: the same numbers in every step")
+        if tensor.numel() > 1:
+            self.notes.append(f"{name} is a constant: the same numbers in every step")
 
     def walk(self, graph: fx.Graph) -> list[Any]:
         """Read all calls of a graph; returns what its outputs stand for."""
@@ -160,6 +164,9 @@ class _Reader:
         if target == "aten.batch_norm.default" and args[5] and isinstance(args[3], Ref):
             self.leaf[node] = self._batch_norm(node, args)
             return
+        if _changes_nothing(node, target, value):
+            self.leaf[node] = self.leaf[node.args[0]]  # type: ignore[index]
+            return
         if _writes(target):
             self._write(node, Op(target, args, kwargs, (), _module(node)))
             return
@@ -173,8 +180,12 @@ class _Reader:
 
     def _opaque(self, node: fx.Node, value: list[Tensor]) -> None:
         """A function kept whole: the op calls it with the arguments it was recorded with."""
-        tensors, index = node.args
-        call, given = recorded(index), self._tree(tensors)  # type: ignore[arg-type]
+        tensors: Any = node.args[0]
+        index: Any = node.args[1]
+        call, given = recorded(index), self._tree(tensors)
+        if ":" not in call.target:
+            self.leaf[node] = self.replay.read(call, [self.leaf[item] for item in tensors])
+            return
 
         def leaf(arg: Any) -> Any:
             return given[arg.index] if isinstance(arg, Slot) else self._tree(arg)
@@ -251,8 +262,10 @@ class _Reader:
         flows = _passes_gradient(op.target) and any(self.values[name].grad for name in op.uses())
         results = []
         for type_, name in zip(types, wanted, strict=True):
+            stem = name
             while name in self.values:
-                name = f"{name}_again"
+                self.taken[stem] = self.taken.get(stem, 0) + 1
+                name = f"{stem}_{self.taken[stem]}"
             value = Value(name, type_, flows and type_.has_gradient)
             results.append(value)
             self._define(value)
@@ -305,6 +318,14 @@ def _live(ops: list[Op], needed: set[str]) -> list[Op]:
             kept.append(op)
             needed.update(op.uses())
     return kept[::-1]
+
+
+def _changes_nothing(node: fx.Node, target: str, value: Any) -> bool:
+    """A cast to the dtype a tensor already has hands on the tensor itself."""
+    source = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
+    if not target.startswith(("aten.to.", "aten.alias.", "aten.type_as.")) or not isinstance(source, Tensor):
+        return False
+    return source.dtype == value.dtype and shares_storage(source, value)
 
 
 def _writes(target: str) -> bool:

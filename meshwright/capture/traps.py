@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-EXPORTING = "is_torchdynamo_exporting"
+EXPORTING, COMPILING = "is_torchdynamo_exporting", "is_torchdynamo_compiling"
 MASKING = "transformers.masking_utils"
 EXPERTS = "transformers.integrations.moe"
 
@@ -20,13 +20,15 @@ def eager_paths(batch_names: Collection[str]) -> Iterator[None]:
     """
     loaded = {name: module for name, module in sys.modules.items() if name.startswith("transformers.")}
     with ExitStack() as stack:
-        for module in loaded.values():
+        for name, module in loaded.items():
             if EXPORTING in vars(module):
                 stack.enter_context(replaced(module, EXPORTING, lambda: False))
+                if name.startswith("transformers.models."):
+                    stack.enter_context(replaced(module, COMPILING, lambda: False))
         if MASKING in loaded and "position_ids" not in batch_names:
             stack.enter_context(replaced(loaded[MASKING], "find_packed_sequence_indices", lambda _: None))
         if EXPERTS in loaded:
-            stack.enter_context(replaced(loaded[EXPERTS], "is_torchdynamo_compiling", lambda: False))
+            stack.enter_context(replaced(loaded[EXPERTS], COMPILING, lambda: False))
         yield
 
 

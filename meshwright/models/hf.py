@@ -15,7 +15,7 @@ from meshwright.errors import ModelError
 from meshwright.models.family import Family, Settings, Shapes
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 HEADS = (
     "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelForCausalLM", "AutoModelForMaskedLM",
@@ -40,6 +40,8 @@ def hf_family(model_type: str) -> Family:
     defaults = _flat(config.to_dict())
     # Many configs know their keys under the usual name too: `hidden_size` for T5's `d_model`.
     defaults |= {alias: defaults[key] for alias, key in config.attribute_map.items() if key in defaults}
+    if "use_cache" in defaults:
+        defaults["use_cache"] = False  # training keeps no keys and values for later tokens
     if _reads_text(head):
         defaults["seq"] = min(_longest(config), LONGEST_DEFAULT)
 
@@ -49,7 +51,18 @@ def hf_family(model_type: str) -> Family:
     def shapes(settings: Settings, batch: int) -> Shapes:
         return _shapes(head, _config(transformers, model_type, settings, defaults), settings.get("seq", 0), batch)
 
-    return Family(f"hf:{model_type}", defaults, build, shapes, free=True)
+    loss = _contrastive if head == "AutoModelForZeroShotImageClassification" else None
+    return Family(f"hf:{model_type}", defaults, build, shapes, loss, free=True)
+
+
+def _contrastive(output: Any, *_: Any) -> Tensor:
+    """CLIP's loss: in a batch of pairs, each text belongs to the image of the same number."""
+    import torch
+    import torch.nn.functional as F
+
+    scores = output.logits_per_text
+    own = torch.arange(scores.shape[0], device=scores.device)
+    return (F.cross_entropy(scores, own) + F.cross_entropy(scores.t(), own)) / 2
 
 
 def _transformers() -> Any:
@@ -97,7 +110,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Settings:
 def _config(transformers: Any, model_type: str, settings: Settings, defaults: Settings) -> Any:
     changed: dict[str, Any] = {}
     for key, value in settings.items():
-        if key == "seq" or value == defaults[key]:
+        if key == "seq" or (value == defaults[key] and key != "use_cache"):
             continue
         *path, last = key.split(".")
         place = changed
@@ -105,9 +118,12 @@ def _config(transformers: Any, model_type: str, settings: Settings, defaults: Se
             place = place.setdefault(part, {})
         place[last] = list(value) if isinstance(value, tuple) else value
     try:
-        return transformers.AutoConfig.for_model(model_type, **changed)
+        config = transformers.AutoConfig.for_model(model_type, **changed)
     except Exception as error:
         raise ModelError(f"hf:{model_type} with {changed}: {error}", "settings its config accepts") from error
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    return config
 
 
 def _build(transformers: Any, model_type: str, head: str, settings: Settings, defaults: Settings) -> nn.Module:

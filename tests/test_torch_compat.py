@@ -1,0 +1,92 @@
+"""What meshwright relies on from torch's private side, each in one fact: a torch that breaks one fails here first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from meshwright import torch_compat
+
+
+def exported(module: nn.Module) -> torch.export.ExportedProgram:
+    return torch.export.export(module, (torch.ones(4, 6),), dynamic_shapes=({0: Dim.AUTO},), strict=False)
+
+
+def test_fakes_have_types_and_no_storage() -> None:
+    mode = torch_compat.fake_mode()
+    assert isinstance(mode, torch_compat.FakeMode)
+    tensor = torch_compat.fake_tensor((1 << 20, 1 << 20), torch.float32, mode)
+    assert torch_compat.is_fake(tensor)
+    assert not torch_compat.is_fake(torch.ones(1))
+    assert (tensor @ tensor).shape == (1 << 20, 1 << 20)
+
+
+def test_symbols_have_a_value_at_each_batch() -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, x]).reshape(-1)
+
+    size = next(n for n in reversed(exported(Doubled()).graph.nodes) if n.op == "call_function").meta["val"].shape[0]
+    assert [torch_compat.symbolic_value(size, batch) for batch in (2, 7)] == [24, 84]
+    assert not torch_compat.has_unbacked_symbol(size)
+
+
+def test_numbers_from_the_data_are_unbacked() -> None:
+    class Item(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x.sum().long().item()
+
+    values = [node.meta.get("val") for node in exported(Item()).graph.nodes]
+    symbols = [value for value in values if isinstance(value, torch.SymInt)]
+    assert any(torch_compat.has_unbacked_symbol(symbol) for symbol in symbols)
+
+
+def test_branches_on_values_raise_what_is_caught() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(torch_compat.DATA_DEPENDENT):
+        exported(Branch())
+
+
+def test_views_are_known_by_schema_and_by_storage() -> None:
+    aten = torch.ops.aten
+    assert torch_compat.returns_view(aten.transpose.int)
+    assert torch_compat.returns_view(aten.reshape.default)
+    assert not torch_compat.returns_view(aten.add_.Tensor)
+    assert not torch_compat.returns_view(aten.linear.default)
+    x = torch_compat.fake_tensor((4, 6), torch.float32, torch_compat.fake_mode())
+    assert torch_compat.shares_storage(x, x.t())
+    assert not torch_compat.shares_storage(x, x.t().contiguous())
+
+
+def test_captured_views_share_storage() -> None:
+    class View(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(-1)[2:] + 1
+
+    nodes = [node for node in exported(View()).graph.nodes if isinstance(node.meta.get("val"), Tensor)]
+    x, view, part, total = (node.meta["val"] for node in nodes)
+    assert torch_compat.shares_storage(x, view)
+    assert torch_compat.shares_storage(x, part)
+    assert not torch_compat.shares_storage(x, total)
+
+
+def test_joint_graphs_hold_the_gradient() -> None:
+    mode = torch_compat.fake_mode()
+
+    def joint(x: Tensor) -> list[Tensor]:
+        x = x.detach().requires_grad_()
+        y = x.sin()
+        return [y, *torch.autograd.grad(y, [x], torch.ones_like(y))]
+
+    traced = torch_compat.trace_joint(joint, [torch_compat.fake_tensor((3,), torch.float32, mode)], mode)
+    assert "aten.cos.default" in {str(node.target) for node in traced.graph.nodes}
+
+
+def test_fake_kernels_may_use_composite_operators() -> None:
+    with torch_compat.symbolic_kernels():
+        assert torch.ones(2).sum() == 2
