@@ -11,15 +11,17 @@ may be given together where one machine has it all.
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":  # the folder of this file would hide modules of the standard library: it has a `select`
+    sys.path[0] = sys.path[0].rpartition("/")[0]
+
 import argparse
 import gc
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path[0] = str(Path(__file__).parents[1])  # this folder has files named like modules of the standard library
 
 MODELS = {
     "gpt2?dropout=0": (4, 16),

@@ -11,16 +11,18 @@ Each part has a process of its own, so that memory is its own. CPU seconds are t
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":  # the folder of this file would hide modules of the standard library: it has a `select`
+    sys.path[0] = sys.path[0].rpartition("/")[0]
+
 import argparse
 import json
 import resource
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path[0] = str(Path(__file__).parents[1])  # this folder has files named like modules of the standard library
 
 CHEAPER_LIMIT, ALLOCATED_LIMIT, DEPTH_LIMIT = 50.0, 0.01, 1.3
 DEEP, SHALLOW = 126, 8

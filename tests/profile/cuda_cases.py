@@ -152,7 +152,6 @@ def outcome(name: str) -> Outcome:
         kept.setdefault(storage(tensor), tensor)
         return tensor
 
-    start = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         results = run_by_position(given.op, operands)
@@ -178,7 +177,6 @@ def outcome(name: str) -> Outcome:
     )
     places = placed(given, operands)
     named, expected = table(given, operands, results)
-    del start
     return Outcome(
         name, node, named == names, expected, kept_bytes,
         forward_working_bytes(given.op, values, places), forward_working,
