@@ -42,11 +42,11 @@ class _WithLoss(nn.Module):
         output = self.model(**batch)
         if self.loss is not None:
             output = self.loss(output, *batch.values())
-        found = getattr(output, "loss", output)
+        found = output["loss"] if isinstance(output, Mapping) and "loss" in output else getattr(output, "loss", output)
         if not isinstance(found, Tensor) or found.dim() != 0:
             raise ModelError(
                 f"the model returned {_describe(found)}",
-                "a scalar loss, or an output with a scalar `.loss`",
+                "a scalar loss, or an output with a scalar `.loss` or `['loss']`",
                 "pass `loss=`, a function of (output, *batch) that returns a scalar",
             )
         return found
