@@ -44,7 +44,7 @@ ARCHITECTURES: dict[str, str] = {
     "gpt2": TEXT, "gpt_neo": "hidden_size=32&num_heads=4&vocab_size=64&seq=32",
     "gptj": f"{TEXT}&rotary_dim=4", "gpt_neox": GATED, "gpt_bigcode": TEXT, "codegen": f"{TEXT}&rotary_dim=4",
     "mpt": "d_model=32&n_heads=4&n_layers=3&vocab_size=64&seq=32",
-    "opt": f"{TEXT}&ffn_dim=64&word_embed_proj_dim=32&pad_token_id=0", "bloom": TEXT, "llama": GROUPED,
+    "opt": f"{TEXT}&ffn_dim=64&word_embed_proj_dim=32&pad_token_id=0&dropout=0.0", "bloom": TEXT, "llama": GROUPED,
     "mistral": GROUPED, "qwen2": GROUPED, "olmo2": PADDED, "stablelm": GROUPED, "granite": GROUPED,
     "starcoder2": GROUPED, "phi": GROUPED, "phi3": PADDED, "cohere": PADDED, "smollm3": PADDED,
     "ernie4_5": GROUPED, "qwen3": f"{GROUPED}&head_dim=8", "gemma": f"{PADDED}&head_dim=8",
@@ -52,7 +52,7 @@ ARCHITECTURES: dict[str, str] = {
     "falcon": TEXT,
     "deepseek_v3": f"{PADDED}&moe_intermediate_size=32&n_routed_experts=8&num_experts_per_tok=2&n_group=2"
     "&topk_group=1&first_k_dense_replace=1&q_lora_rank=16&kv_lora_rank=16&qk_rope_head_dim=8"
-    "&qk_nope_head_dim=8&v_head_dim=8",
+    "&qk_nope_head_dim=8&v_head_dim=8&head_dim=8",
     "mixtral": f"{GROUPED}&num_local_experts=4", "qwen2_moe": f"{EXPERTS}&shared_expert_intermediate_size=32",
     "qwen3_moe": EXPERTS, "olmoe": f"{PADDED}&num_experts=4&num_experts_per_tok=2",
     "granitemoe": f"{GROUPED}&num_local_experts=4&num_experts_per_tok=2",
