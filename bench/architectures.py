@@ -80,13 +80,13 @@ ARCHITECTURES: dict[str, str] = {
     "bart": SMALL_SEQ2SEQ, "mbart": SMALL_SEQ2SEQ, "pegasus": SMALL_SEQ2SEQ, "marian": SMALL_SEQ2SEQ,
     "whisper": f"{SMALL_SEQ2SEQ.replace('&max_position_embeddings=64', '')}&max_source_positions=32"
     "&max_target_positions=48&num_mel_bins=16&decoder_start_token_id=1&bos_token_id=1&eos_token_id=2",
-    "vit": VISION, "deit": VISION, "beit": VISION, "dinov2": VISION,
+    "vit": VISION, "deit": VISION, "beit": VISION, "dinov2": VISION.replace("&intermediate_size=64", ""),
     "swin": "image_size=32&patch_size=2&embed_dim=16&window_size=4&depths=2,2&num_heads=2,4",
     "swinv2": "image_size=32&patch_size=2&embed_dim=16&window_size=4&depths=2,2&num_heads=2,4",
     "convnext": "image_size=32&hidden_sizes=8,16,16,16&depths=1,1,3,1",
     "resnet": "embedding_size=8&hidden_sizes=16,32&depths=2,3", "regnet": "embedding_size=8&hidden_sizes=16,32"
     "&depths=2,3&groups_width=8",
-    "segformer": "hidden_sizes=8,16,16,32&depths=1,1,1,1&num_attention_heads=1,2,2,4&image_size=64",
+    "segformer": "hidden_sizes=8,16,16,32&depths=1,1,1,1&num_attention_heads=1,2,2,4",
     "clip": f"{TOWERS}&projection_dim=32&text_config.max_position_embeddings=32&text_config.eos_token_id=2",
     "siglip": f"{TOWERS}&text_config.max_position_embeddings=24&text_config.projection_size=32",
     "wav2vec2": SPEECH, "hubert": SPEECH,
