@@ -50,6 +50,14 @@ PRECISIONS = ("fp32", "bf16")
 MEAN_LIMIT, WORST_LIMIT = 0.03, 0.08
 
 
+def versions() -> dict[str, str]:
+    """Models of transformers change with it: predictions and measurements of different versions are of other models."""
+    import torch
+    import transformers
+
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
 def key(model: str, batch: int, precision: str) -> str:
     return f"{model} batch={batch} {precision}"
 
@@ -76,13 +84,13 @@ def predict(models: dict[str, tuple[int, ...]]) -> dict[str, Any]:
                 profile = profile_step(program.at_batch(size))
                 found[key(name, size, precision)] = profile.to_json(time.process_time() - start)
             print(f"{name} {precision}: {time.process_time() - start:.1f} CPU s", file=sys.stderr)
-    return found
+    return versions() | {"cases": found}
 
 
 def measure(models: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     import torch
 
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cases": {}}
+    found: dict[str, Any] = versions() | {"device": torch.cuda.get_device_name(), "cases": {}}
     for name, batches in models.items():
         for precision in PRECISIONS:
             for size in batches:
@@ -147,11 +155,17 @@ def _loss(result: Any) -> Any:
 
 def compare(predicted: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
+    guesses = predicted["cases"]
+    for name in ("torch", "transformers"):
+        if predicted[name] != measured.get(name):
+            print(
+                f"note: predicted with {name} {predicted[name]}, measured with {measured.get(name, 'an unknown one')}"
+            )
     for where, real in measured["cases"].items():
-        if where not in predicted or "error" in real:
+        if where not in guesses or "error" in real:
             print(f"{'':>7} {where}: {real.get('error', 'not predicted')[:120]}")
             continue
-        guess, peak = predicted[where], real["peak_bytes"]
+        guess, peak = guesses[where], real["peak_bytes"]
         error = guess["peak_bytes"] / peak - 1
         saved = real["after_forward_bytes"] - real["start_bytes"]
         rows[where] = {
@@ -165,9 +179,9 @@ def compare(predicted: dict[str, Any], measured: dict[str, Any]) -> dict[str, An
     mean, worst = sum(errors) / len(errors), max(errors)
     models = len({where.split(" ")[0] for where in rows})
     print(f"{len(rows)} steps of {models} models: mean error {100 * mean:.2f} %, worst {100 * worst:.2f} %")
-    return {"models": models, "mean_error": mean, "worst_error": worst, "rows": rows} | {
-        name: measured[name] for name in ("device", "torch")
-    }
+    used = {"predicted_with": {n: predicted[n] for n in ("torch", "transformers")}, "device": measured["device"]}
+    used["measured_with"] = {n: measured.get(n) for n in ("torch", "transformers")}
+    return used | {"models": models, "mean_error": mean, "worst_error": worst, "rows": rows}
 
 
 def write(path: str, found: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
 from meshwright.price.parameter import check_optimizer
 from meshwright.solve.account import collectives_of, communication_s
-from meshwright.solve.chain import Chain, least_bytes, solve_chain
+from meshwright.solve.chain import Chain, least_bytes, solve_chain, walk
 from meshwright.solve.frontier import Fixed, Frontier, Point, tied, tied_options
 from meshwright.solve.inputs import input_layouts
 from meshwright.solve.pins import Pins, parse_pins
@@ -37,16 +37,7 @@ def make_plan(
     frontiers = _frontiers(program, meshes(cluster, max_axes=max_axes), texts, optimizer)
     usable = frontiers[0].mesh.device.usable_bytes
     budget = min(memory_bytes or usable, usable)
-    found = [
-        (chain, fixed, frontier)
-        for frontier in frontiers
-        for fixed in _tied_choices(frontier)
-        if (chain := solve_chain(frontier, fixed, budget))
-    ]
-    if not found:
-        raise _does_not_fit(frontiers, budget)
-    chain, fixed, frontier = min(found, key=lambda item: item[0].seconds)
-    bound_s = min(item[0].bound_s for item in found)
+    chain, fixed, frontier, bound_s = _search(frontiers, budget)
     plan = _assemble(program, cluster, frontier.mesh, chain, fixed, bound_s)
     plan = replace(plan, model=model, optimizer=optimizer, memory_bytes=memory_bytes, pins=texts)
     named = _name_axes(program, plan)
@@ -68,6 +59,29 @@ def _frontiers(program: Program, candidates: list[Mesh], pins: tuple[str, ...], 
     if not found:
         raise refused[0]
     return found
+
+
+def _search(frontiers: list[Frontier], budget: int) -> tuple[Chain, Fixed, Frontier, float]:
+    """The fastest chain that fits over all meshes and storages of tied parameters, and a bound over all of them.
+
+    Those whose best chain without a budget is no faster than what was found already are not looked at further.
+    """
+    candidates = [(frontier, fixed) for frontier in frontiers for fixed in _tied_choices(frontier)]
+    floors = [walk(frontier, fixed, 0.0)[0] for frontier, fixed in candidates]
+    best: tuple[Chain, Fixed, Frontier] | None = None
+    bounds = []
+    for index in sorted(range(len(candidates)), key=lambda i: floors[i]):
+        if best is not None and floors[index] >= best[0].seconds:
+            break
+        frontier, fixed = candidates[index]
+        chain = solve_chain(frontier, fixed, budget)
+        if chain is not None:
+            bounds.append(chain.bound_s)
+            if best is None or chain.seconds < best[0].seconds:
+                best = (chain, fixed, frontier)
+    if best is None:
+        raise _does_not_fit(frontiers, budget)
+    return *best, min(*bounds, best[0].seconds)
 
 
 def _check_batch(program: Program, mesh: Mesh, pins: Pins) -> None:

@@ -1,11 +1,11 @@
 """The selection engine against the published results of the ASPLOS / EuroSys 2025 contest, and beyond its files.
 
-    python bench/select.py                              all instances at their contest limits, method auto, seed 0
-    python bench/select.py --seeds 0 1 2 --instances N U
-    python bench/select.py --methods auto ilp beam mcmc --seconds 60
-    python bench/select.py --perturb 2                  random perturbations of the instances, against our own bound
-    python bench/select.py --folder out/problems        every problem file in a folder, such as those the planner writes
-    python bench/select.py --synthetic                  layered graphs, 10 s each; and the time of a segment
+    python bench/selection.py                              all instances at their contest limits, method auto, seed 0
+    python bench/selection.py --seeds 0 1 2 --instances N U
+    python bench/selection.py --methods auto ilp beam mcmc --seconds 60
+    python bench/selection.py --perturb 2                  random perturbations of the instances, against our own bound
+    python bench/selection.py --synthetic        layered graphs, 10 s each; and the time of a segment
+    python bench/selection.py --synthetic                  layered graphs, 10 s each; and the time of a segment
 
 Limits count wall time from before the file is read. On a machine busy with other work `--cpu` counts the CPU seconds of
 the solving process instead, all threads added up; those of HiGHS beside it are reported. Every run has a process of its
