@@ -4,7 +4,7 @@
     python bench/selection.py --seeds 0 1 2 --instances N U
     python bench/selection.py --methods auto ilp beam mcmc --seconds 60
     python bench/selection.py --perturb 2                  random perturbations of the instances, against our own bound
-    python bench/selection.py --synthetic        layered graphs, 10 s each; and the time of a segment
+    python bench/selection.py --folder out/problems        every problem file of a folder, such as the planner writes
     python bench/selection.py --synthetic                  layered graphs, 10 s each; and the time of a segment
 
 Limits count wall time from before the file is read. On a machine busy with other work `--cpu` counts the CPU seconds of
