@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +41,17 @@ def __getattr__(name: str) -> Any:
     found = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found
     return found
+
+
+class _Facade(ModuleType):
+    """`plan` and `capture` are functions here and packages inside: importing a package must not hide the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Facade
 
 
 def __dir__() -> list[str]:

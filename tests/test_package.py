@@ -82,6 +82,12 @@ def test_exported_names() -> None:
         assert getattr(meshwright, name) is not None
 
 
+def test_functions_are_not_hidden_by_packages_of_the_same_name() -> None:
+    script = "import meshwright as mw, meshwright.plan.plan, meshwright.capture.build; print(mw.plan, mw.capture)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.count("<function") == 2
+
+
 def test_help_answers_without_torch_in_under_300_ms() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     found = subprocess.run([sys.executable, "-m", "meshwright", "--help"], capture_output=True, text=True, check=True)
