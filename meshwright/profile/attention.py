@@ -64,7 +64,7 @@ def cpu_attention(op: Op, operands: Sequence[Value]) -> Saved:
     """The fused kernel keeps the log of each row's sum; of a mask of truth values, its own copy in numbers."""
     query, key = operands[0].type, operands[1].type
     if cpu_kernel(op, operands) == "math":
-        return unfused_attention(op, operands)
+        return unfused_attention(op, operands, "cpu")
     kept = prod(query.sizes[:-1]) * max(4, query.itemsize)
     masks = [value.type for value in operands[3:] if not value.type.is_float]
     kept += sum(prod(mask.sizes) for mask in masks) * query.itemsize
@@ -80,7 +80,7 @@ def cuda_attention(op: Op, operands: Sequence[Value]) -> Saved:
     """
     kernel = cuda_kernel(op, operands)
     if kernel == "math":
-        return unfused_attention(op, operands)
+        return unfused_attention(op, operands, "cuda")
     query = operands[0].type
     *lead, rows, width = query.sizes
     kept = prod(lead) * (-(-rows // 32) * 32 * 4 if kernel == "efficient" else rows * 4)
@@ -95,15 +95,17 @@ def cuda_attention(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved(tuple(range(len(operands) - len(masks))), (0,), kept)
 
 
-def unfused_attention(op: Op, operands: Sequence[Value]) -> Saved:
+def unfused_attention(op: Op, operands: Sequence[Value], device: str) -> Saved:
     """Scaled queries and keys (keys once per query head), the probabilities, what dropout left, and the values.
 
     Half precision is multiplied in single; grouped keys and values are repeated: then the values are copies too.
+    Of dropout a GPU keeps a byte per score, a CPU a number; both keep what is left of the probabilities.
     """
     query, key, value = (operand.type for operand in operands[:3])
-    heads = prod(query.sizes[:-2])
+    heads, itemsize = prod(query.sizes[:-2]), max(4, query.itemsize)
     scores = prod(query.sizes[:-1]) * key.sizes[-2]
-    numbers = prod(query.sizes) + heads * prod(key.sizes[-2:]) + scores * (3 if dropout_rate(op) else 1)
+    numbers = prod(query.sizes) + heads * prod(key.sizes[-2:]) + scores
     copied = query.itemsize < 4 or prod(value.sizes[:-2]) != heads
     numbers += heads * prod(value.sizes[-2:]) if copied else 0
-    return Saved(() if copied else (2,), (), numbers * max(4, query.itemsize))
+    dropped = scores * (itemsize + (1 if device == "cuda" else itemsize)) if dropout_rate(op) else 0
+    return Saved(() if copied else (2,), (), numbers * itemsize + dropped)

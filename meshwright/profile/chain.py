@@ -32,19 +32,33 @@ class Located:
 
 @dataclass(slots=True)
 class Use:
-    """What becomes of a storage that crosses a boundary.
+    """What becomes of a storage that crosses a boundary. Segments are noted in their order.
 
-    segments: those that read it in forward. readers: those whose backward reads it, its maker among them.
+    segments: those that read it in forward, `last` the last of them. first_reader, last_reader: of those whose backward
+    reads it, its maker among them; None where nobody does.
     """
 
     bytes: int
     gradient: bool
     segments: set[int] = field(default_factory=set)
-    readers: set[int] = field(default_factory=set)
+    last: int = PROLOGUE
+    first_reader: int | None = None
+    last_reader: int = PROLOGUE
+
+    def note(self, index: int, reads: bool) -> None:
+        self.segments.add(index)
+        self.last = index
+        if reads:
+            self.note_reader(index)
+
+    def note_reader(self, index: int) -> None:
+        self.last_reader = index
+        if self.first_reader is None:
+            self.first_reader = index
 
     @property
-    def last(self) -> int:
-        return max(self.segments, default=PROLOGUE)
+    def kept(self) -> bool:
+        return self.first_reader is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +103,9 @@ class _Walker:
         for index, segment in enumerate(program.segments):
             graph = fixed[segment.graph]
             bound = self._bind(segment, graph)
-            given = _local_places(bound)
-            key = (segment.graph, tuple(given.items()), tuple(at.bytes for at in bound.values()))
+            key = (segment.graph, _surroundings(bound))
             if key not in known:
+                given = _local_places(bound)
                 sizes = {given[name].storage: at.bytes for name, at in bound.items()}
                 known[key] = graph_facts(graph, self.device, given, sizes)
             self._enter(index, known[key], bound, segment.outputs)
@@ -106,55 +120,68 @@ class _Walker:
         """Note what the segment reads, and where what it hands over lies."""
         self.facts.append(facts)
         self.bound.append(bound)
-        read = facts.read_storages()
-        source = {facts.places.of[name].storage: at.storage for name, at in bound.items()}
+        read, of = facts.read, facts.places.of
+        source = {of[name].storage: at.storage for name, at in bound.items()}
         for local, storage in source.items():
-            self.uses[storage].segments.add(index)
-            if local in read:
-                self.uses[storage].readers.add(index)
-        values = facts.graph.values()
-        arguments = {value.name for value in facts.graph.arguments()}
+            self.uses[storage].note(index, local in read)
         for local, name in zip(facts.graph.outputs, outputs, strict=True):
-            place = facts.places.of[local]
-            if place.storage in arguments and place.storage not in source:
+            place = of[local]
+            if place.storage not in source and place.storage in facts.arguments:
                 continue  # a view of a parameter or of the batch: held anyway
             storage = source.get(place.storage, (index, place.storage))
             size = facts.places.storage_bytes[place.storage]
             self.located[name] = Located(storage, size, place.strides, place.offset)
             use = self.uses.setdefault(storage, Use(size, False))
-            use.gradient |= values[local].grad
+            use.gradient |= local in facts.returned
             if place.storage in read:
-                use.readers.add(index)
+                use.note_reader(index)
 
     def measure(self, round_: Round) -> Chain:
         known: dict[object, Liveness] = {}
         last_use = {name: i for i, segment in enumerate(self.program.segments) for name in segment.params}
-        names = ["prologue", *(segment.name for segment in self.program.segments)]
         links = []
-        for index, (name, facts) in enumerate(zip(names, self.facts, strict=True), start=PROLOGUE):
-            boundary = self._boundary(index, facts, last_use)
-            key = (id(facts), boundary)
+        for index, facts in enumerate(self.facts, start=PROLOGUE):
+            segment = self.program.segments[index] if index != PROLOGUE else None
+            params = segment.params if segment else ()
+            key = self._key(index, facts, [last_use[name] > index for name in params])
             if key not in known:
-                known[key] = liveness(facts, boundary, round_)
-            links.append(Link(name, facts, known[key]))
+                known[key] = liveness(facts, self._boundary(index, facts, last_use), round_)
+            links.append(Link(segment.name if segment else "prologue", facts, known[key]))
         return Chain(links[0], tuple(links[1:]), self.uses)
+
+    def _key(self, index: int, facts: GraphFacts, used_later: list[bool]) -> object:
+        """All that a Boundary says, at less cost: two segments with the same key have the same one."""
+        key: list[object] = [id(facts), *used_later]
+        for at in self.bound[index + 1].values():
+            use = self.uses[at.storage]
+            key += (use.first_reader is not None, use.last > index, use.first_reader == index)
+        for name in facts.graph.outputs:
+            made = self.uses.get((index, facts.places.of[name].storage))
+            key.append(made is not None and made.last_reader > index)
+        return tuple(key)
 
     def _boundary(self, index: int, facts: GraphFacts, last_use: dict[str, int]) -> Boundary:
         of, bound = facts.places.of, self.bound[index + 1]
         handed = {of[name].storage: self.uses[at.storage] for name, at in bound.items()}
         made = {of[name].storage: self.uses.get((index, of[name].storage)) for name in facts.graph.outputs}
-        gradients = {v.name for v in facts.graph.inputs if v.grad and v.name in bound}
-        gradients = {name for name in gradients if self.uses[bound[name].storage].last > index}
+        given = facts.handed & bound.keys()
+        gradients = {name for name in given if self.uses[bound[name].storage].last > index}
         if index != PROLOGUE:
             params = zip(facts.graph.params, self.program.segments[index].params, strict=True)
             gradients |= {value.name for value, name in params if value.grad and last_use[name] > index}
         return Boundary(
-            kept=frozenset(name for name, use in handed.items() if use.readers),
+            kept=frozenset(name for name, use in handed.items() if use.kept),
             lives_on=frozenset(name for name, use in handed.items() if use.last > index),
-            released=frozenset(name for name, use in handed.items() if use.readers and min(use.readers) == index),
+            released=frozenset(name for name, use in handed.items() if use.first_reader == index),
             has_gradient=frozenset(gradients),
-            kept_later=frozenset(name for name, use in made.items() if use and max(use.readers, default=index) > index),
+            kept_later=frozenset(name for name, use in made.items() if use and use.last_reader > index),
         )
+
+
+def _surroundings(bound: dict[str, Located]) -> tuple[object, ...]:
+    """How the values handed over lie: sizes, strides, and which of them share a storage."""
+    order: dict[Storage, int] = {}
+    return tuple((order.setdefault(at.storage, len(order)), at.bytes, at.strides, at.offset) for at in bound.values())
 
 
 def _local_places(bound: dict[str, Located]) -> dict[str, Place]:

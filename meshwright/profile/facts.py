@@ -21,6 +21,7 @@ class Read:
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphFacts:
     """reads: one per op. `outside`: storages held whatever happens (parameters, buffers and their next values).
+    read: all storages that backward reads. handed, returned: inputs and outputs that have a gradient.
 
     `..._causal_flops`: causal attention at its true half.
     """
@@ -29,15 +30,16 @@ class GraphFacts:
     places: Places
     reads: tuple[Read, ...]
     outside: frozenset[str]
+    read: frozenset[str]
+    handed: frozenset[str]
+    returned: frozenset[str]
+    arguments: frozenset[str]
     forward_flops: int
     backward_flops: int
     forward_causal_flops: int
     backward_causal_flops: int
     forward_bytes: int
     backward_bytes: int
-
-    def read_storages(self) -> frozenset[str]:
-        return frozenset(name for read in self.reads for name in read.storages)
 
 
 def graph_facts(
@@ -59,6 +61,10 @@ def graph_facts(
         found,
         tuple(reads),
         frozenset(held),
+        frozenset(name for read in reads for name in read.storages),
+        frozenset(value.name for value in graph.inputs if value.grad),
+        frozenset(name for name in graph.outputs if values[name].grad),
+        frozenset(value.name for value in graph.arguments()),
         sum(forward_flops(op, values) for op in graph.ops),
         sum(backward_flops(op, values) for op in graph.ops),
         sum(forward_flops(op, values, skip_masked=True) for op in graph.ops),

@@ -52,11 +52,8 @@ class Liveness:
     backward_peak_bytes: int
     backward_at: str
     saved: tuple[SavedValue, ...]
+    saved_bytes: int
     gradient_bytes: int
-
-    @property
-    def saved_bytes(self) -> int:
-        return sum(value.bytes for value in self.saved)
 
 
 @dataclass(slots=True)
@@ -89,12 +86,14 @@ def liveness(facts: GraphFacts, boundary: Boundary, round_: Round) -> Liveness:
     for op, read in zip(facts.graph.ops, facts.reads, strict=True):
         if read.auxiliary_bytes:
             saved.append(SavedValue(op.name, round_(read.auxiliary_bytes), auxiliary=True))
-    return Liveness(forward.peak_bytes, forward.at, backward.peak_bytes, backward.at, tuple(saved), gradient_bytes)
+    saved_bytes = sum(value.bytes for value in saved)
+    peaks = (forward.peak_bytes, forward.at, backward.peak_bytes, backward.at)
+    return Liveness(*peaks, tuple(saved), saved_bytes, gradient_bytes)
 
 
 def _own_kept(facts: GraphFacts, boundary: Boundary) -> dict[str, None]:
     """Storages made here that some backward reads, in the order they are made."""
-    wanted = facts.read_storages() | boundary.kept_later
+    wanted = facts.read | boundary.kept_later
     made = (facts.places.of[value.name].storage for op in facts.graph.ops for value in op.results)
     own = {value.name for op in facts.graph.ops for value in op.results}
     return dict.fromkeys(name for name in made if name in wanted and name in own and name not in facts.outside)
@@ -165,7 +164,7 @@ class _Backward:
     def _enter(self, values: dict[str, Value]) -> None:
         """The saved values that are still needed, and the gradients that later segments made."""
         sizes = self.facts.places.storage_bytes
-        read = self.facts.read_storages()
+        read = self.facts.read
         for name in self.kept:
             if name in read:
                 self.meter.add(sizes[name])

@@ -166,7 +166,10 @@ def kept_in_place(op: Op, values: Mapping[str, Value], found: Places) -> Saved:
     """What `saved` says, where an operand that a product has to copy first is kept as that copy."""
     operands = [values[name] for name in op.operands()]
     unfused = packet(op.target) in ATTENTIONS and found.kernel(op, operands) == "math"
-    kept = unfused_attention(op, operands) if unfused and has_gradient(op) else saved(op, values, found.device)
+    if unfused and has_gradient(op):
+        kept = unfused_attention(op, operands, found.device)
+    else:
+        kept = saved(op, values, found.device)
     folded = set(kept.operands) & set((2,) if unfused else FOLDED.get(packet(op.target), ()))
     rest = 1 if packet(op.target) == "linear" else 2
     copied = [i for i in folded if not _folds(operands[i], found, rest)]

@@ -49,8 +49,9 @@ def rounding(device: DeviceKind) -> Callable[[int], int]:
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """compute_copy_bytes: the half-precision parameters that `mixed` computes with."""
+    """params: how many numbers. compute_copy_bytes: the half-precision parameters that `mixed` computes with."""
 
+    params: int
     parameter_bytes: int
     compute_copy_bytes: int
     gradient_bytes: int
@@ -75,29 +76,39 @@ def static(
     device: DeviceKind,
     implementation: Implementation,
 ) -> Static:
-    given, around = list(parameters), rounding(device)
+    around, mixed = rounding(device), precision == "mixed"
     if optimizer not in STATES:
         raise ModelError(f"optimizer {optimizer!r}", f"one of {', '.join(STATES)}", "name one of these")
-    mixed = precision == "mixed"
-    stored = [_bytes(p, 4 if mixed and p.type.is_float else None) for p in given]
-    trained = [size for p, size in zip(given, stored, strict=True) if p.trainable]
-    steps = len(trained) if optimizer == "adamw" and (implementation == "fused" or device == "cpu") else 0
+    given = count_alike(parameters)
+    stored = {alike: around(_bytes(alike, 4 if mixed and alike.type.is_float else None)) for alike in given}
+    trained = {alike: number for alike, number in given.items() if alike.trainable}
+    trained_bytes = sum(stored[alike] * number for alike, number in trained.items())
+    steps = sum(trained.values()) if optimizer == "adamw" and (implementation == "fused" or device == "cpu") else 0
+    temporary = 0
+    if optimizer == "adamw" and implementation != "fused" and trained:
+        # The root of the second moment: of all parameters at once, or of one after the other, twice.
+        temporary = trained_bytes if device == "cuda" else 2 * max(stored[alike] for alike in trained)
     return Static(
-        parameter_bytes=sum(map(around, stored)),
-        compute_copy_bytes=sum(around(_bytes(p)) for p in given) if mixed else 0,
-        gradient_bytes=sum(map(around, trained)),
-        optimizer_bytes=STATES[optimizer] * sum(map(around, trained)) + steps * around(4),
-        optimizer_temporary_bytes=_temporary_bytes(list(map(around, trained)), optimizer, device, implementation),
+        params=sum(prod(alike.type.at(1).sizes) * number for alike, number in given.items()),
+        parameter_bytes=sum(stored[alike] * number for alike, number in given.items()),
+        compute_copy_bytes=sum(around(_bytes(alike)) * number for alike, number in given.items()) if mixed else 0,
+        gradient_bytes=trained_bytes,
+        optimizer_bytes=STATES[optimizer] * trained_bytes + steps * around(4),
+        optimizer_temporary_bytes=temporary,
         buffer_bytes=sum(around(_bytes(b)) for b in buffers),
         workspace_bytes=2 * CUBLAS_WORKSPACE_BYTES if device == "cuda" else 0,
     )
 
 
-def _temporary_bytes(trained: list[int], optimizer: Optimizer, device: DeviceKind, how: Implementation) -> int:
-    """AdamW's root of the second moment: for all parameters at once (foreach), or one after the other, twice (CPU)."""
-    if optimizer != "adamw" or how == "fused" or not trained:
-        return 0
-    return sum(trained) if device == "cuda" else 2 * max(trained)
+def count_alike(parameters: Iterable[Parameter]) -> dict[Parameter, int]:
+    """How many parameters of each type there are, under one of them: a deep model has few types."""
+    first: dict[object, Parameter] = {}
+    found: dict[object, int] = {}
+    for parameter in parameters:
+        key = (parameter.type.shape, parameter.type.dtype, parameter.trainable)
+        first.setdefault(key, parameter)
+        found[key] = found.get(key, 0) + 1
+    return {first[key]: number for key, number in found.items()}
 
 
 def _bytes(parameter: Parameter, itemsize: int | None = None) -> int:

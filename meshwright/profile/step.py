@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from math import prod
+from typing import NamedTuple
 
-from meshwright.capture.program import Program
+from meshwright.capture.program import FLOATS, Program
 from meshwright.errors import ModelError
 from meshwright.profile.chain import Chain, Link, walk
 from meshwright.profile.operands import type_bytes
@@ -46,15 +46,16 @@ def profile_step(
     batch_bytes = sum(around(type_bytes(value.type.at(program.batch))) for value in program.inputs)
     saved_bytes = chain.prologue.live.saved_bytes + sum(link.live.saved_bytes for link in chain.links)
     widened = 2 if chosen == "mixed" else 1
-    moments = tuple(_moments(chain, held, batch_bytes, widened))
-    peak = max(moments, key=lambda moment: moment.bytes)
+    moments = tuple(_moments(chain, held, widened))
+    worst = tuple(_peak(max(_of(moments, phase)), held, batch_bytes) for phase in PHASES)
+    peak = max(worst, key=lambda moment: moment.bytes)
     return Profile(
         batch=program.batch,
         device=device,
         precision=chosen,
         optimizer=optimizer,
         implementation=implementation,
-        params=sum(prod(parameter.type.at(1).sizes) for parameter in program.parameters),
+        params=held.params,
         static=held,
         batch_bytes=batch_bytes,
         prologue=_segment(chain.prologue, 1),
@@ -62,13 +63,13 @@ def profile_step(
         distinct_segments=len(program.graphs),
         saved_bytes=saved_bytes,
         peak=peak,
-        phase_peaks=tuple(_worst(moments, phase) for phase in PHASES),
+        phase_peaks=worst,
         profile_seconds=time.process_time() - start,
     )
 
 
 def _precision(program: Program, wanted: Precision | None) -> Precision:
-    dtypes = {parameter.type.dtype for parameter in program.parameters if parameter.type.is_float}
+    dtypes = {parameter.type.dtype for parameter in program.parameters} & FLOATS
     half = "bfloat16" in dtypes
     found: Precision = "bf16" if half else "fp32"
     if wanted is None or wanted == found or (wanted == "mixed" and half):
@@ -84,11 +85,16 @@ def _precision(program: Program, wanted: Precision | None) -> Precision:
 
 def _rows(program: Program, chain: Chain) -> tuple[SegmentProfile, ...]:
     """Segments of one graph whose surroundings are alike are one row."""
-    found: dict[object, tuple[Link, int]] = {}
+    alike: dict[tuple[int, int], int] = {}
+    first: dict[tuple[int, int], Link] = {}
     for segment, link in zip(program.segments, chain.links, strict=True):
-        key = (segment.graph, link.live)
-        first, count = found.get(key, (link, 0))
-        found[key] = (first, count + 1)
+        key = (segment.graph, id(link.live))
+        first.setdefault(key, link)
+        alike[key] = alike.get(key, 0) + 1
+    found: dict[object, tuple[Link, int]] = {}
+    for (graph, _), link in first.items():
+        kept, count = found.get((graph, link.live), (link, 0))
+        found[graph, link.live] = (kept, count + alike[graph, id(link.live)])
     return tuple(_segment(link, count) for link, count in found.values())
 
 
@@ -110,39 +116,50 @@ def _segment(link: Link, count: int) -> SegmentProfile:
     )
 
 
-def _moments(chain: Chain, held: Static, batch_bytes: int, widened: int) -> Iterator[Peak]:
+class _Moment(NamedTuple):
+    """What comes and goes, at the worst moment of one segment in one phase; the most bytes sort last."""
+
+    bytes: int
+    phase: Phase
+    segment: str = ""
+    op: str = ""
+    saved_bytes: int = 0
+    gradient_bytes: int = 0
+
+
+def _moments(chain: Chain, held: Static, widened: int) -> Iterator[_Moment]:
     """The worst moment of every segment's forward and backward, and the optimizer's."""
     n = len(chain.links)
     forward, backward = _passing(chain, n)
     before = [chain.prologue.live.saved_bytes]
     for link in chain.links:
         before.append(before[-1] + link.live.saved_bytes)
-    gradient_bytes = 0
     for index, link in enumerate(chain.links):
-        transient = link.live.forward_peak_bytes + forward[index]
-        yield _peak(held, batch_bytes, "forward", link.name, link.live.forward_at, before[index], transient, 0)
+        live, saved = link.live, before[index]
+        used = saved + live.forward_peak_bytes + forward[index]
+        yield _Moment(used, "forward", link.name, live.forward_at, saved)
+    made = 0
     for index in reversed(range(n)):
-        link = chain.links[index]
-        transient = link.live.backward_peak_bytes + backward[index]
-        yield _peak(
-            held, batch_bytes, "backward", link.name, link.live.backward_at, before[index], transient, gradient_bytes
-        )
-        gradient_bytes += widened * link.live.gradient_bytes
-    yield _peak(held, batch_bytes, "optimizer", "", "", 0, held.optimizer_temporary_bytes, held.gradient_bytes)
+        link, live, saved = chain.links[index], chain.links[index].live, before[index]
+        used = saved + made + live.backward_peak_bytes + backward[index]
+        yield _Moment(used, "backward", link.name, live.backward_at, saved, made)
+        made += widened * live.gradient_bytes
+    used = held.gradient_bytes + held.optimizer_temporary_bytes
+    yield _Moment(used, "optimizer", gradient_bytes=held.gradient_bytes)
 
 
-def _worst(moments: Sequence[Peak], phase: Phase) -> Peak:
-    return max((moment for moment in moments if moment.phase == phase), key=lambda moment: moment.bytes)
+def _of(moments: Sequence[_Moment], phase: Phase) -> Iterator[_Moment]:
+    return (moment for moment in moments if moment.phase == phase)
 
 
 def _passing(chain: Chain, n: int) -> tuple[list[int], list[int]]:
     """Per segment, what crosses it: values that are not saved; gradients, less values that were released already."""
     forward, backward = [0] * n, [0] * n
     for (maker, _), use in chain.uses.items():
-        first = min(use.readers, default=maker)
+        first = maker if use.first_reader is None else use.first_reader
         for index in range(max(maker + 1, 0), n if maker < 0 else use.last):
             aside = index not in use.segments
-            if not use.readers and (aside or maker < 0):
+            if not use.kept and (aside or maker < 0):
                 forward[index] += use.bytes
             if use.gradient and aside:
                 backward[index] += use.bytes
@@ -151,23 +168,14 @@ def _passing(chain: Chain, n: int) -> tuple[list[int], list[int]]:
     return forward, backward
 
 
-def _peak(
-    held: Static,
-    batch_bytes: int,
-    phase: Phase,
-    segment: str,
-    op: str,
-    saved_bytes: int,
-    transient_bytes: int,
-    gradient_bytes: int,
-) -> Peak:
+def _peak(moment: _Moment, held: Static, batch_bytes: int) -> Peak:
     parts = {
         "parameters": held.parameter_bytes + held.compute_copy_bytes,
-        "gradients": gradient_bytes,
+        "gradients": moment.gradient_bytes,
         "optimizer state": held.optimizer_bytes,
-        "saved values": saved_bytes,
-        "transient": transient_bytes,
+        "saved values": moment.saved_bytes,
+        "transient": moment.bytes - moment.saved_bytes - moment.gradient_bytes,
         "batch and buffers": batch_bytes + held.buffer_bytes,
         "workspaces": held.workspace_bytes,
     }
-    return Peak(sum(parts.values()), phase, segment, op, tuple(parts.items()))
+    return Peak(sum(parts.values()), moment.phase, moment.segment, moment.op, tuple(parts.items()))
