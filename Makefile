@@ -28,8 +28,11 @@ test: lint
 test-all: lint
 	$(BIN)/pytest -m "not gpu"
 
+# The quick ones; each bench is a command of its own (`ls bench`), says what it needs, and writes JSON to out/.
 bench: install
-	@echo "each bench is a command of its own and writes JSON to out/:"; ls bench/*.py | sed 's|^|  $(BIN)/python |'
+	$(BIN)/python bench/layouts.py
+	$(BIN)/python bench/capture.py
+	$(BIN)/python bench/profile_cost.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
