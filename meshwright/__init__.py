@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.api import plan
+    from meshwright.api import plan, profile
     from meshwright.capture import capture
     from meshwright.capture.program import Program
     from meshwright.cluster import Cluster, Mesh, load_cluster
@@ -30,6 +30,7 @@ _HOMES = {
     "load_cluster": "meshwright.cluster",
     "parallelize": "meshwright.runtime.trainer",
     "plan": "meshwright.api",
+    "profile": "meshwright.api",
     "register_rule": "meshwright.rules",
 }
 """Names are imported when first used: `import meshwright` and `meshwright --help` need no torch."""
@@ -70,5 +71,6 @@ __all__ = [
     "load_cluster",
     "parallelize",
     "plan",
+    "profile",
     "register_rule",
 ]

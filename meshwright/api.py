@@ -11,6 +11,7 @@ from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import PlanError
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import parse_bytes
+from meshwright.profile import profile_step as profile
 from meshwright.solve.plan import make_plan
 
 
@@ -34,3 +35,6 @@ def plan(
         program = program.at_batch(global_batch)
     found = load_cluster(cluster) if isinstance(cluster, str) else cluster
     return make_plan(program, found, memory_bytes=parse_bytes(memory), optimizer=optimizer, pins=pins)
+
+
+__all__ = ["plan", "profile"]
