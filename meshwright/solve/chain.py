@@ -5,7 +5,7 @@ cost is the sum of the segments' tables. With a budget, and a price l per byte h
 
     bound(l) = min over chains of (seconds + l * held) - l * budget
 
-is below the optimum by weak duality; `walk` at each of PRICES gives these bounds and, with them, points to choose
+is below the optimum by weak duality; `walk` at rising PRICES gives these bounds and, with them, points to choose
 from. Every combination of those points that fits along the chain is then compared (`_labels`): a label is (seconds,
 bytes held, largest transient), and one that is no better in any of the three is dropped.
 """
@@ -59,25 +59,32 @@ class Chain:
         return self.held_bytes + self.transient_bytes
 
 
-def solve_chain(frontier: Frontier, fixed: Fixed, budget_bytes: int | None) -> Chain | None:
-    """The fastest chain that fits, or None if none of the points found makes one."""
-    cost, path = walk(frontier, fixed, 0.0)
-    best = Chain(_points(frontier, fixed, path, 0.0), cost)
-    if budget_bytes is None or best.peak_bytes <= budget_bytes:
-        return best
-    walks = {price: walk(frontier, fixed, price) for price in PRICES}
-    bound_s = max(cost - price * budget_bytes for price, (cost, _) in walks.items())
-    offers: list[dict[At, list[Point]]] = [{} for _ in path]
-    for price, (_, other) in walks.items():
-        for index, at in enumerate(other):
-            point = frontier.point(index, at, fixed, price)
-            if point not in offers[index].setdefault(at, []):
-                offers[index][at].append(point)
-    whole = [Chain(_points(frontier, fixed, other, price), bound_s) for price, (_, other) in walks.items()]
-    fitting = [chain for chain in whole if chain.peak_bytes <= budget_bytes]
-    mixed = _labels(frontier, offers, budget_bytes)
-    fitting += [Chain(mixed, bound_s)] if mixed else []
-    return min(fitting, key=lambda chain: chain.seconds, default=None)
+def solve_chain(
+    frontier: Frontier, fixed: Fixed, budget_bytes: int | None, known_s: float = float("inf")
+) -> Chain | None:
+    """The fastest chain that fits, or None if none of the points found makes one faster than `known_s`.
+
+    Prices are tried from low to high, up to the first whose chain fits: dearer bytes only make slower chains.
+    """
+    offers: list[dict[At, list[Point]]] = [{} for _ in frontier.program.segments]
+    fitting: list[tuple[Point, ...]] = []
+    bound_s = 0.0
+    for price in PRICES:
+        cost, path = walk(frontier, fixed, price)
+        bound_s = max(bound_s, cost - price * (budget_bytes or 0))
+        if bound_s >= known_s:
+            return None
+        points = _points(frontier, fixed, path, price)
+        for offered, at, point in zip(offers, path, points, strict=True):
+            if point not in offered.setdefault(at, []):
+                offered[at].append(point)
+        if budget_bytes is None or Chain(points, 0.0).peak_bytes <= budget_bytes:
+            fitting.append(points)
+            break
+    mixed = _labels(frontier, offers, budget_bytes) if budget_bytes is not None and price > 0.0 else None
+    fitting += [mixed] if mixed else []
+    chains = [Chain(points, bound_s) for points in fitting]
+    return min(chains, key=lambda chain: chain.seconds, default=None)
 
 
 def least_bytes(frontier: Frontier, fixed: Fixed) -> int:

@@ -74,7 +74,7 @@ def _search(frontiers: list[Frontier], budget: int) -> tuple[Chain, Fixed, Front
         if best is not None and floors[index] >= best[0].seconds:
             break
         frontier, fixed = candidates[index]
-        chain = solve_chain(frontier, fixed, budget)
+        chain = solve_chain(frontier, fixed, budget, best[0].seconds if best else float("inf"))
         if chain is not None:
             bounds.append(chain.bound_s)
             if best is None or chain.seconds < best[0].seconds:
