@@ -50,3 +50,9 @@ def test_storage_can_be_pinned_by_name() -> None:
     plan = make_plan(program, load_cluster("local:2"), pins=("layers.*.up.weight=S(1)",))
     stored = {name: entry.storage for name, entry in plan.parameters.items() if name.endswith(".up.weight")}
     assert stored == {"layers.0.up.weight": "[S(1)]", "layers.1.up.weight": "[S(1)]"}
+
+
+def test_a_batch_that_does_not_divide_is_refused_not_replicated() -> None:
+    program = capture(*small_model("gpt"))
+    with pytest.raises(PlanError, match=r"dp=2 with a global batch of 7"):
+        make_plan(program.at_batch(7), load_cluster("local:2"), pins=("dp=2",))
