@@ -18,7 +18,11 @@ def check_plan(plan: Plan, program: Program) -> None:
         raise PlanError(f"microbatches is {plan.microbatches}", "1, the only number that runs so far", "set it to 1")
     if plan.precision != "fp32":
         raise PlanError(f"precision is {plan.precision!r}", "'fp32', the only one that runs so far", "set it back")
+    if plan.schedule != "one-stage" or len(plan.stages) != 1:
+        given = f"schedule is {plan.schedule!r} with {len(plan.stages)} stages"
+        raise PlanError(given, "'one-stage' with one, the only schedule that runs so far", "set it back")
     _check_inputs(plan, program)
+    _check_prologue(plan, program)
     _check_parameters(plan, program)
     _check_segments(plan, program)
 
@@ -32,6 +36,15 @@ def _check_inputs(plan: Plan, program: Program) -> None:
             given = f"inputs.{name} is {entry.dtype} of shape {entry.shape}"
             raise PlanError(given, f"{expected[name]} at batch {plan.batch}", "undo the edit, or plan again")
         _check_layout(f"inputs.{name}.layout", entry.layout, entry.shape, plan, "SI")
+
+
+def _check_prologue(plan: Plan, program: Program) -> None:
+    graph = program.prologue
+    if len(plan.prologue.outputs) != len(graph.outputs) or plan.prologue.inputs:
+        given = f"prologue has {len(plan.prologue.inputs)} inputs and {len(plan.prologue.outputs)} outputs"
+        raise PlanError(given, f"0 and {len(graph.outputs)}", "undo the edit")
+    commons = {value.name: Layout.parse(plan.inputs[value.name].layout) for value in graph.commons}
+    flow(graph.at(plan.batch), plan.prologue, plan.mesh, commons)
 
 
 def _check_parameters(plan: Plan, program: Program) -> None:
@@ -68,6 +81,9 @@ def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGr
     if (len(choice.inputs), len(choice.outputs)) != (len(graph.inputs), len(graph.outputs)):
         given = f"{field} has {len(choice.inputs)} inputs and {len(choice.outputs)} outputs"
         raise PlanError(given, f"{len(graph.inputs)} and {len(graph.outputs)}", "undo the edit")
+    if choice.recompute:
+        given = f"{field}.recompute names {', '.join(choice.recompute)}"
+        raise PlanError(given, "nothing: recomputation does not run so far", "empty the list")
     extra = sorted(set(choice.strategies) - {op.name for op in graph.ops})
     if extra:
         raise PlanError(f"{field}.strategies names {', '.join(extra)}", "ops of the segment", "undo the edit")

@@ -52,6 +52,10 @@ UP = "layers.0.up.weight"
         (lambda p: p["choices"][1]["strategies"].update(linear="zz"), "linear"),
         (lambda p: p["choices"][-1].update(outputs=["[P]"]), "loss"),
         (lambda p: p["choices"][1].update(graph=0), "graph is 0"),
+        (lambda p: p["choices"][1].update(recompute=["linear"]), "recompute names linear"),
+        (lambda p: p.update(schedule="gpipe"), "schedule is 'gpipe'"),
+        (lambda p: p["prologue"].update(outputs=["[I]"]), "prologue has 0 inputs and 1 outputs"),
+        (lambda p: p["prologue"]["strategies"].update(cos="zz"), "strategies.cos"),
     ],
 )
 def test_an_edit_that_would_compute_something_else_is_refused(
