@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ end_with_parent()
 Path(sys.argv[1], os.environ["RANK"]).write_text(str(os.getpid()))
 while not Path(sys.argv[1], "go").exists():
     time.sleep(0.05)
-sys.exit(3 if os.environ["RANK"] == "1" else 0)
+if os.environ["RANK"] == "1":
+    sys.exit(3)
+time.sleep(60)
 """
 
 
@@ -42,6 +45,12 @@ def wait_for(folder: Path, ranks: int) -> list[int]:
     return [int(file.read_text()) for file in files]
 
 
+def let_go(folder: Path) -> list[int]:
+    ranks = wait_for(folder, 2)
+    (folder / "go").touch()
+    return ranks
+
+
 def alive(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -51,10 +60,11 @@ def alive(process: int) -> bool:
 
 
 def test_a_failing_rank_is_named_and_ends_the_rest(rank_module: Path) -> None:
-    (rank_module / "go").touch()
-    with pytest.raises(RunError, match="rank 1 of 2 ended with code 3"):
-        launch("a_rank", [str(rank_module)], 2)
-    assert not any(alive(process) for process in wait_for(rank_module, 2))
+    with ThreadPoolExecutor(1) as watcher:  # both ranks are seen alive before one of them fails
+        ranks = watcher.submit(let_go, rank_module)
+        with pytest.raises(RunError, match="rank 1 of 2 ended with code 3"):
+            launch("a_rank", [str(rank_module)], 2)
+    assert not any(alive(process) for process in ranks.result())
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
