@@ -66,17 +66,13 @@ def predict(models: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     from meshwright.capture import capture
     from meshwright.models.reference import parse_reference
     from meshwright.profile import profile_step
-    from meshwright.profile.command import in_bfloat16
 
     found: dict[str, Any] = {}
     for name, batches in models.items():
         for precision in PRECISIONS:
             start = time.process_time()
             try:
-                model, batch, loss = parse_reference(name).meta(batches[0])
-                if precision == "bf16":
-                    model, batch = in_bfloat16(model, batch)
-                program = capture(model, batch, loss)
+                program = capture(*parse_reference(name).meta(batches[0]), precision=precision)
             except Exception as error:  # one model that cannot be captured is a row, not the end
                 print(f"{name} {precision}: {str(error).splitlines()[0]}", file=sys.stderr)
                 continue

@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 from meshwright.capture.answers import AnswerFalse, own_line
 from meshwright.capture.grouped import grouped_matmuls
 from meshwright.capture.opaque import kept_whole
+from meshwright.capture.precision import Precision, dtype_in
 from meshwright.capture.repeat import trace_alike_once
 from meshwright.capture.traps import eager_paths
 from meshwright.errors import CaptureError, MeshwrightError, ModelError
@@ -88,14 +89,20 @@ def batch_size(batch: Mapping[str, Tensor]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """notes: what a user should know about how the graph was had."""
+    """model: the fakes that were exported, in the dtypes the step computes in. notes: what a user should know."""
 
     graph: ExportedProgram
+    model: nn.Module
     notes: tuple[str, ...]
 
 
 def export(
-    model: nn.Module, batch: Mapping[str, Tensor], loss: Callable[..., Tensor] | None = None, *, once: bool = True
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    precision: Precision | None = None,
+    once: bool = True,
 ) -> Exported:
     """Export the training forward with a batch that may vary. The user's model is not touched.
 
@@ -105,9 +112,9 @@ def export(
     """
     try:
         try:
-            return _export(model, batch, loss, None, once)
+            return _export(model, batch, loss, precision, None, once)
         except DATA_DEPENDENT:
-            return _export(model, batch, loss, AnswerFalse(), once)
+            return _export(model, batch, loss, precision, AnswerFalse(), once)
     except MeshwrightError:
         raise
     except Exception as error:
@@ -124,6 +131,7 @@ def _export(
     model: nn.Module,
     batch: Mapping[str, Tensor],
     loss: Callable[..., Tensor] | None,
+    precision: Precision | None,
     answers: AnswerFalse | None,
     once: bool,
 ) -> Exported:
@@ -133,9 +141,9 @@ def _export(
     def fake(tensor: Tensor) -> Tensor:
         # Export specialises sizes of 0 and 1, so a batch of 1 is captured at 2; dim 0 varies in any case.
         leading = max(size, 2) if tensor.shape[0] == size else tensor.shape[0]
-        return fake_tensor((leading, *tensor.shape[1:]), tensor.dtype, mode)
+        return fake_tensor((leading, *tensor.shape[1:]), dtype_in(tensor, precision), mode)
 
-    shadow = _shadow(model, mode)
+    shadow = _shadow(model, mode, precision)
     if once:
         trace_alike_once(shadow)
     wrapper = _WithLoss(shadow, loss, answers)
@@ -144,17 +152,17 @@ def _export(
     with eager_paths(batch), grouped_matmuls(), kept_whole() as whole:
         graph = torch.export.export(wrapper, (inputs,), dynamic_shapes=(dims,), strict=False)
     notes = [*(answers.notes if answers else ()), *(f"{name} is kept as one op" for name in whole)]
-    return Exported(graph, tuple(notes))
+    return Exported(graph, shadow, tuple(notes))
 
 
-def _shadow(model: nn.Module, mode: FakeMode) -> nn.Module:
+def _shadow(model: nn.Module, mode: FakeMode, precision: Precision | None) -> nn.Module:
     """A copy of the model whose parameters and buffers are fakes; shared tensors stay shared."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        fake = fake_tensor(tuple(parameter.shape), parameter.dtype, mode)
+        fake = fake_tensor(tuple(parameter.shape), dtype_in(parameter, precision), mode)
         memo[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
-        memo[id(buffer)] = fake_tensor(tuple(buffer.shape), buffer.dtype, mode)
+        memo[id(buffer)] = fake_tensor(tuple(buffer.shape), dtype_in(buffer, precision), mode)
     return copy.deepcopy(model, memo)
 
 

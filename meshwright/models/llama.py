@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def rotary_tables(seq: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_tables(seq: int, head_dim: int, base: float, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines on the device and in the dtype of `x`; angles in single precision, whatever that is."""
+    device = x.device
     frequencies = base ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
     angles = torch.arange(seq, device=device, dtype=torch.float32)[:, None] * frequencies[None, :]
     angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos(), angles.sin()
+    return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -82,7 +84,7 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.tokens(tokens)
-        cos, sin = rotary_tables(tokens.shape[1], self.head_dim, self.rope_base, tokens.device)
+        cos, sin = rotary_tables(tokens.shape[1], self.head_dim, self.rope_base, x)
         for layer in self.layers:
             x = layer(x, cos, sin)
         logits = self.head(self.norm(x))

@@ -93,7 +93,7 @@ class MoE(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.tokens(tokens)
-        cos, sin = rotary_tables(tokens.shape[1], self.head_dim, self.rope_base, tokens.device)
+        cos, sin = rotary_tables(tokens.shape[1], self.head_dim, self.rope_base, x)
         balances = []
         for layer in self.layers:
             x, balance = layer(x, cos, sin)

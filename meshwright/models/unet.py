@@ -83,7 +83,7 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(now, channels, 3, padding=1)
 
     def forward(self, images: Tensor, times: Tensor, noise: Tensor) -> Tensor:
-        time = self.time(time_features(times, self.width))
+        time = self.time(time_features(times, self.width).to(images.dtype))
         x = self.stem(images)
         skips = [x]
         for module in self.down:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from meshwright.models.arguments import add_model_arguments, reference_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from meshwright.capture.program import Program
 
 BATCH = 8
@@ -67,18 +65,8 @@ def _capture(args: argparse.Namespace) -> tuple[str, Program, float]:
     start_s = time.process_time()
     reference = reference_of(args)
     model, batch, loss = reference.meta(args.batch)
-    if args.precision != "fp32":
-        model, batch = in_bfloat16(model, batch)
-    program = capture(model, batch, loss)
+    program = capture(model, batch, loss, precision=args.precision)
     return str(reference), program, time.process_time() - start_s
-
-
-def in_bfloat16(model: nn.Module, batch: dict[str, Tensor]) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The model and its batch as they compute in half precision; whole numbers stay."""
-    import torch
-
-    narrow = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in batch.items()}
-    return model.to(torch.bfloat16), narrow
 
 
 def _write(path: str, text: str) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from meshwright.capture.precision import Precision
 from meshwright.capture.program import Parameter
 from meshwright.errors import ModelError
 from meshwright.profile.saved import DeviceKind
 
-Precision = Literal["fp32", "bf16", "mixed"]
 Optimizer = Literal["adamw", "sgd", "momentum"]
 Implementation = Literal["foreach", "fused"]
 

@@ -79,7 +79,7 @@ def _precision(program: Program, wanted: Precision | None) -> Precision:
     raise ModelError(
         f"precision {wanted} of a Program whose parameters are {', '.join(sorted(dtypes))}",
         "a Program captured in the dtype it computes in",
-        "capture model.to(torch.bfloat16)" if not half else "capture the model in float32",
+        f"capture it with precision={wanted!r}" if not half else "capture the model in float32",
     )
 
 

@@ -52,6 +52,14 @@ def test_sizes_that_depend_on_the_data() -> None:
         capture(Branching(), (torch.ones(2, 3),))
 
 
+def test_precisions_that_cannot_be() -> None:
+    model = nn.Linear(4, 1).to(torch.bfloat16)
+    with pytest.raises(ModelError, match=r"(?s)fp32 of a model whose parameters are bfloat16.*precision='bf16'"):
+        capture(model, (torch.ones(2, 4),), lambda y, x: y.sum(), precision="fp32")
+    with pytest.raises(ModelError, match="precision 'fp8'"):
+        capture(model, (torch.ones(2, 4),), lambda y, x: y.sum(), precision="fp8")  # type: ignore[arg-type]
+
+
 def test_an_unknown_argument() -> None:
     model, batch = small_family("gpt")
     with pytest.raises(CaptureError, match="GPT could not be captured"):

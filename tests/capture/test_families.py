@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from equality import assert_runs_like
 from small_families import SMALL, captured, small_family
 
@@ -31,6 +32,16 @@ def test_a_program_runs_like_its_model(name: str) -> None:
 def test_a_program_runs_like_its_model_at_another_batch(name: str) -> None:
     for size in (1, 3):
         assert_runs_like(captured(name).at_batch(size), *small_family(name, size))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_precision_is_that_of_the_model_cast(name: str) -> None:
+    model, batch = small_family(name)
+    program = capture(model, batch, precision="bf16")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    half = {key: t.bfloat16() if t.is_floating_point() else t for key, t in batch.items()}
+    assert_runs_like(program, model.to(torch.bfloat16), half)
+    assert {p.type.dtype for p in program.parameters} == {"bfloat16"}
 
 
 @pytest.mark.parametrize(("name", "size"), list(sizes()))
