@@ -9,8 +9,13 @@ and (n-1)/n for all-gather and reduce-scatter, so that a perfect ring shows its 
 plain bytes per second, the 436 of all-reduce on one host would mean 763 GB/s through each device's 450 GB/s of
 NVLink, so it cannot be that. For the other two kinds the readings differ by 1/n, at most 12.5 % (one host).
 
-What is fitted: links, never rows. Two levels, host and pod: a latency each, and a rate each for all-reduce (which
-the switch helps with, NVLS) and for gather and scatter. Six numbers, all through `collective_s`.
+What is fitted: links, never rows. Within a host a latency and two rates, for all-reduce (which the switch helps with,
+NVLS) and for gather and scatter; of the network a latency, one rate for all kinds, and its taper: the rows are means
+over a busy cluster, whose rates fall with every host that takes part. Six numbers, all through `collective_s`.
+
+Two hosts are printed apart. There an all-reduce is not the ring it is among more hosts: two trees let each host send
+the tensor once where a ring sends it nearly twice, so 362 GB/s of bus bandwidth are 193 GB/s on a host's cards, which
+is also what gather and scatter show (185, 182). Without that, the price was 2.4 times the measured time.
 
 Two splits. "alternate": every other row of the file; all-gather and reduce-scatter are near twins, so a test row may
 have its twin among the fitted ones. "by size": hosts 1, 4, 16, 64 fitted, 2, 8, 32 predicted for every kind: no twins.
@@ -30,16 +35,16 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cluster import Axis, Hop, collective_s
+from meshwright.cluster import Axis, Hop, Link, collective_s
 
 DEFAULT_CSV = Path(__file__).parents[2] / "shared" / "published" / "hf_ultrascale_collective_bandwidth.csv"
 _KINDS = {"AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter"}
 _LIMIT = 0.25
 _LARGE_BYTES = 8e6
 
-Links = NDArray[np.float64]  # host and pod: latency, rate of all-reduce, rate of the others
-NOMINAL: Links = np.array([0.0, 450e9, 450e9, 0.0, 50e9, 50e9])
-_START: Links = np.array([5e-6, 400e9, 250e9, 1e-4, 40e9, 40e9])
+Links = NDArray[np.float64]  # host: latency, rate of all-reduce, rate of the others; pod: latency, rate, taper
+NOMINAL: Links = np.array([0.0, 450e9, 450e9, 0.0, 50e9, 0.0])
+_START: Links = np.array([5e-6, 400e9, 250e9, 3e-5, 40e9, 0.3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +69,12 @@ def read(path: Path) -> list[Row]:
 
 
 def predict(links: Links, row: Row) -> float:
-    host_s, host_reduce, host_other, pod_s, pod_reduce, pod_other = (float(x) for x in links)
-    reduces = row.kind == "all_reduce"
+    host_s, host_reduce, host_other, pod_s, pod_rate, taper = (float(x) for x in links)
     local = row.devices // row.hosts
-    hops = [Hop("host", local, host_s, host_reduce if reduces else host_other)]
+    hops = [Hop("host", local, host_s, host_reduce if row.kind == "all_reduce" else host_other)]
     if row.hosts > 1:
-        hops.append(Hop("pod", row.hosts, pod_s, pod_reduce if reduces else pod_other))
+        kept = Link(pod_s, pod_rate, taper=taper).kept_among(row.hosts)
+        hops.append(Hop("pod", row.hosts, pod_s, pod_rate * kept))
     return collective_s(row.kind, row.n_bytes, Axis("x", row.devices, tuple(hops), "nccl"))
 
 
@@ -103,16 +108,26 @@ def judge(name: str, fitted: list[Row], held_out: list[Row]) -> dict[str, object
     links = fit(fitted)
     found, nominal = errors(links, held_out), errors(NOMINAL, held_out)
     print(f"\n{name}: fitted on {len(fitted)} rows, predicted {len(held_out)}")
-    for row, error in zip(held_out, found, strict=True):
-        print(f"  {row.kind:15}{row.hosts:3} hosts  measured {row.seconds * 1e3:7.2f} ms  off by {error:5.0%}")
+    named = ("latency in a host", "all-reduce", "others", "network latency", "network rate", "taper")
+    print("  links: " + ", ".join(f"{name} {value:.3g}" for name, value in zip(named, links, strict=True)))
+    pairs = list(zip(held_out, found, strict=True))
+    for title, of_two in (("two hosts", True), ("one host, or more than two", False)):
+        print(f"  {title}:")
+        for row, error in pairs:
+            if (row.hosts == 2) == of_two:
+                print(
+                    f"    {row.kind:15}{row.hosts:3} hosts  measured {row.seconds * 1e3:7.2f} ms  off by {error:5.0%}"
+                )
+    two_hosts = [error for row, error in pairs if row.hosts == 2]
     print(f"  median error {median(found):.1%}, worst {max(found):.0%}; nominal links: median {median(nominal):.0%}")
     return {
         "split": name,
         "median_error": median(found),
         "worst_error": max(found),
+        "worst_of_two_hosts": max(two_hosts),
         "nominal_median_error": median(nominal),
         "links": links.tolist(),
-        "passed": median(found) <= _LIMIT,
+        "passed": median(found) <= _LIMIT and max(two_hosts) <= _LIMIT,
     }
 
 

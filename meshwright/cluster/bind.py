@@ -114,12 +114,15 @@ def _bind_axis(
 
 
 def _hop(level: str, size: int, crossing: list[_Place], load: _Load, depth: int) -> Hop:
-    slowest_place = min(crossing, key=lambda place: load.rank_bandwidth(place, depth))
+    def bandwidth(place: _Place) -> float:
+        return load.rank_bandwidth(place, depth) * place.links[depth].kept_among(size)
+
+    slowest_place = min(crossing, key=bandwidth)
     return Hop(
         level,
         size,
         max(place.links[depth].latency_s for place in crossing),
-        load.rank_bandwidth(slowest_place, depth),
+        bandwidth(slowest_place),
         slowest_place.links[depth].efficiency,
     )
 

@@ -13,11 +13,14 @@ uplink, so its rate is w = min_h(m_h b_h). Of its n-1 steps, k_h = (s_h - 1) s_(
 
 gloo's ring moves in lockstep (`_lockstep_ring`): every step waits for the slowest hop, (n-1) max_h a_h.
 
-*Tree* (`_tree`): all-reduce = 2 B/w + 2 sum_h ceil(log2 s_h) a_h. Fewer steps, so it wins when B is small.
+*Tree* (`_double_tree`): reduce inside a member, up and down a tree across members, spread inside again, all of it
+pipelined in small pieces, so that hops work at the same time and the slowest decides. Two trees carry half each and
+a member is inner in one and a leaf in the other: it sends t B in all, t = 2 (two halves to its children, and half up
+each tree); of two members each is the root of one tree and the leaf of the other, so they only swap halves, t = 1:
 
-*Hierarchical* (`_hierarchical`): scatter within a hop, all-reduce the m-th part across the next, gather back:
+    all-reduce = max_h t_h (B/m_h)/b_h + 2 sum_h ceil(log2 s_h) a_h             t_h = 1 if s_h = 2 else 2
 
-    all-reduce = 2 sum_h [ (s_h-1)/s_h (B/m_h)/b_h + (s_h-1) a_h ]      the outermost hop may use a tree instead
+Fewer steps than a ring, so it wins when B is small; and half a ring's bytes between two hosts, whatever B is.
 
 NCCL sends small messages by a protocol with short latencies and a low rate (`_PROTOCOLS`); the best of both counts.
 Every collective pays the axis's `overhead_s` once, which is why one flattened collective beats two.
@@ -92,28 +95,18 @@ def _tree_latency_s(axis: Axis) -> float:
 
 
 def _tree(n_bytes: float, axis: Axis, kind: str) -> Parts:
-    """One way: a broadcast or a reduction, in a pipeline of small pieces."""
+    """A broadcast in a pipeline of small pieces."""
     return n_bytes / _rate(axis, kind), _tree_latency_s(axis)
 
 
-def _hierarchical_ring(n_bytes: float, axis: Axis, kind: str) -> Parts:
-    wire_s = latency_s = 0.0
+def _double_tree(n_bytes: float, axis: Axis, kind: str) -> Parts:
+    """An all-reduce up and down two trees that share the bytes; what a member sends is in the module's text."""
+    below, slowest_s = 1, 0.0
     for hop in axis.hops:
-        wire_s += (hop.size - 1) / hop.size * n_bytes / hop.rate(kind)
-        latency_s += (hop.size - 1) * hop.latency_s
-        n_bytes /= hop.size
-    return wire_s, latency_s
-
-
-def _hierarchical_tree(n_bytes: float, axis: Axis, kind: str) -> Parts:
-    """As the hierarchical ring, but a tree across the outermost hop, whose steps are the slowest."""
-    inner, outer = axis.hops[:-1], axis.hops[-1]
-    wire_s = latency_s = 0.0
-    for hop in inner:
-        wire_s += (hop.size - 1) / hop.size * n_bytes / hop.rate(kind)
-        latency_s += (hop.size - 1) * hop.latency_s
-        n_bytes /= hop.size
-    return wire_s + n_bytes / outer.rate(kind), latency_s + _steps(outer.size) * outer.latency_s
+        sent_bytes = (1 if hop.size == 2 else 2) * n_bytes / below
+        slowest_s = max(slowest_s, sent_bytes / hop.rate(kind))
+        below *= hop.size
+    return slowest_s, 2 * _tree_latency_s(axis)
 
 
 def _binomial(n_bytes: float, axis: Axis, kind: str) -> Parts:
@@ -151,7 +144,7 @@ def _send(n_bytes: float, axis: Axis, kind: str) -> Parts:
 
 
 _NCCL: dict[str, tuple[Algorithm, ...]] = {
-    "all_reduce": (_twice(_ring), _twice(_tree), _twice(_hierarchical_ring), _twice(_hierarchical_tree)),
+    "all_reduce": (_twice(_ring), _double_tree),
     "all_gather": (_ring,),
     "reduce_scatter": (_ring,),
     "all_to_all": (_grouped,),

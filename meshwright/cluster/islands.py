@@ -101,25 +101,35 @@ def _first(child: Island | int) -> int:
 
 
 def pull_in_slow_members(tree: Island) -> tuple[Island, dict[int, float]]:
-    """Members that stand alone beside a single island have a slow link of their own, not a level of their own.
+    """Members that stand beside a single higher island have a slow link of their own, not a level of their own.
 
-    Returns the tree without them apart, and their rates.
+    A host beside an island of hosts, or a rack beside an island of racks. Returns the tree with them inside that
+    island, and the rate of each by its first rank.
     """
     slow: dict[int, float] = {}
-    islands = [child for child in tree.children if isinstance(child, Island)]
-    alone = [child for child in tree.children if isinstance(child, int)]
-    while len(islands) == 1:
-        slow |= dict.fromkeys(alone, tree.rate)
-        tree = Island(islands[0].rate, tuple(sorted((*islands[0].children, *alone), key=_first)))
-        islands = [child for child in tree.children if isinstance(child, Island)]
-        alone = [child for child in tree.children if isinstance(child, int) and child not in slow]
     children: list[Island | int] = []
     for child in tree.children:
         if isinstance(child, Island):
             child, inner = pull_in_slow_members(child)
             slow |= inner
         children.append(child)
-    return Island(tree.rate, tuple(children)), slow
+    tree = Island(tree.rate, tuple(children))
+    while (island := _only_highest(tree)) is not None:
+        beside = [child for child in tree.children if child is not island]
+        slow = dict.fromkeys(map(_first, beside), tree.rate) | slow
+        tree = Island(island.rate, tuple(sorted((*island.children, *beside), key=_first)))
+    return tree, slow
+
+
+def _only_highest(tree: Island) -> Island | None:
+    """The island that is higher than everything beside it, if there is one."""
+    highest = max(_depth(child) for child in tree.children)
+    tallest = [child for child in tree.children if _depth(child) == highest]
+    return tallest[0] if len(tallest) == 1 and isinstance(tallest[0], Island) and len(tree.children) > 1 else None
+
+
+def _depth(child: Island | int) -> int:
+    return child.depth if isinstance(child, Island) else 0
 
 
 def level_out(tree: Island | int, depth: int, rate: float = 0.0) -> Island | int:

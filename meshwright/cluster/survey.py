@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.cluster.cost import collective_s
 from meshwright.cluster.islands import Island, find_islands, level_out, pull_in_slow_members
@@ -49,10 +49,11 @@ class Survey:
 
     def cluster(self) -> Cluster:
         """Measure everything and return the cluster, its figures' spreads in `sources`."""
-        tree, names, slow = self._structure()
+        tree, names, slow_inside, slow_outside = self._structure()
         levels = self._levels(tree, names)
         for level in levels:
-            self._measure_links(level, slow, innermost=level is levels[0])
+            innermost = level is levels[0]
+            self._measure_links(level, slow_inside if innermost else slow_outside, innermost)
         return self._with_collectives(self._assemble(tree, levels), tree, levels)
 
     # -- structure ----------------------------------------------------------------------------------------------
@@ -69,22 +70,25 @@ class Survey:
         self.probed[key] = max(again, self.probed.get(key, again), key=lambda measured: measured.value)
         return self.probed[key].value
 
-    def _structure(self) -> tuple[Island, list[str], dict[int, float]]:
-        """Ranks as a tree with every rank at the same depth, level names innermost first, and slow ranks."""
+    def _structure(self) -> tuple[Island, list[str], dict[int, float], dict[int, float]]:
+        """Ranks as a tree with every rank at the same depth, level names innermost first, and what is slow.
+
+        First devices with slow links within their hosts, then hosts and racks (by first rank) with slow uplinks.
+        """
         hosts = self._hosts()
         self.say(f"{len(hosts)} hosts, {len(self.prober.ranks)} ranks")
-        inside, slow = self._inside(hosts)
+        inside, slow_inside = self._inside(hosts)
+        slow_outside: dict[int, float] = {}
         network = find_islands([ranks[0] for ranks in hosts], self._probe, again=self._probe_again)
         above: Island | None = None
         if isinstance(network, Island):
-            above, slow_hosts = pull_in_slow_members(network)
-            slow |= slow_hosts
+            above, slow_outside = pull_in_slow_members(network)
         names = ["host"] if max(t.depth for t in inside.values()) == 1 else ["island", "host"]
         outer = {0: [], 1: ["pod"], 2: ["rack", "pod"]}
         n_above = above.depth if above else 0
         names += outer.get(n_above, [f"level{i}" for i in range(1, n_above)] + ["pod"])
         tree = _grafted(above, inside, hosts, n_above) if above else inside[hosts[0][0]]
-        return tree, names, slow
+        return tree, names, slow_inside, slow_outside
 
     def _hosts(self) -> list[list[int]]:
         by_name: dict[str, list[int]] = {}
@@ -142,7 +146,7 @@ class Survey:
         usual = sorted(value for rank, value in level.single.items() if rank not in slow)
         single = usual[len(usual) // 2] if usual else max(level.single.values())
         together = self._together(wide)
-        level.link = _link(delay.value, single, together, wide)
+        level.link = _link(delay.value, single, together, self._apart(level, wide), wide)
         if innermost:
             self._compare(level)
             self._note_slow_ranks(level, slow)
@@ -201,6 +205,11 @@ class Survey:
                 senders.append(i)
         return [measured.value for measured in rates(self.prober, pairs, senders)]
 
+    def _apart(self, level: _Level, children: list[list[int]]) -> float:
+        """What `_together` would add up to if every child had its own link: a flow gets what its slower end has."""
+        alone = [level.single[ranks[0]] for ranks in children]
+        return sum(min(mine, following) for mine, following in zip(alone, alone[1:] + alone[:1], strict=True))
+
     # -- the cluster --------------------------------------------------------------------------------------------
 
     def _assemble(self, tree: Island, levels: list[_Level]) -> Cluster:
@@ -249,7 +258,7 @@ class Survey:
 
 
 def _with_efficiency(link: Link, reached: tuple[tuple[str, float], ...]) -> Link:
-    return Link(link.latency_s, link.bandwidth, link.count, link.shared, reached)
+    return replace(link, efficiency=reached)
 
 
 def _message_bytes(rate_per_rank: float, n: int, largest_bytes: int) -> int:
@@ -258,10 +267,10 @@ def _message_bytes(rate_per_rank: float, n: int, largest_bytes: int) -> int:
     return max(item, min(largest_bytes, int(rate_per_rank * 0.15)) // item * item)
 
 
-def _link(latency_s: float, single: float, together: Sequence[float], children: list[list[int]]) -> Link:
+def _link(latency_s: float, single: float, together: Sequence[float], apart: float, children: list[list[int]]) -> Link:
     """Parallel links if a child sends more with all its ranks than with one; shared if all together send little."""
     total = sum(together)
-    if total < 0.6 * single * len(children):
+    if total < 0.6 * apart:
         return Link(latency_s, max(total, single), shared=True)
     best = max(together)
     count = min(max(1, round(best / single)), max(len(ranks) for ranks in children))

@@ -22,7 +22,8 @@ class Where:
         while path:
             if path in self.lines:
                 return self.lines[path]
-            path = path.rpartition(".")[0]
+            # From `group[1].size` to `group[1]`, and to `group`, which an array of inline tables has one line for.
+            path = path[: path.rindex("[")] if path.endswith("]") else path.rpartition(".")[0]
         return None
 
     def error(self, path: str, fault: str, expected: str, todo: str = "") -> ClusterError:
@@ -39,6 +40,7 @@ def _index(text: str) -> dict[str, int]:
         if header := _HEADER.match(line):
             table = header[2].replace('"', "")
             if header[1] == "[[":
+                found.setdefault(table, number)
                 counts[table] = counts.get(table, -1) + 1
                 table = f"{table}[{counts[table]}]"
             found.setdefault(table, number)

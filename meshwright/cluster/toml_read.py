@@ -15,17 +15,18 @@ docs/cluster.md has every field.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
+from meshwright.cluster.cost import KINDS
 from meshwright.cluster.device import Achievable, Device
 from meshwright.cluster.toml_lines import Where
+from meshwright.cluster.toml_table import Table
 from meshwright.cluster.topology import BACKENDS, Cluster, Group, Link, Member
 from meshwright.cluster.units import parse_bytes, parse_count, parse_rate, parse_seconds
 
-Convert = Callable[[object], float]
-
-_LINK_FIELDS = ("bandwidth", "latency", "links", "shared", "efficiency", "size")
+_LINK_FIELDS = ("bandwidth", "latency", "links", "shared", "efficiency", "taper")
+_LEVEL_FIELDS = (*_LINK_FIELDS, "size", "group")
+_GROUP_FIELDS = ("count", "size", "link", "uplink")
 _DEVICE_FIELDS = (
     "kind",
     "memory",
@@ -35,6 +36,8 @@ _DEVICE_FIELDS = (
     "peaks",
     "achievable",
 )
+_DTYPES = ("float8", "bfloat16", "float16", "tf32", "float32", "float64")
+_DEVICE_KINDS = ("cuda", "cpu")
 _HOST_FIELDS = ("count", "device", "devices", "link", "uplink")
 _TOP_FIELDS = ("name", "backend", "overhead", "device", "level", "host", "sources")
 
@@ -45,97 +48,44 @@ def read_cluster(text: str, file: str) -> Cluster:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise Where(text, file).error("", f"not TOML: {error}", "a TOML file", "see docs/cluster.md") from error
-    top = _Table(data, "", Where(text, file), _TOP_FIELDS)
+    top = Table(data, "", Where(text, file), _TOP_FIELDS)
+    for table, example in (("device", "[device.NAME]"), ("level", "[level.host]"), ("host", "[[host]]")):
+        if table not in top:
+            raise top.where.error(table, "is missing", f"a table {example}", "docs/cluster.md has an example")
     devices = tuple(_device(name, top.child("device").child(name, _DEVICE_FIELDS)) for name in top.keys("device"))
-    levels = [(name, top.child("level").child(name, _LINK_FIELDS)) for name in top.keys("level")]
+    levels = [(name, top.child("level").child(name, _LEVEL_FIELDS)) for name in top.keys("level")]
+    sources = top.child("sources").data if "sources" in top else {}
     cluster = Cluster(
         name=top.text("name", file),
         backend=top.one_of("backend", BACKENDS),
         devices=devices,
         root=_root(top, levels, {device.name for device in devices}),
         overhead_s=top.figure("overhead", parse_seconds, 0.0),
-        sources=tuple((str(key), str(value)) for key, value in data.get("sources", {}).items()),
+        sources=tuple((str(key), str(value)) for key, value in sources.items()),
     )
     cluster.verify()
     return cluster
 
 
-class _Table:
-    """A table of the file, with typed access that raises with line and field."""
-
-    def __init__(self, data: object, path: str, where: Where, known: tuple[str, ...] | None = None) -> None:
-        if not isinstance(data, dict):
-            raise where.error(path, f"is {data!r}", "a table")
-        self.data: dict[str, Any] = data
-        self.path, self.where = path, where
-        for key in data if known is not None else ():
-            if known is not None and key not in known:
-                raise where.error(self.field(key), "is not a field", f"one of {', '.join(known)}")
-
-    def field(self, key: str) -> str:
-        return f"{self.path}.{key}" if self.path else key
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.data
-
-    def need(self, key: str) -> Any:
-        if key not in self.data:
-            raise self.where.error(self.field(key), "is missing", "a value", f"add `{key} = ...`")
-        return self.data[key]
-
-    def child(self, key: str, known: tuple[str, ...] | None = None) -> _Table:
-        return _Table(self.need(key), self.field(key), self.where, known)
-
-    def keys(self, key: str) -> list[str]:
-        names = list(self.child(key).data)
-        if not names:
-            raise self.where.error(self.field(key), "is empty", "at least one entry")
-        return names
-
-    def text(self, key: str, default: str) -> str:
-        value = self.data.get(key, default)
-        if not isinstance(value, str):
-            raise self.where.error(self.field(key), f"is {value!r}", "text")
-        return value
-
-    def one_of(self, key: str, options: tuple[str, ...]) -> str:
-        value = self.need(key)
-        if value not in options:
-            raise self.where.error(self.field(key), f"is {value!r}", f"one of {', '.join(options)}")
-        return str(value)
-
-    def figure(self, key: str, convert: Convert, default: float | None = None, *, positive: bool = False) -> float:
-        value = self.need(key) if default is None else self.data.get(key, default)
-        try:
-            number = convert(value)
-        except ValueError as error:
-            raise self.where.error(self.field(key), f"is {value!r}", str(error)) from None
-        if number < 0 or (positive and number == 0):
-            raise self.where.error(self.field(key), f"is {value!r}", "a positive figure" if positive else "0 or more")
-        return number
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        value = self.need(key) if default is None else self.data.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.where.error(self.field(key), f"is {value!r}", "a whole number, 1 or more")
-        return value
-
-
-def _device(name: str, table: _Table) -> Device:
-    peaks = table.child("peaks")
+def _device(name: str, table: Table) -> Device:
+    peaks = table.child("peaks", _DTYPES)
+    memory_bytes = int(table.figure("memory", parse_bytes, positive=True))
+    reserve_bytes = int(table.figure("reserve", parse_bytes, 0.0))
+    if reserve_bytes >= memory_bytes:
+        raise table.where.error(table.field("reserve"), f"is {table.data['reserve']!r}", "less than `memory`")
     return Device(
         name=name,
-        kind=table.text("kind", "cuda"),
+        kind=table.one_of("kind", _DEVICE_KINDS, "cuda"),
         peaks=tuple((dtype, peaks.figure(dtype, parse_count, positive=True)) for dtype in table.keys("peaks")),
-        memory_bytes=int(table.figure("memory", parse_bytes, positive=True)),
+        memory_bytes=memory_bytes,
         memory_bandwidth=table.figure("memory_bandwidth", parse_rate, positive=True),
         launch_s=table.figure("launch", parse_seconds, 0.0),
-        reserve_bytes=int(table.figure("reserve", parse_bytes, 0.0)),
+        reserve_bytes=reserve_bytes,
         achievable=_achievable(table),
     )
 
 
-def _achievable(table: _Table) -> tuple[Achievable, ...]:
+def _achievable(table: Table) -> tuple[Achievable, ...]:
     if "achievable" not in table:
         return ()
     entries, found = table.child("achievable"), []
@@ -151,10 +101,10 @@ def _achievable(table: _Table) -> tuple[Achievable, ...]:
     return tuple(found)
 
 
-def _link(table: _Table) -> Link:
+def _link(table: Table) -> Link:
     efficiency: tuple[tuple[str, float], ...] = ()
     if "efficiency" in table:
-        entries = table.child("efficiency")
+        entries = table.child("efficiency", KINDS)
         efficiency = tuple((kind, entries.figure(kind, parse_count, positive=True)) for kind in entries.data)
     shared = table.data.get("shared", False)
     if not isinstance(shared, bool):
@@ -165,19 +115,19 @@ def _link(table: _Table) -> Link:
         count=table.whole("links", 1),
         shared=shared,
         efficiency=efficiency,
+        taper=table.figure("taper", parse_count, 0.0),
     )
 
 
-def _root(top: _Table, levels: list[tuple[str, _Table]], device_names: set[str]) -> Group:
-    entries = top.need("host")
-    if not isinstance(entries, list) or not entries:
-        raise top.where.error("host", "is not a list", "one or more [[host]] tables")
+def _root(top: Table, levels: list[tuple[str, Table]], device_names: set[str]) -> Group:
     name, link = levels[0][0], _link(levels[0][1])
-    members: list[Member] = []
-    for number, entry in enumerate(entries):
-        members.append(_host(_Table(entry, f"host[{number}]", top.where, _HOST_FIELDS), name, link, device_names))
-    for level, table in levels[1:]:
-        members = _grouped(members, level, table)
+    _refuse_sizes(levels[0][1])
+    hosts = top.tables("host", _HOST_FIELDS)
+    members = [_host(host, name, link, device_names) for host in hosts]
+    if len(levels) == 1:
+        _refuse_uplinks(hosts)
+    for i, (level, table) in enumerate(levels[1:], 1):
+        members = _grouped(members, level, table, outermost=i == len(levels) - 1)
     if len(members) == 1 and members[0].count == 1 and isinstance(members[0].of, Group):
         return members[0].of
     total = sum(member.count for member in members)
@@ -186,39 +136,85 @@ def _root(top: _Table, levels: list[tuple[str, _Table]], device_names: set[str])
     )
 
 
-def _host(table: _Table, level: str, link: Link, device_names: set[str]) -> Member:
+def _refuse_sizes(innermost: Table) -> None:
+    for field in ("size", "group"):
+        if field in innermost:
+            raise innermost.where.error(
+                innermost.field(field), "is not for the innermost level", "[[host]] tables say what hosts there are"
+            )
+
+
+def _refuse_uplinks(tables: list[Table]) -> None:
+    for table in tables:
+        if "uplink" in table:
+            raise table.where.error(
+                table.field("uplink"), "leads nowhere", "a level above", "add an outer [level.*] or drop the uplink"
+            )
+
+
+def _own_links(table: Table, link: Link) -> tuple[Link, Link | None]:
+    """The link inside a group (the level's unless it has its own) and the one from it outwards, if it has one."""
     inner = _link(table.child("link", _LINK_FIELDS)) if "link" in table else link
     uplink = _link(table.child("uplink", _LINK_FIELDS)) if "uplink" in table else None
+    return inner, uplink
+
+
+def _host(table: Table, level: str, link: Link, device_names: set[str]) -> Member:
+    inner, uplink = _own_links(table, link)
     return Member(Group(level, inner, _host_devices(table, device_names)), table.whole("count", 1), uplink)
 
 
-def _host_devices(table: _Table, device_names: set[str]) -> tuple[Member, ...]:
+def _host_devices(table: Table, device_names: set[str]) -> tuple[Member, ...]:
     """`device = "a"`, `devices = 8`; or lists of equal length for a host that mixes types."""
     devices, counts = table.need("device"), table.need("devices")
     if not isinstance(devices, list):
         devices, counts = [devices], [counts]
-    if not isinstance(counts, list) or len(counts) != len(devices):
+    if not isinstance(counts, list) or len(counts) != len(devices) or not devices:
         raise table.where.error(table.field("devices"), f"is {counts!r}", f"{len(devices)} numbers, one per device")
-    for device, count in zip(devices, counts, strict=True):
-        if device not in device_names:
+    for device in devices:
+        if not isinstance(device, str) or device not in device_names:
             raise table.where.error(table.field("device"), f"is {device!r}", f"one of {sorted(device_names)}")
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise table.where.error(table.field("devices"), f"is {count!r}", "a whole number, 1 or more")
-    return tuple(Member(device, count) for device, count in zip(devices, counts, strict=True))
+    return tuple(Member(d, table.checked_whole("devices", n)) for d, n in zip(devices, counts, strict=True))
 
 
-def _grouped(members: list[Member], level: str, table: _Table) -> list[Member]:
-    """Consecutive members in groups of `size` (a number, or one per group); all of them by default."""
+def _grouped(members: list[Member], level: str, table: Table, outermost: bool) -> list[Member]:
+    """Consecutive members in groups: as `[[level.NAME.group]]` says, or of `size` each; in one by default."""
     link, each = _link(table), [Member(m.of, 1, m.uplink) for m in members for _ in range(m.count)]
-    size = table.data.get("size", len(each))
-    sizes = size if isinstance(size, list) else [size] * max(1, len(each) // max(1, size))
-    if any(not isinstance(n, int) or n < 1 for n in sizes) or sum(sizes) != len(each):
-        raise table.where.error(table.field("size"), f"is {size!r}", f"sizes that add up to {len(each)}")
     groups, start = [], 0
-    for n in sizes:
-        groups.append(Member(Group(level, link, merge_equal(each[start : start + n]))))
+    for n, inner, uplink in _groups_of(table, link, len(each), outermost):
+        groups.append(Member(Group(level, inner, merge_equal(each[start : start + n])), 1, uplink))
         start += n
     return list(merge_equal(groups))
+
+
+def _groups_of(table: Table, link: Link, total: int, outermost: bool) -> list[tuple[int, Link, Link | None]]:
+    """Of every group of a level: how many members, the link inside, the link outwards."""
+    if "group" not in table:
+        return [(n, link, None) for n in _sizes(table, total)]
+    if "size" in table:
+        raise table.where.error(table.field("size"), "is given twice", "`size` or [[group]] tables, not both")
+    entries = table.tables("group", _GROUP_FIELDS)
+    if outermost:
+        _refuse_uplinks(entries)
+    found = []
+    for entry in entries:
+        found += [(entry.whole("size"), *_own_links(entry, link))] * entry.whole("count", 1)
+    if sum(n for n, _, _ in found) != total:
+        raise table.where.error(
+            table.field("group"), f"has groups of {[n for n, _, _ in found]}", f"sizes that add up to {total}"
+        )
+    return found
+
+
+def _sizes(table: Table, total: int) -> list[int]:
+    size = table.data.get("size", total)
+    if isinstance(size, list):
+        sizes = [table.checked_whole("size", n) for n in size]
+    else:
+        sizes = [table.checked_whole("size", size)] * (total // size)
+    if sum(sizes) != total:
+        raise table.where.error(table.field("size"), f"is {size!r}", f"sizes that add up to {total}")
+    return sizes
 
 
 def merge_equal(members: list[Member]) -> tuple[Member, ...]:

@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from itertools import groupby
 
 from meshwright.cluster.device import Device
 from meshwright.cluster.toml_read import merge_equal
 from meshwright.cluster.topology import Cluster, Group, Link, Member
 from meshwright.errors import ClusterError
 
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
 
 def write_cluster(cluster: Cluster) -> str:
     """TOML that `read_cluster` reads back as an equal cluster."""
-    lines = [f'name = "{cluster.name}"', f'backend = "{cluster.backend}"', f"overhead = {cluster.overhead_s!r}"]
+    lines = [f"name = {_text(cluster.name)}", f'backend = "{cluster.backend}"', f"overhead = {cluster.overhead_s!r}"]
     for device in cluster.devices:
         lines += ["", *_device_lines(device)]
-    groups: list[Group] = [cluster.root]
+    members = [Member(cluster.root)]  # of one level, each on its own, outermost level first
     tables: list[list[str]] = []
-    while not isinstance(groups[0].members[0].of, str):
-        tables.append(_level_lines(groups))
-        groups = [child for group in groups for child, _ in group.children() if isinstance(child, Group)]
-    inner = groups[0]
-    tables.append(["", f"[level.{inner.level}]", *_link_fields(inner.link)])
+    while not isinstance(_group(members[0]).members[0].of, str):
+        tables.append(_level_lines(members))
+        members = [
+            Member(child.of, 1, child.uplink)
+            for m in members
+            for child in _group(m).members
+            for _ in range(child.count)
+        ]
+    inner = _group(members[0])
+    tables.append(["", f"[level.{_key(inner.level)}]", *_link_fields(inner.link)])
     for table in reversed(tables):
         lines += table
-    lines += _host_lines(cluster.root, inner.link)
+    lines += _host_lines(members, inner.link)
     if cluster.sources:
-        lines += ["", "[sources]", *(f'"{key}" = "{_escaped(value)}"' for key, value in cluster.sources)]
+        lines += ["", "[sources]", *(f"{_text(key)} = {_text(value)}" for key, value in cluster.sources)]
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+def _group(member: Member) -> Group:
+    assert isinstance(member.of, Group)
+    return member.of
+
+
+def _text(text: str) -> str:
+    """As a TOML basic string, which is what JSON writes too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _text(name)
 
 
 def _device_lines(device: Device) -> Iterator[str]:
-    yield f'[device."{device.name}"]'
+    yield f"[device.{_key(device.name)}]"
     yield f'kind = "{device.kind}"'
     yield f"memory = {device.memory_bytes}"
     yield f"reserve = {device.reserve_bytes}"
@@ -44,7 +64,7 @@ def _device_lines(device: Device) -> Iterator[str]:
     yield f"peaks = {{ {', '.join(f'{dtype} = {rate!r}' for dtype, rate in device.peaks)} }}"
     if device.achievable:
         entries = (
-            f"{e.kind} = {{ fraction = {e.fraction!r}, half_work = {e.half_work!r} }}" for e in device.achievable
+            f"{_key(e.kind)} = {{ fraction = {e.fraction!r}, half_work = {e.half_work!r} }}" for e in device.achievable
         )
         yield f"achievable = {{ {', '.join(entries)} }}"
 
@@ -57,48 +77,49 @@ def _link_fields(link: Link) -> list[str]:
         fields.append("shared = true")
     if link.efficiency:
         fields.append(f"efficiency = {{ {', '.join(f'{k} = {v!r}' for k, v in link.efficiency)} }}")
+    if link.taper:
+        fields.append(f"taper = {link.taper!r}")
     return fields
 
 
-def _level_lines(groups: list[Group]) -> list[str]:
-    if len({group.link for group in groups}) > 1:
-        raise ClusterError(f"level {groups[0].level} has groups with different links", "one link per level")
-    sizes = [sum(member.count for member in group.members) for group in groups]
-    size = str(sizes[0]) if len(set(sizes)) == 1 else str(sizes)
-    return ["", f"[level.{groups[0].level}]", *_link_fields(groups[0].link), f"size = {size}"]
+def _level_lines(members: list[Member]) -> list[str]:
+    """A level's table; groups that differ in their links are listed one by one, others by their sizes."""
+    groups = [_group(member) for member in members]
+    name, default = _key(groups[0].level), groups[0].link
+    lines = ["", f"[level.{name}]", *_link_fields(default)]
+    sizes = [_size(member) for member in members]
+    if all(group.link == default for group in groups) and not any(member.uplink for member in members):
+        return [*lines, f"size = {sizes[0] if len(set(sizes)) == 1 else sizes}"]
+    for size, link, uplink, count in _runs(members):
+        lines += ["", f"[[level.{name}.group]]", f"count = {count}", f"size = {size}"]
+        lines += _own_links(link, uplink, default)
+    return lines
 
 
-def _host_lines(root: Group, default: Link) -> Iterator[str]:
-    for member in merge_equal(list(_hosts(root, Member(root)))):
-        host = member.of
-        assert isinstance(host, Group)
+def _size(member: Member) -> int:
+    return sum(child.count for child in _group(member).members)
+
+
+def _runs(members: list[Member]) -> Iterator[tuple[int, Link, Link | None, int]]:
+    """Neighbours of the same size and links, with how many they are."""
+    for (size, link, uplink), run in groupby(members, key=lambda m: (_size(m), _group(m).link, m.uplink)):
+        yield size, link, uplink, len(list(run))
+
+
+def _own_links(link: Link, uplink: Link | None, default: Link) -> list[str]:
+    lines = [f"link = {{ {', '.join(_link_fields(link))} }}"] if link != default else []
+    return lines + ([f"uplink = {{ {', '.join(_link_fields(uplink))} }}"] if uplink else [])
+
+
+def _host_lines(members: list[Member], default: Link) -> Iterator[str]:
+    for member in merge_equal(members):
+        host = _group(member)
         if any(device.uplink for device in host.members):
             raise ClusterError("a device has a link of its own", "links of hosts and levels only")
-        names = [f'"{device.of}"' for device in host.members]
-        counts = [str(device.count) for device in host.members]
         yield from ("", "[[host]]", f"count = {member.count}")
-        yield f"device = {_one_or_list(names)}"
-        yield f"devices = {_one_or_list(counts)}"
-        if host.link != default:
-            yield f"link = {{ {', '.join(_link_fields(host.link))} }}"
-        if member.uplink:
-            yield f"uplink = {{ {', '.join(_link_fields(member.uplink))} }}"
-
-
-def _hosts(group: Group, around: Member) -> Iterator[Member]:
-    """Host members in order; those of repeated groups are written out, since the file groups them by size."""
-    if isinstance(group.members[0].of, str):
-        yield around
-        return
-    for member in group.members:
-        assert isinstance(member.of, Group)
-        if isinstance(member.of.members[0].of, str):
-            yield member
-        else:
-            if member.uplink:
-                raise ClusterError(f"a {member.of.level} has an uplink of its own", "uplinks of hosts only")
-            for _ in range(member.count):
-                yield from _hosts(member.of, member)
+        yield f"device = {_one_or_list([_text(str(device.of)) for device in host.members])}"
+        yield f"devices = {_one_or_list([str(device.count) for device in host.members])}"
+        yield from _own_links(host.link, member.uplink, default)
 
 
 def _one_or_list(items: list[str]) -> str:

@@ -21,7 +21,8 @@ class Link:
 
     `bandwidth` is bytes per second of one link in one direction; `count` links work in parallel. With `shared`
     the members do not have links of their own: all of them together have `count * bandwidth`. `efficiency`
-    says, per collective, what fraction of the bandwidth it reaches.
+    says, per collective, what fraction of the bandwidth it reaches. `taper` says how a large network falls short:
+    among n members, each gets its bandwidth divided by (n / 2) ** taper.
     """
 
     latency_s: float
@@ -29,14 +30,19 @@ class Link:
     count: int = 1
     shared: bool = False
     efficiency: tuple[tuple[str, float], ...] = ()
+    taper: float = 0.0
 
     @property
     def total_bandwidth(self) -> float:
         return self.bandwidth * self.count
 
+    def kept_among(self, members: int) -> float:
+        """The part of its bandwidth that a member keeps when so many members communicate."""
+        return float((members / 2) ** -self.taper) if members > 2 else 1.0
+
     def verify(self, where: str) -> None:
-        if self.latency_s < 0 or not self.bandwidth > 0 or self.count < 1:
-            raise ClusterError(f"{where}: {self}", "latency >= 0, bandwidth > 0, count >= 1")
+        if self.latency_s < 0 or not self.bandwidth > 0 or self.count < 1 or self.taper < 0:
+            raise ClusterError(f"{where}: {self}", "latency >= 0, bandwidth > 0, count >= 1, taper >= 0")
         for kind, fraction in self.efficiency:
             if not fraction > 0:
                 raise ClusterError(f"{where}: efficiency of {kind} is {fraction}", "a positive fraction")
@@ -179,4 +185,5 @@ def _tree_lines(group: Group, indent: str) -> Iterator[str]:
 def describe_link(link: Link) -> str:
     many = f"{link.count} x " if link.count > 1 else ""
     shared = ", shared" if link.shared else ""
-    return f"{many}{link.bandwidth / 1e9:.4g} GB/s each way, {link.latency_s * 1e6:.3g} us{shared}"
+    taper = f", taper {link.taper:.3g}" if link.taper else ""
+    return f"{many}{link.bandwidth / 1e9:.4g} GB/s each way, {link.latency_s * 1e6:.3g} us{shared}{taper}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cluster import KINDS, Axis, Hop, collective_s, load_cluster
+from meshwright.cluster import KINDS, Axis, Group, Hop, collective_s, load_cluster
 from meshwright.errors import ClusterError
 
 kinds = st.sampled_from(KINDS)
@@ -69,6 +70,36 @@ def test_hierarchy_beats_a_flat_ring_where_the_network_is_slow() -> None:
     a_flat_ring_of_one_card_each = 2 * 31 / 32 * n_bytes / across.rate("all_reduce")
     assert collective_s("all_reduce", n_bytes, mesh.axis("dp")) < a_flat_ring_of_one_card_each / 4
     assert inside.level == "host"
+
+
+def hosts_of_eight(hosts: int) -> Axis:
+    return Axis("a", 8 * hosts, (Hop("host", 8, 0.0, 400e9), Hop("pod", hosts, 0.0, 10e9)), "nccl")
+
+
+def test_two_hosts_swap_halves_where_more_pass_everything_twice() -> None:
+    n_bytes = 1 << 30
+    two, three, many = (collective_s("all_reduce", n_bytes, hosts_of_eight(n)) for n in (2, 3, 512))
+    assert two == pytest.approx(n_bytes / 80e9)
+    assert three == pytest.approx(2 * 23 / 24 * n_bytes / 80e9)
+    assert many == pytest.approx(2 * n_bytes / 80e9, rel=0.001)
+    gathers = [collective_s("all_gather", n_bytes, hosts_of_eight(n)) for n in (2, 3)]
+    assert gathers == pytest.approx([15 / 16 * n_bytes / 80e9, 23 / 24 * n_bytes / 80e9])
+
+
+@pytest.mark.parametrize(("kind", "measured_s"), [("all_reduce", 1.327e-3), ("all_gather", 1.300e-3)])
+def test_two_hosts_of_the_preset_take_what_was_published(kind: str, measured_s: float) -> None:
+    axis = load_cluster("dgx-h100:2").mesh((16,)).axes[0]
+    assert collective_s(kind, 256e6, axis) == pytest.approx(measured_s, rel=0.15)
+
+
+def test_a_tapered_network_loses_rate_with_every_host() -> None:
+    cluster = load_cluster("dgx-h100:8")
+    assert isinstance(cluster.root.members[0].of, Group)
+    tapered = replace(cluster, root=replace(cluster.root, link=replace(cluster.root.link, taper=0.5)))
+    for hosts, slower in ((2, 1.0), (8, 2.0)):
+        plain, less = (c.mesh((hosts, 8)).axis("x").hops[-1].bandwidth for c in (cluster, tapered))
+        assert plain / less == pytest.approx(slower)
+    assert tapered.mesh((8, 8)).axis("y") == cluster.mesh((8, 8)).axis("y")  # within a host nothing changes
 
 
 def test_contention_slows_groups_that_share_a_link() -> None:

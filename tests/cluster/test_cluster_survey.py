@@ -53,10 +53,14 @@ RACKS_OF_ONE_RANK_HOSTS = truth(
     )
 )
 
+RACK = Group("rack", Link(2e-4, 50e6), (Member(host(1), 3),))
+SLOW_RACK = truth(Group("pod", Link(5e-4, 12e6), (Member(RACK, 2), Member(RACK, 1, Link(5e-4, 5e6)), Member(RACK))))
+SLOW_HOST_OF_TWO = truth(Group("pod", NET, (Member(host(2), 2), Member(host(2), 1, Link(2e-4, 8e6)))))
+
 ALL = {
     "uniform": UNIFORM, "pairs": PAIRS, "three levels": THREE, "slow host": SLOW_HOST, "slow first": SLOW_FIRST,
     "3 + 5": THREE_AND_FIVE, "many cards": MANY_CARDS, "shared": SHARED, "nvlink pairs": NVLINK_PAIRS,
-    "large": LARGE, "racks": RACKS_OF_ONE_RANK_HOSTS,
+    "large": LARGE, "racks": RACKS_OF_ONE_RANK_HOSTS, "slow rack": SLOW_RACK, "slow host of two": SLOW_HOST_OF_TWO,
 }  # fmt: skip
 
 
@@ -166,3 +170,14 @@ def test_a_lone_slow_member_is_a_link_not_a_level() -> None:
     tree, slow = pull_in_slow_members(Island(1.0, (3, Island(5.0, (0, 1, 2)))))
     assert tree == Island(5.0, (0, 1, 2, 3))
     assert slow == {3: 1.0}
+    near = Island(50.0, (0, 1)), Island(50.0, (2, 3)), Island(50.0, (4, 5))
+    tree, slow = pull_in_slow_members(Island(1.0, (Island(5.0, near[:2]), near[2])))
+    assert (tree, slow) == (Island(5.0, near), {4: 1.0})  # a rack beside two racks
+    tree, slow = pull_in_slow_members(Island(1.0, (Island(2.0, (Island(5.0, (0, 1)), 2)), 3)))
+    assert (tree, slow) == (Island(5.0, (0, 1, 2, 3)), {2: 2.0, 3: 1.0})
+    two_levels = Island(1.0, near)
+    assert pull_in_slow_members(two_levels) == (two_levels, {})
+
+
+def test_a_slow_uplink_is_not_said_to_be_a_slow_device() -> None:
+    assert "host.slow" not in dict(Survey(SimulatedProber(SLOW_HOST_OF_TWO), "gloo").cluster().sources)

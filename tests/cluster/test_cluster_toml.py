@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cluster import Link, load_cluster
+from meshwright.cluster import Group, Link, load_cluster
 from meshwright.cluster.presets import PRESETS
 from meshwright.cluster.toml_read import read_cluster
 from meshwright.cluster.toml_write import write_cluster
@@ -87,6 +87,71 @@ def test_a_host_may_mix_device_types() -> None:
     assert read_cluster(write_cluster(cluster), "file") == cluster
 
 
+RACKS = GOOD.replace(
+    "[[host]]",
+    """\
+[[level.pod.group]]
+count = 2
+size = 1
+
+[[level.pod.group]]
+size = 4
+link = { bandwidth = "10GB/s", latency = "15us" }
+uplink = { bandwidth = "2GB/s", latency = "50us" }
+
+[level.hall]
+bandwidth = "8GB/s"
+latency = "40us"
+taper = 0.3
+
+[[host]]""",
+    1,
+)
+
+
+def test_a_group_may_have_links_of_its_own() -> None:
+    cluster = read_cluster(RACKS, "file")
+    assert cluster.root.levels() == ("host", "pod", "hall")
+    alike, apart = cluster.root.members
+    assert (alike.count, alike.uplink, apart.count) == (2, None, 1)
+    assert isinstance(apart.of, Group)
+    assert apart.of.link == Link(pytest.approx(1.5e-5), 10e9)  # type: ignore[arg-type]
+    assert apart.uplink == Link(pytest.approx(5e-5), 2e9)  # type: ignore[arg-type]
+    assert read_cluster(write_cluster(cluster), "file") == cluster
+    # Sixteen devices leave the slow pod together: that is what its traffic is priced at.
+    across = cluster.mesh((2, 16)).axis("x").hops[-1]
+    assert (across.level, across.bandwidth) == ("hall", pytest.approx(2e9 / 16))
+
+
+RACK_FAULTS = [
+    ('link = { bandwidth = "10GB/s"', 'link = { bandwidth = "-1GB/s"', r"line 32: .*group\[1\]\.link\.bandwidth is"),
+    ('uplink = { bandwidth = "2GB/s", ', "uplink = { ", r"line 33: .*group\[1\]\.uplink\.bandwidth is missing"),
+    ("size = 4", "size = 5", r"line 26: level\.pod\.group has groups of \[1, 1, 5\]"),
+    ("size = 4\n", "", r"line 30: level\.pod\.group\[1\]\.size is missing"),
+    ("size = 4", "sise = 4", r"line 31: level\.pod\.group\[1\]\.sise is not a field"),
+    ("links = 8", "links = 8\nsize = 2", r"line 24: level\.pod\.size is given twice"),
+    ("taper = 0.3", "taper = -0.3", r"line 38: level\.hall\.taper is -0\.3"),
+    ("taper = 0.3", "group = [{ size = 3, uplink = { bandwidth = 1 } }]", r"line 38: .*group\[0\]\.uplink leads"),
+    ("taper = 0.3", "group = 3", r"line 38: level\.hall\.group is 3"),
+    ("taper = 0.3", "size = 2", r"line 38: level\.hall\.size is 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "message"), RACK_FAULTS)
+def test_faults_of_groups_name_line_and_field(old: str, new: str, message: str) -> None:
+    assert RACKS.count(old) == 1
+    with pytest.raises(ClusterError, match=message):
+        read_cluster(RACKS.replace(old, new), "c.toml")
+
+
+def test_odd_names_are_written_so_that_they_read_back() -> None:
+    odd = GOOD.replace("two kinds", 'my \\"big\\" one').replace("[level.pod]", '[level."pod 1"]')
+    odd = odd.replace("[device.fast]", '[device."A.100"]').replace('device = "fast"', 'device = "A.100"')
+    cluster = read_cluster(odd, "file")
+    assert cluster.root.level == "pod 1"
+    assert read_cluster(write_cluster(cluster), "file") == cluster
+
+
 FAULTS = [
     ('memory = "80GiB"\n', "", r"c\.toml, line 4: device\.fast\.memory is missing"),
     ('memory = "80GiB"', 'memory = "-3GiB"', r"line 5: device\.fast\.memory is '-3GiB'"),
@@ -103,6 +168,20 @@ FAULTS = [
     ("devices = 8", "devices = true", r"line 29: host\[0\]\.devices is True"),
     ('name = "two kinds"', "name = two", r"not TOML: .*line 1"),
     ("links = 8", "size = 4", r"line 23: level\.pod\.size is 4"),
+    ("links = 8", 'size = "all"', r"line 23: level\.pod\.size is 'all'"),
+    ('bandwidth = "450GB/s"', "bandwidth = nan", r"line 18: level\.host\.bandwidth is nan"),
+    ('bandwidth = "450GB/s"', "bandwidth = inf", r"line 18: level\.host\.bandwidth is inf"),
+    ('latency = "3us"', 'latency = "3us"\nsize = 8', r"line 20: level\.host\.size is not for the innermost level"),
+    ('latency = "10us"', "latency = 1\nefficiency = { all_redcue = 0.9 }", r"line 25: .*efficiency\.all_redcue is not"),
+    ("count = 2", "count = 0", r"line 27: host\[0\]\.count is 0"),
+    ("count = 2", "count = 99999999999", r"line 27: host\[0\]\.count is 99999999999"),
+    ('device = "fast"', 'device = ["fast", ["slow"]]', r"line 29: host\[0\]\.devices is 8"),
+    ('device = "fast"\ndevices = 8', "device = []\ndevices = []", r"host\[0\]\.devices is \[\]"),
+    ("{ bfloat16", "{ bf16", r"line 7: device\.fast\.peaks\.bf16 is not a field"),
+    ('memory = "16GB"', 'memory = "1GB"', r"line 12: device\.slow\.reserve is '1GiB'"),
+    ('memory = "16GB"', 'kind = "tpu"\nmemory = "16GB"', r"line 11: device\.slow\.kind is 'tpu'"),
+    ("[device.slow]", "[device.fast]", r"not TOML: .*line 10"),
+    ('name = "two kinds"', "sources = 3", r"line 1: sources is 3"),
 ]
 
 
@@ -114,6 +193,35 @@ def test_faults_name_line_and_field(tmp_path: Path, old: str, new: str, message:
         load_cluster(str(tmp_path / "c.toml"))
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_an_uplink_needs_a_level_above() -> None:
+    text = GOOD[: GOOD.index("[level.pod]")] + GOOD[GOOD.index("[[host]]\ncount = 4") :].replace(
+        "count = 4", "count = 1"
+    )
+    with pytest.raises(ClusterError, match=r"host\[0\]\.uplink leads nowhere"):
+        read_cluster(text, "file")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"c\.toml: device is missing"),
+        (b"level = 3", "device is missing"),
+        (b"device = 3\nlevel = 3\nhost = 3", r"line 1: device is 3"),
+        (b"hello world", "not TOML"),
+        (b"\xff\xfe\x00", "not text in UTF-8"),
+    ],
+)
+def test_files_that_are_no_clusters(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "c.toml").write_bytes(content)
+    with pytest.raises(ClusterError, match=message):
+        load_cluster(str(tmp_path / "c.toml"))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"nowhere\.toml"):
         load_cluster("nowhere.toml")
+    (folder := tmp_path / "folder.toml").mkdir()
+    with pytest.raises(ClusterError, match="directory"):
+        load_cluster(folder)
+    (tmp_path / "c.toml").write_text(GOOD)
+    assert load_cluster(tmp_path / "c.toml").device_count == 32
