@@ -15,7 +15,7 @@ from meshwright.layout.stepprice import price_step
 
 DGX = load_cluster("dgx-h100:2").mesh((2, 8), ("dp", "tp"))
 SHAPE = (32, 64, 16)
-LARGE = (512, 1024, 32)  # where bytes decide, not latencies
+LARGE = (512, 1024, 256)  # where bytes decide, not latencies
 LAYOUTS = all_layouts(3, 2)
 
 
