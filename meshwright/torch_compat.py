@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, free_unbacked_symbols
+from torch.utils._python_dispatch import TorchDispatchMode
 
 FakeMode = FakeTensorMode
 
@@ -58,10 +59,11 @@ def functional(traced: GraphModule, inputs: list[Tensor], mode: AbstractContextM
         return make_fx(torch.func.functionalize(traced, remove="mutations"))(*inputs)
 
 
-def symbolic_value(symbol: Any, batch: int) -> int:
-    """The value of a SymInt that depends on the batch alone, at this batch."""
+def symbolic_value(symbol: Any, batch: int) -> int | None:
+    """The value of a SymInt or SymFloat that depends on the batch alone, at this batch; None if it is not whole."""
     expression = symbol.node.expr
-    return int(expression.subs(dict.fromkeys(expression.free_symbols, batch)))
+    found = expression.subs(dict.fromkeys(expression.free_symbols, batch))
+    return int(found) if found == int(found) else None
 
 
 def has_unbacked_symbol(symbol: Any) -> bool:
@@ -71,6 +73,12 @@ def has_unbacked_symbol(symbol: Any) -> bool:
 
 def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
+
+
+def argument_names(target: Any) -> tuple[str, ...]:
+    """The names of an operator's arguments, in order."""
+    schema = getattr(target, "_schema", None)
+    return () if schema is None else tuple(argument.name for argument in schema.arguments)
 
 
 def shares_storage(first: Any, second: Tensor) -> bool:
@@ -85,3 +93,42 @@ def returns_view(target: Any) -> bool:
         return False
     alias = schema.arguments[0].alias_info
     return alias is not None and not alias.is_write
+
+
+def writes_argument(target: Any) -> bool:
+    """Whether an operator's schema says that it writes to an argument."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def argument_position(target: Any, name: str) -> int | None:
+    """Where an operator takes the argument of this name; None where it has none such."""
+    schema = getattr(target, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    return names.index(name) if name in names else None
+
+
+def storage_key(tensor: Tensor) -> int:
+    """What tensors that share memory have in common, on the meta device too, as long as one of them lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def written_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The arguments that an operator writes to."""
+    given = list(zip(function._schema.arguments, args, strict=False))
+    given += [(argument, kwargs[argument.name]) for argument in function._schema.arguments if argument.name in kwargs]
+    found = [value for argument, value in given if argument.alias_info is not None and argument.alias_info.is_write]
+    return [value for value in found if isinstance(value, Tensor)]
+
+
+class RecordingMode(TorchDispatchMode):
+    """Calls `note(operator, args, kwargs, result)` after every operator that runs inside."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._note(func, args, kwargs or {}, result)
+        return result

@@ -63,6 +63,14 @@ def test_views_are_known_by_schema_and_by_storage() -> None:
     assert not torch_compat.shares_storage(x, x.t().contiguous())
 
 
+def test_what_an_op_writes_and_takes_is_known_by_schema() -> None:
+    aten = torch.ops.aten
+    assert torch_compat.writes_argument(aten.add_.Tensor)
+    assert not torch_compat.writes_argument(aten.add.Tensor)
+    assert torch_compat.argument_position(aten._scaled_dot_product_flash_attention.default, "dropout_p") == 3
+    assert torch_compat.argument_position(aten.add.Tensor, "dropout_p") is None
+
+
 def test_captured_views_share_storage() -> None:
     class View(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -65,9 +65,9 @@ def test_backward_comes_apart_into_input_and_weight_halves() -> None:
         outputs, _, saved = pair.forward(given)
         params = {value.name: given[value.name] for value in graph.params}
         tangent = torch.full_like(outputs[0], 0.5)
-        inputs, weights = pair.backward(saved, params, [tangent])
+        inputs, weights = pair.backward(tuple(saved), params, (tangent,))
         halves = pair.backward_halves()
-        own = dict(zip(pair.saved, saved, strict=True)) | params | {"gradient_0": tangent}
+        own = dict(zip(pair.halves.saved, saved, strict=True)) | params | {"gradient_0": tangent}
         handed = [own[name] for name in (*pair.halves.saved, *pair.halves.own)]
         first = halves.first(*handed)
         passed = first[len(pair.grad_inputs) :]

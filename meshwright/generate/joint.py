@@ -1,0 +1,200 @@
+"""The joint graph of a sharded segment: forward and backward as one ATen graph, traced on fakes.
+
+Its storages have names that do not depend on how an op happens to be traced: a result of one of the segment's ops
+has that value's name; what else the op makes is `op~0`, `op~1` in order (norm statistics, attention's logarithms).
+What is computed for backward alone, from no gradient, is `backward~0` and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, fx
+
+from meshwright.capture.program import Op, SegmentGraph, Value
+from meshwright.capture.targets import call
+from meshwright.generate.storage import base, depends_on, is_part, is_view, outputs_of, producer
+from meshwright.profile.attention import attention_kernel
+from meshwright.torch_compat import fake_mode, fake_tensor, functional, trace_joint
+
+ATTENTION = "aten.scaled_dot_product_attention.default"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """forward_outputs: how many of the graph's outputs are forward's (results, then buffers' new values).
+
+    own: placeholders that backward is handed anew (parameters, gradients). tangents: the gradients among them.
+    names: every storage computed from no gradient, by node, under the name that a plan uses.
+    """
+
+    graph: SegmentGraph
+    module: fx.GraphModule
+    forward_outputs: int
+    grad_inputs: tuple[str, ...]
+    grad_params: tuple[str, ...]
+    own: frozenset[str]
+    tangents: frozenset[str]
+    names: dict[fx.Node, str]
+
+
+@lru_cache(maxsize=64)
+def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "") -> Joint:
+    """`graph`: a sharded segment with local sizes.
+
+    `kernels="cuda"` traces on CPU fakes what a GPU would run, for planning where there is none.
+    """
+    arguments = graph.arguments()
+    grad_inputs = tuple(value.name for value in graph.inputs if value.grad)
+    grad_params = tuple(value.name for value in graph.params if value.grad)
+    outputs = grad_outputs(graph)
+    mode = fake_mode()
+    names = [value.name for value in arguments]
+    place = torch.device(device)
+    made = [value.name for op in graph.ops for value in op.results]
+    known = graph.values()
+
+    def joint(*tensors: Tensor) -> list[Tensor | None]:
+        values = dict(zip(names, tensors, strict=False))
+        for name in (*grad_inputs, *grad_params):
+            # Detached, so that a value which is also an output's own storage still gets a gradient of its own.
+            values[name] = values[name].detach().requires_grad_()
+        wanted = [values[name] for name in (*grad_inputs, *grad_params)]
+        for op in graph.ops:
+            results = _call(op, known, values, place, kernels)
+            values.update((value.name, tensor) for value, tensor in zip(op.results, results, strict=True))
+        results = [values[name] for name in (*graph.outputs, *(value for _, value in graph.updates))]
+        reached = [(values[name], tangent) for name, tangent in zip(outputs, tensors[len(names) :], strict=True)]
+        roots, tangents = zip(*reached, strict=True) if reached else ((), ())
+        grads = torch.autograd.grad(roots, wanted, tangents, allow_unused=True) if wanted and roots else []
+        return [*(t.detach() for t in results), *grads, *(values[name] for name in made)]
+
+    fakes = [_fake(value, mode, device) for value in arguments]
+    fakes += [_fake(known[name], mode, device) for name in outputs]
+    traced = functional(trace_joint(joint, fakes, mode), fakes, mode)
+    labels = [*map(label, names), *(f"gradient_{i}" for i in range(len(outputs)))]
+    _name_placeholders(traced, labels)
+    tangents = frozenset(labels[len(names) :])
+    origin = _origins(traced, graph, tangents)
+    return Joint(
+        graph,
+        traced,
+        len(graph.outputs) + len(graph.updates),
+        grad_inputs,
+        grad_params,
+        frozenset(label(value.name) for value in graph.params) | tangents,
+        tangents,
+        _storage_names(traced, tangents, *origin),
+    )
+
+
+@lru_cache(maxsize=4096)
+def label(name: str) -> str:
+    """The name as a traced graph can have it: one that Python knows already (`input`) is changed there."""
+    return name if fx.Graph().placeholder(name).name == name else f"{name}_argument"
+
+
+def grad_outputs(graph: SegmentGraph) -> list[str]:
+    values = graph.values()
+    return [name for name in graph.outputs if values[name].grad]
+
+
+def _fake(value: Value, mode: object, device: str) -> Tensor:
+    dtype = getattr(torch, value.type.dtype)
+    return fake_tensor(value.type.sizes, dtype, mode, device)  # type: ignore[arg-type]
+
+
+def _call(
+    op: Op, known: dict[str, Value], values: dict[str, Tensor], place: torch.device, kernels: str
+) -> Sequence[Tensor]:
+    if kernels == "cuda" and op.target == ATTENTION:
+        found = _gpu_attention(op, [known[name] for name in op.operands()], [values[name] for name in op.operands()])
+        if found is not None:
+            return (found,)
+    return call(op, values, place)
+
+
+def _gpu_attention(op: Op, operands: list[Value], tensors: list[Tensor]) -> Tensor | None:
+    """The fused kernel that a GPU takes for this call; None where it takes plain products."""
+    kernel = attention_kernel(op, operands, "cuda")
+    rest = dict(zip(("mask", "dropout_p", "is_causal"), op.args[3:], strict=False)) | dict(op.kwargs)
+    rate, causal, scale = rest.get("dropout_p", 0.0), rest.get("is_causal", False), rest.get("scale")
+    query, key, value = tensors[:3]
+    mask = tensors[3] if len(tensors) > 3 else None
+    if mask is not None and not mask.is_floating_point():
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, float("-inf"))
+    ops = torch.ops.aten
+    if kernel == "cudnn":
+        found = ops._scaled_dot_product_cudnn_attention(query, key, value, mask, True, rate, causal, scale=scale)
+    elif kernel == "efficient":
+        found = ops._scaled_dot_product_efficient_attention(query, key, value, mask, True, rate, causal, scale=scale)
+    elif kernel == "flash":
+        found = ops._scaled_dot_product_flash_attention(query, key, value, rate, causal, scale=scale)
+    else:
+        return None
+    return found[0]  # type: ignore[no-any-return]
+
+
+def _origins(
+    traced: fx.GraphModule, graph: SegmentGraph, tangents: frozenset[str]
+) -> tuple[dict[str, fx.Node], dict[fx.Node, str]]:
+    """(the node of each value, the op during which each node was traced); the values cease to be outputs."""
+    made = [value.name for op in graph.ops for value in op.results]
+    outputs = outputs_of(traced)
+    count = len(outputs) - len(made)
+    values = {name: node for name, node in zip(made, outputs[count:], strict=True) if isinstance(node, fx.Node)}
+    order = {node: index for index, node in enumerate(traced.graph.nodes)}
+    backward = depends_on(traced, tangents)
+    ends = [max((order[values[v.name]] for v in op.results if v.name in values), default=-1) for op in graph.ops]
+    during: dict[fx.Node, str] = {}
+    nodes = [node for node in order if node.op == "call_function" and node not in backward]
+    start = 0
+    for op, end in zip(graph.ops, ends, strict=True):
+        while start < len(nodes) and order[nodes[start]] <= end:
+            during[nodes[start]] = op.name
+            start += 1
+    # A result that the op's own value does not need may be traced after it.
+    for node in nodes:
+        if is_part(node) and producer(node) in during:
+            during[node] = during[producer(node)]
+    traced.graph.output_node().args = (outputs[:count],)  # type: ignore[assignment]
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    alive = set(traced.graph.nodes)
+    return (
+        {name: node for name, node in values.items() if node in alive},
+        {node: name for node, name in during.items() if node in alive},
+    )
+
+
+def _storage_names(
+    traced: fx.GraphModule, tangents: frozenset[str], values: dict[str, fx.Node], during: dict[fx.Node, str]
+) -> dict[fx.Node, str]:
+    late = depends_on(traced, tangents)
+    found: dict[fx.Node, str] = {n: n.name for n in traced.graph.nodes if n.op == "placeholder" and n not in late}
+    for name, node in values.items():
+        found.setdefault(base(node), name)
+    counts: dict[str, int] = {}
+    for node in traced.graph.nodes:
+        if node in late or node in found or is_view(node) or not isinstance(node.meta.get("val"), Tensor):
+            continue
+        origin = during.get(node) or during.get(producer(node)) or "backward"
+        counts[origin] = counts.get(origin, -1) + 1
+        found[node] = f"{origin}~{counts[origin]}"
+    return found
+
+
+def _name_placeholders(traced: fx.GraphModule, labels: list[str]) -> None:
+    """Give the traced arguments the segment's own names; other nodes step aside."""
+    nodes = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    taken = set(labels)
+    for node in traced.graph.nodes:
+        if node not in nodes and node.name in taken:
+            node.name = f"{node.name}_"
+    for node, name in zip(nodes, labels, strict=True):
+        node.target = name
+        node.name = name
+    traced.recompile()
