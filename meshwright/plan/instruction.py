@@ -1,6 +1,8 @@
 """Instructions: what one rank does, in order. One list, two interpreters: the runtime and the simulator.
 
 Text form, one per line: `forward 3 mb0`, `gather 3`, `send 3 mb0 to 1`, `step`. A program round-trips through it.
+A transfer is named at both ends by the segment that made the value: `send 3 mb0 to 1` on stage 0 and
+`receive 3 mb0 from 0` on stage 1, then `send_gradient 3 mb0 to 0` and `receive_gradient 3 mb0 from 1` for its gradient.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from dataclasses import dataclass
 
 from meshwright.errors import PlanError, VerifyError
 
-PER_MICROBATCH = ("forward", "backward", "backward_input", "backward_weight")
+BACKWARDS = ("backward", "backward_input", "backward_weight")
+PER_MICROBATCH = ("forward", "recompute", *BACKWARDS)
 PER_STEP = ("gather", "free", "reduce")
-TRANSFERS = ("send", "receive")
+SENDS = ("send", "send_gradient")
+RECEIVES = ("receive", "receive_gradient")
+TRANSFERS = (*SENDS, *RECEIVES)
 KINDS = (*PER_MICROBATCH, *PER_STEP, *TRANSFERS, "step")
 _LINE = re.compile(r"(?P<kind>\w+)(?: (?P<segment>\d+))?(?: mb(?P<microbatch>\d+))?(?: (?:to|from) (?P<peer>\d+))?")
 
@@ -22,9 +27,10 @@ _LINE = re.compile(r"(?P<kind>\w+)(?: (?P<segment>\d+))?(?: mb(?P<microbatch>\d+
 class Instruction:
     """kind: one of KINDS. segment: which; microbatch: for compute and transfers; peer: the other stage's number.
 
-    gather: bring a segment's parameters from storage to compute layout. free: drop gathered copies that are
-    gathered again later. reduce: bring the gradients of parameters first used here to storage layout.
-    step: where the user's optimizer runs.
+    recompute: restore what a forward did not keep; it may stand before the gradient's arrival. send, receive: the
+    values of the segment that the peer reads, begun here and waited for where they are used. gather: bring a
+    segment's parameters from storage to compute layout. free: drop gathered copies that are gathered again later.
+    reduce: bring the gradients of parameters first used here to storage layout. step: where the user's optimizer runs.
     """
 
     kind: str
@@ -39,7 +45,7 @@ class Instruction:
         if self.microbatch is not None:
             parts.append(f"mb{self.microbatch}")
         if self.peer is not None:
-            parts.append(f"{'to' if self.kind == 'send' else 'from'} {self.peer}")
+            parts.append(f"{'to' if self.kind in SENDS else 'from'} {self.peer}")
         return " ".join(parts)
 
     @classmethod
@@ -91,13 +97,23 @@ def verify(instructions: Iterable[Instruction]) -> None:
             forward = ("forward", instruction.segment, instruction.microbatch)
             if instruction.kind != "forward" and forward not in done:
                 raise VerifyError(f"`{instruction}` before its forward", "a forward of it first")
-            if instruction.kind != "forward" and instruction.segment in reduced:
+            if instruction.kind in BACKWARDS and instruction.segment in reduced:
                 raise VerifyError(f"`{instruction}` after `reduce {instruction.segment}`", "reduction last")
+            _check_place(instruction, done)
             done.add(key)
         elif instruction.kind == "reduce":
             reduced.add(instruction.segment)
     for kind, segment, microbatch in done:
         whole = ("backward", segment, microbatch) in done
-        halves = all((half, segment, microbatch) in done for half in ("backward_input", "backward_weight"))
-        if kind == "forward" and whole == halves:
+        halves = [(half, segment, microbatch) in done for half in BACKWARDS[1:]]
+        if kind == "forward" and (any(halves) if whole else not all(halves)):
             raise VerifyError(f"`forward {segment} mb{microbatch}`", "one backward of it, whole or in two halves")
+
+
+def _check_place(instruction: Instruction, done: set[tuple[str, int | None, int | None]]) -> None:
+    """A recomputation stands before the backward that reads it, the input half of a backward before the other."""
+    own = (instruction.segment, instruction.microbatch)
+    if instruction.kind == "recompute" and any((kind, *own) in done for kind in BACKWARDS):
+        raise VerifyError(f"`{instruction}` after its backward", "a recomputation before it")
+    if instruction.kind == "backward_weight" and ("backward_input", *own) not in done:
+        raise VerifyError(f"`{instruction}` before its input half", "`backward_input` first")

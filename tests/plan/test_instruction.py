@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import PlanError, VerifyError
-from meshwright.plan.instruction import PER_MICROBATCH, PER_STEP, Instruction, from_text, to_text, verify
+from meshwright.plan.instruction import PER_MICROBATCH, PER_STEP, TRANSFERS, Instruction, from_text, to_text, verify
 
 NUMBER = st.integers(0, 10_000)
 INSTRUCTIONS = st.one_of(
     st.builds(Instruction, st.sampled_from(PER_MICROBATCH), NUMBER, NUMBER),
     st.builds(Instruction, st.sampled_from(PER_STEP), NUMBER),
-    st.builds(Instruction, st.sampled_from(("send", "receive")), NUMBER, NUMBER, NUMBER),
+    st.builds(Instruction, st.sampled_from(TRANSFERS), NUMBER, NUMBER, NUMBER),
     st.just(Instruction("step")),
 )
 
@@ -38,6 +38,10 @@ def test_nonsense_is_refused(line: str) -> None:
         ("forward 0 mb0\nreduce 0\nbackward 0 mb0", "after `reduce 0`"),
         ("forward 0 mb0\nbackward 0 mb0\nbackward_input 0 mb0\nbackward_weight 0 mb0", "one backward of it"),
         ("forward 0 mb0\nbackward_input 0 mb0", "one backward of it"),
+        ("forward 0 mb0\nbackward 0 mb0\nbackward_input 0 mb0", "one backward of it"),
+        ("forward 0 mb0\nbackward_weight 0 mb0\nbackward_input 0 mb0", "before its input half"),
+        ("forward 0 mb0\nbackward 0 mb0\nrecompute 0 mb0", "after its backward"),
+        ("recompute 0 mb0\nforward 0 mb0", "before its forward"),
     ],
 )
 def test_verify_finds_the_fault(text: str, fault: str) -> None:

@@ -1,0 +1,157 @@
+"""An order found for the durations at hand: list scheduling under several rules, the best of them.
+
+Each stage, whenever it is free, takes of the tasks whose inputs have come: a backward before a forward, a forward only
+while fewer micro-batches are in flight than it may hold, and a weight half where it would wait anyway. The rules differ
+in how long a wait must be to put a weight half into it, in whether backwards are split at all, and in whether a forward
+may go before a backward that comes a little later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import product
+from math import inf
+
+from meshwright.errors import PlanError
+from meshwright.schedule.orders import Order, Task
+from meshwright.schedule.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Seconds of each run for one micro-batch; transfers between two runs, one way, by their positions."""
+
+    forward_s: tuple[float, ...]
+    backward_input_s: tuple[float, ...]
+    backward_weight_s: tuple[float, ...]
+    transfer_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def of(self, task: Task) -> float:
+        if task.kind == "forward":
+            return self.forward_s[task.run]
+        first = self.backward_input_s[task.run] if task.kind != "backward_weight" else 0.0
+        return first + (self.backward_weight_s[task.run] if task.kind != "backward_input" else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """split: backwards in halves. gap: a wait of this part of a weight half is filled with one. patient: a stage waits
+    for a backward rather than begin a forward that would delay it."""
+
+    split: bool
+    gap: float
+    patient: bool
+
+
+RULES = tuple(Rule(*choice) for choice in product((True, False), (0.0, 0.5, 1.0), (False, True)))
+
+
+def searched(pipeline: Pipeline, durations: Durations, in_flight: Sequence[int], split: bool = True) -> Order:
+    """The fastest order that the rules find; `in_flight`: runs of micro-batches each stage may hold."""
+    best_s, best = inf, None
+    for rule in RULES:
+        if (rule.split and not split) or (not rule.split and rule.gap):
+            continue
+        seconds, order = _Search(pipeline, durations, in_flight, rule).run()
+        if seconds < best_s:
+            best_s, best = seconds, order
+    if best is None:
+        raise PlanError(f"in flight {list(in_flight)}", "room for one micro-batch in each of a stage's runs")
+    return best
+
+
+class _Search:
+    def __init__(self, pipeline: Pipeline, durations: Durations, in_flight: Sequence[int], rule: Rule) -> None:
+        self.pipeline, self.durations, self.limits, self.rule = pipeline, durations, in_flight, rule
+        self.stage_of = [run.stage for run in pipeline.runs]
+        pairs = {(pipeline.run_of(a), pipeline.run_of(b)) for a, b in pipeline.all_reads()}
+        edges = sorted((a, b) for a, b in pairs if a != b)
+        self.after: list[list[int]] = [[b for a, b in edges if a == run] for run in range(len(pipeline.runs))]
+        self.ahead: list[list[int]] = [[a for a, b in edges if b == run] for run in range(len(pipeline.runs))]
+        self.free = [0.0] * pipeline.stages
+        self.held = [0] * pipeline.stages
+        self.open: list[dict[str, list[tuple[tuple[int, int, int], float, Task]]]] = [
+            {"forward": [], "backward": [], "backward_weight": []} for _ in range(pipeline.stages)
+        ]
+        self.missing: dict[tuple[bool, int, int], int] = {}
+        self.ready_s: dict[tuple[bool, int, int], float] = {}
+        self.tasks: list[list[Task]] = [[] for _ in range(pipeline.stages)]
+        self.heap: list[tuple[float, int]] = []
+
+    def run(self) -> tuple[float, Order | None]:
+        for microbatch in range(self.pipeline.microbatches):
+            for run in range(len(self.pipeline.runs)):
+                self.missing[True, run, microbatch] = len(self.ahead[run])
+                self.missing[False, run, microbatch] = len(self.after[run]) + 1
+                if not self.ahead[run]:
+                    self._offer(Task("forward", run, microbatch), 0.0)
+        while self.heap:
+            start_s, stage = heappop(self.heap)
+            found = self._choose(stage)
+            if found is None:
+                continue
+            if found[0] > start_s:
+                heappush(self.heap, (found[0], stage))
+                continue
+            self._take(stage, *found)
+            following = self._choose(stage)
+            if following is not None:
+                heappush(self.heap, (following[0], stage))
+        count = sum(map(len, self.tasks))
+        whole = count == len(self.pipeline.runs) * self.pipeline.microbatches * (3 if self.rule.split else 2)
+        return (max(self.free), tuple(map(tuple, self.tasks))) if whole else (inf, None)
+
+    def _offer(self, task: Task, ready_s: float) -> None:
+        stage = self.stage_of[task.run]
+        around = task.microbatch // self.pipeline.stages
+        forward = task.kind == "forward"
+        key = (around, task.run if forward else -task.run, task.microbatch)
+        name = task.kind if task.kind in ("forward", "backward_weight") else "backward"
+        heappush(self.open[stage][name], (key, ready_s, task))
+        heappush(self.heap, (max(self.free[stage], ready_s), stage))
+
+    def _choose(self, stage: int) -> tuple[float, Task] | None:
+        """When the stage begins which task next, by what is known now."""
+        queues, free_s = self.open[stage], self.free[stage]
+        backward_s = max(free_s, queues["backward"][0][1]) if queues["backward"] else inf
+        forward_s = inf
+        if queues["forward"] and self.held[stage] < self.limits[stage]:
+            forward_s = max(free_s, queues["forward"][0][1])
+            if self.rule.patient and backward_s < forward_s + self.durations.of(queues["forward"][0][2]):
+                forward_s = inf
+        start_s = min(backward_s, forward_s)
+        if queues["backward_weight"]:
+            task = queues["backward_weight"][0][2]
+            wait_s = start_s - free_s
+            if wait_s > 0 and wait_s >= self.rule.gap * self.durations.of(task):
+                return free_s, task
+        if start_s == inf:
+            return None
+        return start_s, (queues["backward"] if backward_s <= forward_s else queues["forward"])[0][2]
+
+    def _take(self, stage: int, start_s: float, task: Task) -> None:
+        name = task.kind if task.kind in ("forward", "backward_weight") else "backward"
+        heappop(self.open[stage][name])
+        self.tasks[stage].append(task)
+        end_s = self.free[stage] = start_s + self.durations.of(task)
+        self.held[stage] += (task.kind == "forward") - (task.kind in ("backward", "backward_weight"))
+        run, microbatch = task.run, task.microbatch
+        if task.kind == "forward":
+            for other in self.after[run]:
+                self._arrive(True, other, microbatch, end_s + self.durations.transfer_s.get((run, other), 0.0))
+            self._arrive(False, run, microbatch, end_s)
+        elif task.kind in ("backward", "backward_input"):
+            for other in self.ahead[run]:
+                self._arrive(False, other, microbatch, end_s + self.durations.transfer_s.get((other, run), 0.0))
+            if task.kind == "backward_input":
+                self._offer(Task("backward_weight", run, microbatch), end_s)
+
+    def _arrive(self, forward: bool, run: int, microbatch: int, at_s: float) -> None:
+        key = (forward, run, microbatch)
+        self.ready_s[key] = max(at_s, self.ready_s.get(key, 0.0))
+        self.missing[key] -= 1
+        if not self.missing[key]:
+            kind = "forward" if forward else "backward_input" if self.rule.split else "backward"
+            self._offer(Task(kind, run, microbatch), self.ready_s[key])
