@@ -10,6 +10,7 @@ from typing import Any
 from meshwright.capture.cut import cut, split_common
 from meshwright.capture.fold import floats, merge, structure
 from meshwright.capture.program import Op, Program, Ref, Scalar, Segment, SegmentGraph, Value
+from meshwright.capture.random import KEYS
 from meshwright.capture.read import BATCH_NORM, Flat
 
 PROLOGUE = -1
@@ -49,7 +50,8 @@ def _place(common: list[Op], bodies: list[list[Op]]) -> list[tuple[Op, int]]:
         where = set().union(*(readers.get(value.name, set()) for value in op.results))
         if not where:
             continue
-        place = where.pop() if len(where) == 1 else PROLOGUE
+        # Keys are handed to segments, so that segments that draw for themselves are still alike.
+        place = where.pop() if len(where) == 1 and op.target != KEYS else PROLOGUE
         placed.append((op, place))
         for name in op.uses():
             readers.setdefault(name, set()).add(place)

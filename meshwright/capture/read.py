@@ -20,6 +20,7 @@ from meshwright.capture.alias import Memory, View
 from meshwright.capture.inplace import functional_form
 from meshwright.capture.opaque import OPERATOR, Slot, recorded
 from meshwright.capture.program import Op, Parameter, Ref, RunDevice, TensorType, TorchConstant, Value, map_leaves
+from meshwright.capture.random import keyed
 from meshwright.capture.replay import Replay
 from meshwright.capture.sizes import Size, fit_size
 from meshwright.errors import CaptureError
@@ -304,9 +305,10 @@ class _Reader:
         now = {buffer.name: self.memory.read(buffer.name) for buffer in self.buffers}
         updates = tuple((name, value) for name, value in now.items() if name != value)
         ops = _live(self.ops, {self.loss, *(value for _, value in updates)})
+        ops, about = keyed(ops, self.values)
         used = {name for op in ops for name in op.uses()}
         parameters = tuple(parameter for parameter in self.parameters if parameter.name in used)
-        found = (*notes, *self.notes)
+        found = (*notes, *self.notes, *about)
         return Flat(tuple(self.inputs), parameters, self.buffers, tuple(ops), updates, self.loss, found)
 
 
@@ -336,7 +338,7 @@ def _writes(target: str) -> bool:
 def _passes_gradient(target: str) -> bool:
     """False for ops that read a tensor for its shape or cut the gradient."""
     name = target.split(".")[1] if target.count(".") > 1 else target
-    return not (name.endswith("_like") or name.startswith("new_") or name in ("detach", "histc"))
+    return not (name.endswith("_like") or name.startswith("new_") or name in ("detach", "histc", "bernoulli"))
 
 
 def _first_names(named: Iterable[tuple[str, Tensor]]) -> dict[int, tuple[Tensor, list[str]]]:

@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-import meshwright.capture.grouped  # noqa: F401  (defines operators that targets name)
+import meshwright.capture.counter
+import meshwright.capture.grouped  # noqa: F401  (both define operators that targets name)
 from meshwright.capture.program import Op, Ref, RunDevice, TorchConstant, map_leaves
 
 

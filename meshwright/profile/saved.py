@@ -264,6 +264,8 @@ _RULES: dict[str, Rule] = {
     **{f"conv_transpose{n}d": _always((0, 1)) for n in (1, 2, 3)},
     "matmul": _matmul,
     "dropout": _dropout(None),
+    "meshwright.dropout": _always(),
+    "placed_dropout": _always(),
     "index": _indexed,
     "index_put": _indexed,
     **dict.fromkeys(GROUPED_PRODUCTS, lambda op, operands: Saved(tuple(range(len(operands))))),

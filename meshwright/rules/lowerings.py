@@ -5,12 +5,14 @@ Each takes local tensors and, as keyword literals, mesh axes by name (`dp*tp` fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meshwright.capture import counter
 from meshwright.capture.targets import resolve
 from meshwright.layout.collectives import all_reduce, axis_index
 from meshwright.rules.differentiable import gather_for_all, sharded_class_losses
@@ -146,3 +148,36 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float 
     seen = torch.arange(columns, device=query.device) <= first + torch.arange(rows, device=query.device)[:, None]
     grouped = query.shape[-3] != key.shape[-3]
     return F.scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=grouped)
+
+
+Cut = tuple[tuple[int, str], ...]
+"""Dims that are cut, each with the axes that cut it."""
+
+
+def placed_dropout(x: Tensor, key: Tensor, p: float, *, shape: tuple[int, ...], cut: Cut) -> Tensor:
+    """Dropout of this rank's piece of a tensor of `shape`: what the whole tensor's dropout does there."""
+    found: Tensor = counter.dropout(x, key, p, _start(x.shape, cut), shape)
+    return found
+
+
+def placed_uniform(
+    key: Tensor, sizes: tuple[int, ...], dtype: torch.dtype, *, shape: tuple[int, ...], cut: Cut
+) -> Tensor:
+    """This rank's piece of uniform random numbers of `shape`."""
+    found: Tensor = counter.uniform(key, sizes, dtype, _start(sizes, cut), shape)
+    return found
+
+
+def placed_normal(
+    key: Tensor, sizes: tuple[int, ...], dtype: torch.dtype, *, shape: tuple[int, ...], cut: Cut
+) -> Tensor:
+    """This rank's piece of normal random numbers of `shape`."""
+    found: Tensor = counter.normal(key, sizes, dtype, _start(sizes, cut), shape)
+    return found
+
+
+def _start(sizes: Sequence[int], cut: Cut) -> Tensor:
+    """The place of the piece's first element, dim by dim; known when it runs, so that a trace holds on every rank."""
+    axes = dict(cut)
+    zero = torch.zeros((), dtype=torch.int64)
+    return torch.stack([axis_index(axes[dim]) * size if dim in axes else zero for dim, size in enumerate(sizes)])

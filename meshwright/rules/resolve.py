@@ -13,8 +13,8 @@ from meshwright.rules.table import RULES
 
 _USER: dict[str, Rule] = {}
 
-# Random ops are refused until random numbers are a function of seed, op and global element index: run as they are,
-# every rank would draw its own (or the same) numbers and the result would depend on the plan.
+# Capture turns the random ops it knows into ops that draw by counter. Others are refused: run as they are, every rank
+# would draw its own (or the same) numbers and the result would depend on the plan.
 _RANDOM = """
     rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson rrelu
     native_dropout alpha_dropout feature_dropout feature_alpha_dropout uniform exponential random geometric
@@ -70,6 +70,6 @@ def _refuse_random(op: Op) -> None:
     if random:
         raise RuleError(
             f"the random op {op}",
-            "a model without randomness in its training step",
-            "set its dropout to 0; sharded random numbers are not supported yet",
+            "randomness from dropout, rand, randn, bernoulli, uniform_ or normal_, which draw by counter",
+            "use one of these instead",
         )

@@ -13,7 +13,7 @@ from meshwright.cluster import Mesh, logical_mesh
 from meshwright.layout.transport import ProcessTransport, use_transport
 from meshwright.rules.prove import Outcome, prove
 
-SLICE = ("attention", "norms", "embedding", "loss")
+SLICE = ("attention", "norms", "embedding", "loss", "random")
 """The families whose lowerings hold collectives or depend on the rank, and whose gradients meet."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from meshwright.capture import counter
 from meshwright.rules.prove import TOLERANCE, Case, case
 from meshwright.rules.resolve import packet
 from meshwright.rules.table import RULES
@@ -356,6 +357,15 @@ def elementwise() -> Iterator[Case]:
     yield case("aten.abs.default", f())
 
 
+def random() -> Iterator[Case]:
+    key, other = counter.keys(2, torch.device("cpu"))
+    yield case("meshwright.dropout.default", f(4, 6, 12), key, 0.3)
+    yield case("meshwright.dropout.default", f(12), other, 1.0)
+    yield case("meshwright.uniform.default", key, (6, 1, 12), torch.float64)
+    yield case("meshwright.normal.default", key, (12, 6), torch.float64)
+    yield case("meshwright.capture.counter:keys", 3, torch.device("cpu"))
+
+
 def unary(covered: set[str]) -> Iterator[Case]:
     """Every elementwise rule that needs no case of its own: one tensor in, one out."""
     from meshwright.rules.table.elementwise import RULES as ELEMENTWISE
@@ -377,6 +387,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "views": views,
     "factories": factories,
     "elementwise": elementwise,
+    "random": random,
 }
 
 

@@ -16,6 +16,7 @@ from meshwright.rules.table import (
     loss,
     matmul,
     norms,
+    random,
     reductions,
     views,
 )
@@ -35,6 +36,7 @@ FAMILIES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
             indexing,
             views,
             factories,
+            random,
         )
     }
 )
