@@ -62,8 +62,8 @@ def functional(traced: GraphModule, inputs: list[Tensor], mode: AbstractContextM
 def symbolic_value(symbol: Any, batch: int) -> int | None:
     """The value of a SymInt or SymFloat that depends on the batch alone, at this batch; None if it is not whole."""
     expression = symbol.node.expr
-    found = expression.subs(dict.fromkeys(expression.free_symbols, batch))
-    return int(found) if found == int(found) else None
+    found = float(expression.subs(dict.fromkeys(expression.free_symbols, batch)))
+    return int(found) if found.is_integer() else None
 
 
 def has_unbacked_symbol(symbol: Any) -> bool:
@@ -121,14 +121,25 @@ def written_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return [value for value in found if isinstance(value, Tensor)]
 
 
-class RecordingMode(TorchDispatchMode):
+class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Calls `note(operator, args, kwargs, result)` after every operator that runs inside."""
 
     def __init__(self, note: Callable[..., None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._note = note
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self._note(func, args, kwargs or {}, result)
         return result
+
+
+def own_store(prefix: str) -> Any:
+    """The job's store, under a prefix, over a connection of its own where it has connections: threads may use it."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store: Any = _get_default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return PrefixStore(prefix, store.clone() if hasattr(store, "clone") else store)

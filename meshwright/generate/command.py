@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, cast
 
 
 def add_parser(subparsers: Any) -> None:
@@ -16,7 +16,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.capture import capture
+    from meshwright.capture import Precision, capture
     from meshwright.errors import PlanError
     from meshwright.generate.code import code
     from meshwright.generate.program import generate
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         raise PlanError(
             f"{args.plan} names no model reference", "a plan made by `meshwright plan`", "use the Python API"
         )
-    program = capture(*parse_reference(plan.model).meta(plan.batch))
+    program = capture(*parse_reference(plan.model).meta(plan.batch), precision=cast(Precision, plan.precision))
     check_plan(plan, program)
     if args.pair is None:
         print(code(program, plan), end="")

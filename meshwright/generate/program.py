@@ -23,7 +23,7 @@ class Generated:
 
 
 def sharded_prologue(program: Program, plan: Plan) -> SegmentGraph:
-    graph = program.prologue.at(plan.batch)
+    graph = program.prologue.at(plan.microbatch)
     commons = {name: Layout.parse(plan.inputs[name].layout) for name in (value.name for value in graph.commons)}
     outputs = tuple(map(Layout.parse, plan.prologue.outputs))
     return shard(flow(graph, plan.prologue, plan.mesh, commons), outputs)
@@ -40,7 +40,7 @@ def sharded_segments(program: Program, plan: Plan) -> tuple[SegmentGraph, ...]:
         key = (plan.segments[index], tuple(commons.items()), segment.scalars)
         if key not in made:
             choice = plan.choice(index)
-            run = flow(program.graph(segment).at(plan.batch), choice, plan.mesh, commons)
+            run = flow(program.graph(segment).at(plan.microbatch), choice, plan.mesh, commons)
             made[key] = shard(run, tuple(map(Layout.parse, choice.outputs)))
         found.append(made[key])
     return tuple(found)

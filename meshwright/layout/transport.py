@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from math import prod
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -87,7 +87,7 @@ class ProcessTransport:
         self._groups = dict(groups)
 
     @classmethod
-    def from_mesh(cls, mesh: DeviceMesh, flattened: Iterable[str] | None = None) -> ProcessTransport:
+    def from_mesh(cls, mesh: DeviceMesh, flattened: Iterable[str] | None = None) -> Self:
         """Groups of every axis of a DeviceMesh and of its flattened axes ("dp*tp"; all of them by default).
 
         Every process of the default group must call this, with the same arguments: it creates groups.

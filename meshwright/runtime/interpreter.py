@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,32 +13,74 @@ from meshwright.capture.program import Program, Segment
 from meshwright.errors import RunError
 from meshwright.generate.program import Generated
 from meshwright.plan import Instruction
+from meshwright.runtime.evaluation import in_eval_mode
 from meshwright.runtime.store import Store
+from meshwright.runtime.weigh import Weigher
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One micro-batch on its way: boundary values, what forwards saved, gradients on their way back.
+
+    weight: its share in the loss; a micro-batch of weight zero, all of whose targets are ignored, is not run.
+    """
+
+    values: dict[str, Tensor]
+    weight: float
+    saved: dict[int, list[Tensor]] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Interpreter:
-    """State of one step: boundary values, what forwards saved, gradients on their way back."""
+    """Plays a step; `progress` is told each instruction before it runs."""
 
     def __init__(
-        self, program: Program, generated: Generated, store: Store, buffers: dict[str, Tensor], device: torch.device
+        self,
+        program: Program,
+        generated: Generated,
+        store: Store,
+        buffers: dict[str, Tensor],
+        device: torch.device,
+        progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.program, self.generated, self.store = program, generated, store
-        self.buffers, self.device = buffers, device
-        self.values: dict[str, Tensor] = {}
-        self.saved: dict[int, list[Tensor]] = {}
-        self.gradients: dict[str, Tensor] = {}
+        self.buffers, self.device, self.progress = buffers, device, progress
+        self.weigher = Weigher(program, generated, store.plan.microbatches, device)
+        self.micro: list[MicroBatch] = []
         self.last_reader = {name: i for i, segment in enumerate(program.segments) for name in segment.inputs}
+        self.first_use = {parameter.name: program.uses_of(parameter.name)[0] for parameter in program.parameters}
 
-    def run(self, instructions: tuple[Instruction, ...], batch: Mapping[str, Tensor]) -> Tensor:
-        """One step up to the optimizer's; returns the loss."""
-        self.values, self.saved, self.gradients = dict(batch), {}, {}
-        prologue = self.generated.prologue
-        found = run_graph(prologue, self.values | self.buffers, self.device)
-        self.values.update(zip(self.program.commons, (found[name] for name in prologue.outputs), strict=True))
+    def run(self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """One step up to the optimizer's; returns the loss of all micro-batches."""
+        weights = self.weigher.weights(batches, self.buffers)
+        self.micro = [MicroBatch(dict(batch), weight) for batch, weight in zip(batches, weights, strict=True)]
         for instruction in instructions:
+            self.progress(str(instruction))
             self._execute(instruction)
         self.store.end_step()
-        return self.values[self.program.loss]
+        return self._loss()
+
+    def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """The loss in eval mode; gathers what it needs and keeps nothing."""
+        weights = self.weigher.weights(batches, self.buffers)
+        self.micro = [MicroBatch(dict(batch), weight) for batch, weight in zip(batches, weights, strict=True)]
+        for micro in self.micro:
+            self._prologue(micro)
+            for index, segment in enumerate(self.program.segments):
+                self.progress(f"evaluate {index}")
+                self.store.gather(segment.params)
+                graph = in_eval_mode(self.generated.sharded[index])
+                found = run_graph(graph, self._arguments(index, segment, micro), self.device)
+                micro.values.update(zip(segment.outputs, (found[name] for name in graph.outputs), strict=True))
+                self._drop(index, segment, micro)
+                self.store.free(segment.params)
+        self.store.end_step()
+        return self._loss()
+
+    def _loss(self) -> Tensor:
+        losses = [micro.values[self.program.loss] * micro.weight for micro in self.micro if micro.weight != 0]
+        self.micro = []
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _execute(self, instruction: Instruction) -> None:
         if instruction.kind == "step":
@@ -45,61 +88,83 @@ class Interpreter:
         index = instruction.segment
         assert index is not None
         segment = self.program.segments[index]
-        if instruction.kind == "forward":
-            self._forward(index, segment)
-        elif instruction.kind == "backward":
-            self._backward(index, segment)
+        if instruction.kind in ("forward", "backward"):
+            assert instruction.microbatch is not None
+            micro = self.micro[instruction.microbatch]
+            if micro.weight != 0:
+                (self._forward if instruction.kind == "forward" else self._backward)(index, segment, micro)
         elif instruction.kind == "gather":
             self.store.gather(segment.params)
         elif instruction.kind == "free":
             self.store.free(segment.params)
         elif instruction.kind == "reduce":
-            self.store.reduce(name for name in segment.params if self.program.uses_of(name)[0] == index)
+            self.store.reduce(name for name in segment.params if self.first_use[name] == index)
         else:
             raise RunError(f"instruction `{instruction}`", "one that a run without pipeline knows")
 
-    def _forward(self, index: int, segment: Segment) -> None:
+    def _forward(self, index: int, segment: Segment, micro: MicroBatch) -> None:
+        if index == 0:
+            self._prologue(micro)
         pair = self.generated.pairs[index]
-        graph = pair.graph
-        arguments = dict(zip((v.name for v in graph.inputs), (self.values[n] for n in segment.inputs), strict=True))
-        arguments |= dict(zip((v.name for v in graph.commons), (self.values[n] for n in segment.commons), strict=True))
-        arguments |= self._params(index, segment)
-        arguments |= dict(zip((v.name for v in graph.buffers), (self.buffers[n] for n in segment.buffers), strict=True))
-        outputs, updates, self.saved[index] = pair.forward(arguments)
-        local = dict(zip((value.name for value in graph.buffers), segment.buffers, strict=True))
+        outputs, updates, micro.saved[index] = pair.forward(self._arguments(index, segment, micro))
+        local = dict(zip((value.name for value in pair.graph.buffers), segment.buffers, strict=True))
         self.buffers.update((local[name], tensor) for name, tensor in updates.items())
-        self.values.update(zip(segment.outputs, outputs, strict=True))
+        micro.values.update(zip(segment.outputs, outputs, strict=True))
+        self._drop(index, segment, micro)
+
+    def _arguments(self, index: int, segment: Segment, micro: MicroBatch) -> dict[str, Tensor]:
+        graph, values = self.generated.pairs[index].graph, micro.values
+        found = dict(zip((v.name for v in graph.inputs), (values[n] for n in segment.inputs), strict=True))
+        found |= dict(zip((v.name for v in graph.commons), (values[n] for n in segment.commons), strict=True))
+        found |= dict(zip((v.name for v in graph.buffers), (self.buffers[n] for n in segment.buffers), strict=True))
+        return found | self._params(index, segment)
+
+    def _drop(self, index: int, segment: Segment, micro: MicroBatch) -> None:
+        """Boundary values go with their last reader."""
         for name in segment.inputs:
             if self.last_reader[name] == index:
-                del self.values[name]
+                del micro.values[name]
 
-    def _backward(self, index: int, segment: Segment) -> None:
+    def _prologue(self, micro: MicroBatch) -> None:
+        prologue = self.generated.prologue
+        found = run_graph(prologue, micro.values | self.buffers, self.device)
+        micro.values.update(zip(self.program.commons, (found[name] for name in prologue.outputs), strict=True))
+
+    def _backward(self, index: int, segment: Segment, micro: MicroBatch) -> None:
         pair = self.generated.pairs[index]
         local = pair.graph.values()
         incoming = [
-            self._gradient(name)
+            self._gradient(name, micro)
             for name, output in zip(segment.outputs, pair.graph.outputs, strict=True)
             if local[output].grad
         ]
-        inputs, params = pair.backward(self.saved.pop(index), self._params(index, segment), incoming)
+        inputs, params = pair.backward(micro.saved.pop(index), self._params(index, segment), incoming)
         names = dict(zip((value.name for value in pair.graph.inputs), segment.inputs, strict=True))
         for key, gradient in inputs.items():
             if gradient is not None:
-                self._add(names[key], gradient)
+                found = micro.gradients.get(names[key])
+                micro.gradients[names[key]] = gradient if found is None else found + gradient
         full = dict(zip((value.name for value in pair.graph.params), segment.params, strict=True))
+        # Two parameters, or one and an input, may be handed the same gradient: each gets its own.
+        seen = {_storage(tensor) for tensor in (*inputs.values(), *incoming) if tensor is not None}
         for key, gradient in params.items():
-            if gradient is not None:
-                self.store.add_gradient(full[key], gradient)
+            if gradient is None:
+                continue
+            own = _storage(gradient)
+            self.store.add_gradient(full[key], gradient.clone() if own in seen else gradient)
+            seen.add(own)
+            if self.first_use[full[key]] == index:
+                self.store.scatter(full[key])
 
     def _params(self, index: int, segment: Segment) -> dict[str, Tensor]:
         graph = self.generated.pairs[index].graph
         return {v.name: self.store.compute(name) for v, name in zip(graph.params, segment.params, strict=True)}
 
-    def _gradient(self, name: str) -> Tensor:
+    def _gradient(self, name: str, micro: MicroBatch) -> Tensor:
         if name == self.program.loss:
-            return torch.ones_like(self.values[name])
-        return self.gradients.pop(name)
+            return torch.full_like(micro.values[name], micro.weight)
+        return micro.gradients.pop(name)
 
-    def _add(self, name: str, gradient: Tensor) -> None:
-        found = self.gradients.get(name)
-        self.gradients[name] = gradient if found is None else found + gradient
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

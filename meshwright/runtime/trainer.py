@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -11,20 +13,31 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
-from meshwright.capture import Batch, capture
+from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.program import Program
 from meshwright.errors import RunError
 from meshwright.generate.program import generate
-from meshwright.layout import Layout
-from meshwright.layout.convert import convert_value
-from meshwright.layout.transport import ProcessTransport, use_transport
+from meshwright.layout.transport import use_transport
 from meshwright.plan import Plan
 from meshwright.price.check import check_plan
-from meshwright.price.flow import invariant
+from meshwright.runtime.batches import Batches, Index
 from meshwright.runtime.interpreter import Interpreter
+from meshwright.runtime.optimizers import expect_optimizer
+from meshwright.runtime.peers import check_peers
+from meshwright.runtime.sources import Weights, weights_of
 from meshwright.runtime.store import Store
+from meshwright.runtime.watch import Watch, WatchedTransport, default_timeout_s
 from meshwright.schedule import plan_instructions
 from meshwright.torch_compat import fake_mode, fake_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run may be told: the seed of its random numbers, whether to compare peers' data, how long to wait."""
+
+    seed: int = 0
+    debug: bool = False
+    timeout_s: float = 0.0
 
 
 class Trainer:
@@ -33,19 +46,30 @@ class Trainer:
     Parameters are DTensors in the plan's storage layout, so torch.optim, clipping and checkpoints work on them.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, program: Program, device: torch.device) -> None:
+    def __init__(
+        self, weights: Weights, plan: Plan, program: Program, device: torch.device, settings: Settings
+    ) -> None:
         self.plan, self.program, self.device = plan, program, device
-        mesh = init_device_mesh(device.type, plan.mesh.sizes, mesh_dim_names=plan.mesh.names)
-        self.transport = ProcessTransport.from_mesh(mesh)
+        self.seed, self.debug, self.steps = settings.seed, settings.debug, 0
+        self.mesh = init_device_mesh(device.type, plan.mesh.sizes, mesh_dim_names=plan.mesh.names)
+        self.watch = Watch(settings.timeout_s)
+        self.transport = WatchedTransport.from_mesh(self.mesh).watched_by(self.watch)
+        self.coordinates = tuple(self.transport.index(name) for name in plan.mesh.names)
         self.instructions = plan_instructions(plan, program)
-        self._names = list(plan.inputs)
-        with use_transport(self.transport), torch.no_grad():
-            store = Store(program, plan, model, mesh, device)
-            buffers = {name: tensor.detach().to(device).clone() for name, tensor in model.named_buffers()}
+        self._batches = Batches(plan, self.coordinates, device)
+        store = Store(program, plan, weights.source(plan.mesh.sizes, self.coordinates), self.mesh)
         used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
-        named = model.named_parameters(remove_duplicate=False)
-        self._unused = {name: tensor.detach().clone() for name, tensor in named if name not in used}
-        self._interpreter = Interpreter(program, generate(program, plan, device.type), store, buffers, device)
+        named = weights.model.named_parameters(remove_duplicate=False)
+        self._unused = {name: weights.whole(name) for name, _ in named if name not in used}
+        self._interpreter = Interpreter(
+            program,
+            generate(program, plan, device.type),
+            store,
+            _buffers(weights, program, device),
+            device,
+            self.watch.at,
+        )
+        expect_optimizer(self.parameters(), plan.optimizer)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return iter(self._interpreter.store.stored.values())
@@ -65,78 +89,74 @@ class Trainer:
                 found[name] = stored[parameter.name].data
         return found | dict(self._interpreter.buffers) | self._unused
 
-    def data_slice(self) -> dict[str, tuple[slice, ...]]:
-        """Which part of each tensor of the global batch this rank reads."""
-        return {name: self._slice(name) for name in self._names}
+    def data_slice(self) -> dict[str, Index]:
+        """Which part of each tensor of the global batch this rank reads: `tensor[index]`.
+
+        With micro-batches a rank reads a part of each, and its rows may be no single run; they are then listed.
+        """
+        return {name: self._batches.index(name) for name in self.plan.inputs}
 
     def step(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """Forward and backward; returns the loss of the global batch. `batch`: this rank's slice, or the whole."""
-        with use_transport(self.transport), torch.no_grad():
-            return self._interpreter.run(self.instructions, self._local_batch(batch, global_batch))
+        parts = self._parts(batch, global_batch)
+        with use_transport(self.transport), torch.no_grad(), self.watch.during(f"step {self.steps}"):
+            loss = self._interpreter.run(self.instructions, parts)
+        self.steps += 1
+        return loss
 
-    def _local_batch(self, batch: object, global_batch: bool) -> dict[str, Tensor]:
-        names = ", ".join(self._names)
-        if isinstance(batch, Mapping):
-            given = dict(batch)
-        elif isinstance(batch, tuple | list) and len(batch) == len(self._names):
-            given = dict(zip(self._names, batch, strict=True))
-        else:
-            size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-            raise RunError(f"a batch that is a {type(batch).__name__}{size}", f"a tuple or dict of {names}")
-        if set(given) != set(self._names):
-            raise RunError(f"a batch of {', '.join(map(str, given)) or 'nothing'}", names)
-        return {name: self._local_input(name, tensor, global_batch) for name, tensor in given.items()}
+    def evaluate(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
+        """The loss of a batch as the model in eval mode has it; changes nothing."""
+        parts = self._parts(batch, global_batch)
+        with use_transport(self.transport), torch.no_grad(), self.watch.during("evaluate"):
+            return self._interpreter.evaluate(parts)
 
-    def _local_input(self, name: str, tensor: object, global_batch: bool) -> Tensor:
-        entry = self.plan.inputs[name]
-        layout, mesh = Layout.parse(entry.layout), self.plan.mesh
-        if not isinstance(tensor, Tensor) or str(tensor.dtype) != f"torch.{entry.dtype}":
-            kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise RunError(f"batch entry {name!r} is {kind}", f"a tensor of torch.{entry.dtype}", "convert it")
-        tensor = tensor.to(self.device)
-        expected = entry.shape if global_batch else layout.local_shape(entry.shape, mesh.sizes)
-        if tuple(tensor.shape) != expected:
-            kind = "the whole batch" if global_batch else f"this rank's slice (layout {layout})"
-            raise RunError(
-                f"batch tensor {name!r} has shape {tuple(tensor.shape)}",
-                f"{expected}, {kind} of the planned {entry.shape}",
-                "pass global_batch=True with the whole batch, use `trainer.data_slice()`, or plan again",
-            )
-        if not global_batch:
-            return tensor
-        return convert_value(tensor, invariant(mesh), layout, mesh, shape=entry.shape, grad=False)
-
-    def _slice(self, name: str) -> tuple[slice, ...]:
-        entry = self.plan.inputs[name]
-        layout, mesh = Layout.parse(entry.layout), self.plan.mesh
-        found = []
-        for dim, length in enumerate(entry.shape):
-            start = 0
-            for axis in layout.sharding(dim):
-                length //= mesh.sizes[axis]
-                start += self.transport.index(mesh.names[axis]) * length
-            found.append(slice(start, start + length))
-        return tuple(found)
+    def _parts(self, batch: object, whole: bool) -> list[dict[str, Tensor]]:
+        parts = self._batches.split(batch, whole)
+        if self.debug:
+            check_peers(parts, self.data_slice())
+        return parts
 
 
-def parallelize(model: nn.Module, plan: Plan, loss: Callable[..., Tensor] | None = None) -> Trainer:
-    """The model under the plan, on this process's share of it. Call it on every rank, under torchrun."""
+def _buffers(weights: Weights, program: Program, device: torch.device) -> dict[str, Tensor]:
+    """In the dtypes that the step computes in."""
+    dtypes = {name: buffer.type.dtype for buffer in program.buffers for name in (buffer.name, *buffer.aliases)}
+    found = {}
+    for name, tensor in weights.model.named_buffers():
+        dtype = getattr(torch, dtypes[name]) if name in dtypes else tensor.dtype
+        found[name] = weights.whole(name).to(device, dtype)
+    return found
+
+
+def parallelize(
+    model: nn.Module | Callable[[], nn.Module],
+    plan: Plan,
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    debug: bool | None = None,
+    timeout_s: float | None = None,
+) -> Trainer:
+    """The model under the plan, on this process's share of it. Call it on every rank, under torchrun.
+
+    model: one with weights; or a function that builds one, whose weights are then made one at a time, from `seed`,
+    and never all on one rank; or one on the meta device, with `weights`. weights: safetensors, a file or a folder, of
+    which each rank reads its part. debug: compare what ranks read that should read the same (also MESHWRIGHT_DEBUG=1).
+    timeout_s: how long a rank waits for others before it names those that are late and ends (600).
+    """
     _check_world(plan)
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise RunError(
-            "a model on the meta device, which has no weights",
-            "a model with weights",
-            "build it outside torch.device('meta')",
-        )
     device = torch.device("cpu")
     if _on_cuda():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
+    found = weights_of(model, weights, seed, device)
     mode = fake_mode()
     batch = {name: fake_tensor(entry.shape, getattr(torch, entry.dtype), mode) for name, entry in plan.inputs.items()}
-    program = capture(model, batch, loss)
+    program = capture(found.model, batch, loss, precision=cast(Precision, plan.precision))
     check_plan(plan, program)
-    return Trainer(model, plan, program, device)
+    wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
+    wait_s = default_timeout_s() if timeout_s is None else timeout_s
+    return Trainer(found, plan, program, device, Settings(seed, wanted, wait_s))
 
 
 def _on_cuda() -> bool:

@@ -10,8 +10,8 @@ from meshwright.plan.instruction import verify
 def one_stage(
     segments: int, gathered: frozenset[int], regathered: frozenset[int], microbatches: int = 1
 ) -> tuple[Instruction, ...]:
-    """`gathered`: segments with a parameter stored otherwise than it is used; `regathered`: those among them
-    that drop it after forward."""
+    """`gathered`: segments with a parameter stored otherwise (layout or dtype) than it is used; `regathered`: those
+    among them that drop it after forward."""
     found: list[Instruction] = []
     for microbatch in range(microbatches):
         for segment in range(segments):
@@ -35,7 +35,10 @@ def one_stage(
 
 def plan_instructions(plan: Plan, program: Program) -> tuple[Instruction, ...]:
     """The list that every rank of a plan of one stage runs."""
-    moved = {name for name, entry in plan.parameters.items() if entry.storage != entry.compute}
+    types = {parameter.name: parameter.type.dtype for parameter in program.parameters}
+    moved = {
+        name for name, entry in plan.parameters.items() if (entry.storage, entry.dtype) != (entry.compute, types[name])
+    }
     again = {name for name, entry in plan.parameters.items() if entry.regather}
     segments = list(enumerate(program.segments))
     gathered = frozenset(index for index, segment in segments if moved & set(segment.params))

@@ -1,0 +1,151 @@
+"""No hang: a rank that waits too long says for what, and which ranks are late; then it ends, and its launcher the rest.
+
+Every rank tells the job's store how many instructions it has begun. Ranks of a plan run the same list, so whoever has
+begun fewest is late.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from itertools import count
+from typing import Self
+from weakref import ref
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from meshwright.layout.transport import ProcessTransport
+from meshwright.torch_compat import own_store
+
+TIMEOUT_S = 600.0
+LATE = 3
+"""The exit code of a rank that gave up waiting."""
+
+
+def default_timeout_s() -> float:
+    return float(os.environ.get("MESHWRIGHT_TIMEOUT_S", TIMEOUT_S))
+
+
+_NUMBERS = count()
+"""Ranks make their trainers in the same order: the n-th of each watch each other."""
+
+
+def _watch(watch: ref[Watch], every_s: float) -> None:
+    while True:
+        time.sleep(every_s)
+        found = watch()
+        if found is None:
+            return
+        found.look()
+        del found
+
+
+class Watch:
+    """One rank's clock. `at` is called with each thing begun; a thread compares it with the other ranks'."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s, self.count, self.what, self.op, self.busy = timeout_s, 0, "starting", "", False
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self._since = time.monotonic()
+        self._published = ""
+        if self.world > 1 and timeout_s > 0:
+            self._store: Store = own_store(f"meshwright/watch/{next(_NUMBERS)}")
+            self._store.set_timeout(timedelta(seconds=max(5.0, timeout_s / 4)))
+            self._publish()
+            threading.Thread(target=_watch, args=(ref(self), min(1.0, timeout_s / 5)), daemon=True).start()
+
+    def at(self, what: str) -> None:
+        self.count, self.what, self.busy, self._since = self.count + 1, what, True, time.monotonic()
+
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        self.at(what)
+        try:
+            yield
+        finally:
+            self.what, self.busy = "between steps", False
+
+    def look(self) -> None:
+        """Tell the others where this rank is; give up where it has waited too long."""
+        with suppress(RuntimeError, dist.DistError):  # the store goes with rank 0: the clock tells
+            self._publish()
+        if self.busy and time.monotonic() - self._since > self.timeout_s:
+            self._give_up()
+
+    def _publish(self) -> None:
+        text = f"{self.count} {self.what}"
+        if self._published != text:
+            self._store.set(str(self.rank), text)
+            self._published = text
+
+    def _give_up(self) -> None:
+        message = self.report()
+        try:
+            first = self._store.add("told", 1) == 1
+        except (RuntimeError, dist.DistError):
+            first = True
+        if first:
+            print(f"meshwright: {message}", file=sys.stderr, flush=True)
+        os._exit(LATE)
+
+    def report(self) -> str:
+        """What this rank waits for, and for whom."""
+        for_what = f"`{self.what}`" + (f", {self.op}" if self.op else "")
+        lines = [f"rank {self.rank} has waited {self.timeout_s:.0f} s in {for_what}"]
+        others = {rank: self._read(rank) for rank in range(self.world) if rank != self.rank}
+        least = min(count for count, _ in others.values())
+        if least >= self.count:
+            lines.append("no rank is behind: the network between them may be gone")
+        else:
+            late = [f"rank {rank} ({what})" for rank, (count, what) in others.items() if count == least]
+            lines.append(f"late: {', '.join(late)}")
+        lines.append("to do: see what these ranks do; MESHWRIGHT_TIMEOUT_S sets how long others wait")
+        return "\n  ".join(lines)
+
+    def _read(self, rank: int) -> tuple[int, str]:
+        try:
+            count, _, what = self._store.get(str(rank)).decode().partition(" ")
+        except (RuntimeError, dist.DistError):
+            return -1, "it does not answer"
+        return int(count), f"at `{what}`"
+
+
+class WatchedTransport(ProcessTransport):
+    """Collectives whose names a Watch knows while they run."""
+
+    _watch: Watch | None = None
+
+    def watched_by(self, watch: Watch) -> Self:
+        self._watch = watch
+        return self
+
+    @contextmanager
+    def _named(self, kind: str, axis: str) -> Iterator[None]:
+        if self._watch is not None:
+            self._watch.op = f"{kind} over {axis}"
+        yield
+        if self._watch is not None:
+            self._watch.op = ""
+
+    def all_reduce(self, x: Tensor, axis: str, op: str) -> Tensor:
+        with self._named("all_reduce", axis):
+            return super().all_reduce(x, axis, op)
+
+    def all_gather(self, x: Tensor, axis: str) -> Tensor:
+        with self._named("all_gather", axis):
+            return super().all_gather(x, axis)
+
+    def reduce_scatter(self, pieces: Tensor, axis: str) -> Tensor:
+        with self._named("reduce_scatter", axis):
+            return super().reduce_scatter(pieces, axis)
+
+    def all_to_all(self, pieces: Tensor, axis: str) -> Tensor:
+        with self._named("all_to_all", axis):
+            return super().all_to_all(pieces, axis)
