@@ -2,8 +2,8 @@
 
 Each stage, whenever it is free, takes of the tasks whose inputs have come: a backward before a forward, a forward only
 while fewer micro-batches are in flight than it may hold, and a weight half where it would wait anyway. The rules differ
-in how long a wait must be to put a weight half into it, in whether backwards are split at all, and in whether a forward
-may go before a backward that comes a little later.
+in how long a wait must be to put a weight half into it, in whether backwards are split at all, in whether a forward
+may go before a backward that comes a little later, and in whether a stage runs further ahead than 1F1B would.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ class Durations:
 @dataclass(frozen=True, slots=True)
 class Rule:
     """split: backwards in halves. gap: a wait of this part of a weight half is filled with one. patient: a stage waits
-    for a backward rather than begin a forward that would delay it."""
+    for a backward rather than begin a forward that would delay it. narrow: no more forwards ahead of the backwards, or
+    of their input halves, than there are stages from this one on."""
 
     split: bool
     gap: float
     patient: bool
+    narrow: bool
 
 
-RULES = tuple(Rule(*choice) for choice in product((True, False), (0.0, 0.5, 1.0), (False, True)))
+RULES = tuple(Rule(*choice) for choice in product((True, False), (0.0, 0.5, 1.0), (False, True), (False, True)))
 
 
 def searched(pipeline: Pipeline, durations: Durations, in_flight: Sequence[int], split: bool = True) -> Order:
@@ -72,6 +74,7 @@ class _Search:
         self.ahead: list[list[int]] = [[a for a, b in edges if b == run] for run in range(len(pipeline.runs))]
         self.free = [0.0] * pipeline.stages
         self.held = [0] * pipeline.stages
+        self.lead = [0] * pipeline.stages
         self.open: list[dict[str, list[tuple[tuple[int, int, int], float, Task]]]] = [
             {"forward": [], "backward": [], "backward_weight": []} for _ in range(pipeline.stages)
         ]
@@ -117,7 +120,7 @@ class _Search:
         queues, free_s = self.open[stage], self.free[stage]
         backward_s = max(free_s, queues["backward"][0][1]) if queues["backward"] else inf
         forward_s = inf
-        if queues["forward"] and self.held[stage] < self.limits[stage]:
+        if queues["forward"] and self.held[stage] < self.limits[stage] and not self._too_far(stage):
             forward_s = max(free_s, queues["forward"][0][1])
             if self.rule.patient and backward_s < forward_s + self.durations.of(queues["forward"][0][2]):
                 forward_s = inf
@@ -131,12 +134,17 @@ class _Search:
             return None
         return start_s, (queues["backward"] if backward_s <= forward_s else queues["forward"])[0][2]
 
+    def _too_far(self, stage: int) -> bool:
+        ahead = self.pipeline.stages - stage + len(self.pipeline.runs) - self.pipeline.stages
+        return self.rule.narrow and self.lead[stage] >= ahead
+
     def _take(self, stage: int, start_s: float, task: Task) -> None:
         name = task.kind if task.kind in ("forward", "backward_weight") else "backward"
         heappop(self.open[stage][name])
         self.tasks[stage].append(task)
         end_s = self.free[stage] = start_s + self.durations.of(task)
         self.held[stage] += (task.kind == "forward") - (task.kind in ("backward", "backward_weight"))
+        self.lead[stage] += (task.kind == "forward") - (task.kind in ("backward", "backward_input"))
         run, microbatch = task.run, task.microbatch
         if task.kind == "forward":
             for other in self.after[run]:

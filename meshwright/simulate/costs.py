@@ -1,0 +1,87 @@
+"""What the simulator is told: seconds and bytes of segments, of transfers between stages, and who shares a link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from meshwright.plan import FrontierPoint
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCost:
+    """A FrontierPoint's figures. recompute_s: of a `recompute` instruction; what a point recomputes inside its backward
+    is in backward_input_s."""
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    first_s: float = 0.0
+    last_s: float = 0.0
+    step_s: float = 0.0
+    overlappable_s: float = 0.0
+    static_bytes: int = 0
+    resident_bytes: int = 0
+    forward_transient_bytes: int = 0
+    backward_transient_bytes: int = 0
+    recompute_s: float = 0.0
+
+    @classmethod
+    def of(cls, point: FrontierPoint) -> SegmentCost:
+        return cls(
+            point.forward_s,
+            point.backward_input_s,
+            point.backward_weight_s,
+            point.first_s,
+            point.last_s,
+            point.step_s,
+            point.overlappable_s,
+            point.static_bytes,
+            point.resident_bytes,
+            point.forward_transient_bytes,
+            point.backward_transient_bytes,
+        )
+
+    @property
+    def backward_s(self) -> float:
+        return self.backward_input_s + self.backward_weight_s
+
+    @property
+    def beside(self) -> float:
+        """The share of gathers and reductions that may run beside compute."""
+        total_s = self.first_s + self.last_s
+        return self.overlappable_s / total_s if total_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One message between stages: latency, then seconds on the wire when nobody else uses its links.
+
+    sent_bytes, received_bytes: what one rank holds of it at each end while it is under way. links: names; messages that
+    are on the wire at the same time and share a link get equal parts of it.
+    """
+
+    seconds: float
+    latency_s: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    links: tuple[str, ...] = ()
+
+
+FREE = Transfer(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """transfers: by (segment, from stage, to stage); a gradient goes from the reader's stage to the maker's. Those not
+    named are free. overlap: gathers and reductions run beside compute as far as their points say. buffers: unfinished
+    sends that a stage may have to another; any number if None. links: what a stage's gathers and reductions use.
+    ranks: how many ranks each stage has, all alike; one if not said.
+    """
+
+    segments: Sequence[SegmentCost]
+    transfers: Mapping[tuple[int, int, int], Transfer] = field(default_factory=dict)
+    overlap: bool = False
+    buffers: int | None = None
+    links: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    ranks: Sequence[int] | None = None

@@ -1,0 +1,59 @@
+"""A Timeline as a Chrome trace: a process for each stage, tracks for compute, gathers and each peer, and bytes held."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import PlanError
+from meshwright.simulate.timeline import Message, Timeline
+
+COMPUTE, COLLECTIVES, FIRST_PEER = 0, 1, 2
+
+
+def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Gzipped JSON in the trace event format; times are microseconds."""
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events(timeline))}, separators=(",", ":"))
+    try:
+        Path(path).write_bytes(gzip.compress(text.encode(), mtime=0))
+    except OSError as error:
+        raise PlanError(f"{path} cannot be written: {error.strerror}", "a writable path") from error
+
+
+def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    spans = timeline.spans
+    if spans is None:
+        raise PlanError("a Timeline without spans", "one simulated with spans=True", "simulate again")
+    tracks = {(stage, COMPUTE): "compute" for stage in range(len(timeline.stages))}
+    for message in spans.messages:
+        tracks[_track(message)] = "collectives" if message.source == message.target else f"to stage {message.target}"
+    for stage, ranks in enumerate(timeline.ranks):
+        many = f"{ranks} ranks" if ranks > 1 else "1 rank"
+        yield {"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage {stage} ({many})"}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": stage, "args": {"sort_index": stage}}
+    for (stage, track), name in sorted(tracks.items()):
+        yield {"ph": "M", "name": "thread_name", "pid": stage, "tid": track, "args": {"name": name}}
+    for stage, place, began_s, over_s in spans.ran:
+        one = timeline.lists[stage][place]
+        yield _span(str(one), one.kind, (stage, COMPUTE), began_s, over_s)
+    for message in spans.messages:
+        microbatch = "" if message.microbatch is None else f" mb{message.microbatch}"
+        name = f"{message.kind} {message.segment}{microbatch}"
+        yield _span(name, message.kind, _track(message), message.began_s, message.over_s)
+    for stage, changes in enumerate(spans.memory):
+        for at_s, held in changes:
+            yield {"ph": "C", "name": "bytes held", "pid": stage, "ts": at_s * 1e6, "args": {"bytes": held}}
+
+
+def _track(message: Message) -> tuple[int, int]:
+    return message.source, COLLECTIVES if message.source == message.target else FIRST_PEER + message.target
+
+
+def _span(name: str, category: str, track: tuple[int, int], began_s: float, over_s: float) -> dict[str, Any]:
+    stage, thread = track
+    timing = {"ts": began_s * 1e6, "dur": (over_s - began_s) * 1e6}
+    return {"ph": "X", "name": name, "cat": category, "pid": stage, "tid": thread, **timing}
