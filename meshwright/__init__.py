@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from meshwright.layout import Layout
     from meshwright.plan.plan import Plan
     from meshwright.rules import register_rule
+    from meshwright.runtime.checkpoint import load, save
+    from meshwright.runtime.export import export
+    from meshwright.runtime.loader import loader
     from meshwright.runtime.trainer import Trainer, parallelize
 
 _HOMES = {
@@ -27,11 +30,15 @@ _HOMES = {
     "Program": "meshwright.capture.program",
     "Trainer": "meshwright.runtime.trainer",
     "capture": "meshwright.capture",
+    "export": "meshwright.runtime.export",
+    "load": "meshwright.runtime.checkpoint",
     "load_cluster": "meshwright.cluster",
+    "loader": "meshwright.runtime.loader",
     "parallelize": "meshwright.runtime.trainer",
     "plan": "meshwright.api",
     "profile": "meshwright.api",
     "register_rule": "meshwright.rules",
+    "save": "meshwright.runtime.checkpoint",
 }
 """Names are imported when first used: `import meshwright` and `meshwright --help` need no torch."""
 
@@ -68,9 +75,13 @@ __all__ = [
     "Program",
     "Trainer",
     "capture",
+    "export",
+    "load",
     "load_cluster",
+    "loader",
     "parallelize",
     "plan",
     "profile",
     "register_rule",
+    "save",
 ]

@@ -72,6 +72,7 @@ def save(
         "step": trainer.steps,
         "seed": trainer.seed,
         "model": trainer.plan.model,
+        "batch": trainer.plan.batch,
         "world_size": trainer.plan.world_size,
         "parameters": {parameter.name: list(parameter.type.sizes) for parameter in trainer.program.parameters},
         "groups": _groups(trainer, optimizer),
@@ -91,10 +92,8 @@ def load(
 
     folder: where checkpoints are, of which the newest complete one is taken, or one checkpoint.
     """
-    path = latest(folder)
-    if path is None:
-        raise _nothing_in(Path(folder))
-    summary = _summary(path)
+    summary = summary_of(folder)
+    path = Path(summary["path"])
     _check_model(trainer, summary, path)
     stored = FileSystemReader(path).read_metadata()
     tensors = _model_tensors(trainer)
@@ -121,6 +120,14 @@ def latest(folder: Folder) -> Path | None:
         return root
     found = [entry for entry in _checkpoints(root) if (entry / SUMMARY).exists()]
     return max(found, key=_step_of) if found else None
+
+
+def summary_of(folder: Folder) -> dict[str, Any]:
+    """What the newest complete checkpoint says of itself, and where it is; RunError where there is none."""
+    path = latest(folder)
+    if path is None:
+        raise _nothing_in(Path(folder))
+    return _summary(path) | {"path": str(path)}
 
 
 def _checkpoints(root: Path) -> list[Path]:

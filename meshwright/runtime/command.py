@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.models.arguments import add_model_arguments, reference_of
 
 BATCH = 8
+INTERRUPTED = 130
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -20,47 +21,110 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("train", help="train a model under a plan on local processes")
     add_model_arguments(parser)
-    parser.add_argument("--plan", default="auto", help="a plan file, or auto (default) to plan now")
-    parser.add_argument("--nproc", type=int, default=2, metavar="N", help="local processes (default 2)")
-    parser.add_argument("--global-batch", type=int, metavar="N", help="samples per step (default 8, or the plan's)")
-    parser.add_argument("--steps", type=int, default=40, metavar="N", help="optimizer steps (default 40)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default 1e-3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the data (default 0)")
-    parser.add_argument("--pin", action="append", default=[], help="a pin, when planning now; see `meshwright plan -h`")
-    parser.add_argument("--json", metavar="FILE", help="write losses and plan as JSON; - for standard output")
+    add = parser.add_argument
+    add("--plan", default="auto", help="a plan file, or auto (default) to plan now")
+    add("--nproc", type=int, metavar="N", help="local processes (default: the plan's, or 2)")
+    add("--global-batch", type=int, metavar="N", help="samples per step (default 8, or the plan's)")
+    add("--steps", type=int, default=40, metavar="N", help="optimizer steps in all (default 40)")
+    add("--lr", type=float, default=1e-3, help="learning rate (default 1e-3)")
+    add("--seed", type=int, default=0, help="of the weights and the order of the data (default 0)")
+    add("--data", metavar="FILE", help="a text to learn from; one comes with the package")
+    add("--checkpoint-dir", metavar="DIR", help="where to save: at the end, on Ctrl-C, and as --every says")
+    add("--every", type=int, metavar="N", help="save after every so many steps")
+    add("--resume", action="store_true", help="go on from the last complete checkpoint in --checkpoint-dir")
+    add("--go-on-at-nan", action="store_true", help="do not stop where the loss is not finite")
+    add("--timeout", type=float, metavar="S", help="seconds a rank waits for others before it names them (default 600)")
+    add("--pin", action="append", default=[], help="a pin, when planning now; see `meshwright plan -h`")
+    add("--json", metavar="FILE", help="write losses, speed, memory and plan as JSON; - for standard output")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.errors import RunError
     from meshwright.runtime.launch import launch
+    from meshwright.runtime.worker import Job
+
+    _check(args)
+    if "RANK" in os.environ:
+        return _join(args)
+    plan = _plan(args, args.nproc)
+    with tempfile.TemporaryDirectory() as folder:
+        saved, result = Path(folder) / "plan.json", Path(folder) / "result.json"
+        plan.save(saved)
+        job = Job(str(saved), args.steps, args.lr, args.seed, str(result), args.json == "-", *_rest(args))
+        try:
+            launch("meshwright.runtime.worker", job.arguments(), plan.world_size)
+        except KeyboardInterrupt:
+            if not result.exists():
+                raise
+        return _report(args, plan, json.loads(result.read_text()))
+
+
+def _join(args: argparse.Namespace) -> int:
+    """A rank of somebody else's launcher: rank 0 plans, all run."""
+    import torch
+    import torch.distributed as dist
+
+    from meshwright.errors import MeshwrightError
+    from meshwright.plan import Plan
+    from meshwright.runtime.fail import tell
     from meshwright.runtime.worker import Job, train
 
-    for name, value in (("--nproc", args.nproc), ("--steps", args.steps), ("--global-batch", args.global_batch)):
+    try:
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        made: list[Any] = [None]
+        if dist.get_rank() == 0:
+            try:
+                made = [_plan(args, dist.get_world_size()).to_json()]
+            except MeshwrightError as error:
+                made = [error]
+        dist.broadcast_object_list(made, src=0)
+        if isinstance(made[0], MeshwrightError):
+            raise made[0]
+        plan = Plan.from_json(made[0])
+        with tempfile.TemporaryDirectory() as folder:
+            plan.save(Path(folder) / "plan.json")
+            place = (str(Path(folder) / "plan.json"), args.steps, args.lr, args.seed, "")
+            found = train(Job(*place, args.json == "-", *_rest(args)))
+        if dist.get_rank() == 0:
+            _report(args, plan, found)
+        dist.barrier()
+    except Exception as error:  # one message, whatever it was; torchrun ends the other ranks
+        return tell(error)
+    dist.destroy_process_group()
+    return INTERRUPTED if found["stopped"] else 0
+
+
+def _rest(args: argparse.Namespace) -> tuple[Any, ...]:
+    return args.checkpoint_dir, args.every, args.resume, args.data, args.go_on_at_nan, args.timeout
+
+
+def _check(args: argparse.Namespace) -> None:
+    from meshwright.errors import RunError
+
+    numbers = {"--nproc": args.nproc, "--steps": args.steps, "--global-batch": args.global_batch, "--every": args.every}
+    for name, value in numbers.items():
         if value is not None and value < 1:
             raise RunError(f"{name} {value}", "at least 1", "give a larger number")
     if not 0 < args.lr < float("inf"):
         raise RunError(f"--lr {args.lr}", "a positive, finite number", "correct it")
+    if args.timeout is not None and not args.timeout > 0:
+        raise RunError(f"--timeout {args.timeout}", "a positive number of seconds", "correct it")
     if args.json and args.json != "-" and not Path(args.json).parent.is_dir():
         raise RunError(
             f"--json {args.json}: its folder does not exist", "a path that can be written", "make the folder"
         )
-    plan = _plan(args)
-    with tempfile.TemporaryDirectory() as folder:
-        saved, result = Path(folder) / "plan.json", Path(folder) / "losses.json"
-        plan.save(saved)
-        job = Job(str(saved), args.steps, args.lr, args.seed, str(result), args.json == "-")
-        if "RANK" in os.environ:
-            losses = train(job)
-        else:
-            launch("meshwright.runtime.worker", job.arguments(), plan.world_size)
-            losses = json.loads(result.read_text())
-    _report(args, plan, losses)
-    return 0
+    if args.data and not Path(args.data).is_file():
+        raise RunError(f"--data {args.data} is no file", "a text file", "check the path")
+    for name in ("every", "resume"):
+        if getattr(args, name) and not args.checkpoint_dir:
+            raise RunError(f"--{name} without --checkpoint-dir", "a folder to save to", "name one")
 
 
-def _plan(args: argparse.Namespace) -> Plan:
-    from meshwright.capture import capture
+def _plan(args: argparse.Namespace, world: int | None) -> Plan:
+    """The plan to run; `world`: how many processes there are to be, where that has been said."""
+    from typing import cast
+
+    from meshwright.capture import Precision, capture
     from meshwright.cluster import load_cluster
     from meshwright.errors import RunError
     from meshwright.plan import Plan
@@ -68,12 +132,11 @@ def _plan(args: argparse.Namespace) -> Plan:
     from meshwright.solve.plan import make_plan
 
     reference = reference_of(args)
-    world = int(os.environ.get("WORLD_SIZE", args.nproc))
     if args.plan == "auto":
-        program = capture(*reference.meta(args.global_batch or BATCH))
-        return make_plan(program, load_cluster(f"local:{world}"), model=str(reference), pins=args.pin)
+        program = capture(*reference.meta(args.global_batch or _saved_batch(args) or BATCH))
+        return make_plan(program, load_cluster(f"local:{world or 2}"), model=str(reference), pins=args.pin)
     plan = Plan.load(args.plan)
-    if plan.world_size != world:
+    if world not in (None, plan.world_size):
         raise RunError(
             f"{world} processes for a plan of {plan.world_size}",
             "as many as the plan has",
@@ -85,16 +148,31 @@ def _plan(args: argparse.Namespace) -> Plan:
         raise RunError(
             f"--global-batch {args.global_batch} with a plan for {plan.batch}", f"{plan.batch}", "plan again"
         )
-    check_plan(plan, capture(*reference.meta(plan.batch)))
+    check_plan(plan, capture(*reference.meta(plan.batch), precision=cast(Precision, plan.precision)))
     return plan
 
 
-def _report(args: argparse.Namespace, plan: Plan, losses: list[float]) -> None:
+def _saved_batch(args: argparse.Namespace) -> int | None:
+    """The global batch of the run that is gone on with."""
+    from meshwright.runtime.checkpoint import summary_of
+
+    if not args.resume:
+        return None
+    batch: int = summary_of(args.checkpoint_dir)["batch"]
+    return batch
+
+
+def _report(args: argparse.Namespace, plan: Plan, found: dict[str, Any]) -> int:
+    losses = found["losses"]
     if args.json:
-        text = json.dumps({"losses": losses, "plan": json.loads(plan.to_json())})
+        figures = {key: found[key] for key in ("losses", "tokens_per_second", "peak_bytes")}
+        text = json.dumps(figures | {"plan": json.loads(plan.to_json())})
         if args.json == "-":
             print(text)
         else:
             Path(args.json).write_text(text + "\n", encoding="utf-8")
     if args.json != "-":
         print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps on {plan.world_size} processes")
+        if found["saved"]:
+            print(f"saved in {found['saved']}; go on with --resume")
+    return INTERRUPTED if found["stopped"] else 0

@@ -14,15 +14,26 @@ from collections.abc import Sequence
 from meshwright.errors import RunError
 
 GRACE_S = 5.0
+SAVING_S = 120.0
+"""How long ranks may take to save and leave after Ctrl-C."""
+
+LOST = 4
+"""The exit code of a rank whose peers are gone: not the one to blame."""
 
 
 def launch(module: str, arguments: Sequence[str], processes: int) -> None:
-    """`python -m module arguments...` on each of n ranks, with torchrun's environment; the first failure ends all."""
+    """`python -m module arguments...` on each of n ranks, with torchrun's environment; the first failure ends all.
+
+    Ctrl-C, or a polite end by others, is handed on to the ranks, which may save before they leave.
+    """
     port = _free_port()
     before = signal.signal(signal.SIGTERM, _interrupt)
     children = [_start(module, arguments, rank, processes, port) for rank in range(processes)]
     try:
         _watch(children)
+    except KeyboardInterrupt:
+        _hand_on(children)
+        raise
     finally:
         for child in children:
             if child.poll() is None:
@@ -34,6 +45,17 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> None:
 def _interrupt(number: int, frame: object) -> None:
     """A polite end (timeout, a scheduler) is treated like Ctrl-C: the ranks go too."""
     raise KeyboardInterrupt
+
+
+def _hand_on(children: list[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + SAVING_S
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        if any(child.poll() not in (None, 0) for child in children):
+            return  # one failed: the rest would wait for it
+        time.sleep(0.05)
 
 
 def end_with_parent() -> None:
@@ -58,22 +80,28 @@ def _start(module: str, arguments: Sequence[str], rank: int, processes: int, por
         "MASTER_PORT": str(port),
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    return subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment)
+    # A session of their own: the terminal's Ctrl-C reaches the launcher alone, which hands it on once.
+    return subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment, start_new_session=True)
 
 
 def _watch(children: list[subprocess.Popen[bytes]]) -> None:
     while True:
         codes = [child.poll() for child in children]
-        failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0)]
-        if failed:
-            rank, code = failed[0]
-            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-            raise RunError(
-                f"rank {rank} of {len(children)} {how}", "every rank to finish", "see its message above, if it left one"
-            )
+        if any(code not in (None, 0) for code in codes):
+            time.sleep(0.5)  # a rank that was killed takes others with it: find the one to blame
+            raise _failure([child.poll() for child in children])
         if all(code == 0 for code in codes):
             return
         time.sleep(0.05)
+
+
+def _failure(codes: list[int | None]) -> RunError:
+    failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0)]
+    rank, code = min(failed, key=lambda found: (found[1] == LOST, (found[1] or 0) > 0, found[0]))
+    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+    return RunError(
+        f"rank {rank} of {len(codes)} {how}", "every rank to finish", "see its message above, if it left one"
+    )
 
 
 def _reap(children: list[subprocess.Popen[bytes]]) -> None:

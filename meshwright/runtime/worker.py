@@ -1,36 +1,37 @@
-"""One rank of `meshwright train`: build the model, parallelize it, step, report on rank 0."""
+"""One rank of `meshwright train`: build the model, parallelize it, step, save, report on rank 0."""
 
 from __future__ import annotations
 
 import json
+import math
+import signal
 import sys
-import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from meshwright.errors import MeshwrightError, RunError
-from meshwright.models.reference import parse_reference
+from meshwright.errors import RunError
+from meshwright.models.reference import Reference, parse_reference
 from meshwright.plan import Plan
-from meshwright.runtime.data import built_in_batch
+from meshwright.runtime.checkpoint import load, save
+from meshwright.runtime.data import BuiltIn
+from meshwright.runtime.fail import tell
 from meshwright.runtime.launch import end_with_parent
-from meshwright.runtime.trainer import parallelize
+from meshwright.runtime.loader import Loader, loader
+from meshwright.runtime.optimizers import make_optimizer
+from meshwright.runtime.progress import Progress
+from meshwright.runtime.trainer import Trainer, parallelize
 
-
-def make_optimizer(name: str, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """The optimizer that was planned for."""
-    if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=lr)
-    return torch.optim.SGD(parameters, lr=lr, momentum=0.9 if name == "momentum" else 0.0)
+KEPT = 3
+"""Checkpoints that a run keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a rank is told: a plan file, how long, how fast, and where rank 0 writes the losses."""
+    """What a rank is told: a plan file, how long, how fast, what to read, where to save, where rank 0 reports."""
 
     plan: str
     steps: int
@@ -38,46 +39,110 @@ class Job:
     seed: int
     result: str
     quiet: bool = False
+    folder: str | None = None
+    every: int | None = None
+    resume: bool = False
+    data: str | None = None
+    go_on_at_nan: bool = False
+    timeout_s: float | None = None
 
     def arguments(self) -> list[str]:
         return [json.dumps(asdict(self))]
 
 
-def train(job: Job) -> list[float]:
+def train(job: Job) -> dict[str, Any]:
+    """The whole run; what it returns is the same on every rank."""
     plan = Plan.load(job.plan)
     reference = parse_reference(plan.model)
-    settings = dict(reference.settings)
-    torch.manual_seed(job.seed)
-    trainer = parallelize(reference.build(), plan)
+    trainer = _trainer(reference, plan, job)
     optimizer = make_optimizer(plan.optimizer, trainer.parameters(), job.lr)
+    data = loader(BuiltIn(plan, dict(reference.settings), job.data), plan, seed=job.seed)
     losses: list[float] = []
-    start_s = time.perf_counter()
-    for step in range(job.steps):
-        batch = built_in_batch(plan, settings.get("vocab", 0), settings.get("classes", 0), job.seed, step)
-        local = {name: batch[name][where] for name, where in trainer.data_slice().items()}
-        losses.append(trainer.step(local).item())
-        optimizer.step()
-        optimizer.zero_grad()
-        if losses[-1] != losses[-1]:
-            raise RunError(f"the loss is NaN at step {step}", "a finite loss", "lower --lr")
-        if dist.get_rank() == 0 and not job.quiet and (step % max(1, job.steps // 10) == 0 or step == job.steps - 1):
-            rate = plan.batch * (step + 1) / (time.perf_counter() - start_s)
-            print(f"step {step:>4}  loss {losses[-1]:.4f}  {rate:,.1f} samples/s", flush=True)
-    return losses
+    if job.resume:
+        assert job.folder is not None
+        found = load(trainer, optimizer, job.folder, loader=data)
+        losses = found.extra.get("losses", [])
+        if dist.get_rank() == 0 and not job.quiet:
+            print(f"going on from {found.path}, step {found.step}", flush=True)
+    progress = Progress(trainer, job.steps, job.quiet, job.folder)
+    stopped = _loop(trainer, optimizer, data, losses, progress, job)
+    figures = progress.figures()
+    where = None
+    if job.folder:
+        where = str(save(trainer, optimizer, job.folder, loader=data, extra={"losses": losses}, keep=KEPT))
+    return asdict(figures) | {"losses": losses, "stopped": stopped, "saved": where}
+
+
+def _trainer(reference: Reference, plan: Plan, job: Job) -> Trainer:
+    """Weights are made piece by piece; where a model cannot be built that way, whole, from the same seed."""
+    loss = reference.family.loss
+    try:
+        return parallelize(reference.build, plan, loss, seed=job.seed, timeout_s=job.timeout_s)
+    except RunError as error:
+        if "meta device" not in f"{error.given} {error.expected}":
+            raise
+    torch.manual_seed(job.seed)
+    return parallelize(reference.build(), plan, loss, seed=job.seed, timeout_s=job.timeout_s)
+
+
+def _loop(
+    trainer: Trainer,
+    optimizer: torch.optim.Optimizer,
+    data: Loader,
+    losses: list[float],
+    progress: Progress,
+    job: Job,
+) -> bool:
+    """Whether it was stopped from outside before its last step."""
+    stop = Stop(trainer.device)
+    while trainer.steps < job.steps:
+        for batch in data:
+            loss = trainer.step(batch).item()
+            if not math.isfinite(loss) and not job.go_on_at_nan:
+                raise RunError(
+                    f"the loss is {loss} at step {trainer.steps}", "a finite loss", "lower --lr, or pass --go-on-at-nan"
+                )
+            losses.append(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            progress.step(loss)
+            if trainer.steps >= job.steps:
+                return False
+            if stop.agreed():
+                return True
+            if job.folder and job.every and trainer.steps % job.every == 0 and trainer.steps < job.steps:
+                save(trainer, optimizer, job.folder, loader=data, extra={"losses": losses}, keep=KEPT)
+    return False
+
+
+class Stop:
+    """Ctrl-C or a polite end, which every rank acts on after the same step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.asked = torch.zeros((), device=device)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: object) -> None:
+        self.asked.fill_(1)
+        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+
+    def agreed(self) -> bool:
+        found = self.asked.clone()
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found.item())
 
 
 def main() -> int:
     job = Job(**json.loads(sys.argv[1]))
     end_with_parent()
     try:
-        losses = train(job)
-    except MeshwrightError as error:
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        if rank == 0:
-            print(f"meshwright: {error}", file=sys.stderr, flush=True)
-        return 2
-    if dist.get_rank() == 0:
-        Path(job.result).write_text(json.dumps(losses))
+        found = train(job)
+        if dist.get_rank() == 0:
+            Path(job.result).write_text(json.dumps(found))
+        dist.barrier()
+    except Exception as error:  # one message, whatever it was; the launcher ends the other ranks
+        return tell(error)
     dist.destroy_process_group()
     return 0
 

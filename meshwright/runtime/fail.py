@@ -1,0 +1,37 @@
+"""One message for a failure, whichever ranks it happens on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+import torch.distributed as dist
+
+from meshwright.errors import MeshwrightError
+from meshwright.torch_compat import own_store
+
+REFUSED, LOST = 2, 4
+"""Exit codes of a rank: it was asked for something that cannot be; others of its job are gone."""
+
+
+def tell(error: BaseException) -> int:
+    """Print the error unless another rank has told of one; returns the exit code."""
+    lost = not isinstance(error, MeshwrightError) and _is_lost(error)
+    if not lost and _first():
+        text = str(error) if isinstance(error, MeshwrightError) else f"{type(error).__name__}: {error}"
+        print(f"meshwright: {text}", file=sys.stderr, flush=True)
+    return LOST if lost else REFUSED
+
+
+def _is_lost(error: BaseException) -> bool:
+    """A collective failed because a peer went: whoever started the ranks knows which."""
+    words = ("Connection closed by peer", "Connection reset", "connection was", "Broken pipe", "Socket")
+    return isinstance(error, RuntimeError) and any(word.lower() in str(error).lower() for word in words)
+
+
+def _first() -> bool:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        with suppress(RuntimeError, dist.DistError):
+            return bool(own_store("meshwright/failed").add("told", 1) == 1)
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,106 @@
+"""What a run shows while it goes: a line on rank 0, TensorBoard where it is installed, and figures for the end."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from meshwright.plan import Plan
+from meshwright.plan.units import show_bytes
+from meshwright.profile import profile_step
+from meshwright.runtime.trainer import Trainer
+
+_WARM = 2
+"""Steps before the clock starts: the first ones allocate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of a whole run: tokens (or samples, where there are no tokens) per second, bytes at the peak of the fullest rank.
+
+    On a GPU the peak is what torch allocated; on a CPU it is the process's, the interpreter and torch included.
+    """
+
+    tokens_per_second: float
+    peak_bytes: int
+
+
+class Progress:
+    def __init__(self, trainer: Trainer, steps: int, quiet: bool, folder: str | None) -> None:
+        self.trainer, self.steps, self.plan = trainer, steps, trainer.plan
+        self.tokens, self.word = tokens_of(trainer.plan)
+        self.shown = dist.get_rank() == 0 and not quiet
+        self.live = self.shown and sys.stdout.isatty()
+        self.writer = _tensorboard(folder) if dist.get_rank() == 0 and folder else None
+        self.flops_s = self._peak_flops()
+        self.done, self.start_s, self.first = 0, time.perf_counter(), trainer.steps
+
+    def step(self, loss: float) -> None:
+        """After each step."""
+        self.done += 1
+        if self.done == min(_WARM, self.steps - self.first):
+            self.start_s = time.perf_counter()
+        number = self.trainer.steps
+        if self.writer is not None:
+            self.writer.add_scalar("loss", loss, number)
+            self.writer.add_scalar(f"{self.word} per second", self._rate(), number)
+        due = self.live or self.done == 1 or number % max(1, self.steps // 10) == 0 or number == self.steps
+        if self.shown and due:
+            print(self._line(loss), end="\r" if self.live and number < self.steps else "\n", flush=True)
+
+    def figures(self) -> Figures:
+        peak = torch.tensor(float(seen_bytes(self.trainer.device)), device=self.trainer.device)
+        dist.all_reduce(peak, dist.ReduceOp.MAX)
+        if self.writer is not None:
+            self.writer.close()
+        return Figures(self._rate(), int(peak.item()))
+
+    def _line(self, loss: float) -> str:
+        seen, predicted = seen_bytes(self.trainer.device), self.plan.predicted.peak_bytes
+        kind = "" if self.trainer.device.type == "cuda" else " by the process"
+        parts = [f"step {self.trainer.steps:>5}/{self.steps}", f"loss {loss:.4f}", f"{self._rate():,.0f} {self.word}/s"]
+        parts.append(f"memory {show_bytes(seen)}{kind}, {show_bytes(predicted)} predicted")
+        if self.flops_s:
+            used = self.flops_s[0] * self._rate() / (self.tokens * self.plan.batch) / self.flops_s[1]
+            parts.append(f"MFU {used:.1%}")
+        return "  ".join(parts)
+
+    def _rate(self) -> float:
+        """Tokens per second since the clock started."""
+        steps = max(1, self.done - _WARM)
+        return self.tokens * self.plan.batch * steps / max(1e-9, time.perf_counter() - self.start_s)
+
+    def _peak_flops(self) -> tuple[float, float] | None:
+        """FLOPs of a step, and FLOP/s of all devices; on a GPU only, whose peak is known."""
+        if self.trainer.device.type != "cuda" or not self.shown:
+            return None
+        program = self.trainer.program.at_batch(self.plan.batch)
+        dtype = program.parameters[0].type.dtype
+        return float(profile_step(program).step_flops), self.plan.world_size * self.plan.mesh.device.peak_flops(dtype)
+
+
+def tokens_of(plan: Plan) -> tuple[int, str]:
+    """How many tokens a sample has; one, and the word for it, where it has none."""
+    text = [entry.shape[1] for entry in plan.inputs.values() if entry.dtype == "int64" and len(entry.shape) > 1]
+    return (text[0], "tokens") if text else (1, "samples")
+
+
+def seen_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _tensorboard(folder: str) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(Path(folder) / "tensorboard"))

@@ -1,0 +1,129 @@
+"""What a training loop is made of besides steps: reading data, evaluating, the right optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from processes import GlooPool
+from small_models import small_model
+
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.errors import MeshwrightError, RunError
+from meshwright.plan import Plan
+from meshwright.solve.plan import make_plan
+
+
+def a_plan(name: str, size: int, *pins: str, **changes: Any) -> Plan:
+    return replace(make_plan(capture(*small_model(name)), load_cluster(f"local:{size}"), pins=pins), **changes)
+
+
+class Rows:
+    """Sample i is made of i: one sees who read what."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int, /) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((12,), index), torch.full((12,), index + 1)
+
+
+def read(rank: int, plan_json: bytes) -> list[Any]:
+    import meshwright as mw
+
+    plan = Plan.from_json(plan_json)
+    found = mw.loader(Rows(), plan, shuffle=False)
+    first = [(batch["tokens"][:, 0].tolist(), batch["targets"][0, 0].item()) for batch in found]
+    second = [batch["tokens"][:, 0].tolist() for batch in mw.loader(Rows(), plan, seed=1)]
+    again = mw.loader(Rows(), plan, seed=1)
+    next(iter(again))
+    resumed = mw.loader(Rows(), plan, seed=8)
+    resumed.load_state_dict(again.state_dict())
+    rest = [batch["tokens"][:, 0].tolist() for batch in resumed]
+    return [first, second, rest]
+
+
+def test_each_rank_reads_its_rows(ranks: Callable[[int], GlooPool]) -> None:
+    zero, one = ranks(2).run(read, a_plan("gpt", 2, "dp=2").to_json())
+    assert zero[0] == [([0, 1, 2], 1), ([6, 7, 8], 7), ([12, 13, 14], 13)]
+    assert one[0] == [([3, 4, 5], 4), ([9, 10, 11], 10), ([15, 16, 17], 16)]
+    shuffled = [sorted(a + b) for a, b in zip(zero[1], one[1], strict=True)]
+    assert len({row for batch in shuffled for row in batch}) == 18
+    assert zero[2] == zero[1][1:], "a loader goes on from a saved position"
+
+
+def test_with_micro_batches_a_rank_reads_rows_of_each(ranks: Callable[[int], GlooPool]) -> None:
+    zero, one = ranks(2).run(read, a_plan("gpt", 2, "dp=2", microbatches=3).to_json())
+    assert [batch[0] for batch in zero[0]] == [[0, 2, 4], [6, 8, 10], [12, 14, 16]]
+    assert [batch[0] for batch in one[0]] == [[1, 3, 5], [7, 9, 11], [13, 15, 17]]
+
+
+def disagree(rank: int, plan_json: bytes, differing: bool) -> str:
+    import meshwright as mw
+
+    model, batch = small_model("gpt")
+    trainer = mw.parallelize(model, Plan.from_json(plan_json), debug=True)
+    if differing and rank == 1:
+        batch["tokens"][0, 0] += 1
+    try:
+        trainer.step(batch, global_batch=True)
+    except MeshwrightError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("pin", "differing", "found"), [("tp=2", True, True), ("tp=2", False, False)])
+def test_peers_with_other_data_are_named(
+    pin: str, differing: bool, found: bool, ranks: Callable[[int], GlooPool]
+) -> None:
+    for message in ranks(2).run(disagree, a_plan("gpt", 2, pin).to_json(), differing):
+        assert ("ranks 0 and 1 hold different 'tokens'" in message) == found
+
+
+def evaluated(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
+    import meshwright as mw
+
+    model, batch = small_model(name)
+    trainer = mw.parallelize(model, Plan.from_json(plan_json))
+    for _ in range(2):
+        trainer.step(batch, global_batch=True)
+    before = {key: value.clone() for key, value in trainer.state_dict().items()}
+    loss = trainer.evaluate(batch, global_batch=True)
+    same = all(torch.equal(value, before[key]) for key, value in trainer.state_dict().items())
+    return {"loss": loss.item(), "same": same}
+
+
+@pytest.mark.parametrize(("name", "pins"), [("resnet", ("dp=2",)), ("gpt", ("dp=2", "zero=3"))])
+def test_evaluation_is_the_model_in_eval_mode(
+    name: str, pins: tuple[str, ...], ranks: Callable[[int], GlooPool]
+) -> None:
+    model, batch = small_model(name)
+    for _ in range(2):  # the running statistics move
+        model(**batch)
+    loss = model.eval()(**batch).item()
+    for found in ranks(2).run(evaluated, name, a_plan(name, 2, *pins).to_json()):
+        assert found["loss"] == pytest.approx(loss, rel=1e-4)
+        assert found["same"], "evaluation changes nothing"
+
+
+def test_an_optimizer_that_was_not_planned_is_refused() -> None:
+    from meshwright.runtime.optimizers import expect_optimizer, make_optimizer
+
+    parameters = [torch.nn.Parameter(torch.ones(4))]
+    parameters[0].grad = torch.ones(4)
+    expect_optimizer(parameters, "momentum")
+    make_optimizer("momentum", parameters, 0.1).step()
+    for wrong, kept in (
+        (torch.optim.AdamW(parameters, amsgrad=True), 3),
+        (torch.optim.SGD(parameters), 0),
+        (torch.optim.RAdam(parameters), 2),
+    ):
+        with pytest.raises(RunError, match=rf"keeps {kept} tensors of state"):
+            wrong.step()
+    other = [torch.nn.Parameter(torch.ones(4))]
+    other[0].grad = torch.ones(4)
+    torch.optim.AdamW(other).step()  # parameters of no trainer are nobody's business
