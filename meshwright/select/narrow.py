@@ -20,7 +20,7 @@ import numpy as np
 
 from meshwright.select import elimination
 from meshwright.select.best import Best
-from meshwright.select.elimination import Order
+from meshwright.select.elimination import Order, TooWideError
 from meshwright.select.priced import Prices
 from meshwright.select.problem import Floats, Ints, Problem, no_choice
 
@@ -32,8 +32,9 @@ SUBGRADIENT_STEPS = 60
 
 def solve(best: Best, done: list[str]) -> bool:
     """Improves `best`; True when the core was narrow."""
-    order = elimination.plan(best.problem, ENTRIES)
-    if order is None:
+    try:
+        order = elimination.plan(best.problem, most=ENTRIES)
+    except TooWideError:
         return False
     oracle = _Oracle(best, order)
     choice = oracle(Prices(best.problem).value)
@@ -61,13 +62,13 @@ class _Oracle:
 
     def __call__(self, price: Floats) -> Ints:
         problem, self.prices.value = self.best.problem, price
-        value, found = elimination.run(problem, self.order, problem.costs + self.prices.of_options())
-        if np.isinf(value):
+        filled = self.order.run(problem.costs + self.prices.of_options())
+        if np.isinf(filled.value):
             raise no_choice("elimination")
-        choice = np.array(found, dtype=np.int64)
+        choice = np.array(filled.choice(), dtype=np.int64)
         self.calls += 1
         self.best.budget.charge(self.order.entries + 2000 * problem.nodes)
-        self.best.raise_bound(value - self.prices.of_limits(), "elimination")
+        self.best.raise_bound(filled.value - self.prices.of_limits(), "elimination")
         self.best.offer(choice, "elimination")
         self._note(choice)
         return choice

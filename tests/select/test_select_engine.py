@@ -47,16 +47,9 @@ def grid(side: int, options: int, *, limit: float, seed: int = 0) -> Problem:
     return build.build()
 
 
-def test_elimination_is_exact() -> None:
-    for problem in feasible_problems(range(100), rows=0):
-        order = elimination.plan(problem)
-        assert order is not None
-        value, choice = elimination.run(problem, order, problem.costs)
-        assert value == problem.total_cost(choice) == enumerate_optimum(problem)
-
-
 def test_elimination_gives_up_beyond_the_entries_it_may_take() -> None:
-    assert elimination.plan(grid(8, 4, limit=1.0), 10_000) is None
+    with pytest.raises(elimination.TooWideError):
+        elimination.plan(grid(8, 4, limit=1.0), most=10_000)
 
 
 def test_message_passing_never_bounds_above_the_optimum() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from meshwright.select import core, elimination
 from meshwright.select.budget import Budget
 from meshwright.select.flatten import flatten
-from meshwright.select.problem import Problem
+from meshwright.select.problem import Problem, no_choice
 from meshwright.select.reductions import reduce, twins
 
 # Up to this size one elimination costs less than looking for reductions.
@@ -15,12 +17,14 @@ QUICK_ENTRIES = 20_000_000
 
 def search(problem: Problem, budget: Budget, seed: int) -> tuple[list[int], float, list[str]]:
     done: list[str] = []
-    if problem.nodes <= QUICK_NODES:
-        apart, merged = twins.apply(problem)
-        choice, bound = _quick(apart, budget, done) or _reduced(apart, budget, seed, done)
-        return merged.invert(choice), bound, done
-    choice, bound = _reduced(problem, budget, seed, done)
-    return choice, bound, done
+    if problem.nodes > QUICK_NODES:
+        return *_reduced(problem, budget, seed, done), done
+    found = _quick(problem, budget, done)
+    if found is not None:
+        return *found, done
+    apart, merged = twins.apply(problem)
+    choice, bound = _reduced(apart, budget, seed, done)
+    return merged.invert(choice), bound, done
 
 
 def _reduced(problem: Problem, budget: Budget, seed: int, done: list[str]) -> tuple[list[int], float]:
@@ -36,13 +40,17 @@ def _reduced(problem: Problem, budget: Budget, seed: int, done: list[str]) -> tu
 
 def _quick(problem: Problem, budget: Budget, done: list[str]) -> tuple[list[int], float] | None:
     """The optimum, when elimination as the problem stands is cheap and no row binds."""
-    order = elimination.plan(problem, QUICK_ENTRIES)
-    if order is None:
+    try:
+        order = elimination.plan(problem, most=QUICK_ENTRIES)
+    except elimination.TooWideError:
         return None
-    value, choice = elimination.run(problem, order, problem.costs)
+    filled = order.run(problem.costs)
+    if np.isinf(filled.value):
+        raise no_choice("elimination")
+    choice = filled.choice()
     budget.charge(order.entries + 2000 * problem.nodes)
     done.append(f"elimination of {problem.nodes} nodes, {order.entries} table entries")
     if not problem.feasible(choice):
         return None
-    budget.report("elimination", cost=value, bound=value)
-    return choice, value
+    budget.report("elimination", cost=filled.value, bound=filled.value)
+    return choice, filled.value

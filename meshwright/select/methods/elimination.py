@@ -12,7 +12,7 @@ from meshwright.select import elimination
 from meshwright.select.budget import Budget
 from meshwright.select.methods.walk import Keeper, floor_bound
 from meshwright.select.priced import Prices
-from meshwright.select.problem import Problem
+from meshwright.select.problem import Problem, no_choice
 
 # Table entries beyond which memory and time run out.
 WIDEST = 100_000_000
@@ -20,18 +20,22 @@ WIDEST = 100_000_000
 
 def search(problem: Problem, budget: Budget, seed: int) -> tuple[list[int], float, list[str]]:
     keeper = Keeper(problem)
-    order = elimination.plan(problem, WIDEST)
-    if order is None:
+    try:
+        order = elimination.plan(problem, most=WIDEST)
+    except elimination.TooWideError:
         return keeper.choice.tolist(), floor_bound(problem), [f"not narrow: more than {WIDEST} table entries"]
     prices = Prices(problem)
     bound, steps = -np.inf, 0
     while True:
-        value, choice = elimination.run(problem, order, problem.costs + prices.of_options())
-        bound = max(bound, value - prices.of_limits())
-        keeper.offer(np.array(choice))
+        filled = order.run(problem.costs + prices.of_options())
+        if np.isinf(filled.value):
+            raise no_choice("elimination")
+        choice = np.array(filled.choice())
+        bound = max(bound, filled.value - prices.of_limits())
+        keeper.offer(choice)
         budget.charge(order.entries + 2000 * problem.nodes)
         budget.report("elimination", cost=keeper.cost, bound=min(bound, keeper.cost))
         steps += 1
-        if budget.over() or not prices.step(np.array(choice), bound):
+        if budget.over() or not prices.step(choice, bound):
             break
     return keeper.choice.tolist(), bound, [f"{steps} eliminations of {order.entries} table entries"]

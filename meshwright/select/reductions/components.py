@@ -38,14 +38,14 @@ def apply(graph: Graph) -> int:
         if any(len(graph.use[node]) for node in nodes):
             continue
         problem, ids = flatten(graph, sorted(nodes))
-        order = elimination.plan(problem, ENTRIES)
-        if order is None:
+        try:
+            filled = elimination.plan(problem, most=ENTRIES).run(problem.costs)
+        except elimination.TooWideError:
             continue
-        value, options = elimination.run(problem, order, problem.costs)
-        if np.isinf(value):
+        if np.isinf(filled.value):
             raise no_choice("elimination")
-        graph.constant += value
-        graph.trail.append(Solved(tuple(ids), tuple(options)))
+        graph.constant += filled.value
+        graph.trail.append(Solved(tuple(ids), tuple(filled.choice())))
         for node in ids:
             graph.drop(node)
         gone += len(ids)

@@ -1,0 +1,252 @@
+"""`plan` prepares an elimination, `Order.run` does it for given node costs, `Filled` has the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.errors import ProblemError
+from meshwright.select.elimination.dense import DenseStep, Part, dense_step, lay_out
+from meshwright.select.elimination.factor import Factor, ImpossibleError, edge_factor
+from meshwright.select.elimination.ordering import Halves, best_order, entries_of, in_two
+from meshwright.select.elimination.relation import TooManyError, join
+from meshwright.select.elimination.sparse import SparseStep, sparse_step
+from meshwright.select.elimination.views import View, Views
+from meshwright.select.problem import Floats, Ints, Problem
+
+Step = DenseStep | SparseStep
+Axes = dict[int, View]
+
+# Entries of a full table below which looking for forbidden combinations costs more than it saves.
+SMALL = 4_096
+# What part of a table may be finite for the sparse form to be the faster one.
+SPARSE = 0.2
+
+
+class TooWideError(ProblemError):
+    """Elimination would take more table entries than allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A prepared elimination of all nodes but `kept`. `entries`: of all tables. `possible`: whether forbidden pairs
+    leave any choice. Node numbers from `nodes` on are stand-ins that `plan` added; their options cost nothing.
+    """
+
+    kept: tuple[int, ...]
+    nodes: int
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]  # of the table over the kept nodes
+    entries: int = 0
+    steps: tuple[Step, ...] = ()
+    constants: tuple[Floats, ...] = ()
+    parts: tuple[Part, ...] = ()
+    members: Ints | None = None  # option entries, those of a class of a step next to each other
+    starts: Ints | None = None  # where each class begins in `members`
+    possible: bool = True
+
+    def run(self, costs: Floats) -> Filled:
+        """Fills the tables for these option costs."""
+        found: list[Floats] = []
+        if not self.possible:
+            return Filled(self, costs, found, np.full(self.shape, np.inf))
+        costs = np.append(costs, np.zeros(self.offsets[-1] - len(costs)))
+        if self.members is not None and self.starts is not None:
+            classes = np.minimum.reduceat(costs[self.members], self.starts)
+            begin = 0
+            for step in self.steps:
+                end = begin + step.view.size
+                found.append(step.least(classes[begin:end], found))
+                begin = end
+        return Filled(self, costs, found, self._least(costs, found))
+
+    def _least(self, costs: Floats, found: Sequence[Floats]) -> Floats:
+        least: Floats = np.zeros(self.shape)
+        for axis, node in enumerate(self.kept):
+            own = costs[self.offsets[node] : self.offsets[node + 1]]
+            least += own.reshape([-1 if i == axis else 1 for i in range(len(self.shape))])
+        for table in self.constants:
+            least += table
+        for part in self.parts:
+            least += part.laid_out(found[part.factor.step])
+        return least
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """`least`: the least total for every combination of options of the kept nodes."""
+
+    order: Order
+    costs: Floats
+    tables: list[Floats]
+    least: Floats
+
+    @property
+    def value(self) -> float:
+        """The least total of all."""
+        return float(self.least.min())
+
+    def choice(self, options: Sequence[int] = ()) -> list[int]:
+        """A best choice of all nodes with these options of the kept ones, for a combination of finite cost.
+
+        The options that attain the minima, last step first. Working out the one column of a step's table that matters
+        is cheaper than having kept where every minimum was.
+        """
+        order = self.order
+        found = [0] * (len(order.offsets) - 1)
+        for node, option in zip(order.kept, options, strict=True):
+            found[node] = option
+        for step in reversed(order.steps):
+            column = self.costs[order.offsets[step.node] : order.offsets[step.node + 1]]
+            for factor in step.factors:
+                values = self.tables[factor.step] if factor.values is None else factor.values
+                column = column + factor.column(values, step.node, found)
+            found[step.node] = int(column.argmin())
+        return found[: order.nodes]
+
+
+def plan(
+    problem: Problem, kept: Sequence[int] = (), *, most: float = float("inf"), largest: float = float("inf")
+) -> Order:
+    """Prepares the elimination of all nodes but `kept`. Raises `TooWideError` when that takes more than `most` table
+    entries in all, or more than `largest` in one table.
+    """
+    width = np.diff(problem.offsets).tolist()
+    order = Order(tuple(kept), problem.nodes, tuple(problem.offsets.tolist()), tuple(width[node] for node in kept))
+    steps: list[Step] = []
+    total = 0
+    try:
+        work = _Work(problem, kept, most)
+        for node in work.order:
+            for step in work.eliminate(node, min(largest, most - total)):
+                steps.append(step)
+                total += step.entries
+    except ImpossibleError:
+        return replace(order, possible=False)
+    axes = {node: work.views.by(range(width[node])) for node in kept}
+    constants, parts, _ = lay_out(axes, work.left(), work.views)
+    offsets = np.cumsum([0, *(len(view.labels) for view in work.alone)]).tolist()
+    members, starts = _classes(offsets, steps) if steps else (None, None)
+    return replace(order, offsets=tuple(offsets), entries=total, steps=tuple(steps), constants=tuple(constants),
+                   parts=tuple(parts), members=members, starts=starts)  # fmt: skip
+
+
+class _Work:
+    """The factors of every node that is not gone. `alone`: what is seen of a node that is in no factor."""
+
+    def __init__(self, problem: Problem, kept: Sequence[int], most: float) -> None:
+        self.views = Views()
+        self.kept = set(kept)
+        self.alone = [self.views.by([0] * n) for n in np.diff(problem.offsets).tolist()]
+        self.factors: list[dict[Factor, None]] = [{} for _ in self.alone]
+        self.scalars: list[Factor] = []
+        self.count = 0
+        edges = _edges(problem, self.views)
+        for factor in edges:
+            self._add(factor)
+        order = best_order(kept, edges, self.alone, self.views, most)
+        if order is None:
+            raise TooWideError("tables too large in every order tried", f"at most {most:,.0f} entries")
+        self.order = order
+
+    def eliminate(self, node: int, most: float) -> Iterator[Step]:
+        """One step, or more where tables are smaller so: first down to the classes that some of the factors see, for
+        which a node stands in, then that node.
+        """
+        axes, factors = self._axes(node), tuple(self.factors[node])
+        halves = in_two(node, axes, factors, self.views.join)
+        if halves is None:
+            yield self._replace(node, axes, most)
+            return
+        stand_in = self._divide(node, halves)
+        step = self._replace(node, self._axes(node), most)
+        yield step
+        yield from self.eliminate(stand_in, most - step.entries)
+
+    def left(self) -> list[Factor]:
+        """Factors over kept nodes only, and scalars."""
+        found: dict[Factor, None] = dict.fromkeys(self.scalars)
+        for node in self.kept:
+            found.update(self.factors[node])
+        return list(found)
+
+    def _add(self, factor: Factor) -> None:
+        for node in factor.nodes:
+            self.factors[node][factor] = None
+
+    def _remove(self, factor: Factor) -> None:
+        for node in factor.nodes:
+            del self.factors[node][factor]
+
+    def _divide(self, node: int, halves: Halves[Factor]) -> int:
+        """A new node whose options are classes of `node`; it takes over the factors that see no more than these."""
+        stand_in, view = len(self.alone), halves.view
+        self.alone.append(self.views.by([0] * view.size))
+        self.factors.append({})
+        for factor in halves.coarse:
+            self._remove(factor)
+            at = factor.nodes.index(node)
+            seen = self.views.by(self.views.translation(view, factor.views[at]).tolist())
+            nodes, views = list(factor.nodes), list(factor.views)
+            nodes[at], views[at] = stand_in, seen
+            self._add(replace(factor, nodes=tuple(nodes), views=tuple(views)))
+        same = view.index[:, None] == np.arange(view.size)
+        self._add(edge_factor((node, stand_in), np.where(same, 0.0, np.inf), self.views))
+        return stand_in
+
+    def _replace(self, node: int, axes: Axes, most: float) -> Step:
+        """Puts what a step leaves in place of the factors of `node`."""
+        step = self._step(node, axes, tuple(self.factors[node]), most)
+        self.count += 1
+        for factor in step.factors:
+            self._remove(factor)
+        self._add(step.left)
+        if len(axes) == 1:
+            self.scalars.append(step.left)
+        return step
+
+    def _step(self, node: int, axes: Axes, factors: tuple[Factor, ...], most: float) -> Step:
+        entries = entries_of(axes)
+        if entries > SMALL and any(factor.split for factor in factors):
+            bound = {other for factor in factors for other in factor.nodes[: factor.split]} | {node}
+            free = entries_of({other: view for other, view in axes.items() if other not in bound})
+            try:
+                columns = join(node, axes, factors, self.views, min(SPARSE * entries, most) / free)
+                return sparse_step(node, axes, factors, self.views, self.count, columns)
+            except TooManyError:
+                pass
+        if entries > most:
+            raise TooWideError(f"a table of {entries:,} entries", f"at most {most:,.0f}")
+        return dense_step(node, axes, factors, self.views, self.count)
+
+    def _axes(self, node: int) -> Axes:
+        """The nodes of the table of `node`, it first, and what its factors see of each."""
+        axes: Axes = {node: self.alone[node]}
+        for factor in self.factors[node]:
+            for other, view in zip(factor.nodes, factor.views, strict=True):
+                seen = axes.get(other)
+                axes[other] = view if seen is None else self.views.join(seen, view)
+        return axes
+
+
+def _edges(problem: Problem, views: Views) -> list[Factor]:
+    """Parallel edges are added up."""
+    joined: dict[tuple[int, int], Floats] = {}
+    for edge, (a, b) in enumerate(problem.edge_nodes.tolist()):
+        matrix = problem.matrix(edge)
+        pair, matrix = ((a, b), matrix) if a < b else ((b, a), matrix.T)
+        joined[pair] = joined[pair] + matrix if pair in joined else matrix
+    return [edge_factor(pair, matrix, views) for pair, matrix in joined.items()]
+
+
+def _classes(offsets: Sequence[int], steps: Sequence[Step]) -> tuple[Ints, Ints]:
+    """The options of every class of every step, one after another, and where each begins."""
+    members, starts, count = [], [], 0
+    for step in steps:
+        order = np.argsort(step.view.index, kind="stable")
+        members.append(offsets[step.node] + order)
+        starts.append(count + np.searchsorted(step.view.index[order], np.arange(step.view.size)))
+        count += len(order)
+    return np.concatenate(members), np.concatenate(starts)

@@ -1,0 +1,174 @@
+"""The order in which nodes are eliminated, decided by table sizes alone.
+
+Finding the best order is hard, and which greedy rule does best differs from problem to problem by factors of ten. One
+pass costs little, so several RULES are tried and the order with the fewest table entries, as estimated, is taken.
+The estimate of a table: its classes multiplied out, times the share of allowed combinations of each of its factors.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Generic, Protocol, TypeVar
+
+from meshwright.select.elimination.factor import Factor
+from meshwright.select.elimination.views import View, Views
+
+# Entries below which another order is not worth looking for, and nodes above which it takes too long.
+ENOUGH = 50_000
+MANY_NODES = 300
+# Entries from which a table is looked at for a way to do it in two steps, and what part of them these may take.
+LARGE = 20_000
+WORTH = 0.7
+
+
+class Seen(Protocol):
+    """What `in_two` needs of a factor."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]: ...
+    @property
+    def views(self) -> tuple[View, ...]: ...
+
+
+S = TypeVar("S", bound=Seen)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sketch:
+    """A factor without its values: what it joins and which share of its entries is allowed."""
+
+    nodes: tuple[int, ...]
+    views: tuple[View, ...]
+    share: float
+    size: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What eliminating a node would take (`entries` of a `full` table), leave and remove."""
+
+    axes: dict[int, View]
+    full: int
+    entries: float
+    left: int
+    removed: float
+
+
+# Smallest first. Each is best on some problem: the table, what is left of it, and that against what goes.
+RULES: tuple[Callable[[Measure], float], ...] = (
+    lambda m: m.full,
+    lambda m: m.left**1.5 / m.removed,
+    lambda m: m.left - 2 * m.removed,
+    lambda m: m.left / m.removed,
+    lambda m: m.left,
+)
+
+
+def best_order(
+    kept: Sequence[int], factors: Sequence[Factor], alone: Sequence[View], views: Views, most: float
+) -> list[int] | None:
+    """All nodes but `kept`, each with its view `alone`; None when every order tried takes more than `most` entries."""
+    best: tuple[float, list[int]] | None = None
+    for rule in RULES if len(alone) <= MANY_NODES else RULES[:1]:
+        found = _Pass(kept, factors, alone, views).run(rule, best[0] if best else most)
+        best = found or best
+        if best and best[0] <= ENOUGH:
+            break
+    return best[1] if best else None
+
+
+class _Pass:
+    """One greedy elimination, of sketches only."""
+
+    def __init__(self, kept: Sequence[int], factors: Sequence[Factor], alone: Sequence[View], views: Views) -> None:
+        self.alone, self.join = alone, views.join
+        self.around: list[dict[Sketch, None]] = [{} for _ in alone]
+        for factor in factors:
+            share = len(factor.cells) / prod(factor.sizes[: factor.split])
+            sketch = Sketch(factor.nodes, factor.views, share, prod(factor.sizes) * share)
+            for node in factor.nodes:
+                self.around[node][sketch] = None
+        self.waiting = {node: self._measure(node) for node in set(range(len(alone))) - set(kept)}
+
+    def run(self, rule: Callable[[Measure], float], most: float) -> tuple[float, list[int]] | None:
+        """Entries in all and the order; None once there are more than `most`."""
+        total, order = 0.0, []
+        heap = [(rule(measure), node) for node, measure in self.waiting.items()]
+        heapq.heapify(heap)
+        while heap:
+            key, node = heapq.heappop(heap)
+            measure = self.waiting.get(node)
+            if measure is None or rule(measure) != key:
+                continue  # gone, or out of date
+            total += measure.entries
+            if total > most:
+                return None
+            order.append(node)
+            del self.waiting[node]
+            for other in self._eliminate(node, measure):
+                if other in self.waiting:
+                    self.waiting[other] = self._measure(other)
+                    heapq.heappush(heap, (rule(self.waiting[other]), other))
+        return total, order
+
+    def _eliminate(self, node: int, measure: Measure) -> tuple[int, ...]:
+        near = tuple(measure.axes)[1:]
+        share = min(1.0, measure.entries / measure.left)
+        left = Sketch(near, tuple(measure.axes.values())[1:], share, measure.left * share)
+        for other in near:
+            around = self.around[other]
+            for sketch in self.around[node]:
+                around.pop(sketch, None)
+            around[left] = None
+        return near
+
+    def _measure(self, node: int) -> Measure:
+        axes, share, removed = {node: self.alone[node]}, 1.0, 1.0
+        for sketch in self.around[node]:
+            share *= sketch.share
+            removed += sketch.size
+            for other, view in zip(sketch.nodes, sketch.views, strict=True):
+                seen = axes.get(other)
+                axes[other] = view if seen is None else self.join(seen, view)
+        full = min(entries_of(axes), 10**30)  # as good as infinite, and still a float
+        halves = in_two(node, axes, tuple(self.around[node]), self.join)
+        entries = halves.entries if halves else full
+        return Measure(axes, full, max(min(entries, full) * share, 1.0), full // axes[node].size, removed)
+
+
+@dataclass(frozen=True, slots=True)
+class Halves(Generic[S]):
+    """First the tables `fine`, down to the classes `view` of the node, which are all that the tables `coarse` see."""
+
+    view: View
+    fine: tuple[S, ...]
+    coarse: tuple[S, ...]
+    entries: int
+
+
+def in_two(
+    node: int, axes: dict[int, View], around: Sequence[S], join: Callable[[View, View], View]
+) -> Halves[S] | None:
+    """The cheapest way to eliminate `node` in two steps, if that takes much less than one."""
+    whole = entries_of(axes)
+    if whole <= LARGE:
+        return None
+    best: Halves[S] | None = None
+    seen = [one.views[one.nodes.index(node)] for one in around]
+    for view in dict.fromkeys(seen):
+        if view.size == axes[node].size:
+            continue
+        coarse = tuple(one for one, own in zip(around, seen, strict=True) if join(view, own) is view)
+        fine = tuple(one for one in around if one not in coarse)
+        first = prod([axes[other].size for other in {other for one in fine for other in one.nodes}])
+        entries = first + whole // axes[node].size * view.size
+        if entries < WORTH * whole and (best is None or entries < best.entries):
+            best = Halves(view, fine, coarse, entries)
+    return best
+
+
+def entries_of(axes: dict[int, View]) -> int:
+    return prod([view.size for view in axes.values()])

@@ -1,0 +1,152 @@
+"""An elimination step over the combinations that can be finite.
+
+A row for every combination of classes of the nodes that forbidden pairs constrain (`relation`), and in every row a
+block for the other nodes. Rows that differ only in the eliminated node's class compete: first comes one row of every
+combination of neighbours, then a second of those that have one, and so on, those with most rows first. So each of
+these *levels* is a slice, and the minimum is one of whole slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from meshwright.select.elimination.dense import WHOLE
+from meshwright.select.elimination.factor import ONE_CELL, Factor, ImpossibleError
+from meshwright.select.elimination.relation import Columns
+from meshwright.select.elimination.views import View, Views
+from meshwright.select.problem import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A message by row: single entries, or whole stretches of them (`width` > 1) as blocks of the given shape."""
+
+    factor: Factor
+    pick: Ints
+    width: int
+    shape: tuple[int, ...]
+
+    def between(self, values: Floats, begin: int, end: int) -> Floats:
+        found = (values.reshape(-1, self.width) if self.width > 1 else values)[self.pick[begin:end]]
+        return found.reshape(-1, *self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseStep:
+    """As a `DenseStep`. own: class of the node by row. levels: sizes of the slices. back: the row of the first slice
+    for each cell of `left`."""
+
+    node: int
+    view: View
+    factors: tuple[Factor, ...]
+    left: Factor
+    own: Ints
+    block: tuple[int, ...]
+    constants: tuple[Floats, ...]
+    parts: tuple[Rows, ...]
+    levels: tuple[int, ...]
+    back: Ints
+
+    @property
+    def entries(self) -> int:
+        return len(self.own) * prod(self.block)
+
+    def least(self, costs: Floats, found: Sequence[Floats]) -> Floats:
+        """The values of `left`, for the costs of the node's classes and the values of earlier steps."""
+        first = self.levels[0]
+        together = self.entries <= WHOLE
+        total = self._sum(costs, found, 0, len(self.own) if together else first)
+        least, begin = total[:first], first
+        for count in self.levels[1:]:
+            rival = total[begin : begin + count] if together else self._sum(costs, found, begin, begin + count)
+            np.minimum(least[:count], rival, out=least[:count])
+            begin += count
+        return least[self.back].reshape(-1)
+
+    def _sum(self, costs: Floats, found: Sequence[Floats], begin: int, end: int) -> Floats:
+        """Rows `begin` to `end`."""
+        parts = [costs[self.own[begin:end]].reshape(-1, *(1,) * len(self.block))]
+        parts += [table[begin:end] for table in self.constants]
+        parts += [part.between(found[part.factor.step], begin, end) for part in self.parts]
+        parts.sort(key=lambda part: part.size)
+        total = parts[0] + np.zeros((1, *self.block))
+        for part in parts[1:]:
+            total += part
+        return total
+
+
+def sparse_step(
+    node: int, axes: dict[int, View], factors: tuple[Factor, ...], views: Views, index: int, columns: Columns
+) -> SparseStep:
+    """`columns`: the combinations of classes of the constrained nodes, among them `node`."""
+    if not len(columns[node]):
+        raise ImpossibleError
+    bound = [other for other in axes if other in columns and other != node]
+    free = [other for other in axes if other not in columns]
+    key = np.zeros(len(columns[node]), dtype=np.int64)
+    for other in bound:
+        key = key * axes[other].size + columns[other]
+    order, levels, cells, back = _levels(key)
+    columns = {other: column[order] for other, column in columns.items()}
+    seen = tuple(axes[other] for other in (*bound, *free))
+    every = len(cells) == prod(axes[other].size for other in bound)
+    left = Factor((*bound, *free), seen, 0 if every else len(bound), ONE_CELL if every else cells, index)
+    constants, parts = [], []
+    for factor in factors:
+        rows = _rows(factor, axes, columns, free, views)
+        if factor.values is None:
+            parts.append(rows)
+        else:
+            constants.append(rows.between(factor.values, 0, len(key)))
+    block = tuple(axes[other].size for other in free)
+    return SparseStep(node, axes[node], factors, left, columns[node], block, tuple(_by_shape(constants)), tuple(parts),
+                      levels, back)  # fmt: skip
+
+
+def _levels(key: Ints) -> tuple[Ints, tuple[int, ...], Ints, Ints]:
+    """An order of rows by level, the sizes of levels, the distinct keys and the place of each in the first level."""
+    by_key = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.concatenate(([True], np.diff(key[by_key]) != 0)))
+    counts = np.diff(np.append(starts, len(key)))
+    most_first = np.argsort(-counts, kind="stable")
+    back = np.empty(len(counts), dtype=np.int64)
+    back[most_first] = np.arange(len(counts))
+    rank = np.arange(len(key)) - np.repeat(starts, counts)
+    order = by_key[np.lexsort((np.repeat(back, counts), rank))]
+    levels = np.cumsum(np.bincount(counts)[::-1])[::-1][1:]
+    return order, tuple(levels.tolist()), key[by_key[starts]], back
+
+
+def _rows(factor: Factor, axes: dict[int, View], columns: Columns, free: list[int], views: Views) -> Rows:
+    """Where the entries of a factor are stored, by row and by the free nodes among its own."""
+    own_free = [other for other in free if other in factor.nodes]
+    shape = tuple(axes[other].size if other in own_free else 1 for other in free)
+    aligned = list(factor.nodes[len(factor.nodes) - len(own_free) :]) == own_free and all(
+        axes[node] is view for node, view in zip(factor.nodes, factor.views, strict=True) if node in own_free
+    )
+    at: list[Ints | int] = []
+    for node, view in zip(factor.nodes, factor.views, strict=True):
+        if node in columns:
+            at.append(views.translation(axes[node], view)[columns[node]].reshape(-1, *(1,) * len(free)))
+        elif aligned:
+            at.append(0)
+        else:
+            spread = [axes[node].size if other == node else 1 for other in free]
+            at.append(views.translation(axes[node], view).reshape(1, *spread))
+    pick = factor.places(at)
+    if aligned:
+        width = prod(shape)
+        return Rows(factor, pick.reshape(-1) // width, width, shape)
+    return Rows(factor, pick, 1, shape)
+
+
+def _by_shape(constants: list[Floats]) -> list[Floats]:
+    """Added up where that takes no more room."""
+    found: dict[tuple[int, ...], Floats] = {}
+    for table in constants:
+        found[table.shape] = found[table.shape] + table if table.shape in found else table
+    return list(found.values())
