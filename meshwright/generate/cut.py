@@ -176,4 +176,6 @@ def _missing(node: fx.Node, again: set[fx.Node], found: dict[fx.Node, None]) -> 
         if other in again and other not in found and other not in missing:
             missing.add(other)
             queue.extend(other.all_input_nodes)
+            # All results of an op are taken at once: one left in the tuple would hold the others.
+            queue.extend(user for user in other.users if is_part(user))
     return missing

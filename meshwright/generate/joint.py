@@ -22,6 +22,8 @@ from meshwright.torch_compat import fake_mode, fake_tensor, functional, trace_jo
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 
+TAKES_STATISTICS = frozenset({"aten.native_batch_norm_backward.default", "aten.cudnn_batch_norm_backward.default"})
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joint:
@@ -77,6 +79,7 @@ def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "") -> Joint:
     traced = functional(trace_joint(joint, fakes, mode), fakes, mode)
     labels = [*map(label, names), *(f"gradient_{i}" for i in range(len(outputs)))]
     _name_placeholders(traced, labels)
+    _drop_unread(traced)
     tangents = frozenset(labels[len(names) :])
     origin = _origins(traced, graph, tangents)
     return Joint(
@@ -136,6 +139,13 @@ def _gpu_attention(op: Op, operands: list[Value], tensors: list[Tensor]) -> Tens
     else:
         return None
     return found[0]  # type: ignore[no-any-return]
+
+
+def _drop_unread(traced: fx.GraphModule) -> None:
+    """The backward of a BatchNorm in training is handed running statistics and does not look at them."""
+    for node in traced.graph.nodes:
+        if node.op == "call_function" and str(node.target) in TAKES_STATISTICS:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
 def _origins(

@@ -1,0 +1,162 @@
+"""Seconds and working bytes of the nodes of a traced graph, on one device.
+
+Eager: each op is a kernel that reads its operands and writes its results. Compiled: chains of elementwise ops and
+reductions are fused, so that only what another kind of op reads, or what is handed out, is written at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+import torch
+from torch import Tensor, fx
+
+from meshwright.cluster import Device, Mesh, collective_s
+from meshwright.cluster.profile_load import profile_of
+from meshwright.generate.storage import is_part, is_view
+
+ELEMENTWISE = torch.Tag.pointwise
+FUSED_BESIDES = frozenset(
+    f"aten.{name}"
+    for name in (
+        "mean.dim", "mean.default", "sum.dim_IntList", "sum.default", "amax.default", "amin.default",
+        "var_mean.correction",
+        "_softmax.default", "_log_softmax.default", "_softmax_backward_data.default",
+        "_log_softmax_backward_data.default", "native_layer_norm.default", "native_layer_norm_backward.default",
+        "cat.default", "clone.default", "_to_copy.default", "nll_loss_forward.default", "nll_loss_backward.default",
+        "slice_backward.default", "constant_pad_nd.default", "zeros_like.default", "ones_like.default", "full.default",
+        "full_like.default", "zeros.default", "scalar_tensor.default", "arange.default", "select_backward.default",
+        "gather.default", "embedding.default", "native_dropout.default", "argmax.default", "where.self",
+        "masked_fill.Scalar", "silu_backward.default", "gelu_backward.default", "threshold_backward.default",
+        "tanh_backward.default", "sigmoid_backward.default",
+    )
+)  # fmt: skip
+PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+SHORTEST_S = 2e-6
+"""No kernel takes less, however little it moves."""
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+class NodeCosts:
+    """`fused`: the graph will be compiled. `mesh`: for the collectives of a sharded segment."""
+
+    def __init__(self, device: Device, fused: bool = False, mesh: Mesh | None = None) -> None:
+        self.device, self.fused, self.mesh = device, fused, mesh
+        self._profile = profile_of(device)
+        self._rate = device.memory_bandwidth * device.achievable_fraction("memory")
+
+    def seconds(self, node: fx.Node) -> float:
+        if node.op != "call_function" or is_part(node) or is_view(node):
+            return 0.0
+        name = str(node.target)
+        if name.startswith("meshwright.") and name.split(".")[1].removesuffix("_max") in COLLECTIVES:
+            return self._collective(node)
+        written = _bytes(_tensors(node.meta.get("val")))
+        if self.fused and is_fusible(node):
+            if not self.is_written(node):
+                return 0.0
+            return written / self._rate
+        read = sum(_bytes(_tensors(other.meta.get("val"))) for other in dict.fromkeys(node.all_input_nodes))
+        return self._product(node) or SHORTEST_S + (read + written) / self._rate
+
+    def is_written(self, node: fx.Node) -> bool:
+        """Whether the node's result is memory at all: not what fused ops alone read."""
+        if not self.fused or not is_fusible(node):
+            return True
+        return any(not is_fusible(user) for user in _readers(node))
+
+    def working_bytes(self, node: fx.Node) -> int:
+        """What a kernel allocates besides its results: fused attention sums the queries' gradient in 32 bits."""
+        name = str(node.target)
+        if "attention" not in name or "backward" not in name or self.device.kind != "cuda":
+            return 0
+        query = node.args[1]
+        assert isinstance(query, fx.Node)
+        found = query.meta["val"]
+        return int(4 * found.numel() + 4 * prod(found.shape[:-1]))
+
+    def _product(self, node: fx.Node) -> float:
+        """Of matrix products, attention and convolution; zero for every other op."""
+        name = str(node.target)
+        values = [other.meta.get("val") for other in node.all_input_nodes]
+        shapes = [tuple(value.shape) if isinstance(value, Tensor) else () for value in values]
+        dtype, itemsize = _dtype(node)
+        if name.startswith(PRODUCTS):
+            first = 1 if "add" in name else 0
+            a, b = node.all_input_nodes[first], node.all_input_nodes[min(first + 1, len(values) - 1)]
+            (*batch, m, k), n = a.meta["val"].shape, b.meta["val"].shape[-1]
+            layout = "tn" if _is_turned(a) else "nt" if _is_turned(b) else "nn"
+            return self._profile.matmul_s(layout, dtype, itemsize, m, n, k, prod(batch))
+        if "scaled_dot_product" in name or "flash_attention" in name:
+            backward = "backward" in name
+            query, key = shapes[backward], shapes[backward + 1]
+            grouped, causal = query[-3] != key[-3], any(arg is True for arg in node.args[3:])
+            variant = "grouped" if grouped else "causal" if causal else "plain"
+            side = "backward" if backward else "forward"
+            return self._profile.attention_s(variant, side, dtype, itemsize, prod(query[:-1]), key[-2], query[-1])
+        if name.startswith("aten.convolution"):
+            return self._convolution(node, shapes, dtype, itemsize)
+        return 0.0
+
+    def _convolution(self, node: fx.Node, shapes: list[tuple[int, ...]], dtype: str, itemsize: int) -> float:
+        backward = "backward" in str(node.target)
+        x, weight = shapes[backward], shapes[backward + 1]
+        swept = shapes[0] if backward else tuple(node.meta["val"].shape)
+        pixels, window = prod(swept) // swept[1], prod(weight[2:])
+        sides = ("input", "weight") if backward else ("forward",)
+        groups = max(1, x[1] // weight[1])
+        return sum(
+            groups
+            * self._profile.convolution_s(side, dtype, itemsize, pixels, weight[1], max(1, weight[0] // groups), window)
+            for side in sides
+        )
+
+    def _collective(self, node: fx.Node) -> float:
+        if self.mesh is None:
+            return 0.0
+        name = str(node.target).split(".")[1].removesuffix("_max")
+        axis = next(arg for arg in node.args if isinstance(arg, str))
+        sizes = [_bytes(_tensors(other.meta.get("val"))) for other in (node, *node.all_input_nodes)]
+        return collective_s(name, max(sizes), self.mesh.axis(axis))
+
+
+def is_fusible(node: fx.Node) -> bool:
+    """Whether a compiler writes the op into one kernel with its neighbours."""
+    if node.op != "call_function":
+        return False
+    if is_part(node) or is_view(node):
+        return True
+    return ELEMENTWISE in getattr(node.target, "tags", ()) or str(node.target) in FUSED_BESIDES
+
+
+def _readers(node: fx.Node) -> Iterable[fx.Node]:
+    """Who reads the storage, through views and parts."""
+    for user in node.users:
+        if user.op == "call_function" and (is_view(user) or is_part(user)):
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _is_turned(node: fx.Node) -> bool:
+    """Whether a product reads an operand across its rows."""
+    value = node.meta["val"]
+    return bool(value.ndim > 1 and value.stride(-1) != 1 and value.stride(-2) == 1)
+
+
+def _dtype(node: fx.Node) -> tuple[str, int]:
+    tensors = [t for other in (*node.all_input_nodes, node) for t in _tensors(other.meta.get("val"))]
+    floats = [t for t in tensors if t.is_floating_point()]
+    return (str(floats[0].dtype).removeprefix("torch."), floats[0].element_size()) if floats else ("float32", 4)
+
+
+def _tensors(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for item in value for t in _tensors(item)] if isinstance(value, list | tuple) else []
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
