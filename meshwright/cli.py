@@ -14,6 +14,7 @@ COMMANDS = {
     "plan": ("meshwright.solve.command", "find the fastest plan that fits, and show what others would cost"),
     "code": ("meshwright.generate.command", "print the Python that a plan makes each rank run"),
     "train": ("meshwright.runtime.command", "train a model under a plan on local processes"),
+    "launch": ("meshwright.runtime.launch_command", "write the script that starts a plan on its hosts"),
     "solve": ("meshwright.select.command", "solve a selection problem from a file"),
     "cluster": ("meshwright.cluster.command", "list, show or detect clusters"),
     "rules": ("meshwright.rules.command", "list the sharding rules"),

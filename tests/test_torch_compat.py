@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -98,3 +101,29 @@ def test_joint_graphs_hold_the_gradient() -> None:
 def test_fake_kernels_may_use_composite_operators() -> None:
     with torch_compat.symbolic_kernels():
         assert torch.ones(2).sum() == 2
+
+
+def test_operators_are_recorded_with_what_they_write() -> None:
+    calls = []
+    with torch_compat.RecordingMode(lambda *call: calls.append(call)), torch.device("meta"):
+        weight = torch.empty(2, 3)
+        weight[1].fill_(1)
+    names = [str(call[0]) for call in calls if "detach" not in str(call[0])]
+    assert names == ["aten.empty.memory_format", "aten.select.int", "aten.fill_.Scalar"]
+    fill = calls[-1]
+    (written,) = torch_compat.written_arguments(fill[0], fill[1], fill[2])
+    assert torch_compat.storage_key(written) == torch_compat.storage_key(weight)
+    assert torch_compat.storage_key(weight) != torch_compat.storage_key(torch.empty(2, device="meta"))
+
+
+def test_the_jobs_store_is_had_over_a_connection_of_its_own() -> None:
+    script = """
+import torch.distributed as dist
+from meshwright.torch_compat import own_store
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.TCPStore("127.0.0.1", 0, 1, True))
+first, second = own_store("a"), own_store("a")
+first.set("key", "value")
+print(second.get("key").decode(), own_store("b").add("n", 2), first is second)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["value", "2", "False"]

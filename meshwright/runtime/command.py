@@ -70,7 +70,8 @@ def _join(args: argparse.Namespace) -> int:
     from meshwright.runtime.worker import Job, train
 
     try:
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         made: list[Any] = [None]
         if dist.get_rank() == 0:
             try:

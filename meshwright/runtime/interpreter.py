@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from meshwright.capture.counter import RandomState, random_state
 from meshwright.capture.execute import run_graph
 from meshwright.capture.program import Program, Segment
 from meshwright.errors import RunError
@@ -23,10 +24,12 @@ class MicroBatch:
     """One micro-batch on its way: boundary values, what forwards saved, gradients on their way back.
 
     weight: its share in the loss; a micro-batch of weight zero, all of whose targets are ignored, is not run.
+    random: what its random numbers are made from.
     """
 
     values: dict[str, Tensor]
     weight: float
+    random: RandomState
     saved: dict[int, list[Tensor]] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
@@ -50,20 +53,27 @@ class Interpreter:
         self.last_reader = {name: i for i, segment in enumerate(program.segments) for name in segment.inputs}
         self.first_use = {parameter.name: program.uses_of(parameter.name)[0] for parameter in program.parameters}
 
-    def run(self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    def run(
+        self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]], random: RandomState
+    ) -> Tensor:
         """One step up to the optimizer's; returns the loss of all micro-batches."""
-        weights = self.weigher.weights(batches, self.buffers)
-        self.micro = [MicroBatch(dict(batch), weight) for batch, weight in zip(batches, weights, strict=True)]
+        self._begin(batches, random)
         for instruction in instructions:
             self.progress(str(instruction))
             self._execute(instruction)
         self.store.end_step()
         return self._loss()
 
+    def _begin(self, batches: Sequence[Mapping[str, Tensor]], random: RandomState) -> None:
+        weights, rows = self.weigher.weights(batches, self.buffers), self.store.plan.microbatch
+        self.micro = [
+            MicroBatch(dict(batch), weight, replace(random, first_row=number * rows, rows=rows))
+            for number, (batch, weight) in enumerate(zip(batches, weights, strict=True))
+        ]
+
     def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """The loss in eval mode; gathers what it needs and keeps nothing."""
-        weights = self.weigher.weights(batches, self.buffers)
-        self.micro = [MicroBatch(dict(batch), weight) for batch, weight in zip(batches, weights, strict=True)]
+        self._begin(batches, RandomState(dropout=False))
         for micro in self.micro:
             self._prologue(micro)
             for index, segment in enumerate(self.program.segments):
@@ -127,7 +137,8 @@ class Interpreter:
 
     def _prologue(self, micro: MicroBatch) -> None:
         prologue = self.generated.prologue
-        found = run_graph(prologue, micro.values | self.buffers, self.device)
+        with random_state(micro.random):
+            found = run_graph(prologue, micro.values | self.buffers, self.device)
         micro.values.update(zip(self.program.commons, (found[name] for name in prologue.outputs), strict=True))
 
     def _backward(self, index: int, segment: Segment, micro: MicroBatch) -> None:

@@ -14,6 +14,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from meshwright.capture import Batch, Precision, capture
+from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
 from meshwright.errors import RunError
 from meshwright.generate.program import generate
@@ -100,7 +101,8 @@ class Trainer:
         """Forward and backward; returns the loss of the global batch. `batch`: this rank's slice, or the whole."""
         parts = self._parts(batch, global_batch)
         with use_transport(self.transport), torch.no_grad(), self.watch.during(f"step {self.steps}"):
-            loss = self._interpreter.run(self.instructions, parts)
+            random = RandomState(self.seed, self.steps)
+            loss = self._interpreter.run(self.instructions, parts, random)
         self.steps += 1
         return loss
 

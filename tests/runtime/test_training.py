@@ -14,6 +14,7 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError, RunError
+from meshwright.models.gpt import GPT
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
@@ -108,6 +109,38 @@ def test_evaluation_is_the_model_in_eval_mode(
     for found in ranks(2).run(evaluated, name, a_plan(name, 2, *pins).to_json()):
         assert found["loss"] == pytest.approx(loss, rel=1e-4)
         assert found["same"], "evaluation changes nothing"
+
+
+def dropping() -> tuple[GPT, dict[str, torch.Tensor]]:
+    model = GPT(layers=2, hidden=48, heads=6, ffn=96, vocab=96, seq=12, tied=True, dropout=0.3)
+    return model, small_model("gpt")[1]
+
+
+def drop(rank: int, plan_json: bytes) -> dict[str, Any]:
+    import meshwright as mw
+
+    torch.manual_seed(0)
+    model, batch = dropping()
+    trainer = mw.parallelize(model, Plan.from_json(plan_json), seed=7)
+    losses = [trainer.step(batch, global_batch=True).item() for _ in range(2)]
+    gradients = {key: value.grad.full_tensor() for key, value in trainer.named_parameters()}
+    return {"losses": losses, "gradients": gradients, "still": trainer.evaluate(batch, global_batch=True).item()}
+
+
+@pytest.mark.parametrize(("pins", "microbatches"), [(("dp=2",), 3), (("tp=2",), 1)])
+def test_dropout_is_that_of_one_process(
+    pins: tuple[str, ...], microbatches: int, ranks: Callable[[int], GlooPool]
+) -> None:
+    program = capture(*dropping())
+    one = make_plan(program, load_cluster("local:1")).to_json()
+    many = replace(make_plan(program, load_cluster("local:2"), pins=pins), microbatches=microbatches)
+    true = ranks(1).run(drop, one)[0]
+    assert len({*true["losses"], true["still"]}) == 3, "each step drops others, evaluation none"
+    for found in ranks(2).run(drop, many.to_json()):
+        assert found["losses"] == pytest.approx(true["losses"], rel=1e-5)
+        assert found["still"] == pytest.approx(true["still"], rel=1e-5)
+        for key, gradient in true["gradients"].items():
+            assert (found["gradients"][key] - gradient).abs().max() <= max(1e-4 * gradient.abs().max(), 1e-7), key
 
 
 def test_an_optimizer_that_was_not_planned_is_refused() -> None:

@@ -1,0 +1,151 @@
+"""Scripts that start a plan on its hosts: the same command on each, joined by torchrun's rendezvous."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+
+PORT = 29500
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is to be started: on how many hosts, with how many ranks on each, which training command."""
+
+    hosts: int
+    per_host: int
+    gpus: bool
+    arguments: tuple[str, ...]
+
+    def train(self) -> str:
+        return shlex.join(("train", *self.arguments))
+
+
+def run_of(plan: Plan, path: str, extra: tuple[str, ...] = ()) -> Run:
+    """How a plan lies on hosts: a mesh axis's first hops are those inside one."""
+    if not plan.model:
+        raise PlanError(f"{path} names no model reference", "a plan made by `meshwright plan`", "use torchrun yourself")
+    world = plan.world_size
+    inner = [hop.size for axis in plan.mesh.axes for hop in axis.hops if hop.level == _innermost(plan)]
+    per_host = prod(inner)
+    if world % per_host:
+        per_host = world
+    gpus = plan.mesh.axes[0].backend == "nccl" if plan.mesh.axes else False
+    return Run(world // per_host, per_host, gpus, (plan.model, "--plan", path, *extra))
+
+
+def _innermost(plan: Plan) -> str:
+    """The level that devices of one host share: the first hop of an axis that has the most."""
+    return next((axis.hops[0].level for axis in reversed(plan.mesh.axes) if axis.hops), "")
+
+
+def torchrun(run: Run) -> str:
+    where = "--standalone" if run.hosts == 1 else f'--rdzv-backend=c10d --rdzv-endpoint="$HEAD:{PORT}"'
+    note = (
+        "# On this machine."
+        if run.hosts == 1
+        else f"# On each of the {run.hosts} hosts, with HEAD set to the name of one of them: HEAD=host0 bash run.sh"
+    )
+    check = "" if run.hosts == 1 else ': "${HEAD:?set HEAD to the name of the first host}"\n'
+    return f"""#!/bin/bash
+{note}
+set -euo pipefail
+{check}exec torchrun --nnodes={run.hosts} --nproc-per-node={run.per_host} {where} \\
+    -m meshwright {run.train()} "$@"
+"""
+
+
+def slurm(run: Run) -> str:
+    gpus = f"#SBATCH --gpus-per-node={run.per_host}\n" if run.gpus else ""
+    return f"""#!/bin/bash
+#SBATCH --job-name=meshwright
+#SBATCH --nodes={run.hosts}
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+{gpus}#SBATCH --signal=INT@120
+# sbatch run.sh; two minutes before its time is over the run saves, if it has a --checkpoint-dir.
+set -euo pipefail
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export HEAD
+exec srun torchrun --nnodes={run.hosts} --nproc-per-node={run.per_host} \\
+    --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$HEAD:{PORT}" \\
+    -m meshwright {run.train()} "$@"
+"""
+
+
+def kubernetes(run: Run) -> str:
+    limits = f"\n          resources: {{limits: {{nvidia.com/gpu: {run.per_host}}}}}" if run.gpus else ""
+    words = [
+        "torchrun", f"--nnodes={run.hosts}", f"--nproc-per-node={run.per_host}", "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=meshwright-0.meshwright:{PORT}", "-m", "meshwright", "train", *run.arguments,
+    ]  # fmt: skip
+    command = "\n".join(f"            - {_quoted(word)}" for word in words)
+    return f"""# kubectl apply -f run.yaml; the image has meshwright, and the plan under the path given here.
+apiVersion: v1
+kind: Service
+metadata: {{name: meshwright}}
+spec:
+  clusterIP: None
+  selector: {{job-name: meshwright}}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {{name: meshwright}}
+spec:
+  completions: {run.hosts}
+  parallelism: {run.hosts}
+  completionMode: Indexed
+  backoffLimit: 0
+  template:
+    spec:
+      subdomain: meshwright
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 120
+      containers:
+        - name: rank
+          image: REPLACE-WITH-YOUR-IMAGE{limits}
+          command:
+{command}
+"""
+
+
+def ray(run: Run) -> str:
+    resources = ", use_gpu=True, resources_per_worker={'GPU': 1}" if run.gpus else ""
+    return f'''"""python run.py on the head of a Ray cluster with {run.hosts * run.per_host} free workers."""
+
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer
+
+
+def rank(config):
+    from meshwright.cli import main
+
+    code = main(["train", *config["arguments"]])
+    if code:
+        raise SystemExit(code)
+
+
+trainer = TorchTrainer(
+    rank,
+    train_loop_config={{"arguments": {list(run.arguments)!r}}},
+    scaling_config=ScalingConfig(num_workers={run.hosts * run.per_host}{resources}, placement_strategy="PACK"),
+)
+trainer.fit()
+'''
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("'", "''") + "'"
+
+
+SCRIPTS: dict[str, Callable[[Run], str]] = {
+    "torchrun": torchrun,
+    "slurm": slurm,
+    "kubernetes": kubernetes,
+    "ray": ray,
+}

@@ -1,0 +1,64 @@
+"""The scripts that `meshwright launch` writes: for the hosts of the plan, in words that their readers take."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+
+MODEL = "gpt?layers=1&hidden=16&heads=2&ffn=32&vocab=128&seq=16"
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for cluster in ("local:2", "dgx-h100:2"):
+        found[cluster] = tmp_path_factory.mktemp("plans") / f"{cluster.replace(':', '-')}.json"
+        pins = ["--pin", "dp=2"] if cluster == "local:2" else ["--pin", "dp=16"]
+        assert (
+            main(["plan", MODEL, "--cluster", cluster, "--global-batch", "16", *pins, "-o", str(found[cluster])]) == 0
+        )
+    return found
+
+
+def script(capsys: pytest.CaptureFixture[str], plan: Path, kind: str) -> str:
+    capsys.readouterr()
+    assert main(["launch", str(plan), "--print", kind, "--", "--steps", "3"]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["torchrun", "slurm", "kubernetes", "ray"])
+def test_two_hosts_of_eight(kind: str, plans: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    text = script(capsys, plans["dgx-h100:2"], kind)
+    assert "'--steps', '3'" in text or "--steps 3" in text or "- '--steps'\n            - '3'" in text
+    if kind == "ray":
+        ast.parse(text)
+        assert "num_workers=16" in text
+    elif kind == "kubernetes":
+        assert "completions: 2" in text
+        assert "nvidia.com/gpu: 8" in text
+        assert not re.search(r"\t", text)
+    else:
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+        assert re.search(r"--nnodes=2 --nproc-per-node=8", text)
+        assert "$HEAD:29500" in text
+
+
+def test_the_local_script_trains(plans: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = script(capsys, plans["local:2"], "torchrun")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    out = tmp_path / "run.json"
+    run = subprocess.run(
+        ["bash", "-s", "--", "--json", str(out)], input=text, text=True, capture_output=True, timeout=240,
+        env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert out.exists()
+    assert "on 2 processes" in run.stdout

@@ -1,0 +1,137 @@
+"""`meshwright train`: saves, goes on, leaves cleanly, and says what went wrong, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.runtime.checkpoint import latest
+
+MODEL = "gpt?layers=1&hidden=16&heads=2&ffn=32&vocab=128&seq=16"
+PATIENCE_S = 240
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "meshwright", "train", MODEL, "--global-batch", "6", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(run: subprocess.Popen[str], folder: Path, pattern: str) -> None:
+    """Until something of this name is in the folder."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not list(folder.glob(pattern)):
+        assert run.poll() is None, run.stderr.read() if run.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """The processes that a launcher started, in the order of their ranks."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"\nPPid:\t{launcher}\n" in (entry / "status").read_text():
+                environment = (entry / "environ").read_bytes().split(b"\0")
+                found.update({int(v[5:]): int(entry.name) for v in environment if v.startswith(b"RANK=")})
+        except OSError:
+            continue
+    return [found[rank] for rank in sorted(found)]
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_it_goes_on_from_a_checkpoint_on_fewer_ranks(tmp_path: Path) -> None:
+    shared = ["--global-batch", "6", "--lr", "1e-2"]
+    whole, first, second = (tmp_path / f"{name}.json" for name in ("whole", "first", "second"))
+    folder = str(tmp_path / "saved")
+    assert main(["train", MODEL, *shared, "--nproc", "1", "--steps", "8", "--json", str(whole)]) == 0
+    saving = ["--checkpoint-dir", folder, "--every", "2"]
+    assert main(["train", MODEL, *shared, "--nproc", "3", "--steps", "5", *saving, "--json", str(first)]) == 0
+    again = ["--checkpoint-dir", folder, "--resume"]
+    assert main(["train", MODEL, "--lr", "1e-2", "--nproc", "2", "--steps", "8", *again, "--json", str(second)]) == 0
+    found = json.loads(second.read_text())
+    assert set(found) == {"losses", "tokens_per_second", "peak_bytes", "plan"}
+    assert found["losses"] == pytest.approx(json.loads(whole.read_text())["losses"], rel=1e-4)
+    assert found["plan"]["batch"] == 6, "the batch is that of the saved run"
+    assert found["losses"][-1] < found["losses"][0]
+    assert [path.name for path in sorted(Path(folder).glob("step-*"))] == ["step-000004", "step-000005", "step-000008"]
+
+
+def test_ctrl_c_saves_and_leaves(tmp_path: Path) -> None:
+    run = start("--nproc", "2", "--steps", "100000", "--checkpoint-dir", str(tmp_path), "--every", "1")
+    wait_for(run, tmp_path, "step-*")
+    ranks = ranks_of(run.pid)
+    run.send_signal(signal.SIGINT)
+    out, error = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 130, error
+    assert "go on with --resume" in out
+    assert "Traceback" not in error
+    assert len(ranks) == 2
+    assert not any(map(alive, ranks))
+
+
+def test_a_rank_killed_in_a_save_is_named_and_nothing_complete_is_lost(tmp_path: Path) -> None:
+    run = start("--nproc", "2", "--steps", "100000", "--checkpoint-dir", str(tmp_path), "--every", "1")
+    wait_for(run, tmp_path, "step-000002")
+    wait_for(run, tmp_path, ".saving-*")
+    ranks = ranks_of(run.pid)
+    os.kill(ranks[1], signal.SIGKILL)
+    _, error = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 2
+    assert "rank 1 of 2 was killed by signal 9" in error
+    assert error.count("meshwright:") == 1, error
+    assert not any(map(alive, ranks))
+    newest = latest(tmp_path)
+    assert newest is not None
+    steps = int(newest.name.removeprefix("step-"))
+    again = ["--nproc", "1", "--steps", str(steps + 1), "--checkpoint-dir", str(tmp_path), "--resume"]
+    assert main(["train", MODEL, *again]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--resume", "--checkpoint-dir", "/nowhere/at/all"), "is not there"),
+        (("--lr", "1e30", "--steps", "20"), "the loss is nan at step"),
+        (("--every", "3"), "--every without --checkpoint-dir"),
+        (("--data", "/nowhere/at/all"), "is no file"),
+    ],
+)
+def test_one_message_each(arguments: tuple[str, ...], message: str) -> None:
+    run = start("--nproc", "2", *arguments)
+    _, error = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 2
+    assert message in error
+    assert "Traceback" not in error
+    assert error.count(message) == 1
+
+
+def test_late_ranks_are_named() -> None:
+    run = start("--nproc", "2", "--steps", "1000000", "--timeout", "3")
+    deadline = time.monotonic() + PATIENCE_S
+    assert run.stdout is not None
+    assert "step" in run.stdout.readline()
+    ranks = ranks_of(run.pid)
+    os.kill(ranks[1], signal.SIGSTOP)
+    try:
+        _, error = run.communicate(timeout=max(1.0, deadline - time.monotonic()))
+    finally:
+        for process in filter(alive, ranks):
+            os.kill(process, signal.SIGKILL)
+    assert "rank 0 has waited 3 s in" in error
+    assert "late: rank 1" in error
+    assert "all_reduce over dp" in error or "all_gather over dp" in error or "over" in error
