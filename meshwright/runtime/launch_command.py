@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
+
+KINDS = ("torchrun", "slurm", "kubernetes", "ray")
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("launch", help="write the script that starts a plan on its hosts")
-    parser.add_argument("plan", help="a plan file written by `meshwright plan -o`")
-    parser.add_argument(
-        "--print", dest="kind", choices=("torchrun", "slurm", "kubernetes", "ray"), default="torchrun", metavar="KIND",
-        help="torchrun (default), slurm, kubernetes or ray",
-    )  # fmt: skip
-    parser.add_argument(
-        "rest", nargs=argparse.REMAINDER, help="what `meshwright train` is to be told besides, after --"
-    )
+    add = parser.add_argument
+    add("plan", help="a plan file written by `meshwright plan -o`")
+    add("--print", dest="kind", choices=KINDS, default=KINDS[0], help=f"{', '.join(KINDS)} (default {KINDS[0]})")
+    add("--train", default="", metavar="WORDS", help="options for `train`, as one word: --train='--steps 200'")
     parser.set_defaults(run=run)
 
 
@@ -23,6 +22,6 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.plan import Plan
     from meshwright.runtime.scripts import SCRIPTS, run_of
 
-    rest = tuple(word for word in args.rest if word != "--")
-    print(SCRIPTS[args.kind](run_of(Plan.load(args.plan), args.plan, rest)), end="")
+    extra = tuple(shlex.split(args.train))
+    print(SCRIPTS[args.kind](run_of(Plan.load(args.plan), args.plan, extra)), end="")
     return 0
