@@ -22,15 +22,14 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for cluster in ("local:2", "dgx-h100:2"):
         found[cluster] = tmp_path_factory.mktemp("plans") / f"{cluster.replace(':', '-')}.json"
         pins = ["--pin", "dp=2"] if cluster == "local:2" else ["--pin", "dp=16"]
-        assert (
-            main(["plan", MODEL, "--cluster", cluster, "--global-batch", "16", *pins, "-o", str(found[cluster])]) == 0
-        )
+        place = ["--cluster", cluster, "--global-batch", "16", *pins, "-o", str(found[cluster])]
+        assert main(["plan", MODEL, *place]) == 0
     return found
 
 
 def script(capsys: pytest.CaptureFixture[str], plan: Path, kind: str) -> str:
     capsys.readouterr()
-    assert main(["launch", str(plan), "--print", kind, "--", "--steps", "3"]) == 0
+    assert main(["launch", str(plan), "--print", kind, "--train=--steps 3"]) == 0
     return capsys.readouterr().out
 
 
