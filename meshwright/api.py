@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from torch import Tensor, nn
 
 from meshwright.capture import Batch, capture
+from meshwright.capture.precision import Precision
 from meshwright.cluster import Cluster, load_cluster
-from meshwright.errors import PlanError
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.profile import profile_step as profile
@@ -23,18 +23,18 @@ def plan(
     memory: str | int | None = None,
     global_batch: int | None = None,
     optimizer: str = "adamw",
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     pins: Iterable[str] = (),
     loss: Callable[..., Tensor] | None = None,
 ) -> Plan:
     """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`); `batch` may be on the meta device."""
-    if precision != "fp32":
-        raise PlanError(f"precision {precision!r}", "'fp32', the only one that runs so far", "plan with fp32")
-    program = capture(model, batch, loss)
+    program = capture(model, batch, loss, precision=precision)
     if global_batch is not None:
         program = program.at_batch(global_batch)
     found = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    return make_plan(program, found, memory_bytes=parse_bytes(memory), optimizer=optimizer, pins=pins)
+    return make_plan(
+        program, found, memory_bytes=parse_bytes(memory), optimizer=optimizer, precision=precision, pins=pins
+    )
 
 
 __all__ = ["plan", "profile"]

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from meshwright.capture.sizes import BatchSize, Size, size_at
-from meshwright.errors import VerifyError
+from meshwright.errors import CaptureError, VerifyError
 
 ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4}
 ITEM_BYTES |= {"bfloat16": 2, "float16": 2, "int16": 2, "uint8": 1, "int8": 1, "bool": 1}
@@ -47,9 +47,10 @@ class TensorType:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The shape of a type whose batch has been fixed with `at`."""
-        if any(isinstance(size, BatchSize) for size in self.shape):
-            raise VerifyError(f"{self} still depends on the batch")
-        return tuple(size for size in self.shape if isinstance(size, int))
+        for size in self.shape:
+            if isinstance(size, BatchSize):
+                raise VerifyError(f"{self} still depends on the batch")
+        return self.shape  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +244,24 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
+class Coupling:
+    """An op whose result would be another one if the batch were run in parts; `op` by its name in the graph."""
+
+    segment: str
+    op: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.op} in {self.segment} {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
-    """A training step's forward, loss included. `loss` is the last segment's only output."""
+    """A training step's forward, loss included. `loss` is the last segment's only output.
+
+    couples_samples: the ops that keep the batch from being run in parts; empty where the loss is a sum or mean of
+    what each sample gives by itself. warnings: where the Program is not all that the model does.
+    """
 
     batch: int
     inputs: tuple[Value, ...]
@@ -255,12 +272,25 @@ class Program:
     graphs: tuple[SegmentGraph, ...]
     segments: tuple[Segment, ...]
     loss: str
-    couples_samples: tuple[str, ...] = ()
+    couples_samples: tuple[Coupling, ...] = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def at_batch(self, batch: int) -> Program:
         """The same Program at another batch; nothing is captured again."""
+        if batch != self.batch and not self.batch_varies:
+            raise CaptureError(
+                f"a batch of {batch} of a Program whose batch export fixed at {self.batch}",
+                "a model whose Python code does not turn the batch size into a plain number",
+                "capture it again at that batch, or leave sizes as they are: no `int(...)`, `float(...)`, `len(...)`",
+            )
         return replace(self, batch=batch)
+
+    @property
+    def batch_varies(self) -> bool:
+        """Whether the batch is a size of its own in all inputs; if not, the Program holds at one batch only."""
+        leading = [value.type.shape[0] for value in self.inputs]
+        return any(isinstance(size, BatchSize) for size in leading) and self.batch not in leading
 
     def graph(self, segment: Segment) -> SegmentGraph:
         """The segment's graph, its own numbers bound."""

@@ -6,19 +6,21 @@ a gradient, of what its dual runs backward:
     length(u -> v) = forward_s(u, v) + backward_s(u, v)       (grad)        forward_s(u, v)      (no grad)
 
 Lengths depend on the mesh, the tensor's shape and its item size, which make the cache key. The search from one
-source is kept and resumed, so asking for every target costs one search. `moves` lists the edges, `Pricer`
-prices them, `_Search.reach` is the algorithm.
+source is kept and resumed, so asking for every target costs one search. `moves` lists the edges, `graph.Edges`
+and `Pricer` price them, `_Search.reach` is the algorithm.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
 from meshwright.cluster.mesh import Mesh
+from meshwright.layout.graph import Edges, is_small
 from meshwright.layout.moves import moves
 from meshwright.layout.states import Layout, all_layouts
 from meshwright.layout.stepprice import Pricer, StepPrice
@@ -59,29 +61,50 @@ def conversion(
     return _search(source, shape, itemsize, mesh, grad).reach(target)
 
 
+def priced_steps(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> Iterator[list[tuple[float, int]]]:
+    """For every layout, in the order of `layout_numbers`: seconds and target of each single step."""
+    graph = _graph(shape, itemsize, mesh, grad)
+    for number in range(len(graph.layouts)):
+        yield [(edge[0], edge[1]) for edge in graph.edges(number)]
+
+
 @lru_cache
-def _numbers(n_dims: int, n_axes: int) -> dict[Layout, int]:
+def layout_numbers(n_dims: int, n_axes: int) -> dict[Layout, int]:
+    """Every layout of a tensor on a mesh, numbered."""
     return {layout: number for number, layout in enumerate(all_layouts(n_dims, n_axes))}
 
 
 class _Graph:
-    """Layouts by number (numbers compare and index faster than layouts) and priced edges, made when asked for."""
+    """Layouts by number (numbers compare and index faster than layouts) and the edges out of each.
+
+    Where there are not too many, all edges are priced at once; otherwise each when it is met.
+    """
 
     def __init__(self, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> None:
         self.shape, self.mesh_sizes = shape, mesh.sizes
         self._pricer = Pricer(shape, itemsize, mesh, grad)
         self.layouts = all_layouts(len(shape), len(mesh.axes))
-        self.number = _numbers(len(shape), len(mesh.axes))
-        self._edges: list[list[tuple[float, int, Step, StepPrice]] | None] = [None] * len(self.layouts)
+        self.number = layout_numbers(len(shape), len(mesh.axes))
+        self._all = Edges(shape, itemsize, mesh, grad) if is_small(len(shape), len(mesh.axes)) else None
+        self._edges: list[list[tuple[float, int, Step]] | None] = [None] * len(self.layouts)
+        self._prices: dict[int, tuple[Step, StepPrice]] = {}
 
-    def edges(self, number: int) -> list[tuple[float, int, Step, StepPrice]]:
+    def edges(self, number: int) -> list[tuple[float, int, Step]]:
         found = self._edges[number]
         if found is None:
-            found = self._edges[number] = []
-            for step in moves(self.layouts[number], self.shape, self.mesh_sizes):
-                price = self._pricer.price(step)
-                found.append((price.total_s, self.number[step.target], step, price))
+            found = self._edges[number] = self._all.out_of(number) if self._all else self._priced(number)
         return found
+
+    def _priced(self, number: int) -> list[tuple[float, int, Step]]:
+        steps = moves(self.layouts[number], len(self.shape))
+        return [(self.price(step).total_s, self.number[step.target], step) for step in steps]
+
+    def price(self, step: Step) -> StepPrice:
+        """Of a step of this graph; by identity, since there is one object per step."""
+        found = self._prices.get(id(step))
+        if found is None:
+            found = self._prices[id(step)] = (step, self._pricer.price(step))
+        return found[1]
 
 
 class _Search:
@@ -93,41 +116,41 @@ class _Search:
         self._best_s = [inf] * n
         self._best_steps = [0] * n  # ties in seconds go to fewer steps
         self._best_s[start] = 0.0
-        self._last: list[tuple[int, Step, StepPrice] | None] = [None] * n
-        self._settled: list[_Path | None] = [None] * n
+        self._last: list[tuple[int, Step] | None] = [None] * n
+        self._settled = [False] * n
+        self._paths: dict[int, _Path] = {start: _Path(Conversion(source, source))}
         self._heap = [(0.0, 0, start)]
-        self._start = _Path(Conversion(source, source))
 
     def reach(self, target: Layout) -> Conversion:
         number = self.graph.number.get(target)
         if number is None:
             target.check(self.graph.shape, self.graph.mesh_sizes)
             raise AssertionError(f"{target} fits but is not in the graph")
-        while (found := self._settled[number]) is None:
+        while not self._settled[number]:
             length_s, n_steps, nearest = heapq.heappop(self._heap)
-            if self._settled[nearest] is None:
-                self._settle(nearest)
+            if not self._settled[nearest]:
+                self._settled[nearest] = True
                 self._relax(length_s, n_steps + 1, nearest)
-        return found.conversion
-
-    def _settle(self, number: int) -> None:
-        last = self._last[number]
-        if last is None:
-            self._settled[number] = self._start
-            return
-        before = self._settled[last[0]]
-        assert before is not None
-        self._settled[number] = _extended(before, last[1], last[2])
+        return self._path(number).conversion
 
     def _relax(self, length_s: float, n_steps: int, number: int) -> None:
         best_s, best_steps = self._best_s, self._best_steps
-        for edge in self.graph.edges(number):
-            after, reached_s = edge[1], length_s + edge[0]
+        for seconds, after, step in self.graph.edges(number):
+            reached_s = length_s + seconds
             # A settled layout is never reached sooner, since no edge is negative.
             if reached_s < best_s[after] or (reached_s == best_s[after] and n_steps < best_steps[after]):
                 best_s[after], best_steps[after] = reached_s, n_steps
-                self._last[after] = (number, edge[2], edge[3])
+                self._last[after] = (number, step)
                 heapq.heappush(self._heap, (reached_s, n_steps, after))
+
+    def _path(self, number: int) -> _Path:
+        """The path to a settled layout; paths share what they have in common."""
+        found = self._paths.get(number)
+        if found is None:
+            last = self._last[number]
+            assert last is not None
+            found = self._paths[number] = _extended(self._path(last[0]), last[1], self.graph.price(last[1]))
+        return found
 
 
 class _Path(NamedTuple):

@@ -49,10 +49,9 @@ class FrontierPoint:
     def backward_s(self) -> float:
         return self.backward_input_s + self.backward_weight_s
 
-    @property
-    def total_s(self) -> float:
-        """One step of one micro-batch with nothing overlapped."""
-        return self.forward_s + self.backward_s + self.first_s + self.last_s + self.step_s
+    def seconds(self, microbatches: int = 1) -> float:
+        """One step of so many micro-batches with nothing overlapped."""
+        return microbatches * (self.forward_s + self.backward_s) + self.first_s + self.last_s + self.step_s
 
     @property
     def held_bytes(self) -> int:

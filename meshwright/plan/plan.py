@@ -22,13 +22,16 @@ SCHEMA = 1
 class ParameterPlan:
     """Where a parameter lives (`storage`, the optimizer's layout) and what the segments compute with.
 
-    regather: the compute copy is dropped after forward and gathered again for backward (ZeRO-3).
+    dtype: of what is stored, its gradient and optimizer state; segments compute in the Program's own.
+    regather: the compute copy is dropped after forward and gathered again for backward (ZeRO-3). scatter: the
+    gradient is brought to the storage layout after each micro-batch (ZeRO-2), not once a step.
     """
 
     storage: str
     compute: str
     dtype: str
     regather: bool = False
+    scatter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,11 @@ class Plan:
     def mesh(self) -> Mesh:
         """The mesh of a plan of one stage."""
         return self.stages[0].mesh
+
+    @property
+    def microbatch(self) -> int:
+        """Samples that run at a time."""
+        return self.batch // self.microbatches
 
     @property
     def world_size(self) -> int:

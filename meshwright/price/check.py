@@ -7,17 +7,20 @@ from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
 from meshwright.plan import Choice, Plan
 from meshwright.price.flow import flow, invariant
-from meshwright.price.parameter import check_optimizer
+from meshwright.price.parameter import Setting, check_optimizer
 
 
 def check_plan(plan: Plan, program: Program) -> None:
     """Raises PlanError unless running `plan` on `program` computes what the model computes."""
     plan.check_program(program)
     check_optimizer(plan.optimizer)
-    if plan.microbatches != 1:
-        raise PlanError(f"microbatches is {plan.microbatches}", "1, the only number that runs so far", "set it to 1")
-    if plan.precision != "fp32":
-        raise PlanError(f"precision is {plan.precision!r}", "'fp32', the only one that runs so far", "set it back")
+    if plan.microbatches < 1 or plan.batch % plan.microbatches:
+        given = f"microbatches is {plan.microbatches} with a batch of {plan.batch}"
+        raise PlanError(given, "a number that divides it", "undo the edit")
+    half = any(parameter.type.dtype == "bfloat16" for parameter in program.parameters)
+    known = ("bf16", "mixed") if half else ("fp32",)
+    if plan.precision not in known:
+        raise PlanError(f"precision is {plan.precision!r}", f"{' or '.join(known)} for this model", "undo the edit")
     if plan.schedule != "one-stage" or len(plan.stages) != 1:
         given = f"schedule is {plan.schedule!r} with {len(plan.stages)} stages"
         raise PlanError(given, "'one-stage' with one, the only schedule that runs so far", "set it back")
@@ -44,7 +47,7 @@ def _check_prologue(plan: Plan, program: Program) -> None:
         given = f"prologue has {len(plan.prologue.inputs)} inputs and {len(plan.prologue.outputs)} outputs"
         raise PlanError(given, f"0 and {len(graph.outputs)}", "undo the edit")
     commons = {value.name: Layout.parse(plan.inputs[value.name].layout) for value in graph.commons}
-    flow(graph.at(plan.batch), plan.prologue, plan.mesh, commons)
+    flow(graph.at(plan.microbatch), plan.prologue, plan.mesh, commons)
 
 
 def _check_parameters(plan: Plan, program: Program) -> None:
@@ -54,8 +57,9 @@ def _check_parameters(plan: Plan, program: Program) -> None:
         raise PlanError(f"parameters differ in {', '.join(different)}", "exactly the model's", "undo the edit")
     for parameter in program.parameters:
         entry, field = plan.parameters[parameter.name], f"parameters.{parameter.name}"
-        if entry.dtype != parameter.type.dtype:
-            raise PlanError(f"{field}.dtype is {entry.dtype}", parameter.type.dtype, "undo the edit")
+        stored = Setting(plan.optimizer, plan.precision).storage_dtype(parameter.type.dtype)
+        if entry.dtype != stored:
+            raise PlanError(f"{field}.dtype is {entry.dtype}", stored, "undo the edit")
         _check_layout(f"{field}.storage", entry.storage, parameter.type.sizes, plan, "SI")
         _check_layout(f"{field}.compute", entry.compute, parameter.type.sizes, plan, "SIR")
 
@@ -116,7 +120,7 @@ def _check_strategies(plan: Plan, program: Program) -> None:
         key = (plan.segments[index], tuple(commons.items()))
         if key not in seen:
             seen.add(key)
-            flow(program.graph(segment).at(plan.batch), plan.choice(index), plan.mesh, commons)
+            flow(program.graph(segment).at(plan.microbatch), plan.choice(index), plan.mesh, commons)
 
 
 def _check_layout(field: str, text: str, shape: tuple[int, ...], plan: Plan, kinds: str) -> None:

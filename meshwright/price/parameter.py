@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from meshwright.capture.program import Value
+from meshwright.capture.program import ITEM_BYTES, Value
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.layout import Conversion, Layout, conversion
@@ -15,8 +16,22 @@ STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """What holds for a whole step: the optimizer, the precision, and into how many micro-batches it is cut."""
+
+    optimizer: str = "adamw"
+    precision: str = "fp32"
+    microbatches: int = 1
+
+    def storage_dtype(self, dtype: str) -> str:
+        """In which dtype a parameter that computes in `dtype` is stored, its gradient and states alike."""
+        return "float32" if self.precision == "mixed" and dtype in ("bfloat16", "float16") else dtype
+
+
+@dataclass(frozen=True, slots=True)
 class ParameterPrice:
-    """first_s: gathers. last_s: the gradient's reduction. step_s: the optimizer's update of what is stored."""
+    """Of one step. first_s: gathers. last_s: the gradient's reduction. step_s: the optimizer's update of what is
+    stored, and adding up the micro-batches' gradients."""
 
     first_s: float
     last_s: float
@@ -30,32 +45,50 @@ class ParameterPrice:
         return self.first_s + self.last_s + self.step_s
 
 
-def gathers(plan: ParameterPlan, uses: int) -> int:
+def gathers(plan: ParameterPlan, uses: int, microbatches: int = 1) -> int:
     """How often a step brings a parameter to its compute layout: before each use, or once."""
-    return 2 * uses if plan.regather else 1
+    return 2 * uses * microbatches if plan.regather else 1
 
 
-def parameter_price(value: Value, plan: ParameterPlan, mesh: Mesh, optimizer: str, uses: int = 1) -> ParameterPrice:
+def reductions(plan: ParameterPlan, microbatches: int = 1) -> int:
+    """How often a step brings the gradient to the storage layout."""
+    return microbatches if plan.scatter else 1
+
+
+def parameter_price(value: Value, plan: ParameterPlan, mesh: Mesh, setting: Setting, uses: int = 1) -> ParameterPrice:
     """`uses`: how many segments read it; more than one for tied weights."""
+    return _price(value.type.sizes, value.type.dtype, value.grad, plan, mesh, setting, uses)
+
+
+@lru_cache(maxsize=1 << 16)
+def _price(
+    shape: tuple[int, ...], dtype: str, grad: bool, plan: ParameterPlan, mesh: Mesh, setting: Setting, uses: int
+) -> ParameterPrice:
     storage, compute = Layout.parse(plan.storage), Layout.parse(plan.compute)
-    shape, itemsize = value.type.sizes, value.type.itemsize
-    gather = conversion(storage, compute, shape, itemsize, mesh, grad=value.grad)
-    stored, computed = (local_bytes(shape, itemsize, layout, mesh) for layout in (storage, compute))
-    copied = computed if stored != computed else 0
-    states = STATES[optimizer] if value.grad else 0
-    step_s = 0.0
-    if value.grad:
-        # Read the parameter, its gradient and states; write the parameter and states. One fused launch per step.
-        step_s = stored * (3 + 2 * states) / (mesh.device.memory_bandwidth * mesh.device.achievable_fraction("memory"))
-    held = stored * (1 + states) + (stored if value.grad else 0)
-    return ParameterPrice(
-        gathers(plan, uses) * gather.forward_s,
-        gather.backward_s,
-        step_s,
-        held + (0 if plan.regather else copied),
-        (copied if plan.regather else 0) + (copied if value.grad else 0),
-        gather,
-    )
+    rate = mesh.device.memory_bandwidth * mesh.device.achievable_fraction("memory")
+    micro, wide = setting.microbatches, ITEM_BYTES[plan.dtype]
+    gather = conversion(storage, compute, shape, ITEM_BYTES[dtype], mesh, grad=grad)
+    stored = local_bytes(shape, wide, storage, mesh)
+    computed = local_bytes(shape, ITEM_BYTES[dtype], compute, mesh)
+    cast = plan.dtype != dtype
+    sharded = local_bytes(shape, wide, compute, mesh) != stored
+    copied = computed if cast or sharded else 0
+    first_s = gathers(plan, uses, micro) * (gather.forward_s + (1.5 * stored / rate if cast else 0.0))
+    held = stored + (0 if plan.regather else copied)
+    transient = copied if plan.regather else 0
+    if not grad:
+        return ParameterPrice(first_s, 0.0, 0.0, held, transient, gather)
+    states = STATES[setting.optimizer]
+    # Read the parameter, its gradient and states; write the parameter and states. One fused launch per step.
+    step_s = stored * (3 + 2 * states) / rate
+    held += stored * (1 + states)
+    transient += copied
+    if micro > 1:
+        summed = stored if plan.scatter else local_bytes(shape, wide, compute, mesh)
+        step_s += (micro - 1) * (2 * summed + computed) / rate
+        held += summed if sharded and not plan.scatter else 0
+    last_s = reductions(plan, micro) * gather.backward_s
+    return ParameterPrice(first_s, last_s, step_s, held, transient, gather)
 
 
 def local_bytes(shape: tuple[int, ...], itemsize: int, layout: Layout, mesh: Mesh) -> int:

@@ -13,7 +13,7 @@ from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, FrontierPoint, ParameterPlan
 from meshwright.price.compute import op_seconds
 from meshwright.price.flow import Flow, flow
-from meshwright.price.parameter import local_bytes, parameter_price
+from meshwright.price.parameter import Setting, local_bytes, parameter_price
 from meshwright.profile import is_view, saved
 from meshwright.rules import Strategy
 
@@ -23,7 +23,7 @@ def price_segment(
     choice: Choice,
     parameters: Mapping[str, ParameterPlan],
     mesh: Mesh,
-    optimizer: str,
+    setting: Setting,
     charged: Mapping[str, int] | None = None,
 ) -> FrontierPoint:
     """`graph` has its batch fixed. `parameters`: by local name.
@@ -48,7 +48,7 @@ def price_segment(
         backward_s += step.conversion.backward_s
         working = max(working, step.conversion.transient_bytes)
     prices = [
-        parameter_price(value, parameters[value.name], mesh, optimizer, uses[value.name])
+        parameter_price(value, parameters[value.name], mesh, setting, uses[value.name])
         for value in graph.params
         if value.name in uses
     ]

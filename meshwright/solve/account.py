@@ -7,30 +7,31 @@ from meshwright.cluster import Mesh, collective_s
 from meshwright.layout import Collective, Layout, conversion
 from meshwright.plan import Plan
 from meshwright.price.flow import flow
-from meshwright.price.parameter import gathers
+from meshwright.price.parameter import gathers, reductions
 
 
 def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
     """In no particular order: every conversion and lowering of every segment, every gather and reduction."""
     found: list[Collective] = []
+    micro = plan.microbatches
     for index, segment in enumerate(program.segments):
-        graph = program.graph(segment).at(plan.batch)
+        graph = program.graph(segment).at(plan.microbatch)
         run = flow(graph, plan.choice(index), plan.mesh, plan.common_layouts(program, index))
         carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
         values = graph.values()
         for name, made in run.strategies.items():
-            found += made.collectives_forward
-            found += made.collectives_backward if carries[name] else ()
+            found += made.collectives_forward * micro
+            found += made.collectives_backward * micro if carries[name] else ()
         for step in run.moves.values():
-            found += step.conversion.forward
-            found += step.conversion.backward if values[step.value].grad else ()
+            found += step.conversion.forward * micro
+            found += step.conversion.backward * micro if values[step.value].grad else ()
     for parameter in program.parameters:
         entry = plan.parameters[parameter.name]
         shape, itemsize = parameter.type.sizes, parameter.type.itemsize
         storage, compute = Layout.parse(entry.storage), Layout.parse(entry.compute)
         path = conversion(storage, compute, shape, itemsize, plan.mesh, grad=parameter.trainable)
-        found += path.forward * gathers(entry, len(program.uses_of(parameter.name)))
-        found += path.backward if parameter.trainable else ()
+        found += path.forward * gathers(entry, len(program.uses_of(parameter.name)), micro)
+        found += path.backward * reductions(entry, micro) if parameter.trainable else ()
     return tuple(found)
 
 

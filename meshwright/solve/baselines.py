@@ -29,13 +29,19 @@ class Baseline:
 
 
 def baselines(
-    program: Program, cluster: Cluster, optimizer: str = "adamw", memory_bytes: int | None = None
+    program: Program,
+    cluster: Cluster,
+    optimizer: str = "adamw",
+    precision: str = "fp32",
+    memory_bytes: int | None = None,
 ) -> list[Baseline]:
     found = []
     for name, pins_of in BASELINES.items():
         pins = pins_of(cluster.device_count)
         try:
-            plan = make_plan(program, cluster, optimizer=optimizer, memory_bytes=memory_bytes, pins=pins)
+            plan = make_plan(
+                program, cluster, optimizer=optimizer, precision=precision, memory_bytes=memory_bytes, pins=pins
+            )
             found.append(Baseline(name, pins, plan))
         except PlanError as error:
             found.append(Baseline(name, pins, None, error.given))

@@ -22,7 +22,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--global-batch", type=int, default=8, metavar="N", help="samples per step (default 8)")
     parser.add_argument("--memory", metavar="SIZE", help="limit per device, such as 20GiB; the device's own if absent")
     parser.add_argument("--optimizer", default="adamw", help="adamw (default), momentum or sgd")
-    parser.add_argument("--pin", action="append", default=[], help="dp=N, tp=N, zero=0..3, split=matmul, NAME=S(0)")
+    parser.add_argument("--precision", default="fp32", help="fp32 (default), bf16 or mixed")
+    parser.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        help="dp=N, tp=N, zero=0..3, microbatch=N, mesh=2x4, split=matmul, NAME=S(0)",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here")
     parser.add_argument("--json", metavar="FILE", help="write a summary as JSON; - for standard output")
     parser.set_defaults(run=run)
@@ -43,12 +49,18 @@ def run(args: argparse.Namespace) -> int:
     reference = reference_of(args)
     cluster = load_cluster(args.cluster)
     memory_bytes = parse_bytes(args.memory)
-    program = capture(*reference.meta(args.global_batch))
+    program = capture(*reference.meta(args.global_batch), precision=args.precision)
     plan = make_plan(
-        program, cluster, model=str(reference), memory_bytes=memory_bytes, optimizer=args.optimizer, pins=args.pin
+        program,
+        cluster,
+        model=str(reference),
+        memory_bytes=memory_bytes,
+        optimizer=args.optimizer,
+        precision=args.precision,
+        pins=args.pin,
     )
     plan_s = time.perf_counter() - start_s
-    others = baselines(program, cluster, args.optimizer, memory_bytes)
+    others = baselines(program, cluster, args.optimizer, args.precision, memory_bytes)
     if args.output:
         plan.save(args.output)
     if args.json != "-":

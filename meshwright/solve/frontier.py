@@ -1,24 +1,25 @@
-"""What each distinct segment graph offers, for every combination of boundary layouts and a few prices per byte."""
+"""What each distinct segment graph offers on a mesh, for every boundary and any price per byte."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
 from meshwright.plan import FrontierPoint, ParameterPlan
+from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
-from meshwright.solve.intra import Question, Solved, solve_segment
+from meshwright.solve.intra import SegmentProblem, Solved, Tied, solve_segment
 from meshwright.solve.pins import Pins
-from meshwright.solve.space import LayoutSet, Space, space
+from meshwright.solve.space import Space, space
 
-Fixed = dict[str, ParameterPlan]
+Options = tuple[int, ...]
+"""Which option each part of a segment's boundary takes: inputs, outputs, tied weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A FrontierPoint with what was decided for the segment's parameters."""
+    """A FrontierPoint with what was decided for the segment's parameters, by local name."""
 
     point: FrontierPoint
     parameters: dict[str, ParameterPlan]
@@ -26,66 +27,108 @@ class Point:
 
 @dataclass(slots=True)
 class Frontier:
-    """Solved once per distinct graph, tied parameters and price. `fixed`: tied parameters by full name."""
+    """A Program at the batch of one micro-batch, on one mesh.
+
+    uses: the segments that read each parameter. last_reader: of each boundary value and tied weight.
+    """
 
     program: Program
     mesh: Mesh
     pins: Pins
-    optimizer: str
-    spaces: dict[int, Space] = field(default_factory=dict)
-    solved: dict[tuple[int, Question], Solved] = field(default_factory=dict)
-    points: dict[object, Point] = field(default_factory=dict)
+    setting: Setting
+    uses: dict[str, list[int]] = field(default_factory=dict)
+    last_reader: dict[str, int] = field(default_factory=dict)
+    _spaces: dict[int, Space] = field(default_factory=dict)
+    _tied: dict[str, tuple[ParameterPlan, ...]] = field(default_factory=dict)
+    _problems: dict[object, SegmentProblem] = field(default_factory=dict)
+    _solved: dict[object, Solved] = field(default_factory=dict)
+    _points: dict[object, Point] = field(default_factory=dict)
+    _leasts: dict[int, tuple[float, list[int]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, segment in enumerate(self.program.segments):
+            for name in segment.params:
+                self.uses.setdefault(name, []).append(index)
+            self.last_reader.update((name, index) for name in segment.inputs)
+        self.last_reader.update((name, users[-1]) for name, users in self.uses.items() if len(users) > 1)
+
+    def boundary(self, index: int) -> tuple[str, ...]:
+        """What a segment shares with others: inputs, outputs, tied weights, by full name."""
+        segment = self.program.segments[index]
+        return (*segment.inputs, *segment.outputs, *(name for name in segment.params if len(self.uses[name]) > 1))
 
     def space(self, segment: Segment) -> Space:
-        if segment.graph not in self.spaces:
+        if segment.graph not in self._spaces:
             graph = self.program.graph(segment)
-            self.spaces[segment.graph] = space(graph, segment.params, self.program.batch, self.mesh, self.pins)
-        return self.spaces[segment.graph]
+            made = space(graph, segment.params, self.program.batch, self.mesh, self.pins, self.setting)
+            self._spaces[segment.graph] = made
+        return self._spaces[segment.graph]
 
-    def solve(self, index: int, fixed: Fixed, price_per_byte: float) -> Solved:
+    def least_held(self) -> float:
+        """Bytes that no chain holds fewer than: every op and every weight at its smallest, whatever the others do."""
+        total, counted = 0.0, set[str]()
+        for segment in self.program.segments:
+            least = self._least(segment)
+            total += least[0]
+            for name, held in zip(segment.params, least[1], strict=True):
+                total += 0.0 if name in counted else held
+                counted.add(name)
+        return total
+
+    def _least(self, segment: Segment) -> tuple[float, list[int]]:
+        """The fewest bytes that its ops keep, and of each of its weights."""
+        if segment.graph not in self._leasts:
+            here = self.space(segment)
+            kept = sum(float(held.min()) for held in here.op_bytes)
+            self._leasts[segment.graph] = kept, [here.least_static(value) for value in here.graph.params]
+        return self._leasts[segment.graph]
+
+    def solve(self, index: int, price_per_byte: float) -> Solved:
         segment = self.program.segments[index]
-        local = self._local(segment, fixed)
-        question = Question(tuple(sorted(local.items())), self.optimizer, price_per_byte)
-        key = (segment.graph, question)
-        if key not in self.solved:
-            self.solved[key] = solve_segment(self.space(segment), question, segment.graph)
-        return self.solved[key]
+        problem = self._problem(index, segment)
+        key = (id(problem), price_per_byte)
+        if key not in self._solved:
+            self._solved[key] = solve_segment(problem, price_per_byte, segment.graph)
+        return self._solved[key]
 
-    def point(self, index: int, at: tuple[LayoutSet, LayoutSet], fixed: Fixed, price_per_byte: float) -> Point:
-        """The segment's best way between these boundary layouts at this price, priced from scratch."""
-        found = self.solve(index, fixed, price_per_byte)
-        charged = self.charged(index)
-        key = (id(found), at, tuple(charged.items()))
-        if key not in self.points:
-            answer = found.answer(at)
+    def point(self, index: int, options: Options, price_per_byte: float) -> Point:
+        """The segment's best way between these boundary options at this price, priced from scratch."""
+        found = self.solve(index, price_per_byte)
+        key = (id(found), options)
+        if key not in self._points:
+            answer = found.answer(options)
             graph = found.segment.space.graph
-            point = price_segment(graph, answer.choice, answer.parameters, self.mesh, self.optimizer, charged)
-            self.points[key] = Point(point, answer.parameters)
-        return self.points[key]
+            charged = self._charged(index)
+            point = price_segment(graph, answer.choice, answer.parameters, self.mesh, self.setting, charged)
+            self._points[key] = Point(point, answer.parameters)
+        return self._points[key]
 
-    def charged(self, index: int) -> dict[str, int]:
+    def _charged(self, index: int) -> dict[str, int]:
         """Parameters that count in this segment, by local name, and how many segments use each: tied ones count in
         the first that does."""
         segment = self.program.segments[index]
-        uses = {name: self.program.uses_of(name) for name in segment.params}
-        pairs = zip(self.program.graph(segment).params, segment.params, strict=True)
-        return {value.name: len(uses[name]) for value, name in pairs if uses[name][0] == index}
+        pairs = zip(self.program.graphs[segment.graph].params, segment.params, strict=True)
+        return {value.name: len(self.uses[name]) for value, name in pairs if self.uses[name][0] == index}
 
-    def _local(self, segment: Segment, fixed: Fixed) -> Fixed:
-        graph = self.program.graph(segment)
-        return {v.name: fixed[name] for v, name in zip(graph.params, segment.params, strict=True) if name in fixed}
+    def _problem(self, index: int, segment: Segment) -> SegmentProblem:
+        graph = self.program.graphs[segment.graph]
+        tied = {}
+        for value, name in zip(graph.params, segment.params, strict=True):
+            users = self.uses[name]
+            if len(users) > 1:
+                tied[value.name] = Tied(self._tied_options(name), len(users) if users[0] == index else 0)
+        key = (segment.graph, tuple(tied.items()))
+        if key not in self._problems:
+            self._problems[key] = SegmentProblem(self.space(segment), tied)
+        return self._problems[key]
 
-
-def tied(program: Program) -> tuple[str, ...]:
-    """Parameters that several segments read: decided for all of them at once."""
-    return tuple(p.name for p in program.parameters if len(program.uses_of(p.name)) > 1)
-
-
-def tied_options(frontier: Frontier, name: str) -> Iterable[ParameterPlan]:
-    """What any of its users would choose from; the others convert inside the segment."""
-    found: dict[ParameterPlan, None] = {}
-    for index in frontier.program.uses_of(name):
-        segment = frontier.program.segments[index]
-        local = frontier.program.graph(segment).params[segment.params.index(name)].name
-        found.update(dict.fromkeys(frontier.space(segment).parameters[local]))
-    return found
+    def _tied_options(self, name: str) -> tuple[ParameterPlan, ...]:
+        """What any of its users would choose from; the others convert inside the segment."""
+        if name not in self._tied:
+            found: dict[ParameterPlan, None] = {}
+            for index in self.uses[name]:
+                segment = self.program.segments[index]
+                local = self.program.graphs[segment.graph].params[segment.params.index(name)].name
+                found.update(dict.fromkeys(self.space(segment).parameters[local]))
+            self._tied[name] = tuple(found)
+        return self._tied[name]

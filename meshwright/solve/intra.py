@@ -5,13 +5,15 @@ its lowering), a parameter (options: ParameterPlans; cost: gather, reduction, up
 layouts it may cross in), a common value or buffer (one option), and, for a value with several readers, a *copy*
 (options: the one or two layouts materialised). Edges: producer -> copy pays the conversions (forward and backward
 together); copy -> reader forbids what is not among them; with one reader the producer -> reader edge pays directly.
-`price_per_byte` adds what is held: weights with their states, and what backward reads.
+What runs per micro-batch is paid as often as there are micro-batches. A price per byte adds what is held: weights
+with their states, and what backward reads. A tied weight is part of the boundary: its other readers see the same.
 
 `SegmentProblem` builds it, `solve_segment` eliminates all but the boundary nodes, `Solved.answer` reads a Choice back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -23,20 +25,21 @@ from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import invariant, settled
 from meshwright.price.parameter import parameter_price
 from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
+from meshwright.select.problem import Floats
 from meshwright.select.tables import Tables, tables
-from meshwright.solve.space import LayoutSet, Matrix, Space, boundary_layouts, conversion_s, wanted
+from meshwright.solve.space import LayoutSet, Matrix, Space, boundary_layouts, conversions_s, wanted
 
 LARGEST_TABLE = 3e7
 """Entries of the largest table (240 MB); a segment that needs more is asked pair by pair."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """Parameters decided elsewhere (tied ones, by local name), the optimizer, and what a held byte costs."""
+class Tied:
+    """A weight that several segments read. options: the same for each of them. uses: how many segments read it, where
+    this one pays for it; else 0."""
 
-    fixed: tuple[tuple[str, ParameterPlan], ...] = ()
-    optimizer: str = "adamw"
-    price_per_byte: float = 0.0
+    options: tuple[ParameterPlan, ...]
+    uses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,16 @@ class _Side:
 
 
 class SegmentProblem:
-    """The Problem of a segment and where its parts are. `boundary`: inputs, then outputs."""
+    """The Problem of a segment at no price per byte, and where its parts are.
 
-    def __init__(self, space: Space, question: Question) -> None:
-        self.space, self.question = space, question
+    boundary: inputs, outputs, tied weights. held: per option, bytes that stay from forward to backward or for ever.
+    """
+
+    def __init__(self, space: Space, tied: Mapping[str, Tied] | None = None) -> None:
+        self.space, self.tied = space, tied or {}
+        self.micro = space.setting.microbatches
         self.build = ProblemBuilder()
-        self.fixed = dict(question.fixed)
+        self._held: list[Floats] = []
         self.options: dict[str, tuple[ParameterPlan, ...]] = {}
         self.op_nodes = [self._op_node(index) for index in range(len(space.graph.ops))]
         self.makers: dict[str, _Side] = {}
@@ -71,10 +78,17 @@ class SegmentProblem:
             self._connect(name, side)
         self.inputs = [self.makers[value.name] for value in space.graph.inputs]
         self.problem: Problem = self.build.build()
+        self.held: Floats = np.concatenate(self._held)
 
     @property
     def boundary(self) -> list[_Side]:
-        return self.inputs + self.outputs
+        return self.inputs + self.outputs + [self.makers[name] for name in self.tied]
+
+    def at(self, price_per_byte: float) -> Problem:
+        """The Problem with every held byte charged."""
+        if not price_per_byte:
+            return self.problem
+        return replace(self.problem, costs=self.problem.costs + price_per_byte * self.held)
 
     def answer(self, picked: list[int], graph_index: int, objective: float) -> Answer:
         graph = self.space.graph
@@ -89,30 +103,38 @@ class SegmentProblem:
         computes = {name: plan.compute for name, plan in parameters.items()}
         return Answer(Choice(graph_index, inputs, outputs, strategies, computes), parameters, objective)
 
+    def _node(self, costs: Floats, held: Floats | None = None, name: str = "") -> int:
+        self._held.append(np.zeros(len(costs)) if held is None else held)
+        return self.build.node(costs, name=name)
+
     def _op_node(self, index: int) -> int:
-        costs = self.space.op_costs[index] + self.question.price_per_byte * self.space.op_bytes[index]
-        return self.build.node(costs, name=self.space.graph.ops[index].name)
+        costs, held = self.micro * self.space.op_costs[index], self.space.op_bytes[index]
+        return self._node(costs, held, self.space.graph.ops[index].name)
 
     def _boundary(self, name: str) -> _Side:
         space = self.space
         layouts = boundary_layouts(space.values[name], space.batch_dims[name], space.mesh, space.pins)
-        return _Side(self.build.node([0.0] * len(layouts), name=f"{name} at the boundary"), layouts)
+        return _Side(self._node(np.zeros(len(layouts)), name=f"{name} at the boundary"), layouts)
 
     def _arguments(self) -> None:
         graph, whole = self.space.graph, invariant(self.space.mesh)
         for value in graph.inputs:
             self.makers[value.name] = self._boundary(value.name)
         for value in (*graph.commons, *graph.buffers):
-            self.makers[value.name] = _Side(self.build.node([0.0], name=value.name), (whole,))
+            self.makers[value.name] = _Side(self._node(np.zeros(1), name=value.name), (whole,))
         for value in graph.params:
-            fixed = self.fixed.get(value.name)
-            options = self.space.parameters[value.name] if fixed is None else (fixed,)
-            prices = [parameter_price(value, plan, self.space.mesh, self.question.optimizer) for plan in options]
-            byte_s = self.question.price_per_byte
-            costs = [price.total_s + byte_s * price.static_bytes for price in prices] if fixed is None else [0.0]
+            tied = self.tied.get(value.name)
+            options = tied.options if tied else self.space.parameters[value.name]
+            uses = tied.uses if tied else 1
+            costs, held = np.zeros(len(options)), np.zeros(len(options))
+            if uses:
+                prices = [parameter_price(value, plan, self.space.mesh, self.space.setting, uses) for plan in options]
+                costs, held = (
+                    np.array([getattr(price, key) for price in prices]) for key in ("total_s", "static_bytes")
+                )
             self.options[value.name] = options
             layouts = tuple(settled(Layout.parse(plan.compute), value.grad) for plan in options)
-            self.makers[value.name] = _Side(self.build.node(costs, name=value.name), layouts)
+            self.makers[value.name] = _Side(self._node(costs, held, value.name), layouts)
 
     def _results(self) -> None:
         for index, op in enumerate(self.space.graph.ops):
@@ -125,7 +147,7 @@ class SegmentProblem:
         found = [_Side(self.op_nodes[place[0]], tuple(wanted(self.space, place))) for place in self.space.uses[name]]
         found += [side for output, side in zip(graph.outputs, self.outputs, strict=True) if output == name]
         whole = (invariant(self.space.mesh),)
-        return found + [_Side(self.build.node([0.0]), whole) for _, updated in graph.updates if updated == name]
+        return found + [_Side(self._node(np.zeros(1)), whole) for _, updated in graph.updates if updated == name]
 
     def _connect(self, name: str, maker: _Side) -> None:
         readers = self._readers(name)
@@ -137,7 +159,7 @@ class SegmentProblem:
     def _direct(self, name: str, maker: _Side, reader: _Side) -> Matrix:
         """Conversions from what is made to what is wanted. A parameter read once is used as its reader wants it:
         storage -> compute pays for the rest."""
-        if name in self.options and name not in self.fixed:
+        if name in self.options and name not in self.tied:
             seconds = self._seconds(name, maker.layouts, reader.layouts)
             same = [[_is_used_as(made, want) for want in reader.layouts] for made in maker.layouts]
             return np.where(same, seconds, np.inf)
@@ -157,7 +179,7 @@ class SegmentProblem:
         ]
         sets = [(i,) for i in range(len(layouts))] + pairs
         member = np.array([[i in group for i in range(len(layouts))] for group in sets])
-        node = self.build.node([0.0] * len(sets), name=f"{name} copies")
+        node = self._node(np.zeros(len(sets)), name=f"{name} copies")
         self.build.edge(maker.node, node, self._seconds(name, maker.layouts, layouts) @ member.T)
         for reader in readers:
             wanted_at = [layouts.index(want) for want in reader.layouts]
@@ -166,8 +188,7 @@ class SegmentProblem:
     def _seconds(self, name: str, made: LayoutSet, wants: LayoutSet) -> Matrix:
         key = (name, made, wants)
         if key not in self.space.matrices:
-            costs = [[conversion_s(self.space, name, source, target) for target in wants] for source in made]
-            self.space.matrices[key] = np.array(costs)
+            self.space.matrices[key] = self.micro * conversions_s(self.space, name, made, wants)
         return self.space.matrices[key]
 
 
@@ -178,39 +199,33 @@ def _is_used_as(made: Layout, want: Layout) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """costs: the least objective for each combination of boundary layouts, inputs' axes first."""
+    """costs: the least objective for each combination of the boundary's options: inputs, outputs, tied weights."""
 
     segment: SegmentProblem
+    problem: Problem
     graph_index: int
     costs: Matrix
     tables: Tables | None
 
-    def options(self, at: tuple[LayoutSet, LayoutSet]) -> tuple[int, ...]:
-        """Indices in `costs` of these layouts of inputs and outputs."""
-        sides = self.segment.boundary
-        return tuple(side.layouts.index(layout) for side, layout in zip(sides, (*at[0], *at[1]), strict=True))
-
-    def answer(self, at: tuple[LayoutSet, LayoutSet]) -> Answer:
-        options = self.options(at)
-        picked = self.tables.choice(options) if self.tables else _solve_at(self.segment, options)[1]
+    def answer(self, options: tuple[int, ...]) -> Answer:
+        picked = self.tables.choice(options) if self.tables else _solve_at(self.segment, self.problem, options)[1]
         return self.segment.answer(picked, self.graph_index, float(self.costs[options]))
 
 
-def solve_segment(space: Space, question: Question, graph_index: int) -> Solved:
-    segment = SegmentProblem(space, question)
+def solve_segment(segment: SegmentProblem, price_per_byte: float, graph_index: int) -> Solved:
     kept = [side.node for side in segment.boundary]
+    problem = segment.at(price_per_byte)
     try:
-        found = tables(segment.problem, kept, LARGEST_TABLE)
+        found = tables(problem, kept, LARGEST_TABLE)
     except ProblemError:
         shape = [len(side.layouts) for side in segment.boundary]
-        costs = np.array([_solve_at(segment, options)[0] for options in np.ndindex(*shape)]).reshape(shape)
-        return Solved(segment, graph_index, costs, None)
-    return Solved(segment, graph_index, found.costs, found)
+        costs = np.array([_solve_at(segment, problem, options)[0] for options in np.ndindex(*shape)]).reshape(shape)
+        return Solved(segment, problem, graph_index, costs, None)
+    return Solved(segment, problem, graph_index, found.costs, found)
 
 
-def _solve_at(segment: SegmentProblem, options: tuple[int, ...]) -> tuple[float, list[int]]:
+def _solve_at(segment: SegmentProblem, problem: Problem, options: tuple[int, ...]) -> tuple[float, list[int]]:
     """The engine on one combination: every other option of the boundary is forbidden."""
-    problem = segment.problem
     costs = problem.costs.copy()
     for side, option in zip(segment.boundary, options, strict=True):
         first = problem.offsets[side.node]

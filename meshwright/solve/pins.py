@@ -3,6 +3,8 @@
 dp=2            the axis of 2 is given to batch factors: boundaries sharded over samples, weights used whole
 tp=2            the axis of 2 is not given to a batch factor, and every matmul that can be split is
 zero=0..3       where parameters used whole are stored: 0 whole; 1, 2 sharded; 3 sharded and gathered per use
+microbatch=4    the batch is cut into so many parts, run one after another
+mesh=2x4        the sizes of the mesh axes
 split=matmul    every matmul must be split over the mesh
 layers.*.up.weight=S(0)     storage of the parameters whose names match
 """
@@ -27,6 +29,7 @@ class Pins:
     tp_axis: int | None = None
     zero: int | None = None
     split_matmuls: bool = False
+    microbatches: int | None = None
     storage: tuple[tuple[str, Layout], ...] = ()
 
     @property
@@ -47,8 +50,10 @@ def parse_pins(texts: Iterable[str], mesh: Mesh, parameters: Iterable[str]) -> P
         key, separator, value = text.partition("=")
         if not separator or not value:
             raise PlanError(f"pin {text!r}", "`name=value` such as dp=2, tp=2, zero=3 or layers.*.up.weight=S(0)")
-        if key in ("dp", "tp", "zero"):
-            numbers[key] = _number(text, value)
+        if key in ("dp", "tp", "zero", "microbatch", "microbatches"):
+            numbers[key.removesuffix("es") if key == "microbatches" else key] = _number(text, value)
+        elif key == "mesh":
+            _check_mesh(text, value, mesh)
         elif text != "split=matmul":
             storage.append((key, _layout(text, value, mesh)))
             if not any(fnmatchcase(name, key) for name in names):
@@ -58,7 +63,22 @@ def parse_pins(texts: Iterable[str], mesh: Mesh, parameters: Iterable[str]) -> P
         raise PlanError(f"pin zero={zero}", "0, 1, 2 or 3", "change the pin")
     dp_axis = _axis(mesh, "dp", numbers.get("dp"), None)
     tp_axis = _axis(mesh, "tp", numbers.get("tp"), dp_axis)
-    return Pins(texts, dp_axis, tp_axis, zero, "split=matmul" in texts, tuple(storage))
+    micro = numbers.get("microbatch")
+    if micro == 0:
+        raise PlanError("pin microbatch=0", "at least 1", "change the pin")
+    return Pins(texts, dp_axis, tp_axis, zero, "split=matmul" in texts, micro, tuple(storage))
+
+
+def _check_mesh(text: str, value: str, mesh: Mesh) -> None:
+    parts = value.split("x")
+    if not all(part.isdigit() for part in parts):
+        raise PlanError(f"pin {text!r}", "axis sizes such as mesh=2x4", "correct the pin")
+    if tuple(map(int, parts)) != mesh.sizes:
+        raise PlanError(
+            f"pin {text!r} on {mesh.world_size} devices",
+            f"axis sizes whose product is {mesh.world_size}",
+            "change the pin or the cluster",
+        )
 
 
 def _axis(mesh: Mesh, name: str, size: int | None, taken: int | None) -> int | None:

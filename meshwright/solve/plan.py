@@ -1,11 +1,10 @@
-"""From a Program and a mesh to a Plan: every way to store tied parameters, the chain for each, the best of them."""
+"""From a Program and a cluster to a Plan: every mesh, every number of micro-batches, the best chain, in writing."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import product
 
 from meshwright.capture.program import Program
 from meshwright.cluster import FLAT, Cluster, Mesh
@@ -13,12 +12,14 @@ from meshwright.cluster.enumerate import meshes
 from meshwright.errors import PlanError
 from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
-from meshwright.price.parameter import check_optimizer
+from meshwright.price.parameter import Setting, check_optimizer
 from meshwright.solve.account import collectives_of, communication_s
-from meshwright.solve.chain import Chain, least_bytes, solve_chain, walk
-from meshwright.solve.frontier import Fixed, Frontier, Point, tied, tied_options
+from meshwright.solve.chain import least_bytes
+from meshwright.solve.frontier import Frontier, Point
 from meshwright.solve.inputs import input_layouts
+from meshwright.solve.mix import Chain
 from meshwright.solve.pins import Pins, parse_pins
+from meshwright.solve.search import Candidate, Found, Progress, search
 
 
 def make_plan(
@@ -28,114 +29,130 @@ def make_plan(
     model: str = "",
     memory_bytes: int | None = None,
     optimizer: str = "adamw",
+    precision: str = "fp32",
     pins: Iterable[str] = (),
     max_axes: int = 2,
+    progress: Progress | None = None,
 ) -> Plan:
-    """The fastest plan over all meshes of up to `max_axes` axes of the cluster's devices that fits on each of them."""
+    """The fastest plan over all meshes of up to `max_axes` axes of the cluster's devices that fits on each of them.
+
+    `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`.
+    """
     check_optimizer(optimizer)
     texts = tuple(pins)
-    frontiers = _frontiers(program, meshes(cluster, max_axes=max_axes), texts, optimizer)
-    usable = frontiers[0].mesh.device.usable_bytes
+    candidates = _candidates(program, meshes(cluster, max_axes=max_axes), texts, optimizer, precision)
+    usable = cluster.mesh((cluster.device_count,)).device.usable_bytes
     budget = min(memory_bytes or usable, usable)
-    chain, fixed, frontier, bound_s = _search(frontiers, budget)
-    plan = _assemble(program, cluster, frontier.mesh, chain, fixed, bound_s)
-    plan = replace(plan, model=model, optimizer=optimizer, memory_bytes=memory_bytes, pins=texts)
+    found = search(candidates, budget, progress)
+    if found is None:
+        raise _does_not_fit(candidates, cluster, budget)
+    plan = _assemble(program, cluster, found)
+    plan = replace(plan, model=model, optimizer=optimizer, precision=precision, memory_bytes=memory_bytes, pins=texts)
     named = _name_axes(program, plan)
     named.verify()
     return named
 
 
-def _frontiers(program: Program, candidates: list[Mesh], pins: tuple[str, ...], optimizer: str) -> list[Frontier]:
+def _candidates(
+    program: Program, found: list[Mesh], pins: tuple[str, ...], optimizer: str, precision: str
+) -> list[Candidate]:
     """One per mesh that the pins allow; the first refusal is the answer where none does."""
     names = [parameter.name for parameter in program.parameters]
-    found, refused = [], []
-    for mesh in candidates:
+    allowed, refused = [], []
+    for mesh in found:
         try:
             parsed = parse_pins(pins, mesh, names)
             _check_batch(program, mesh, parsed)
-            found.append(Frontier(program, mesh, parsed, optimizer))
         except PlanError as error:
             refused.append(error)
-    if not found:
+            continue
+        allowed.append(_candidate(program, mesh, parsed, Setting(optimizer, precision)))
+    if not allowed:
         raise refused[0]
-    return found
+    return allowed
 
 
-def _search(frontiers: list[Frontier], budget: int) -> tuple[Chain, Fixed, Frontier, float]:
-    """The fastest chain that fits over all meshes and storages of tied parameters, and a bound over all of them.
+def _candidate(program: Program, mesh: Mesh, pins: Pins, setting: Setting) -> Candidate:
+    made: dict[int, Frontier] = {}
 
-    Those whose best chain without a budget is no faster than what was found already are not looked at further.
-    """
-    candidates = [(frontier, fixed) for frontier in frontiers for fixed in _tied_choices(frontier)]
-    floors = [walk(frontier, fixed, 0.0)[0] for frontier, fixed in candidates]
-    best: tuple[Chain, Fixed, Frontier] | None = None
-    bounds = []
-    for index in sorted(range(len(candidates)), key=lambda i: floors[i]):
-        if best is not None and floors[index] >= best[0].seconds:
-            break
-        frontier, fixed = candidates[index]
-        chain = solve_chain(frontier, fixed, budget, best[0].seconds if best else float("inf"))
-        if chain is not None:
-            bounds.append(chain.bound_s)
-            if best is None or chain.seconds < best[0].seconds:
-                best = (chain, fixed, frontier)
-    if best is None:
-        raise _does_not_fit(frontiers, budget)
-    return *best, min(*bounds, best[0].seconds)
+    def frontier(number: int) -> Frontier:
+        if number not in made:
+            made.clear()  # one at a time: tables are large
+            small = program.at_batch(program.batch // number)
+            made[number] = Frontier(small, mesh, pins, replace(setting, microbatches=number))
+        return made[number]
+
+    return Candidate("x".join(map(str, mesh.sizes)), _microbatches(program, mesh, pins), frontier)
+
+
+def _microbatches(program: Program, mesh: Mesh, pins: Pins) -> tuple[int, ...]:
+    """Numbers that cut the batch evenly; one where samples are coupled, since cutting changes the mathematics."""
+    if pins.microbatches:
+        return (pins.microbatches,)
+    if program.couples_samples:
+        return (1,)
+    ways = mesh.sizes[pins.dp_axis] if pins.dp_axis is not None else 1
+    return tuple(number for number in range(1, program.batch + 1) if program.batch % (number * ways) == 0)
 
 
 def _check_batch(program: Program, mesh: Mesh, pins: Pins) -> None:
-    if pins.dp_axis is not None and program.batch % mesh.sizes[pins.dp_axis]:
+    number = pins.microbatches or 1
+    at_a_time = f"a global batch of {program.batch}" + (f" in {number} parts" if number > 1 else "")
+    if program.batch % number:
         raise PlanError(
-            f"pin dp={mesh.sizes[pins.dp_axis]} with a global batch of {program.batch}",
-            "a batch that divides evenly",
+            f"pin microbatch={number} with a global batch of {program.batch}",
+            "a number that divides it",
             "change the batch or the pin",
+        )
+    if pins.dp_axis is not None and program.batch // number % mesh.sizes[pins.dp_axis]:
+        raise PlanError(
+            f"pin dp={mesh.sizes[pins.dp_axis]} with {at_a_time}",
+            "a batch that divides evenly",
+            "change the batch or the pins",
         )
 
 
-def _tied_choices(frontier: Frontier) -> Iterator[Fixed]:
-    names = tied(frontier.program)
-    for plans in product(*(tied_options(frontier, name) for name in names)):
-        yield dict(zip(names, plans, strict=True))
-
-
-def _does_not_fit(frontiers: list[Frontier], budget: int) -> PlanError:
-    least = min(least_bytes(frontier, fixed) for frontier in frontiers for fixed in _tied_choices(frontier))
-    mesh = frontiers[0].mesh
+def _does_not_fit(candidates: list[Candidate], cluster: Cluster, budget: int) -> PlanError:
+    least = min(least_bytes(one.frontier(one.microbatches[-1])) for one in candidates)
+    device = cluster.mesh((cluster.device_count,)).device
     return PlanError(
-        f"no plan fits in {budget:,} bytes on each of {mesh.world_size} devices ({mesh.device.name})",
+        f"no plan fits in {budget:,} bytes on each of {cluster.device_count} devices ({device.name})",
         f"at least {least:,} bytes, {least - budget:,} more",
         "raise the memory limit, use more devices, or make the batch smaller",
     )
 
 
-def _assemble(program: Program, cluster: Cluster, mesh: Mesh, chain: Chain, fixed: Fixed, bound_s: float) -> Plan:
+def _assemble(program: Program, cluster: Cluster, found: Found) -> Plan:
+    chain, mesh = found.chain, found.frontier.mesh
+    small = found.frontier.program
     choices: list[Choice] = []
     for point in chain.points:
         if point.point.choice not in choices:
             choices.append(point.point.choice)
-    inputs, prologue = input_layouts(program, mesh, [point.point.choice for point in chain.points])
+    inputs, prologue = input_layouts(small, mesh, [point.point.choice for point in chain.points])
+    whole = {value.name: value.type.at(program.batch).sizes for value in program.inputs}
     plan = Plan(
         fingerprint=program.fingerprint(),
         model="",
         batch=program.batch,
         cluster=cluster.name,
         stages=(Stage(0, len(program.segments), mesh),),
-        inputs=inputs,
+        inputs={name: replace(entry, shape=whole[name]) for name, entry in inputs.items()},
         prologue=prologue,
         choices=tuple(choices),
         segments=tuple(choices.index(point.point.choice) for point in chain.points),
-        parameters=_parameters(program, chain.points, fixed),
-        predicted=_predict(chain, bound_s),
+        parameters=_parameters(program, chain.points),
+        predicted=_predict(chain, found.bound_s),
+        microbatches=chain.microbatches,
     )
     collectives = collectives_of(plan, program)
     return plan.with_prediction(collectives=collectives, communication_s=communication_s(collectives, mesh))
 
 
-def _parameters(program: Program, points: tuple[Point, ...], fixed: Fixed) -> dict[str, ParameterPlan]:
-    found = dict(fixed)
+def _parameters(program: Program, points: tuple[Point, ...]) -> dict[str, ParameterPlan]:
+    found: dict[str, ParameterPlan] = {}
     for segment, point in zip(program.segments, points, strict=True):
-        for value, name in zip(program.graph(segment).params, segment.params, strict=True):
+        for value, name in zip(program.graphs[segment.graph].params, segment.params, strict=True):
             found.setdefault(name, point.parameters[value.name])
     return {parameter.name: found[parameter.name] for parameter in program.parameters}
 
@@ -145,8 +162,8 @@ def _predict(chain: Chain, bound_s: float) -> Prediction:
     step_s = chain.seconds
     return Prediction(
         step_s=step_s,
-        forward_s=sum(point.forward_s for point in points),
-        backward_s=sum(point.backward_s for point in points),
+        forward_s=chain.microbatches * sum(point.forward_s for point in points),
+        backward_s=chain.microbatches * sum(point.backward_s for point in points),
         communication_s=0.0,
         parameters_s=sum(point.first_s + point.last_s for point in points),
         optimizer_s=sum(point.step_s for point in points),

@@ -13,11 +13,12 @@ from meshwright.capture.program import Op, SegmentGraph, TensorType, Value
 from meshwright.capture.sizes import BatchSize
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
-from meshwright.layout import I, Layout, S, State, conversion
+from meshwright.layout import I, Layout, S, State
+from meshwright.layout.table import conversion_matrix
 from meshwright.plan import ParameterPlan
 from meshwright.price.compute import op_seconds
 from meshwright.price.flow import settled
-from meshwright.price.parameter import local_bytes
+from meshwright.price.parameter import Setting, local_bytes, parameter_price
 from meshwright.price.segment import collectives_s, storage_bases
 from meshwright.profile import op_kind, saved
 from meshwright.rules import Strategy, strategies
@@ -37,6 +38,7 @@ class Space:
     graph: SegmentGraph
     mesh: Mesh
     pins: Pins
+    setting: Setting
     values: dict[str, Value]
     strategies: tuple[tuple[Strategy, ...], ...]
     parameters: dict[str, tuple[ParameterPlan, ...]]
@@ -47,8 +49,13 @@ class Space:
     op_bytes: list[Matrix] = field(default_factory=list)
     matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
 
+    def least_static(self, value: Value) -> int:
+        """The fewest bytes that a parameter with its gradient and states can take."""
+        options = self.parameters[value.name]
+        return min(parameter_price(value, plan, self.mesh, self.setting).static_bytes for plan in options)
 
-def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, pins: Pins) -> Space:
+
+def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, pins: Pins, setting: Setting) -> Space:
     """`names`: the parameters' full names, for pins; a graph shared by several segments takes the first's."""
     fixed = graph.at(batch)
     values = fixed.values()
@@ -62,6 +69,7 @@ def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, p
         fixed,
         mesh,
         pins,
+        setting,
         values,
         found,
         {},
@@ -114,11 +122,10 @@ def _keepers(space: Space) -> dict[str, int]:
     return dict(counts)
 
 
-def conversion_s(space: Space, name: str, made: Layout, want: Layout) -> float:
-    """Forward and backward; without a gradient nothing flows back, whatever the path's dual would be."""
+def conversions_s(space: Space, name: str, made: LayoutSet, wants: LayoutSet) -> Matrix:
+    """Forward and backward, once; without a gradient nothing flows back."""
     value = space.values[name]
-    found = conversion(made, want, value.type.sizes, value.type.itemsize, space.mesh, grad=value.grad)
-    return found.forward_s + (found.backward_s if value.grad else 0.0)
+    return conversion_matrix(made, wants, value.type.sizes, value.type.itemsize, space.mesh, value.grad)
 
 
 def boundary_layouts(value: Value, batch_dims: frozenset[int], mesh: Mesh, pins: Pins) -> tuple[Layout, ...]:
@@ -184,19 +191,23 @@ def _parameter_options(space: Space, value: Value, full_name: str) -> tuple[Para
     for compute in computes:
         for storage in _storages(compute, value, space.mesh, space.pins.zero) if pinned is None else (pinned,):
             gathered = storage.shard_factor(space.mesh.sizes) > compute.shard_factor(space.mesh.sizes)
+            dtype = space.setting.storage_dtype(value.type.dtype)
             found += [
-                ParameterPlan(str(storage), str(compute), value.type.dtype, again)
-                for again in _regather(gathered, space.pins.zero)
+                ParameterPlan(str(storage), str(compute), dtype, again, each)
+                for again, each in _when(gathered, space.pins.zero, space.setting.microbatches)
             ]
     if not found:
         raise PlanError(f"the pins leave no way to use parameter {full_name}", "pins that agree", "drop one of them")
     return tuple(found)
 
 
-def _regather(gathered: bool, zero: int | None) -> tuple[bool, ...]:
+def _when(gathered: bool, zero: int | None, microbatches: int) -> tuple[tuple[bool, bool], ...]:
+    """(regather, scatter): gathered once or for each use; the gradient brought home once or per micro-batch."""
     if not gathered:
-        return (False,)
-    return (False, True) if zero is None else (zero == 3,)
+        return ((False, False),)
+    several = microbatches > 1
+    stages = {1: (False, False), 2: (False, several), 3: (True, several)}
+    return tuple(dict.fromkeys(stages.values())) if zero is None else (stages.get(zero, (False, False)),)
 
 
 def _storages(compute: Layout, value: Value, mesh: Mesh, zero: int | None) -> list[Layout]:

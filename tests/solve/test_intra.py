@@ -11,37 +11,45 @@ from small_models import NAMES, small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
 from meshwright.rules import strategies
 from meshwright.select import solve
-from meshwright.solve.chain import walk
-from meshwright.solve.frontier import Frontier, tied
-from meshwright.solve.intra import Question, SegmentProblem, solve_segment
+from meshwright.solve.frontier import Frontier
+from meshwright.solve.intra import SegmentProblem, solve_segment
 from meshwright.solve.pins import Pins
 from meshwright.solve.plan import make_plan
+from meshwright.solve.walk import walk
 
 
-def frontier_of(name: str, shape: tuple[int, ...]) -> Frontier:
+def frontier_of(name: str, shape: tuple[int, ...], setting: Setting | None = None) -> Frontier:
     mesh = load_cluster(f"local:{np.prod(shape)}").mesh(shape)
-    return Frontier(capture(*small_model(name)), mesh, Pins(), "adamw")
+    return Frontier(capture(*small_model(name)), mesh, Pins(), setting or Setting())
 
 
 @pytest.mark.parametrize("shape", [(2,), (3,), (2, 2)])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_price_recomputed_op_by_op_is_the_objective(name: str, shape: tuple[int, ...]) -> None:
-    frontier = frontier_of(name, shape)
-    for index, graph in enumerate(frontier.program.graphs):
+    agrees(frontier_of(name, shape), Setting())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+def test_the_price_is_the_objective_in_micro_batches(precision: str) -> None:
+    setting = Setting("momentum", precision, microbatches=3)
+    agrees(frontier_of("llama", (2,), setting), setting)
+
+
+def agrees(frontier: Frontier, setting: Setting) -> None:
+    for index in range(len(frontier.program.graphs)):
         segment = next(segment for segment in frontier.program.segments if segment.graph == index)
-        solved = solve_segment(frontier.space(segment), Question(), index)
+        solved = solve_segment(SegmentProblem(frontier.space(segment)), 0.0, index)
         combinations = np.argwhere(np.isfinite(solved.costs))
         assert len(combinations) == solved.costs.size, "without pins every boundary layout can be had"
         for options in combinations[:: max(1, len(combinations) // 6)]:
-            layouts = [side.layouts[i] for side, i in zip(solved.segment.boundary, options, strict=True)]
-            inputs = len(graph.inputs)
-            answer = solved.answer((tuple(layouts[:inputs]), tuple(layouts[inputs:])))
+            answer = solved.answer(tuple(options))
             fixed = frontier.space(segment).graph
-            point = price_segment(fixed, answer.choice, answer.parameters, frontier.mesh, "adamw")
-            assert point.total_s == pytest.approx(answer.objective, rel=1e-9)
+            point = price_segment(fixed, answer.choice, answer.parameters, frontier.mesh, setting)
+            assert point.seconds(setting.microbatches) == pytest.approx(answer.objective, rel=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 2)])
@@ -50,22 +58,22 @@ def test_highs_and_elimination_agree(name: str, shape: tuple[int, ...]) -> None:
     frontier = frontier_of(name, shape)
     for index in range(len(frontier.program.graphs)):
         segment = next(segment for segment in frontier.program.segments if segment.graph == index)
-        problem = SegmentProblem(frontier.space(segment), Question()).problem
+        problem = SegmentProblem(frontier.space(segment)).problem
         if len(shape) > 1 and problem.nodes > 20:
             continue  # HiGHS alone takes minutes there; the small graphs hold the two-axis terms
-        by_tables = solve_segment(frontier.space(segment), Question(), index).costs.min()
+        by_tables = solve_segment(SegmentProblem(frontier.space(segment)), 0.0, index).costs.min()
         assert by_tables == pytest.approx(solve(problem, method="ilp").cost, rel=1e-6)
 
 
 def test_the_chain_is_the_best_over_all_boundary_layouts() -> None:
     """Enumerate every combination of boundary layouts of a whole model; the walk finds the cheapest."""
     frontier = frontier_of("llama", (2,))
-    assert not tied(frontier.program)
+    assert not any(len(users) > 1 for users in frontier.uses.values()), "no tied weights"
     best = np.zeros(1)
     for index in range(len(frontier.program.segments)):
-        costs = frontier.solve(index, {}, 0.0).costs
+        costs = frontier.solve(index, 0.0).costs
         best = (best[:, None] + costs.reshape(len(best), -1)).min(axis=0)
-    assert walk(frontier, {}, 0.0)[0] == pytest.approx(float(best.min()))
+    assert walk(frontier, 0.0)[0] == pytest.approx(float(best.min()))
 
 
 def test_no_single_change_of_strategy_is_cheaper() -> None:
@@ -76,14 +84,14 @@ def test_no_single_change_of_strategy_is_cheaper() -> None:
     graph = program.graph(program.segments[index]).at(plan.batch)
     choice = plan.choice(index)
     parameters = {v.name: plan.parameters[n] for v, n in zip(graph.params, program.segments[index].params, strict=True)}
-    best = price_segment(graph, choice, parameters, plan.mesh, "adamw").total_s
+    best = price_segment(graph, choice, parameters, plan.mesh, Setting()).seconds()
     tried = 0
     for op in graph.ops:
         for other in strategies(op, graph.values(), plan.mesh):
             if "linear" in op.target and other.text == "-":
                 continue
             changed = replace(choice, strategies=choice.strategies | {op.name: other.text})
-            assert price_segment(graph, changed, parameters, plan.mesh, "adamw").total_s >= best * (1 - 1e-9)
+            assert price_segment(graph, changed, parameters, plan.mesh, Setting()).seconds() >= best * (1 - 1e-9)
             tried += 1
     assert tried > 40
 
