@@ -72,7 +72,7 @@ def predict(models: dict[str, tuple[int, ...]]) -> dict[str, Any]:
         for precision in PRECISIONS:
             start = time.process_time()
             try:
-                program = capture(*parse_reference(name).meta(batches[0]), precision=precision)
+                program = capture(*parse_reference(name).meta(batches[0]), precision=precision, keyed=False)
             except Exception as error:  # one model that cannot be captured is a row, not the end
                 print(f"{name} {precision}: {str(error).splitlines()[0]}", file=sys.stderr)
                 continue

@@ -20,6 +20,10 @@ class CaptureError(MeshwrightError):
     """A model could not be turned into a Program."""
 
 
+class CaptureWarning(UserWarning):
+    """The Program is not all that the model does: a branch was left out, random numbers are the same every step."""
+
+
 class ClusterError(MeshwrightError):
     """A cluster, mesh or device description is wrong."""
 

@@ -5,8 +5,11 @@ Supported: torch 2.11 to 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr
+from io import StringIO
 from typing import Any
 
 import torch
@@ -73,6 +76,23 @@ def has_unbacked_symbol(symbol: Any) -> bool:
 
 def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
+
+
+@contextmanager
+def without_reports() -> Iterator[None]:
+    """While a first export is tried: torch prints the graph so far when it fails, and logs where it looked."""
+    loggers = [logging.getLogger(name) for name in ("torch.fx.experimental.symbolic_shapes", "torch.export._trace")]
+    before = [logger.disabled for logger in loggers]
+    printed = StringIO()
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        with redirect_stderr(printed):
+            yield
+        sys.stderr.write(printed.getvalue())  # it went well: what the model itself printed
+    finally:
+        for logger, state in zip(loggers, before, strict=True):
+            logger.disabled = state
 
 
 def argument_names(target: Any) -> tuple[str, ...]:

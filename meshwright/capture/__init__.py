@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor, nn
 
-from meshwright.capture.build import build
+from meshwright.capture.build import build, varies
 from meshwright.capture.export import Batch, batch_size, export, named_batch
 from meshwright.capture.precision import Precision, check_precision
 from meshwright.capture.program import Program
-from meshwright.capture.read import read
+from meshwright.capture.read import Flat, read
 from meshwright.capture.replay import NotAlikeError
+from meshwright.errors import CaptureWarning
+
+BAKED = "numbers that the forward made for each sample, outside torch, are the same in every step (a random mask?)"
 
 
 def capture(
@@ -20,20 +25,34 @@ def capture(
     loss: Callable[..., Tensor] | None = None,
     *,
     precision: Precision | None = None,
+    keyed: bool = True,
 ) -> Program:
     """The Program of one training step of `model` on `batch`. Allocates nothing of the model's size.
 
     precision: what the step computes in (see `precision`); by default, whatever dtypes model and batch have.
+    keyed: random ops draw by key (see `random`), as a planned run does; False leaves them as eager runs them.
     """
     check_precision(model, precision)
     named = named_batch(model, batch)
+    size = batch_size(named)
+
+    def flat(*, once: bool = True, vary: bool = True) -> tuple[Flat, tuple[str, ...]]:
+        exported = export(model, named, loss, precision=precision, once=once, vary=vary)
+        return read(exported.graph, exported.model, exported.notes, by_key=keyed), exported.warnings
+
     try:
-        exported = export(model, named, loss, precision=precision)
-        flat = read(exported.graph, exported.model, exported.notes)
+        once = True
+        found, warned = flat()
     except NotAlikeError:
-        exported = export(model, named, loss, precision=precision, once=False)
-        flat = read(exported.graph, exported.model, exported.notes)
-    return build(flat, batch_size(named))
+        once = False
+        found, warned = flat(once=False)
+    if size == 1 and not varies(found, size):
+        found, warned = flat(once=once, vary=False)  # one sample is exported as two, right only if the batch varies
+    if not varies(found, size) and any(type_.shape[:1] == (size,) for type_ in found.made):
+        warned += (BAKED,)
+    for text in warned:
+        warnings.warn(text, CaptureWarning, stacklevel=2)
+    return replace(build(found, size), warnings=warned)
 
 
 __all__ = ["Batch", "Precision", "Program", "capture", "named_batch"]

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from meshwright.capture.couple import couplings
 from meshwright.capture.cut import cut, split_common
 from meshwright.capture.fold import floats, merge, structure
-from meshwright.capture.program import Op, Program, Ref, Scalar, Segment, SegmentGraph, Value
+from meshwright.capture.program import Coupling, Op, Program, Ref, Scalar, Segment, SegmentGraph, Value
 from meshwright.capture.random import KEYS
-from meshwright.capture.read import BATCH_NORM, Flat
+from meshwright.capture.read import Flat
+from meshwright.capture.sizes import BatchSize
 
 PROLOGUE = -1
 Names = tuple[str, ...]
@@ -71,7 +73,7 @@ def _assemble(
     graphs, segments = binder.finish()
     program = Program(
         batch, flat.inputs, flat.parameters, flat.buffers, prologue, prologue.outputs, graphs, segments,
-        flat.loss, _coupled(flat), _notes(flat, segments),
+        flat.loss, _coupled(flat, prologue, bodies, graphs, segments), _notes(flat, batch, segments),
     )  # fmt: skip
     program.verify()
     return program
@@ -87,8 +89,19 @@ def _prologue(flat: Flat, bodies: list[list[Op]], ops: list[Op]) -> SegmentGraph
     return SegmentGraph((), inputs, (), buffers, tuple(ops), tuple(sorted(made & used_later)))
 
 
-def _coupled(flat: Flat) -> tuple[str, ...]:
-    return tuple(op.name for op in flat.ops if op.target == BATCH_NORM)
+def _coupled(
+    flat: Flat,
+    prologue: SegmentGraph,
+    bodies: list[list[Op]],
+    graphs: Sequence[SegmentGraph],
+    segments: Sequence[Segment],
+) -> tuple[Coupling, ...]:
+    marks = couplings(flat)
+    found = [Coupling("prologue", op.name, marks[op.name]) for op in prologue.ops if op.name in marks]
+    for body, segment in zip(bodies, segments, strict=True):
+        pairs = zip(body, graphs[segment.graph].ops, strict=True)
+        found += [Coupling(segment.name, op.name, marks[own.name]) for own, op in pairs if own.name in marks]
+    return tuple(found)
 
 
 class _Binder:
@@ -157,13 +170,19 @@ def _with_scalars(graph: SegmentGraph, places: list[int]) -> SegmentGraph:
     return replace(graph, ops=ops, scalars=len(places))
 
 
-def _notes(flat: Flat, segments: Sequence[Segment]) -> tuple[str, ...]:
+def _notes(flat: Flat, batch: int, segments: Sequence[Segment]) -> tuple[str, ...]:
     notes = list(flat.notes)
-    if not any(not isinstance(size, int) for value in flat.inputs for size in value.type.shape):
+    if not varies(flat, batch):
         notes.append("the batch cannot vary: export fixed it")
     if len(segments) == 1:
         notes.append("the model could not be cut; it is one segment")
     return tuple(notes)
+
+
+def varies(flat: Flat, batch: int) -> bool:
+    """Whether the batch is a size of its own in all inputs; Python code may have made a plain number of it."""
+    leading = [value.type.shape[0] for value in flat.inputs]
+    return any(isinstance(size, BatchSize) for size in leading) and not {batch, max(batch, 2)} & set(leading)
 
 
 def _all_values(flat: Flat) -> dict[str, Value]:

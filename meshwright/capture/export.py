@@ -21,7 +21,7 @@ from meshwright.capture.precision import Precision, dtype_in
 from meshwright.capture.repeat import trace_alike_once
 from meshwright.capture.traps import eager_paths
 from meshwright.errors import CaptureError, MeshwrightError, ModelError
-from meshwright.torch_compat import DATA_DEPENDENT, FakeMode, fake_mode, fake_tensor
+from meshwright.torch_compat import DATA_DEPENDENT, FakeMode, fake_mode, fake_tensor, without_reports
 
 Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
 
@@ -89,11 +89,15 @@ def batch_size(batch: Mapping[str, Tensor]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """model: the fakes that were exported, in the dtypes the step computes in. notes: what a user should know."""
+    """model: the fakes that were exported, in the dtypes the step computes in.
+
+    notes: how the graph was had. warnings: where it is not all that the model does.
+    """
 
     graph: ExportedProgram
     model: nn.Module
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def export(
@@ -103,18 +107,21 @@ def export(
     *,
     precision: Precision | None = None,
     once: bool = True,
+    vary: bool = True,
 ) -> Exported:
     """Export the training forward with a batch that may vary. The user's model is not touched.
 
-    once: layers that are alike are traced once (see `repeat`).
+    once: layers that are alike are traced once (see `repeat`). vary: whether the batch is a size of its own.
 
     Where Python asks for a tensor's value, it is exported once more with every such question answered False.
     """
     try:
         try:
-            return _export(model, batch, loss, precision, None, once)
+            with without_reports():
+                return _export(model, batch, loss, precision, None, once, vary)
         except DATA_DEPENDENT:
-            return _export(model, batch, loss, precision, AnswerFalse(), once)
+            with without_reports():
+                return _export(model, batch, loss, precision, AnswerFalse(), once, vary)
     except MeshwrightError:
         raise
     except Exception as error:
@@ -134,13 +141,14 @@ def _export(
     precision: Precision | None,
     answers: AnswerFalse | None,
     once: bool,
+    vary: bool,
 ) -> Exported:
     size = batch_size(batch)
     mode = fake_mode()
 
     def fake(tensor: Tensor) -> Tensor:
         # Export specialises sizes of 0 and 1, so a batch of 1 is captured at 2; dim 0 varies in any case.
-        leading = max(size, 2) if tensor.shape[0] == size else tensor.shape[0]
+        leading = max(size, 2) if vary and tensor.shape[0] == size else tensor.shape[0]
         return fake_tensor((leading, *tensor.shape[1:]), dtype_in(tensor, precision), mode)
 
     shadow = _shadow(model, mode, precision)
@@ -148,11 +156,11 @@ def _export(
         trace_alike_once(shadow)
     wrapper = _WithLoss(shadow, loss, answers)
     inputs = {name: fake(tensor) for name, tensor in batch.items()}
-    dims = {name: {0: Dim.AUTO} if tensor.shape[0] == size else {} for name, tensor in batch.items()}
+    dims = {name: {0: Dim.AUTO} if vary and tensor.shape[0] == size else {} for name, tensor in batch.items()}
     with eager_paths(batch), grouped_matmuls(), kept_whole() as whole:
         graph = torch.export.export(wrapper, (inputs,), dynamic_shapes=(dims,), strict=False)
-    notes = [*(answers.notes if answers else ()), *(f"{name} is kept as one op" for name in whole)]
-    return Exported(graph, shadow, tuple(notes))
+    notes = tuple(f"{name} is kept as one op" for name in whole)
+    return Exported(graph, shadow, notes, tuple(answers.warnings) if answers else ())
 
 
 def _shadow(model: nn.Module, mode: FakeMode, precision: Precision | None) -> nn.Module:

@@ -17,12 +17,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from meshwright.capture.alias import Memory, View
+from meshwright.capture.answers import traced_line
 from meshwright.capture.inplace import functional_form
 from meshwright.capture.opaque import OPERATOR, Slot, recorded
 from meshwright.capture.program import Op, Parameter, Ref, RunDevice, TensorType, TorchConstant, Value, map_leaves
 from meshwright.capture.random import keyed
 from meshwright.capture.replay import Replay
-from meshwright.capture.sizes import Size, fit_size
+from meshwright.capture.sizes import BatchFloat, Size, fit_size
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import has_unbacked_symbol, is_fake, returns_view, shares_storage, symbolic_value
 
@@ -34,7 +35,10 @@ NO_GRAD_REGION = "wrap_with_set_grad_enabled"
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A captured forward before cutting. Parameters and buffers stand under their first name."""
+    """A captured forward before cutting. Parameters and buffers stand under their first name.
+
+    made: the types of constants that the forward made from Python's numbers while it was captured.
+    """
 
     inputs: tuple[Value, ...]
     parameters: tuple[Parameter, ...]
@@ -43,19 +47,22 @@ class Flat:
     updates: tuple[tuple[str, str], ...]
     loss: str
     notes: tuple[str, ...] = ()
+    made: tuple[TensorType, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Unknown:
-    """A number that only the data would tell; fine as long as nothing but an assert reads it."""
+    """A number that only the data would tell, or that is no polynomial in the batch; fine if only asserts read it."""
 
     node: fx.Node
+    of_data: bool
 
 
-def read(exported: ExportedProgram, model: nn.Module, notes: Iterable[str] = ()) -> Flat:
+def read(exported: ExportedProgram, model: nn.Module, notes: Iterable[str] = (), *, by_key: bool = True) -> Flat:
+    """by_key: random ops draw by key, as a planned run does, not from torch's generator, as eager does."""
     reader = _Reader(exported, model)
     reader.walk(exported.graph)
-    return reader.finish(notes)
+    return reader.finish(notes, by_key)
 
 
 class _Reader:
@@ -69,6 +76,7 @@ class _Reader:
         self.ops: list[Op] = []
         self.inputs: list[Value] = []
         self.notes: list[str] = []
+        self.made: list[TensorType] = []
         self.taken: dict[str, int] = {}
         self.memory = Memory(self.types, self._emit)
         self.replay = Replay(self.ops, self.memory, self._add)
@@ -111,6 +119,8 @@ class _Reader:
         self.leaf[node] = Ref(self._emit(CONSTANT, args, type_, "", wanted=node.name))
         if tensor.numel() > 1:
             self.notes.append(f"{name} is a constant: the same numbers in every step")
+        if name.startswith("lifted_tensor"):
+            self.made.append(type_)
 
     def walk(self, graph: fx.Graph) -> list[Any]:
         """Read all calls of a graph; returns what its outputs stand for."""
@@ -292,24 +302,21 @@ class _Reader:
     def _leaf_of(self, node: fx.Node) -> Any:
         leaf = self.leaf[node]
         if isinstance(leaf, _Unknown):
-            raise CaptureError(
-                f"{_module(node) or 'the model'} uses a number that depends on the data ({leaf.node.target})",
-                "sizes and numbers that follow from the shapes",
-                "keep it as a tensor, without `.item()`",
-            )
+            raise _unknown_number(_module(node) or "the model", leaf)
         if isinstance(leaf, tuple):
             return tuple(Ref(self.memory.read(item.name)) for item in leaf)
         return Ref(self.memory.read(leaf.name)) if isinstance(leaf, Ref) else leaf
 
-    def finish(self, notes: Iterable[str]) -> Flat:
+    def finish(self, notes: Iterable[str], by_key: bool) -> Flat:
         now = {buffer.name: self.memory.read(buffer.name) for buffer in self.buffers}
         updates = tuple((name, value) for name, value in now.items() if name != value)
         ops = _live(self.ops, {self.loss, *(value for _, value in updates)})
-        ops, about = keyed(ops, self.values)
+        ops, about = keyed(ops, self.values) if by_key else (ops, ())
         used = {name for op in ops for name in op.uses()}
         parameters = tuple(parameter for parameter in self.parameters if parameter.name in used)
         found = (*notes, *self.notes, *about)
-        return Flat(tuple(self.inputs), parameters, self.buffers, tuple(ops), updates, self.loss, found)
+        made = tuple(self.made)
+        return Flat(tuple(self.inputs), parameters, self.buffers, tuple(ops), updates, self.loss, found, made)
 
 
 def _live(ops: list[Op], needed: set[str]) -> list[Op]:
@@ -361,14 +368,38 @@ def _type(tensor: Tensor) -> TensorType:
 def _number(node: fx.Node, value: Any) -> Any:
     if isinstance(value, int | float):
         return value
-    if isinstance(value, torch.SymInt) and not has_unbacked_symbol(value):
-        return _size(value)
-    return _Unknown(node)
+    if isinstance(value, torch.SymInt | torch.SymFloat) and not has_unbacked_symbol(value):
+        found = fit_size(lambda batch: symbolic_value(value, batch))
+        if found is not None and isinstance(value, torch.SymFloat):
+            return BatchFloat(found.coefficients)
+        if found is not None or isinstance(value, torch.SymInt):
+            return _size(value)
+    of_data = not isinstance(value, torch.SymInt | torch.SymFloat) or has_unbacked_symbol(value)
+    return _Unknown(node, of_data)
+
+
+def _unknown_number(where: str, number: _Unknown) -> CaptureError:
+    line = traced_line(number.node.meta.get("stack_trace") or "")
+    if number.of_data:
+        return CaptureError(
+            f"{where} uses a number that depends on the data ({number.node.target}){line}",
+            "sizes and numbers that follow from the shapes",
+            "keep it as a tensor, without `.item()`",
+        )
+    return CaptureError(
+        f"{where} uses a number that is no polynomial in the batch ({number.node.target}){line}",
+        "numbers such as the batch size itself, or multiples of it",
+        "divide by the batch size instead of multiplying by a fraction of it",
+    )
 
 
 def _size(size: Any) -> Size:
     if isinstance(size, int):
         return size
+    if has_unbacked_symbol(size):
+        raise CaptureError(
+            "a tensor's size depends on the data", "sizes that follow from the shapes", "pad it to a fixed size"
+        )
     found = fit_size(lambda batch: symbolic_value(size, batch))
     if found is None:
         raise CaptureError(

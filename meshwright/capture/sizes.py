@@ -24,6 +24,15 @@ class BatchSize:
         return "+".join(terms) or "0"
 
 
+class BatchFloat(BatchSize):
+    """The same as a float: a number of samples or tokens that something is divided by."""
+
+    __slots__ = ()
+
+    def at(self, batch: int) -> int:
+        return float(BatchSize.at(self, batch))  # type: ignore[return-value]  # a number among arguments, never a size
+
+
 Size = int | BatchSize
 
 
@@ -31,12 +40,14 @@ def size_at(size: Size, batch: int) -> int:
     return size.at(batch) if isinstance(size, BatchSize) else size
 
 
-def fit_size(value_at: Callable[[int], int], degree: int = 2) -> BatchSize | None:
-    """The polynomial of at most `degree` (up to 2) through `value_at`, or None where it is none.
+def fit_size(value_at: Callable[[int], int | None]) -> BatchSize | None:
+    """The polynomial of at most the second degree through `value_at`, or None where it is none.
 
     Finite differences at 2, 3, 4 give the coefficients; two further points must agree.
     """
     f2, f3, f4 = value_at(2), value_at(3), value_at(4)
+    if f2 is None or f3 is None or f4 is None:
+        return None
     second = f4 - 2 * f3 + f2
     if second % 2:
         return None

@@ -128,6 +128,9 @@ def _config(transformers: Any, model_type: str, settings: Settings, defaults: Se
 
 def _build(transformers: Any, model_type: str, head: str, settings: Settings, defaults: Settings) -> nn.Module:
     config = _config(transformers, model_type, settings, defaults)
+    classes = getattr(transformers, head)._model_mapping[type(config)]
+    if isinstance(classes, tuple) and config.architectures is None:
+        config.architectures = [classes[0].__name__]  # of several heads of one kind (DeiT's), the first
     try:
         model: nn.Module = getattr(transformers, head).from_config(config)
     except Exception as error:

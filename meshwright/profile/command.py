@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from meshwright.models.arguments import add_model_arguments, reference_of
@@ -50,22 +51,33 @@ def run(args: argparse.Namespace) -> int:
     )
     profile.verify()
     if args.json != "-":
-        show(profile, reference, program.notes)
+        show(profile, reference, notes_of(program), program.warnings)
     if args.json:
         _write(args.json, json.dumps({"model": reference, **profile.to_json(capture_s)}, indent=1))
     return 0
 
 
+def notes_of(program: Program) -> list[str]:
+    """What there is to know about a captured model, what keeps its batch in one piece included."""
+    found = list(program.notes)
+    if program.couples_samples:
+        first, more = program.couples_samples[0], len(program.couples_samples) - 1
+        found.append(f"samples are coupled: {first}{f', and {more} more ops' if more else ''}")
+    return found
+
+
 def _capture(args: argparse.Namespace) -> tuple[str, Program, float]:
     from meshwright.capture import capture
-    from meshwright.errors import ModelError
+    from meshwright.errors import CaptureWarning, ModelError
 
     if args.batch < 1:
         raise ModelError(f"--batch {args.batch}", "at least 1", "give a larger batch")
     start_s = time.process_time()
     reference = reference_of(args)
     model, batch, loss = reference.meta(args.batch)
-    program = capture(model, batch, loss, precision=args.precision)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)  # they are shown with the figures
+        program = capture(model, batch, loss, precision=args.precision, keyed=False)
     return str(reference), program, time.process_time() - start_s
 
 

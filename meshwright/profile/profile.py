@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from meshwright.capture.precision import Precision
 from meshwright.errors import VerifyError
 from meshwright.profile.liveness import SavedValue
 from meshwright.profile.saved import DeviceKind
-from meshwright.profile.static import Implementation, Optimizer, Precision, Static
+from meshwright.profile.static import Implementation, Optimizer, Static
 
 Phase = Literal["forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")

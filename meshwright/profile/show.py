@@ -13,7 +13,13 @@ WIDTH = 110
 """Columns that the tables need; a narrower terminal wraps them."""
 
 
-def show(profile: Profile, model: str, notes: Iterable[str] = (), console: Console | None = None) -> None:
+def show(
+    profile: Profile,
+    model: str,
+    notes: Iterable[str] = (),
+    warnings: Iterable[str] = (),
+    console: Console | None = None,
+) -> None:
     out = console or Console(highlight=False, width=max(WIDTH, Console().width))
     out.print(
         f"{model}: batch {profile.batch}, {profile.precision}, {profile.optimizer} ({profile.implementation}), "
@@ -24,6 +30,8 @@ def show(profile: Profile, model: str, notes: Iterable[str] = (), console: Conso
         f"{show_count(profile.params)} parameters, {show_count(profile.forward_flops)}FLOP forward, "
         f"{show_count(profile.step_flops)}FLOP a step, {profile.distinct_segments} distinct segments"
     )
+    for warning in warnings:
+        out.print(f"warning: {warning}", markup=False)
     for note in notes:
         out.print(f"note: {note}", markup=False)
     out.print(_segments(profile))

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from meshwright.capture.precision import Precision
 from meshwright.capture.program import FLOATS, Program
 from meshwright.errors import ModelError
 from meshwright.profile.chain import Chain, Link, walk
 from meshwright.profile.operands import type_bytes
 from meshwright.profile.profile import PHASES, Peak, Phase, Profile, SegmentProfile
 from meshwright.profile.saved import DeviceKind
-from meshwright.profile.static import Implementation, Optimizer, Precision, Static, rounding, static
+from meshwright.profile.static import Implementation, Optimizer, Static, rounding, static
 
 
 def profile_step(

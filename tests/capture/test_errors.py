@@ -60,6 +60,17 @@ def test_precisions_that_cannot_be() -> None:
         capture(model, (torch.ones(2, 4),), lambda y, x: y.sum(), precision="fp8")  # type: ignore[arg-type]
 
 
+def test_a_batch_that_cannot_vary_says_so() -> None:
+    model = nn.Linear(4, 1)
+    for size in (3, 1):
+        program = capture(model, (torch.ones(size, 4),), lambda y, x: y.sum() / float(x.shape[0]))
+        assert "the batch cannot vary: export fixed it" in program.notes
+        assert program.inputs[0].type.shape == (size, 4)
+        assert program.at_batch(size) == program
+        with pytest.raises(CaptureError, match=f"(?s)a batch of 6 of a Program whose batch export fixed at {size}"):
+            program.at_batch(6)
+
+
 def test_an_unknown_argument() -> None:
     model, batch = small_family("gpt")
     with pytest.raises(CaptureError, match="GPT could not be captured"):

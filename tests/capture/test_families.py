@@ -80,8 +80,3 @@ def test_skips_are_carried() -> None:
     made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
     far = [i - made[name] for i, segment in enumerate(program.segments) for name in segment.inputs]
     assert max(far) > 8
-
-
-def test_ops_that_couple_samples_are_marked() -> None:
-    assert len(captured("resnet").couples_samples) == 15
-    assert captured("gpt").couples_samples == ()

@@ -23,7 +23,7 @@ PEAK_TOLERANCE = {"moe": 0.03, "hf:mixtral": 0.13, "unet": 0.01, "amoebanet": 0.
 
 @cache
 def program(name: str, dtype: torch.dtype = torch.float32) -> Program:
-    return capture(*real(name, dtype=dtype))
+    return capture(*real(name, dtype=dtype), keyed=False)
 
 
 @cache
