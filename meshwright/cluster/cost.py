@@ -30,6 +30,7 @@ Each formula grows with B, and with n inside one level; so does their minimum.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import ceil, inf, log2
 
 from meshwright.cluster.mesh import Axis
@@ -37,23 +38,28 @@ from meshwright.errors import ClusterError
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
-Parts = tuple[float, float]  # seconds on the wire, which grow with bytes, and seconds of latency, which do not
-Algorithm = Callable[[float, Axis, str], Parts]
+Line = tuple[float, float]  # seconds per byte on the wire, and seconds of latency whatever the bytes
+Algorithm = Callable[[Axis, str], Line]
 
 
 def collective_s(kind: str, n_bytes: float, axis: Axis) -> float:
     """Seconds for one collective of `kind` while all groups of the axis run it at the same time."""
+    return min(fixed_s + s_per_byte * n_bytes for s_per_byte, fixed_s in collective_lines(kind, axis))
+
+
+@lru_cache(maxsize=1 << 14)
+def collective_lines(kind: str, axis: Axis) -> tuple[Line, ...]:
+    """What each algorithm and protocol takes, as (seconds per byte, seconds): the least of them is the price."""
     if kind not in KINDS:
         raise ClusterError(f"collective {kind!r}", f"one of {KINDS}")
     if axis.size == 1 or not axis.hops:
-        return 0.0
+        return ((0.0, 0.0),)
     algorithms = (_GLOO if axis.backend == "gloo" else _NCCL)[kind]
-    best_s = inf
-    for algorithm in algorithms:
-        wire_s, latency_s = algorithm(n_bytes, axis, kind)
-        for slower, latency_share in _PROTOCOLS[axis.backend]:
-            best_s = min(best_s, wire_s * slower + latency_s * latency_share)
-    return axis.overhead_s + best_s
+    return tuple(
+        (s_per_byte * slower, axis.overhead_s + latency_s * latency_share)
+        for s_per_byte, latency_s in (algorithm(axis, kind) for algorithm in algorithms)
+        for slower, latency_share in _PROTOCOLS[axis.backend]
+    )
 
 
 def _rate(axis: Axis, kind: str) -> float:
@@ -65,23 +71,23 @@ def _rate(axis: Axis, kind: str) -> float:
     return slowest
 
 
-def _ring(n_bytes: float, axis: Axis, kind: str) -> Parts:
+def _ring(axis: Axis, kind: str) -> Line:
     above, latency_s = 1, 0.0
     for hop in reversed(axis.hops):
         latency_s += (hop.size - 1) * above * hop.latency_s
         above *= hop.size
-    return (axis.size - 1) / axis.size * n_bytes / _rate(axis, kind), latency_s
+    return (axis.size - 1) / axis.size / _rate(axis, kind), latency_s
 
 
-def _lockstep_ring(n_bytes: float, axis: Axis, kind: str) -> Parts:
+def _lockstep_ring(axis: Axis, kind: str) -> Line:
     slowest_s = max(hop.latency_s for hop in axis.hops)
-    return (axis.size - 1) / axis.size * n_bytes / _rate(axis, kind), (axis.size - 1) * slowest_s
+    return (axis.size - 1) / axis.size / _rate(axis, kind), (axis.size - 1) * slowest_s
 
 
 def _twice(algorithm: Algorithm) -> Algorithm:
-    def both_ways(n_bytes: float, axis: Axis, kind: str) -> Parts:
-        wire_s, latency_s = algorithm(n_bytes, axis, kind)
-        return 2 * wire_s, 2 * latency_s
+    def both_ways(axis: Axis, kind: str) -> Line:
+        s_per_byte, latency_s = algorithm(axis, kind)
+        return 2 * s_per_byte, 2 * latency_s
 
     return both_ways
 
@@ -94,53 +100,51 @@ def _tree_latency_s(axis: Axis) -> float:
     return sum(_steps(hop.size) * hop.latency_s for hop in axis.hops)
 
 
-def _tree(n_bytes: float, axis: Axis, kind: str) -> Parts:
+def _tree(axis: Axis, kind: str) -> Line:
     """A broadcast in a pipeline of small pieces."""
-    return n_bytes / _rate(axis, kind), _tree_latency_s(axis)
+    return 1 / _rate(axis, kind), _tree_latency_s(axis)
 
 
-def _double_tree(n_bytes: float, axis: Axis, kind: str) -> Parts:
+def _double_tree(axis: Axis, kind: str) -> Line:
     """An all-reduce up and down two trees that share the bytes; what a member sends is in the module's text."""
-    below, slowest_s = 1, 0.0
+    below, slowest = 1, 0.0
     for hop in axis.hops:
-        sent_bytes = (1 if hop.size == 2 else 2) * n_bytes / below
-        slowest_s = max(slowest_s, sent_bytes / hop.rate(kind))
+        slowest = max(slowest, (1 if hop.size == 2 else 2) / below / hop.rate(kind))
         below *= hop.size
-    return slowest_s, 2 * _tree_latency_s(axis)
+    return slowest, 2 * _tree_latency_s(axis)
 
 
-def _binomial(n_bytes: float, axis: Axis, kind: str) -> Parts:
+def _binomial(axis: Axis, kind: str) -> Line:
     """A broadcast whose every step sends the whole tensor."""
-    return sum(_steps(hop.size) * n_bytes / hop.rate(kind) for hop in axis.hops), _tree_latency_s(axis)
+    return sum(_steps(hop.size) / hop.rate(kind) for hop in axis.hops), _tree_latency_s(axis)
 
 
-def _exchange_s(n_bytes: float, axis: Axis, kind: str) -> float:
-    """Bytes of an all-to-all: of B local bytes, the part for ranks outside the m_h nearest crosses hop h.
+def _exchange(axis: Axis, kind: str) -> float:
+    """Seconds per byte of an all-to-all: of the local bytes, the part for ranks outside the m_h nearest crosses hop h.
 
     The hops are different wires and work at the same time, so the slowest decides.
     """
-    below, slowest_s = 1, 0.0
+    below, slowest = 1, 0.0
     for hop in axis.hops:
-        crossing_bytes = max(0.0, 1 - below / axis.size) * n_bytes
-        slowest_s = max(slowest_s, crossing_bytes / hop.rate(kind))
+        slowest = max(slowest, max(0.0, 1 - below / axis.size) / hop.rate(kind))
         below *= hop.size
-    return slowest_s
+    return slowest
 
 
-def _pairwise(n_bytes: float, axis: Axis, kind: str) -> Parts:
+def _pairwise(axis: Axis, kind: str) -> Line:
     """All-to-all with one peer after the other."""
-    return _exchange_s(n_bytes, axis, kind), (axis.size - 1) * max(hop.latency_s for hop in axis.hops)
+    return _exchange(axis, kind), (axis.size - 1) * max(hop.latency_s for hop in axis.hops)
 
 
-def _grouped(n_bytes: float, axis: Axis, kind: str) -> Parts:
+def _grouped(axis: Axis, kind: str) -> Line:
     """All-to-all with all sends in flight at once: latencies overlap as in a tree."""
-    return _exchange_s(n_bytes, axis, kind), _tree_latency_s(axis)
+    return _exchange(axis, kind), _tree_latency_s(axis)
 
 
-def _send(n_bytes: float, axis: Axis, kind: str) -> Parts:
+def _send(axis: Axis, kind: str) -> Line:
     """One rank to its neighbour over the axis's outermost hop: the one a pipeline boundary crosses."""
     hop = axis.hops[-1]
-    return n_bytes / hop.rate(kind), hop.latency_s
+    return 1 / hop.rate(kind), hop.latency_s
 
 
 _NCCL: dict[str, tuple[Algorithm, ...]] = {
@@ -164,4 +168,4 @@ _GLOO: dict[str, tuple[Algorithm, ...]] = {
 
 # (factor on the wire, factor on latencies). NCCL's low-latency protocol, by its own src/graph/tuning.cc: a quarter
 # of the rate, and 0.6 to 2.7 us a step where the simple protocol takes 3.4 to 9.6.
-_PROTOCOLS: dict[str, tuple[Parts, ...]] = {"nccl": ((1.0, 1.0), (4.0, 0.25)), "gloo": ((1.0, 1.0),)}
+_PROTOCOLS: dict[str, tuple[Line, ...]] = {"nccl": ((1.0, 1.0), (4.0, 0.25)), "gloo": ((1.0, 1.0),)}

@@ -8,7 +8,6 @@ need neither, nor this rank's coordinates, so their traces are the same on every
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -19,9 +18,10 @@ from meshwright.cluster.bind import logical_mesh
 from meshwright.cluster.mesh import FLAT, Mesh
 from meshwright.errors import LayoutError
 from meshwright.layout import collectives as ops
+from meshwright.layout.flattened import Place, padded, run_flattened, trimmed
 from meshwright.layout.path import Conversion, conversion
 from meshwright.layout.states import Layout
-from meshwright.layout.steps import Step
+from meshwright.layout.steps import Op, Step
 from meshwright.layout.transport import current_transport
 
 MeshLike = Mesh | Mapping[str, int]
@@ -60,7 +60,7 @@ def convert_value(
     path, place = _plan(x, source, target, source, mesh, shape, grad)
     with torch.no_grad():
         for step in path.steps:
-            x = run_op(step.forward, x, step.axes, step.source, step.target, place)
+            x = run_op(step.forward_op, x, step.source, step.target, place)
     return x
 
 
@@ -71,20 +71,8 @@ def convert_gradient(
     path, place = _plan(gradient, source, target, target, mesh, shape, True)
     with torch.no_grad():
         for step in reversed(path.steps):
-            gradient = run_op(step.backward, gradient, step.axes, step.target, step.source, place)
+            gradient = run_op(step.backward_op, gradient, step.target, step.source, place)
     return gradient
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The tensor's global shape and this rank's coordinates; None when all pieces on the way are even."""
-
-    mesh: Mesh
-    shape: tuple[int, ...]
-    coordinates: tuple[int, ...] | None
-
-    def local(self, layout: Layout) -> tuple[int, ...]:
-        return layout.local_shape(self.shape, self.mesh.sizes, self.coordinates)
 
 
 def _plan(
@@ -124,26 +112,34 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, step: Step, place: Place) -> Tensor:
         ctx.step, ctx.place = step, place
-        out = run_op(step.forward, x, step.axes, step.source, step.target, place)
+        out = run_op(step.forward_op, x, step.source, step.target, place)
         return x.view_as(x) if out is x else out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         step: Step = ctx.step
-        return run_op(step.backward, gradients[0], step.axes, step.target, step.source, ctx.place), None, None
+        return run_op(step.backward_op, gradients[0], step.target, step.source, ctx.place), None, None
 
 
-def run_op(op: str, x: Tensor, axes: tuple[int, ...], before: Layout, after: Layout, place: Place) -> Tensor:
+def run_op(op: Op, x: Tensor, before: Layout, after: Layout, place: Place) -> Tensor:
     """Run one op of a step on this rank's piece: `before` and `after` are the layouts around it."""
-    sizes = [place.mesh.sizes[i] for i in axes]
-    if op == "none" or prod(sizes) == 1:
+    op = _without_trivial_axes(op, place.mesh.sizes)
+    if op.kind == "none":
         return x
-    if op in ("all_reduce", "keep_on_first"):
-        whole: Tensor = getattr(ops, op)(x, FLAT.join(place.mesh.names[i] for i in axes))
+    if op.kind in ("all_reduce", "keep_on_first"):
+        whole: Tensor = getattr(ops, op.kind)(x, FLAT.join(place.mesh.names[i] for i in op.axes))
         return whole
-    if len(axes) > 1:
-        return _run_flattened(op, x, axes, before, after, place)
-    return _run_single(op, x, axes[0], before, after, place)
+    if len(op.axes) + len(op.sliced) > 1:
+        return run_flattened(op, x, before, after, place)
+    return _run_single(op.kind, x, op.axes[0], before, after, place)
+
+
+def _without_trivial_axes(op: Op, sizes: tuple[int, ...]) -> Op:
+    """The op on a mesh whose axes of size 1 do nothing. A reduce-scatter of one rank leaves its slices."""
+    sliced = tuple(i for i in op.sliced if sizes[i] > 1)
+    if prod(sizes[i] for i in op.axes) > 1:
+        return Op(op.kind, op.axes, sliced)
+    return Op("take_slice", sliced) if sliced else Op("none", ())
 
 
 def _run_single(op: str, x: Tensor, axis: int, before: Layout, after: Layout, place: Place) -> Tensor:
@@ -152,76 +148,11 @@ def _run_single(op: str, x: Tensor, axis: int, before: Layout, after: Layout, pl
     local_before, local_after = place.local(before), place.local(after)
     joined, cut = before[axis].dim, after[axis].dim
     if joined is not None:
-        x = _pad(x, joined, -(-local_after[joined] // size))
+        x = padded(x, joined, -(-local_after[joined] // size))
     if cut is not None:
-        x = _pad(x, cut, -(-local_before[cut] // size) * size)
+        x = padded(x, cut, -(-local_before[cut] // size) * size)
     if op == "all_to_all":
         x = ops.all_to_all(x, cut, joined, name, size)
     else:
         x = getattr(ops, op)(x, joined if joined is not None else cut, name, size)
-    return _trim(x, local_after)
-
-
-def _pad(x: Tensor, dim: int, length: int) -> Tensor:
-    missing = length - x.shape[dim]
-    if not missing:
-        return x
-    return torch.nn.functional.pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, missing])
-
-
-def _trim(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    for dim, length in enumerate(shape):
-        if x.shape[dim] != length:
-            x = x.narrow(dim, 0, length)
-    return x
-
-
-def _run_flattened(op: str, x: Tensor, axes: tuple[int, ...], before: Layout, after: Layout, place: Place) -> Tensor:
-    """Several axes in one collective over their flattened group; pieces are even (see `moves`)."""
-    sizes = [place.mesh.sizes[i] for i in axes]
-    name, size = FLAT.join(place.mesh.names[i] for i in axes), prod(sizes)
-    cut = [dim for i in axes if (dim := after[i].dim) is not None]
-    joined = [dim for i in axes if (dim := before[i].dim) is not None]
-    if op == "take_slice":
-        for i, dim in zip(axes, cut, strict=True):
-            x = ops.take_slice(x, dim, place.mesh.names[i], place.mesh.sizes[i])
-    elif op == "all_to_all":
-        x = ops.all_to_all(x, cut[0], joined[0], name, size)
-    elif op == "all_gather" and len(set(joined)) == 1:
-        x = ops.all_gather(x, joined[0], name, size)
-    elif op == "all_gather":
-        x = _interleave(ops.all_gather(x, 0, name, size), sizes, joined)
-    elif len(set(cut)) == 1:
-        x = ops.reduce_scatter(x, cut[0], name, size)
-    else:
-        x = ops.reduce_scatter(_deal(x, sizes, cut), 0, name, size)
-    return x
-
-
-def _interleave(stacked: Tensor, sizes: list[int], dims: list[int]) -> Tensor:
-    """Pieces of a flattened group, stacked on dim 0 in rank order, put together along each axis's own dim."""
-    n, local = len(sizes), [stacked.shape[0] // prod(sizes), *stacked.shape[1:]]
-    order: list[int] = []
-    for dim in range(len(local)):
-        order += [i for i in range(n) if dims[i] == dim] + [n + dim]
-    shape = [length * prod(sizes[i] for i in range(n) if dims[i] == dim) for dim, length in enumerate(local)]
-    return stacked.reshape(*sizes, *local).permute(order).reshape(shape)
-
-
-def _deal(x: Tensor, sizes: list[int], dims: list[int]) -> Tensor:
-    """The inverse of `_interleave`: cut each dim by its axes and stack the pieces on dim 0 in rank order."""
-    n = len(sizes)
-    split: list[int] = []
-    where: dict[int, int] = {}
-    rest: list[int] = []
-    local: list[int] = []
-    for dim, length in enumerate(x.shape):
-        for i in (i for i in range(n) if dims[i] == dim):
-            where[i] = len(split)
-            split.append(sizes[i])
-            length //= sizes[i]
-        rest.append(len(split))
-        split.append(length)
-        local.append(length)
-    dealt = x.reshape(split).permute([where[i] for i in range(n)] + rest)
-    return dealt.reshape([prod(sizes) * local[0], *local[1:]])
+    return trimmed(x, local_after)

@@ -1,30 +1,27 @@
-"""The steps out of a layout: every change of one axis, and flattened collectives over several axes at once."""
+"""The steps out of a layout: every change of one axis, and flattened collectives over several axes at once.
+
+Several axes change in one collective when one collective of the flattened group does what each axis needs:
+
+    S... -> R or I on each     one all-gather         P... -> R or I on each     one all-reduce
+    P... -> S...               one reduce-scatter     I... -> S..., or all R     free; one collective backward
+    S... -> S...               one all-to-all, if no dim is sharded both before and after
+
+docs/cluster.md says why the other mixtures are not one collective.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import combinations, product
-from math import prod
 
 from meshwright.layout.states import I, Layout, R, S, State, all_states
 from meshwright.layout.steps import Step
 
 
-def moves(layout: Layout, shape: tuple[int, ...], mesh_sizes: tuple[int, ...]) -> tuple[Step, ...]:
-    """Every legal step that starts at `layout`.
-
-    A flattened step needs even pieces on both sides: the padding of nested pieces does not line up.
-    """
-    steps = _all_moves(layout, len(shape))
-    if all(length % prod(mesh_sizes) == 0 for length in shape):
-        return steps
-    even = layout.is_even(shape, mesh_sizes)
-    return tuple(s for s in steps if len(s.axes) == 1 or (even and s.target.is_even(shape, mesh_sizes)))
-
-
 @lru_cache(maxsize=1 << 16)
-def _all_moves(layout: Layout, n_dims: int) -> tuple[Step, ...]:
+def moves(layout: Layout, n_dims: int) -> tuple[Step, ...]:
+    """Every legal step that starts at `layout`, for a tensor of so many dims."""
     flattened = (
         step
         for count in range(2, len(layout) + 1)
@@ -41,7 +38,7 @@ def _single(layout: Layout, n_dims: int) -> Iterator[Step]:
         for after in all_states(n_dims):
             target = layout.replace(axis, after)
             if after != before and _is_innermost(target, (axis,)):
-                yield Step((axis,), layout, target)
+                yield Step.of((axis,), layout, target)
 
 
 def _flattened(layout: Layout, axes: tuple[int, ...], n_dims: int) -> Iterator[Step]:
@@ -55,26 +52,19 @@ def _flattened(layout: Layout, axes: tuple[int, ...], n_dims: int) -> Iterator[S
             states[axis] = after
         target = Layout(tuple(states))
         if _is_innermost(target, axes):
-            yield Step(axes, layout, target)
+            yield Step.of(axes, layout, target)
 
 
 def _flat_targets(layout: Layout, axes: tuple[int, ...], n_dims: int) -> Iterator[tuple[State, ...]]:
     """What the axes may become together: only changes in which one collective does the work of several."""
     kind, n = layout[axes[0]].kind, len(axes)
-    shards = product([S(dim) for dim in range(n_dims)], repeat=n)
-    if kind == "S":
-        yield (R,) * n
-        yield (I,) * n
-        dims = {layout[axis].dim for axis in axes}
-        if len(dims) == 1:
-            yield from ((S(dim),) * n for dim in range(n_dims) if dim not in dims)
-    elif kind == "P":
-        yield (R,) * n
-        yield (I,) * n
-        yield from shards
+    if kind in "SP":
+        yield from product((R, I), repeat=n)
     elif kind == "I":
         yield (R,) * n
-        yield from shards
+    if kind in "SPI":
+        taken = {layout[axis].dim for axis in axes}
+        yield from product([S(dim) for dim in range(n_dims) if dim not in taken], repeat=n)
 
 
 def _is_innermost(layout: Layout, axes: tuple[int, ...]) -> bool:

@@ -1,14 +1,15 @@
 """Steps of a conversion path, and the collectives they run. Pure data: no torch.
 
 A Step changes one axis, or several at once through a flattened collective, from `source` to `target`.
-The table below is the whole algebra: per pair of states, what runs forward and what runs backward.
+`DUALS` is the whole algebra: per pair of states, what runs forward and what runs backward. Axes that change together
+share the forward op; where their targets differ (`[S(0), S(1)] -> [I, R]`), `_joint` says what runs backward.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.layout.states import Layout, State
+from meshwright.layout.states import Layout
 
 COMMUNICATING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -47,27 +48,52 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
+class Op:
+    """What a step runs in one direction: `kind` over `axes`; before a reduce-scatter, slices along `sliced`."""
+
+    kind: str
+    axes: tuple[int, ...]
+    sliced: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """`axes` (indices, outermost first) go together from their states in `source` to those in `target`."""
 
     axes: tuple[int, ...]
     source: Layout
     target: Layout
+    forward_op: Op
+    backward_op: Op
 
-    @property
-    def pair(self) -> tuple[State, State]:
-        """The states before and after on the first of the axes; the others change in the same way."""
-        return self.source[self.axes[0]], self.target[self.axes[0]]
+    @classmethod
+    def of(cls, axes: tuple[int, ...], source: Layout, target: Layout) -> Step:
+        forward, backward = _joint(axes, source, target)
+        return cls(axes, source, target, forward, backward)
 
     @property
     def forward(self) -> str:
-        before, after = self.pair
-        return DUALS[before.kind, after.kind][0]
+        return self.forward_op.kind
 
     @property
     def backward(self) -> str:
-        before, after = self.pair
-        return DUALS[before.kind, after.kind][1]
+        return self.backward_op.kind
 
     def __str__(self) -> str:
         return f"{self.source} -> {self.target}: {self.forward} / {self.backward}"
+
+
+def _joint(axes: tuple[int, ...], source: Layout, target: Layout) -> tuple[Op, Op]:
+    """Forward and backward of axes that change together.
+
+    Towards a mixture of R and I, the gradient is partial on the axes of R alone: only those reduce it, and a
+    sharded source takes its slice along the axes of I first, so that less is sent.
+    """
+    forward, backward = DUALS[source[axes[0]].kind, target[axes[0]].kind]
+    partial = tuple(i for i in axes if target[i].kind == "R")
+    if not partial or len(partial) == len(axes):
+        return Op(forward, axes), Op(backward, axes)
+    rest = tuple(i for i in axes if i not in partial)
+    if source[axes[0]].kind == "S":
+        return Op(forward, axes), Op("reduce_scatter", partial, rest)
+    return Op(forward, axes), Op("all_reduce", partial)
