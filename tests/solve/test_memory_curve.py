@@ -67,8 +67,8 @@ def test_bytes_and_peaks_are_those_of_the_real_pair(name: str, index: int) -> No
     for kept in points:
         resident, forward_peak, backward_peak = measured(joint, kept)
         assert resident == kept.resident_bytes, kept.saved
-        assert forward_peak == pytest.approx(kept.resident_bytes + kept.forward_transient_bytes, rel=1e-3)
-        assert backward_peak == pytest.approx(kept.resident_bytes + kept.backward_transient_bytes, rel=1e-3)
+        assert forward_peak == pytest.approx(kept.resident_bytes + kept.forward_transient_bytes, rel=0.01)
+        assert backward_peak == pytest.approx(kept.resident_bytes + kept.backward_transient_bytes, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])

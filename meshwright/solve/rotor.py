@@ -1,0 +1,192 @@
+"""Rotor: which segments of a chain are checkpointed, nested, for the least time in so many bytes.
+
+The dynamic programme of Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova ("Optimal checkpointing for heterogeneous
+chains"). Segments s..t, whose input lies in memory outside the budget m, take at least (`_Table`)
+
+    C(s, t, m) = min of
+        all:    forward_s + C(s + 1, t, m - saved_s) + backward_s
+        split at s': forwards of s..s'-1 saving nothing + C(s', t, m - output_{s'-1}) + C(s, s' - 1, m)
+
+where each is allowed only if its own steps fit: `all` if saved_s (its output included) and the temporaries of its
+forward and backward do, `split` if two neighbouring outputs and the temporaries of a forward do. Gradients count
+where their sizes are given. A segment may be offered in several ways to save (more bytes, shorter backward).
+Optimal among orders in which a checkpoint stays until its segments' backward. Bytes are counted in `SLOTS` slots of
+the budget, rounded up: what is found fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLOTS = 600
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """One way for a segment to run forward and keep what its backward reads. bytes: its output included."""
+
+    backward_s: float
+    bytes: int
+    forward_transient_bytes: int = 0
+    backward_transient_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A segment of the chain. output_bytes: what the next one reads; gradient_bytes: of that output's gradient.
+
+    transient_bytes: on top of input and output, while it runs forward and saves nothing.
+    """
+
+    forward_s: float
+    output_bytes: int
+    savings: tuple[Saving, ...]
+    transient_bytes: int = 0
+    gradient_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step of the order. `pass`: forward, nothing saved. `forward`: saving in the way `saving`. `backward`."""
+
+    kind: str
+    segment: int
+    saving: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.segment}"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The fastest order found, and the seconds it takes."""
+
+    seconds: float
+    moves: tuple[Move, ...]
+
+
+def rotor(chain: Sequence[Link], budget_bytes: int, input_bytes: int, slots: int = SLOTS) -> Order | None:
+    """The fastest nested order within the budget, the chain's input included; None where none fits."""
+    room = budget_bytes - input_bytes
+    if room < 0 or not chain:
+        return None if chain else Order(0.0, ())
+    slot = max(1, -(-room // slots))
+    table = _Table(chain, slot, room // slot)
+    seconds = float(table.best[0, len(chain) - 1][-1])
+    return Order(seconds, tuple(table.moves(0, len(chain) - 1, room // slot))) if np.isfinite(seconds) else None
+
+
+class _Table:
+    """best[s, t][m]: the least seconds of s..t in m slots; how: -1 - i for saving i of `all`, s' for a split."""
+
+    def __init__(self, chain: Sequence[Link], slot: int, room: int) -> None:
+        self.chain, self.slot, self.room = chain, slot, room
+        self.best: dict[tuple[int, int], Times] = {}
+        self.how: dict[tuple[int, int], NDArray[np.int64]] = {}
+        n = len(chain)
+        ahead = np.concatenate([[0.0], np.cumsum([link.forward_s for link in chain])])
+        for length in range(n):
+            for s in range(n - length):
+                self._fill(s, s + length, ahead)
+
+    def _fill(self, s: int, t: int, ahead: Times) -> None:
+        best = np.full(self.room + 1, np.inf)
+        how = np.zeros(self.room + 1, dtype=np.int64)
+        for index, seconds in enumerate(self._all(s, t)):
+            better = seconds < best
+            best[better], how[better] = seconds[better], -1 - index
+        least = self._pass_slots(s, t)
+        for cut in range(s + 1, t + 1):
+            kept = self._slots(self.chain[cut - 1].output_bytes)
+            seconds = ahead[cut] - ahead[s] + _shifted(self.best[cut, t], kept) + self.best[s, cut - 1]
+            seconds[: min(least, self.room + 1)] = np.inf
+            better = seconds < best
+            best[better], how[better] = seconds[better], cut
+        self.best[s, t], self.how[s, t] = best, how
+
+    def _all(self, s: int, t: int) -> Iterator[Times]:
+        link = self.chain[s]
+        for saving in link.savings:
+            kept = self._slots(saving.bytes)
+            after = _shifted(self.best[s + 1, t], kept) if s < t else np.zeros(self.room + 1)
+            seconds = link.forward_s + saving.backward_s + after
+            end = self.chain[t].gradient_bytes
+            forward = self._slots(saving.bytes + saving.forward_transient_bytes + end)
+            backward = self._slots(saving.bytes + saving.backward_transient_bytes + link.gradient_bytes)
+            seconds[: min(max(kept, forward, backward), self.room + 1)] = np.inf
+            yield seconds
+
+    def _pass_slots(self, s: int, t: int) -> int:
+        """Room for the forwards of s..t-1 that save nothing: two neighbouring outputs at a time."""
+        most = self.chain[s].output_bytes + self.chain[s].transient_bytes
+        for before, link in zip(self.chain[s:t], self.chain[s + 1 : t], strict=False):
+            most = max(most, before.output_bytes + link.output_bytes + link.transient_bytes)
+        return self._slots(most + self.chain[t].gradient_bytes)
+
+    def _slots(self, size: int) -> int:
+        return -(-size // self.slot)
+
+    def moves(self, s: int, t: int, room: int) -> Iterator[Move]:
+        how = int(self.how[s, t][room])
+        if how < 0:
+            saving = self.chain[s].savings[-1 - how]
+            yield Move("forward", s, -1 - how)
+            if s < t:
+                yield from self.moves(s + 1, t, room - self._slots(saving.bytes))
+            yield Move("backward", s)
+        else:
+            yield from (Move("pass", k) for k in range(s, how))
+            yield from self.moves(how, t, room - self._slots(self.chain[how - 1].output_bytes))
+            yield from self.moves(s, how - 1, room)
+
+
+def _shifted(times: Times, by: int) -> Times:
+    """The table with `by` slots fewer."""
+    if by >= len(times):
+        return np.full(len(times), np.inf)
+    return np.concatenate([np.full(by, np.inf), times[: len(times) - by]])
+
+
+def peak_of(chain: Sequence[Link], moves: Sequence[Move], input_bytes: int) -> int:
+    """The most bytes an order holds, played step by step; each value goes when no later step reads it."""
+    reads = [{move.segment - 1} if move.kind != "backward" else set() for move in moves]
+    outputs: dict[int, int] = {-1: input_bytes}
+    saved: dict[int, int] = {}
+    gradient = chain[-1].gradient_bytes
+    most = input_bytes
+    for step, move in enumerate(moves):
+        link, segment = chain[move.segment], move.segment
+        held = sum(outputs.values()) + sum(saved.values()) + gradient
+        if move.kind == "pass":
+            most = max(most, held + link.output_bytes + link.transient_bytes)
+            outputs[segment] = link.output_bytes
+        elif move.kind == "forward":
+            saving = link.savings[move.saving]
+            most = max(most, held + saving.bytes + saving.forward_transient_bytes)
+            saved[segment] = saving.bytes
+        else:
+            index = next(m.saving for m in reversed(moves[:step]) if m.kind == "forward" and m.segment == segment)
+            transient = link.savings[index].backward_transient_bytes
+            before = chain[segment - 1].gradient_bytes if segment else 0
+            most = max(most, sum(outputs.values()) + sum(saved.values()) + link.gradient_bytes + transient)
+            del saved[segment]
+            gradient = before
+        for name in list(outputs):
+            if name >= 0 and not _read_again(name, moves[step + 1 :], reads[step + 1 :], saved):
+                del outputs[name]
+    return most
+
+
+def _read_again(name: int, rest: Sequence[Move], reads: Sequence[set[int]], saved: dict[int, int]) -> bool:
+    """Whether a checkpoint is read before it is made again; a backward reads its segment's input too."""
+    for move, read in zip(rest, reads, strict=True):
+        if name in read or (move.kind == "backward" and move.segment - 1 == name and name not in saved):
+            return True
+        if move.segment == name and move.kind in ("pass", "forward"):
+            return False
+    return False

@@ -1,0 +1,100 @@
+"""Rotor as published: the known figures, and brute force over all nested orders, each played step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.solve.rotor import Link, Move, Saving, peak_of, rotor
+
+EVEN = [Link(1, 1, (Saving(2, 3),))] * 8
+
+
+@pytest.mark.parametrize(
+    ("budget", "seconds"), [(5, 52), (6, 38), (8, 32), (10, 30), (14, 28), (20, 26), (25, 24), (100, 24)]
+)
+def test_a_chain_of_eight(budget: int, seconds: float) -> None:
+    order = rotor(EVEN, budget, 1)
+    assert order is not None
+    assert order.seconds == seconds
+    assert peak_of(EVEN, order.moves, 1) <= budget
+    assert time_of(EVEN, order.moves) == seconds
+
+
+@pytest.mark.parametrize("budget", [0, 1, 4])
+def test_under_five_slots_nothing_fits(budget: int) -> None:
+    assert rotor(EVEN, budget, 1) is None
+
+
+def time_of(chain: Sequence[Link], moves: Sequence[Move]) -> float:
+    found = 0.0
+    saving: dict[int, int] = {}
+    for move in moves:
+        link = chain[move.segment]
+        if move.kind == "backward":
+            found += link.savings[saving[move.segment]].backward_s
+        else:
+            found += link.forward_s
+            saving[move.segment] = move.saving
+    return found
+
+
+def orders(chain: Sequence[Link], s: int, t: int) -> Iterator[tuple[Move, ...]]:
+    """Every nested order of s..t."""
+    for index in range(len(chain[s].savings)):
+        if s == t:
+            yield (Move("forward", s, index), Move("backward", s))
+        else:
+            for rest in orders(chain, s + 1, t):
+                yield (Move("forward", s, index), *rest, Move("backward", s))
+    for cut in range(s + 1, t + 1):
+        passes = tuple(Move("pass", k) for k in range(s, cut))
+        for later in orders(chain, cut, t):
+            for earlier in orders(chain, s, cut - 1):
+                yield (*passes, *later, *earlier)
+
+
+links = st.builds(
+    Link,
+    forward_s=st.integers(1, 6),
+    output_bytes=st.integers(1, 4),
+    savings=st.lists(
+        st.builds(
+            Saving,
+            backward_s=st.integers(1, 9),
+            bytes=st.integers(4, 9),
+            forward_transient_bytes=st.integers(0, 3),
+            backward_transient_bytes=st.integers(0, 3),
+        ),
+        min_size=1,
+        max_size=2,
+    ).map(tuple),
+    transient_bytes=st.integers(0, 3),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(links, min_size=1, max_size=4), st.integers(1, 3), st.integers(5, 40))
+def test_brute_force_over_all_nested_orders(chain: list[Link], input_bytes: int, budget: int) -> None:
+    fitting = [
+        time_of(chain, moves)
+        for moves in orders(chain, 0, len(chain) - 1)
+        if peak_of(chain, moves, input_bytes) <= budget
+    ]
+    order = rotor(chain, budget, input_bytes)
+    assert (order is not None) == bool(fitting)
+    if order is not None:
+        assert order.seconds == min(fitting)
+        assert peak_of(chain, order.moves, input_bytes) <= budget
+        assert time_of(chain, order.moves) == order.seconds
+
+
+def test_more_memory_is_never_slower() -> None:
+    chain = [Link(1 + i % 3, 1 + i % 2, (Saving(2 + i % 4, 4 + i % 5), Saving(5, 3))) for i in range(20)]
+    found = [rotor(chain, budget, 1) for budget in range(6, 140, 3)]
+    seconds = [order.seconds if order else float("inf") for order in found]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[-1] < seconds[0]
