@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from meshwright.plan import Instruction
 from meshwright.plan.instruction import BACKWARDS, RECEIVES, SENDS
-from meshwright.schedule.messages import Messages, read_messages
-from meshwright.schedule.pipeline import Reads
+from meshwright.schedule.messages import Messages
 from meshwright.simulate.costs import FREE, Costs, SegmentCost
 
 COMPUTE, BLOCKING, POST = range(3)
@@ -70,8 +69,7 @@ class Compiled:
         return len(self.seconds) - 1
 
 
-def compile_lists(lists: Sequence[Sequence[Instruction]], costs: Costs, reads: Reads | None) -> Compiled:
-    messages = read_messages(lists, reads)
+def compile_lists(lists: Sequence[Sequence[Instruction]], costs: Costs, messages: Messages) -> Compiled:
     made = Compiled([], [0] * len(lists))
     for segment, stage in messages.stage_of.items():
         made.static_bytes[stage] += costs.segments[segment].static_bytes

@@ -17,6 +17,7 @@ import numpy as np
 
 from meshwright.errors import VerifyError
 from meshwright.plan import Instruction
+from meshwright.schedule.messages import Messages, read_messages
 from meshwright.schedule.pipeline import Reads
 from meshwright.simulate.compiled import COMPUTE, POST, Compiled, compile_lists
 from meshwright.simulate.costs import Costs
@@ -28,10 +29,16 @@ Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def simulate(
-    lists: Sequence[Sequence[Instruction]], costs: Costs, *, reads: Reads | None = None, spans: bool = True
+    lists: Sequence[Sequence[Instruction]],
+    costs: Costs,
+    *,
+    reads: Reads | None = None,
+    spans: bool = True,
+    messages: Messages | None = None,
 ) -> Timeline:
-    """Time, idleness and memory of one step. `spans`: keep what ran when, for a trace; a search needs none."""
-    compiled = compile_lists(lists, costs, reads)
+    """Time, idleness and memory of one step. `spans`: keep what ran when, for a trace; a search needs none.
+    `messages`: of these lists, where they are known already."""
+    compiled = compile_lists(lists, costs, read_messages(lists, reads) if messages is None else messages)
     player = _Player(compiled, spans)
     player.run(lists)
     step_s = max(player.clock)
