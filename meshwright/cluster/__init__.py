@@ -3,9 +3,10 @@
 from meshwright.cluster.bind import logical_mesh
 from meshwright.cluster.cost import KINDS, collective_s
 from meshwright.cluster.device import Achievable, Device
-from meshwright.cluster.enumerate import meshes, shapes, stage_ranks
+from meshwright.cluster.enumerate import meshes, shapes
 from meshwright.cluster.load import load_cluster
 from meshwright.cluster.mesh import FLAT, Axis, Hop, Mesh
+from meshwright.cluster.submesh import place, submeshes
 from meshwright.cluster.topology import Cluster, Group, Link, Member
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "load_cluster",
     "logical_mesh",
     "meshes",
+    "place",
     "shapes",
-    "stage_ranks",
+    "submeshes",
 ]

@@ -33,24 +33,12 @@ def meshes(cluster: Cluster, ranks: Sequence[int] | None = None, max_axes: int =
     found: dict[object, Mesh] = {}
     for shape in shapes(len(chosen), max_axes):
         mesh = cluster.mesh(shape, ranks=chosen)
-        found.setdefault(_links_of(mesh), mesh)
+        found.setdefault(links_of(mesh), mesh)
     return list(found.values())
 
 
-def _links_of(mesh: Mesh) -> object:
+def links_of(mesh: Mesh) -> object:
     """What a planner can see of a mesh: the multiset of its axes, and of the flattened ones, without names."""
     own = sorted((axis.size, repr(axis.hops)) for axis in mesh.axes)
     flat = sorted((axis.size, repr(axis.hops)) for axis in mesh.flat)
     return (tuple(own), tuple(flat), mesh.device)
-
-
-def stage_ranks(cluster: Cluster, n_stages: int) -> list[tuple[int, ...]]:
-    """Consecutive, equal shares of the devices: pipeline stages that keep whole hosts where sizes allow."""
-    if n_stages < 1 or cluster.device_count % n_stages:
-        raise ClusterError(
-            f"{n_stages} pipeline stages on {cluster.device_count} devices",
-            f"a divisor of {cluster.device_count}",
-            "give each stage its ranks: cluster.mesh(shape, ranks=...)",
-        )
-    share = cluster.device_count // n_stages
-    return [tuple(range(i * share, (i + 1) * share)) for i in range(n_stages)]

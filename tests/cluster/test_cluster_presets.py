@@ -7,9 +7,8 @@ from math import prod
 import pytest
 
 from meshwright.cluster import Cluster, Group, Link, Member, load_cluster
-from meshwright.cluster.enumerate import meshes, shapes, stage_ranks
+from meshwright.cluster.enumerate import meshes, shapes
 from meshwright.cluster.presets import PRESETS
-from meshwright.errors import ClusterError
 
 FIGURES = ("peaks", "memory_bytes", "memory_bandwidth", "launch_s", "reserve_bytes", "achievable.matmul")
 
@@ -53,15 +52,6 @@ def test_equivalent_meshes_come_once() -> None:
     assert sorted(mesh.sizes for mesh in meshes(load_cluster("dgx-h100"))) == [(2, 2, 2), (2, 4), (8,)]
     two_hosts = [mesh.sizes for mesh in meshes(load_cluster("dgx-h100:2"), max_axes=2)]
     assert sorted(two_hosts) == [(2, 8), (4, 4), (8, 2), (16,)]  # across hosts the order of axes matters
-
-
-def test_stages_take_consecutive_devices() -> None:
-    cluster = load_cluster("dgx-h100:2")
-    first, second = (cluster.mesh((8,), ranks=ranks) for ranks in stage_ranks(cluster, 2))
-    assert first.axes == second.axes  # each stage is a whole host
-    assert first.ranks + second.ranks == tuple(range(16))
-    with pytest.raises(ClusterError, match="3 pipeline stages on 16 devices"):
-        stage_ranks(cluster, 3)
 
 
 def test_three_levels_limit_traffic_by_the_narrowest_on_its_way() -> None:
