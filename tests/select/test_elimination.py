@@ -23,7 +23,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(order, "SMALL", 0)
     if request.param == "class by class":
         monkeypatch.setattr(dense, "WHOLE", 0)
-        monkeypatch.setattr(dense, "CONSTANT", 0)
         monkeypatch.setattr(sparse, "WHOLE", 0)
         monkeypatch.setattr(order, "SMALL", 0)
     name: str = request.param

@@ -8,14 +8,16 @@ its entries, for one with forbidden pairs a cell per allowed pair and blocks of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from meshwright.select.elimination.views import View, Views
 from meshwright.select.problem import Floats, Ints
 
+Bools = npt.NDArray[np.bool_]
 ONE_CELL: Ints = np.zeros(1, dtype=np.int64)
 
 
@@ -33,10 +35,10 @@ class Factor:
     cells: Ints
     step: int = -1
     values: Floats | None = None
+    sizes: tuple[int, ...] = field(init=False)
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(view.size for view in self.views)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple([view.size for view in self.views]))
 
     @property
     def block(self) -> int:
@@ -45,6 +47,20 @@ class Factor:
     @property
     def stored(self) -> int:
         return len(self.cells) * self.block
+
+    def unfolded(self, values: Floats) -> Floats:
+        """The whole table, infinite where nothing is stored."""
+        if not self.split:
+            return values.reshape(self.sizes)
+        table = np.full((prod(self.sizes[: self.split]), self.block), np.inf)
+        table[self.cells] = values.reshape(-1, self.block)
+        return table.reshape(self.sizes)
+
+    def allowed(self) -> Bools:
+        """What is stored, of length 1 along the axes that all of it has."""
+        flags = np.zeros(prod(self.sizes[: self.split]), dtype=bool)
+        flags[self.cells] = True
+        return flags.reshape(*self.sizes[: self.split], *(1,) * (len(self.sizes) - self.split))
 
     def places(self, at: Sequence[Ints | int]) -> Ints:
         """Where the entries at these classes (one array per axis, broadcast) are stored; `stored` where none is."""

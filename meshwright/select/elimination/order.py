@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -126,11 +127,11 @@ def plan(
     except ImpossibleError:
         return replace(order, possible=False)
     axes = {node: work.views.by(range(width[node])) for node in kept}
-    constants, parts, _ = lay_out(axes, work.left(), work.views)
+    constants, parts = lay_out(axes, work.left(), work.views)
     offsets = np.cumsum([0, *(len(view.labels) for view in work.alone)]).tolist()
     members, starts = _classes(offsets, steps) if steps else (None, None)
-    return replace(order, offsets=tuple(offsets), entries=total, steps=tuple(steps), constants=tuple(constants),
-                   parts=tuple(parts), members=members, starts=starts)  # fmt: skip
+    return replace(order, offsets=tuple(offsets), entries=total, steps=tuple(steps), constants=constants,
+                   parts=parts, members=members, starts=starts)  # fmt: skip
 
 
 class _Work:
@@ -222,13 +223,19 @@ class _Work:
         return dense_step(node, axes, factors, self.views, self.count)
 
     def _axes(self, node: int) -> Axes:
-        """The nodes of the table of `node`, it first, and what its factors see of each."""
+        """The nodes of the table of `node`, it first, and what its factors see of each.
+
+        Those of its largest factor come last, in its order: long stretches of it are then added to as they lie.
+        """
         axes: Axes = {node: self.alone[node]}
-        for factor in self.factors[node]:
+        by_size = sorted(self.factors[node], key=lambda one: prod(one.sizes))
+        for factor in by_size:
             for other, view in zip(factor.nodes, factor.views, strict=True):
                 seen = axes.get(other)
                 axes[other] = view if seen is None else self.views.join(seen, view)
-        return axes
+        last = by_size[-1].nodes if by_size else ()
+        order = [node, *(other for other in axes if other not in last), *last]
+        return {other: axes[other] for other in dict.fromkeys(order)}
 
 
 def _edges(problem: Problem, views: Views) -> list[Factor]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Generic, Protocol, TypeVar
 
 from meshwright.select.elimination.factor import Factor
 from meshwright.select.elimination.views import View, Views
 
-# Entries below which another order is not worth looking for, and nodes above which it takes too long.
-ENOUGH = 50_000
+# Entries per node below which another order is not worth looking for, and nodes above which it takes too long.
+ENOUGH = 5_000
 MANY_NODES = 300
 # Entries from which a table is looked at for a way to do it in two steps, and what part of them these may take.
 LARGE = 20_000
@@ -61,8 +61,6 @@ class Measure:
 RULES: tuple[Callable[[Measure], float], ...] = (
     lambda m: m.full,
     lambda m: m.left**1.5 / m.removed,
-    lambda m: m.left - 2 * m.removed,
-    lambda m: m.left / m.removed,
     lambda m: m.left,
 )
 
@@ -71,27 +69,38 @@ def best_order(
     kept: Sequence[int], factors: Sequence[Factor], alone: Sequence[View], views: Views, most: float
 ) -> list[int] | None:
     """All nodes but `kept`, each with its view `alone`; None when every order tried takes more than `most` entries."""
+    start = _Pass(alone, views.join, _sketches(factors, len(alone)))
+    start.waiting = {node: start.measure(node) for node in set(range(len(alone))) - set(kept)}
     best: tuple[float, list[int]] | None = None
     for rule in RULES if len(alone) <= MANY_NODES else RULES[:1]:
-        found = _Pass(kept, factors, alone, views).run(rule, best[0] if best else most)
+        found = start.copy().run(rule, best[0] if best else most)
         best = found or best
-        if best and best[0] <= ENOUGH:
+        if best and best[0] <= ENOUGH * len(alone):
             break
     return best[1] if best else None
 
 
+def _sketches(factors: Sequence[Factor], nodes: int) -> list[dict[Sketch, None]]:
+    around: list[dict[Sketch, None]] = [{} for _ in range(nodes)]
+    for factor in factors:
+        share = len(factor.cells) / prod(factor.sizes[: factor.split])
+        sketch = Sketch(factor.nodes, factor.views, share, prod(factor.sizes) * share)
+        for node in factor.nodes:
+            around[node][sketch] = None
+    return around
+
+
+@dataclass(slots=True)
 class _Pass:
     """One greedy elimination, of sketches only."""
 
-    def __init__(self, kept: Sequence[int], factors: Sequence[Factor], alone: Sequence[View], views: Views) -> None:
-        self.alone, self.join = alone, views.join
-        self.around: list[dict[Sketch, None]] = [{} for _ in alone]
-        for factor in factors:
-            share = len(factor.cells) / prod(factor.sizes[: factor.split])
-            sketch = Sketch(factor.nodes, factor.views, share, prod(factor.sizes) * share)
-            for node in factor.nodes:
-                self.around[node][sketch] = None
-        self.waiting = {node: self._measure(node) for node in set(range(len(alone))) - set(kept)}
+    alone: Sequence[View]
+    join: Callable[[View, View], View]
+    around: list[dict[Sketch, None]]
+    waiting: dict[int, Measure] = field(default_factory=dict)
+
+    def copy(self) -> _Pass:
+        return _Pass(self.alone, self.join, [dict(around) for around in self.around], dict(self.waiting))
 
     def run(self, rule: Callable[[Measure], float], most: float) -> tuple[float, list[int]] | None:
         """Entries in all and the order; None once there are more than `most`."""
@@ -110,7 +119,7 @@ class _Pass:
             del self.waiting[node]
             for other in self._eliminate(node, measure):
                 if other in self.waiting:
-                    self.waiting[other] = self._measure(other)
+                    self.waiting[other] = self.measure(other)
                     heapq.heappush(heap, (rule(self.waiting[other]), other))
         return total, order
 
@@ -125,7 +134,7 @@ class _Pass:
             around[left] = None
         return near
 
-    def _measure(self, node: int) -> Measure:
+    def measure(self, node: int) -> Measure:
         axes, share, removed = {node: self.alone[node]}, 1.0, 1.0
         for sketch in self.around[node]:
             share *= sketch.share

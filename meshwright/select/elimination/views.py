@@ -31,6 +31,7 @@ class Views:
         self._known: dict[tuple[int, ...], View] = {}
         self._joins: dict[tuple[View, View], View] = {}
         self._translations: dict[tuple[View, View], Ints] = {}
+        self._compact: dict[tuple[tuple[int, ...], bytes], tuple[Floats, View, View]] = {}
 
     def by(self, keys: Iterable[Hashable]) -> View:
         """Options with equal keys are one class."""
@@ -62,7 +63,14 @@ class Views:
 
     def compact(self, matrix: Floats) -> tuple[Floats, View, View]:
         """The matrix over classes of equal rows and equal columns."""
-        rows = self.by([row.tobytes() for row in np.ascontiguousarray(matrix)])
+        matrix = np.ascontiguousarray(matrix)
+        key = (matrix.shape, matrix.tobytes())
+        if key not in self._compact:
+            self._compact[key] = self._classes(matrix)
+        return self._compact[key]
+
+    def _classes(self, matrix: Floats) -> tuple[Floats, View, View]:
+        rows = self.by([row.tobytes() for row in matrix])
         matrix = matrix[rows.first]
         columns = self.by([column.tobytes() for column in np.ascontiguousarray(matrix.T)])
         return matrix[:, columns.first], rows, columns
