@@ -1,16 +1,22 @@
-"""Plan a small GPT for two local processes, show the plan and its rivals, train it, and compare with one process."""
+"""The whole way in three minutes: measure this machine, plan a small GPT for four processes of it, show the plan beside
+what one would write by hand, train it, compare with one process, save, and go on with two processes.
+
+What it makes stays in a folder: the cluster, the plans, the checkpoints, the weights (default `out/demo`).
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import tempfile
+import shutil
 import time
 from pathlib import Path
 
 from meshwright.capture import capture
-from meshwright.cluster import load_cluster
+from meshwright.cluster import Cluster, load_cluster
 from meshwright.models.reference import parse_reference
+from meshwright.plan import Plan
 from meshwright.plan.describe import describe
 from meshwright.runtime.launch import launch
 from meshwright.runtime.worker import Job
@@ -19,46 +25,73 @@ from meshwright.solve.command import alternatives
 from meshwright.solve.plan import make_plan
 
 MODEL = "gpt?layers=2&hidden=128&heads=4&ffn=512&vocab=128&seq=64"
-BATCH, STEPS = 16, 40
+BATCH, STEPS, MORE, RATE = 16, 60, 20, 3e-3
 
 
 def main() -> None:
-    start_s = time.perf_counter()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default="out/demo", help="where everything goes")
+    folder = Path(parser.parse_args().folder)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # of a demo before this one
+    folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    reference = parse_reference(MODEL)
-    print("1. capture: the model becomes a Program of segments; nothing of its size is allocated")
-    program = capture(*reference.meta(BATCH))
+    clock = time.perf_counter()
+
+    print("1. detect: what four processes of this machine reach, alone and together")
+    machines = {4: _detect(folder / "cluster.toml", 4)}
+    print(f"   {machines[4].device_count} devices, measured; written to {folder / 'cluster.toml'}")
+
+    print(f"\n2. capture: {MODEL} becomes a Program of segments; nothing of its size is allocated")
+    program = capture(*parse_reference(MODEL).meta(BATCH))
     for segment in program.segments:
         print(f"   {segment.name:<10} {len(program.graph(segment).ops):>3} ops, {len(segment.params):>2} parameters")
 
-    print("\n2. plan: every operator's sharding chosen together, on two processes of this machine")
-    plan = make_plan(program, load_cluster("local:2"), model=MODEL)
+    print("\n3. plan: every operator's sharding chosen together")
+    plan = make_plan(program, machines[4], model=MODEL)
     print(describe(plan))
-    print(alternatives(plan, baselines(program, load_cluster("local:2"))))
+    print(alternatives(plan, baselines(program, machines[4])))
 
-    losses = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for processes in (2, 1):
-            plural = "es" if processes > 1 else ""
-            print(f"\n{5 - processes}. train: {STEPS} steps on {processes} process{plural}, one thread each")
-            its_plan = plan if processes == 2 else make_plan(program, load_cluster("local:1"), model=MODEL)
-            losses[processes] = _train(its_plan, Path(folder), processes)
+    print(f"\n4. train: {STEPS} steps on 4 processes, saving every 30")
+    planned = _train(plan, folder, "planned", Job("", STEPS, RATE, 0, "", folder=str(folder / "checkpoints"), every=30))
 
-    worst = max(abs(a - b) / abs(b) for a, b in zip(losses[2], losses[1], strict=True))
-    print(f"\n5. compare: loss {losses[2][0]:.4f} -> {losses[2][-1]:.4f} on two processes;")
-    print(f"   the losses of the two runs differ by at most {worst:.1e}, relative, at any of the {STEPS} steps")
-    if losses[2][-1] > losses[2][0] - 0.5 or worst > 1e-3:
+    print(f"\n5. compare: the same {STEPS} steps on 1 process")
+    alone = make_plan(program, load_cluster("local:1"), model=MODEL)
+    single = _train(alone, folder, "single", Job("", STEPS, RATE, 0, "", quiet=True))
+    worst = _difference(planned, single)
+    print(f"   loss {planned[0]:.4f} -> {planned[-1]:.4f}; the two runs differ by at most {worst:.1e}, relative")
+
+    print(f"\n6. resume: {MORE} more steps from that checkpoint, on 2 processes, planned anew")
+    fewer = make_plan(program, load_cluster("local:2"), model=MODEL)
+    job = Job("", STEPS + MORE, RATE, 0, "", folder=str(folder / "checkpoints"), resume=True)
+    resumed = _train(fewer, folder, "resumed", job)
+    print(f"   loss {resumed[STEPS]:.4f} -> {resumed[-1]:.4f}")
+
+    kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+    print(f"\neverything is in {folder}: cluster.toml; planned.json, single.json, resumed.json (plans);")
+    print(f"   checkpoints ({', '.join(kept)}). See the code that ran: meshwright code {folder / 'planned.json'}")
+    print(f"done in {time.perf_counter() - clock:.0f} s")
+    fell = planned[-1] < planned[0] - 0.5 and resumed[-1] < planned[-1]
+    if worst > 1e-3 or not fell or resumed[:STEPS] != planned:
         raise SystemExit("the demo did not show what it should: see the losses above")
-    print("   (the predicted times come from the preset `local`; `meshwright cluster detect` measures a machine)")
-    print(f"done in {time.perf_counter() - start_s:.0f} s")
 
 
-def _train(plan: object, folder: Path, processes: int) -> list[float]:
-    saved, result = folder / f"plan{processes}.json", folder / f"losses{processes}.json"
-    plan.save(saved)  # type: ignore[attr-defined]
-    launch("meshwright.runtime.worker", Job(str(saved), STEPS, 3e-3, 0, str(result)).arguments(), processes)
-    found: list[float] = json.loads(result.read_text())
+def _detect(path: Path, processes: int) -> Cluster:
+    launch("meshwright", ["cluster", "detect", "--backend", "gloo", "--out", str(path)], processes)
+    return load_cluster(str(path))
+
+
+def _train(plan: Plan, folder: Path, name: str, job: Job) -> list[float]:
+    """The losses of a run; its plan and its figures stay in the folder."""
+    saved, result = folder / f"{name}.json", folder / f"{name}-run.json"
+    plan.save(saved)
+    told = {**{field: getattr(job, field) for field in job.__slots__}, "plan": str(saved), "result": str(result)}
+    launch("meshwright.runtime.worker", Job(**told).arguments(), plan.world_size)
+    found: list[float] = json.loads(result.read_text())["losses"]
     return found
+
+
+def _difference(first: list[float], second: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(first, second, strict=True))
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.runtime.launch import launch
     from meshwright.runtime.worker import Job
 
-    _check(args)
     if "RANK" in os.environ:
         return _join(args)
+    _check(args)
     plan = _plan(args, args.nproc)
     with tempfile.TemporaryDirectory() as folder:
         saved, result = Path(folder) / "plan.json", Path(folder) / "result.json"
@@ -70,6 +70,7 @@ def _join(args: argparse.Namespace) -> int:
     from meshwright.runtime.worker import Job, train
 
     try:
+        _check(args)
         if not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         made: list[Any] = [None]
@@ -116,9 +117,19 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.data and not Path(args.data).is_file():
         raise RunError(f"--data {args.data} is no file", "a text file", "check the path")
+    if args.checkpoint_dir and not args.resume and (found := _latest(args.checkpoint_dir)):
+        raise RunError(
+            f"{found} is there already", "an empty --checkpoint-dir", "pass --resume, or name another folder"
+        )
     for name in ("every", "resume"):
         if getattr(args, name) and not args.checkpoint_dir:
             raise RunError(f"--{name} without --checkpoint-dir", "a folder to save to", "name one")
+
+
+def _latest(folder: str) -> Path | None:
+    from meshwright.runtime.checkpoint import latest
+
+    return latest(folder)
 
 
 def _plan(args: argparse.Namespace, world: int | None) -> Plan:

@@ -30,6 +30,7 @@ class Store:
             name: (Layout.parse(entry.storage), Layout.parse(entry.compute)) for name, entry in plan.parameters.items()
         }
         self.stored: dict[str, nn.Parameter] = {}
+        self.locals: dict[str, Tensor] = {}
         self.copies: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
         self.summed: set[str] = set()
@@ -38,18 +39,19 @@ class Store:
             local = source(parameter, storage, self.wide[parameter.name])
             tensor = as_dtensor(local, mesh, storage, self.shapes[parameter.name])
             self.stored[parameter.name] = nn.Parameter(tensor, requires_grad=parameter.trainable)
+            self.locals[parameter.name] = local
 
     def compute(self, name: str) -> Tensor:
         """The parameter in its compute layout and dtype; it has been gathered if storage differs."""
         found = self.copies.get(name)
-        return self._local(name) if found is None else found
+        return self.locals[name] if found is None else found
 
     def gather(self, names: Iterable[str]) -> None:
         for name in names:
             storage, compute = self.layouts[name]
             if name not in self.copies and (storage != compute or self.wide[name] != self.dtypes[name]):
                 # Cast first: fewer bytes travel.
-                local = self._local(name).to(self.dtypes[name])
+                local = self.locals[name].to(self.dtypes[name])
                 self.copies[name] = convert_value(local, storage, compute, self.mesh, shape=self.shapes[name])
 
     def free(self, names: Iterable[str]) -> None:
@@ -99,11 +101,6 @@ class Store:
         self.copies.clear()
         self.gradients.clear()
         self.summed.clear()
-
-    def _local(self, name: str) -> Tensor:
-        data = self.stored[name].data
-        assert isinstance(data, DTensor)
-        return data.to_local()
 
 
 def as_dtensor(local: Tensor, mesh: DeviceMesh, layout: Layout, shape: tuple[int, ...]) -> DTensor:

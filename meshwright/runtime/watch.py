@@ -118,7 +118,7 @@ class Watch:
 
 
 class WatchedTransport(ProcessTransport):
-    """Collectives whose names a Watch knows while they run."""
+    """Collectives whose names a Watch knows while they run; an axis of one rank has nobody to talk to."""
 
     _watch: Watch | None = None
 
@@ -134,18 +134,29 @@ class WatchedTransport(ProcessTransport):
         if self._watch is not None:
             self._watch.op = ""
 
+    def _alone(self, axis: str) -> bool:
+        return dist.get_world_size(self.group(axis)) == 1
+
     def all_reduce(self, x: Tensor, axis: str, op: str) -> Tensor:
+        if self._alone(axis):
+            return x.clone()
         with self._named("all_reduce", axis):
             return super().all_reduce(x, axis, op)
 
     def all_gather(self, x: Tensor, axis: str) -> Tensor:
+        if self._alone(axis):
+            return x.clone()[None]
         with self._named("all_gather", axis):
             return super().all_gather(x, axis)
 
     def reduce_scatter(self, pieces: Tensor, axis: str) -> Tensor:
+        if self._alone(axis):
+            return pieces[0].clone()
         with self._named("reduce_scatter", axis):
             return super().reduce_scatter(pieces, axis)
 
     def all_to_all(self, pieces: Tensor, axis: str) -> Tensor:
+        if self._alone(axis):
+            return pieces.clone()
         with self._named("all_to_all", axis):
             return super().all_to_all(pieces, axis)

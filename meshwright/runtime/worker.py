@@ -94,7 +94,7 @@ def _loop(
     job: Job,
 ) -> bool:
     """Whether it was stopped from outside before its last step."""
-    stop = Stop(trainer.device)
+    stop = Stop(trainer)
     while trainer.steps < job.steps:
         for batch in data:
             loss = trainer.step(batch).item()
@@ -118,8 +118,8 @@ def _loop(
 class Stop:
     """Ctrl-C or a polite end, which every rank acts on after the same step."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.asked = torch.zeros((), device=device)
+    def __init__(self, trainer: Trainer) -> None:
+        self.watch, self.asked = trainer.watch, torch.zeros((), device=trainer.device)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask)
 
@@ -129,7 +129,8 @@ class Stop:
 
     def agreed(self) -> bool:
         found = self.asked.clone()
-        dist.all_reduce(found, dist.ReduceOp.MAX)
+        with self.watch.during("agree to go on"):
+            dist.all_reduce(found, dist.ReduceOp.MAX)
         return bool(found.item())
 
 
