@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.errors import ProblemError
 from meshwright.select.elimination.dense import DenseStep, Part, dense_step, lay_out
 from meshwright.select.elimination.factor import Factor, ImpossibleError, edge_factor
-from meshwright.select.elimination.ordering import Halves, best_order, entries_of, in_two
+from meshwright.select.elimination.ordering import Halves, best_order, entries_of, hopeless, in_two
 from meshwright.select.elimination.relation import TooManyError, join
 from meshwright.select.elimination.sparse import SparseStep, sparse_step
 from meshwright.select.elimination.views import View, Views
@@ -144,6 +144,8 @@ class _Work:
         self.factors: list[dict[Factor, None]] = [{} for _ in self.alone]
         self.scalars: list[Factor] = []
         self.count = 0
+        if hopeless(np.diff(problem.offsets).tolist(), problem.edge_nodes.tolist(), kept, most):
+            raise TooWideError("tables too large even for classes of options", f"at most {most:,.0f} entries")
         edges = _edges(problem, self.views)
         for factor in edges:
             self._add(factor)

@@ -21,6 +21,8 @@ ENOUGH = 5_000
 MANY_NODES = 300
 # Entries from which a table is looked at for a way to do it in two steps, and what part of them these may take.
 LARGE = 20_000
+HOPELESS = 10**30  # as good as infinite, and still a float
+BEYOND = 1_000
 WORTH = 0.7
 
 
@@ -78,6 +80,33 @@ def best_order(
         if best and best[0] <= ENOUGH * len(alone):
             break
     return best[1] if best else None
+
+
+def hopeless(width: Sequence[int], pairs: Sequence[tuple[int, int]], kept: Sequence[int], most: float) -> bool:
+    """Whether a large problem is so wide that classes will not help: a greedy elimination with an entry per option, up
+    to BEYOND times what is allowed. Takes a small part of the time that sketches do.
+    """
+    if len(width) <= MANY_NODES:
+        return False
+    near: list[set[int]] = [set() for _ in width]
+    for a, b in pairs:
+        near[a].add(b)
+        near[b].add(a)
+    size = [width[v] * prod([width[a] for a in near[v]]) for v in range(len(width))]
+    heap = [(size[v], v) for v in set(range(len(width))) - set(kept)]
+    heapq.heapify(heap)
+    total = 0
+    while heap and total <= BEYOND * most:
+        entries, v = heapq.heappop(heap)
+        if entries != size[v]:
+            continue  # out of date, or gone
+        total, size[v], rest = total + entries, -1, near[v]
+        for a in rest:
+            near[a] |= rest
+            near[a] -= {a, v}
+            size[a] = width[a] * prod([width[b] for b in near[a]])
+            heapq.heappush(heap, (size[a], a))
+    return total > BEYOND * most
 
 
 def _sketches(factors: Sequence[Factor], nodes: int) -> list[dict[Sketch, None]]:
@@ -142,7 +171,7 @@ class _Pass:
             for other, view in zip(sketch.nodes, sketch.views, strict=True):
                 seen = axes.get(other)
                 axes[other] = view if seen is None else self.join(seen, view)
-        full = min(entries_of(axes), 10**30)  # as good as infinite, and still a float
+        full = min(entries_of(axes), HOPELESS)
         halves = in_two(node, axes, tuple(self.around[node]), self.join)
         entries = halves.entries if halves else full
         return Measure(axes, full, max(min(entries, full) * share, 1.0), full // axes[node].size, removed)
@@ -163,7 +192,7 @@ def in_two(
 ) -> Halves[S] | None:
     """The cheapest way to eliminate `node` in two steps, if that takes much less than one."""
     whole = entries_of(axes)
-    if whole <= LARGE:
+    if not LARGE < whole < HOPELESS:
         return None
     best: Halves[S] | None = None
     seen = [one.views[one.nodes.index(node)] for one in around]
