@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshwright.cluster.frozen import HashedOnce
 from meshwright.errors import ClusterError
 
 # A dtype the hardware has no unit for is computed in the next wider one that it has.
@@ -27,8 +28,12 @@ class Achievable:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """One device type. `peaks` are dense FLOP/s by dtype; `memory_bandwidth` is bytes per second."""
+class Device(HashedOnce):
+    """One device type. `peaks` are dense FLOP/s by dtype; `memory_bandwidth` is bytes per second.
+
+    `profile`: a shipped device profile by its name, or the path of one; without it prices are those of the kind's
+    reference, at this device's rates.
+    """
 
     name: str
     kind: str
@@ -38,6 +43,9 @@ class Device:
     launch_s: float
     reserve_bytes: int = 0
     achievable: tuple[Achievable, ...] = ()
+    profile: str = ""
+
+    __hash__ = HashedOnce.__hash__
 
     def peak_flops(self, dtype: str) -> float:
         """Dense peak in FLOP/s; a dtype without units of its own falls back to the next wider one."""

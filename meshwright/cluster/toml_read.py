@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 
 from meshwright.cluster.cost import KINDS
 from meshwright.cluster.device import Achievable, Device
+from meshwright.cluster.profile_load import device_of
 from meshwright.cluster.toml_lines import Where
 from meshwright.cluster.toml_table import Table
 from meshwright.cluster.topology import BACKENDS, Cluster, Group, Link, Member
 from meshwright.cluster.units import parse_bytes, parse_count, parse_rate, parse_seconds
+from meshwright.errors import ClusterError
 
 _LINK_FIELDS = ("bandwidth", "latency", "links", "shared", "efficiency", "taper")
 _LEVEL_FIELDS = (*_LINK_FIELDS, "size", "group")
@@ -35,6 +38,7 @@ _DEVICE_FIELDS = (
     "launch",
     "peaks",
     "achievable",
+    "profile",
 )
 _DTYPES = ("float8", "bfloat16", "float16", "tf32", "float32", "float64")
 _DEVICE_KINDS = ("cuda", "cpu")
@@ -68,21 +72,44 @@ def read_cluster(text: str, file: str) -> Cluster:
 
 
 def _device(name: str, table: Table) -> Device:
-    peaks = table.child("peaks", _DTYPES)
-    memory_bytes = int(table.figure("memory", parse_bytes, positive=True))
-    reserve_bytes = int(table.figure("reserve", parse_bytes, 0.0))
+    """A device's figures; those that are not given are its profile's, where it names one."""
+    known = _profiled(table)
+    peaks = known.peaks if known and "peaks" not in table else _peaks(table)
+    memory_bytes = int(table.figure("memory", parse_bytes, known.memory_bytes if known else None, positive=True))
+    reserve_bytes = int(table.figure("reserve", parse_bytes, known.reserve_bytes if known else 0.0))
     if reserve_bytes >= memory_bytes:
         raise table.where.error(table.field("reserve"), f"is {table.data['reserve']!r}", "less than `memory`")
     return Device(
         name=name,
-        kind=table.one_of("kind", _DEVICE_KINDS, "cuda"),
-        peaks=tuple((dtype, peaks.figure(dtype, parse_count, positive=True)) for dtype in table.keys("peaks")),
+        kind=table.one_of("kind", _DEVICE_KINDS, known.kind if known else "cuda"),
+        peaks=peaks,
         memory_bytes=memory_bytes,
-        memory_bandwidth=table.figure("memory_bandwidth", parse_rate, positive=True),
-        launch_s=table.figure("launch", parse_seconds, 0.0),
+        memory_bandwidth=table.figure(
+            "memory_bandwidth", parse_rate, known.memory_bandwidth if known else None, positive=True
+        ),
+        launch_s=table.figure("launch", parse_seconds, known.launch_s if known else 0.0),
         reserve_bytes=reserve_bytes,
-        achievable=_achievable(table),
+        achievable=known.achievable if known and "achievable" not in table else _achievable(table),
+        profile=known.profile if known else "",
     )
+
+
+def _profiled(table: Table) -> Device | None:
+    """The device of the profile that is named: a shipped one, or a file (beside this one, if its path is relative)."""
+    if "profile" not in table:
+        return None
+    name = table.text("profile", "")
+    if name.endswith(".json"):
+        name = str((Path(table.where.file).parent / name).absolute())
+    try:
+        return device_of(name)
+    except ClusterError as error:
+        raise table.where.error(table.field("profile"), f"is {name!r}: {error.given}", error.expected) from error
+
+
+def _peaks(table: Table) -> tuple[tuple[str, float], ...]:
+    peaks = table.child("peaks", _DTYPES)
+    return tuple((dtype, peaks.figure(dtype, parse_count, positive=True)) for dtype in table.keys("peaks"))
 
 
 def _achievable(table: Table) -> tuple[Achievable, ...]:

@@ -67,6 +67,8 @@ def _device_lines(device: Device) -> Iterator[str]:
             f"{_key(e.kind)} = {{ fraction = {e.fraction!r}, half_work = {e.half_work!r} }}" for e in device.achievable
         )
         yield f"achievable = {{ {', '.join(entries)} }}"
+    if device.profile:
+        yield f"profile = {_text(device.profile)}"
 
 
 def _link_fields(link: Link) -> list[str]:

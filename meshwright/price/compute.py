@@ -1,59 +1,67 @@
-"""Seconds of one op on one device: a roofline with achievable fractions, and the launch."""
+"""Seconds of one op on one device, by the device's profile: on local shapes, forward and backward."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from meshwright.capture.program import Op, Value
 from meshwright.cluster import Device
-from meshwright.profile import backward_bytes, backward_flops, forward_flops, is_view, op_bytes, op_kind
+from meshwright.cluster.profile_load import profile_of
+from meshwright.price.kernels import Case, device_seconds, host_seconds, literals, name_of, tensor
 from meshwright.rules import Strategy
+
+_Local = tuple[tuple[int, ...], str, bool]
+"""Shape, dtype, and whether there is a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpSeconds:
+    """Of the device; and of the host that asks for the op meanwhile: a step takes the longer of the two sums."""
+
     forward_s: float
     backward_s: float
+    forward_host_s: float = 0.0
+    backward_host_s: float = 0.0
 
 
 def op_seconds(
     op: Op, made: Strategy, values: Mapping[str, Value], mesh_sizes: tuple[int, ...], device: Device
 ) -> OpSeconds:
     """The lowering's local work, collectives aside. Backward runs only where a result carries a gradient."""
-    if is_view(op):
-        return OpSeconds(0.0, 0.0)
-    local = local_values(op, made, values, mesh_sizes)
-    run, kind, dtype = made.lowering, op_kind(op), op.results[0].type.dtype
-    forward_s = roofline(device, kind, dtype, forward_flops(run, local), op_bytes(run, local))
-    if not any(value.grad for value in op.results):
-        return OpSeconds(forward_s, 0.0)
-    run = replace(
-        run, results=tuple(replace(new, grad=old.grad) for new, old in zip(run.results, op.results, strict=True))
-    )
-    work, moved_bytes = backward_flops(run, local), backward_bytes(run, local)
-    return OpSeconds(forward_s, roofline(device, kind, dtype, work, moved_bytes) if work or moved_bytes else 0.0)
-
-
-def roofline(device: Device, kind: str, dtype: str, flops: int, moved_bytes: int) -> float:
-    arithmetic = 0.0
-    if flops:
-        arithmetic = flops / (device.peak_flops(_arithmetic(dtype)) * device.achievable_fraction(kind, flops))
-    memory = 0.0
-    if moved_bytes:
-        memory = moved_bytes / (device.memory_bandwidth * device.achievable_fraction("memory", moved_bytes))
-    return device.launch_s + max(arithmetic, memory)
-
-
-def local_values(op: Op, made: Strategy, values: Mapping[str, Value], mesh_sizes: tuple[int, ...]) -> dict[str, Value]:
-    """The op's operands under their names, at the sizes one rank holds."""
-    found = {}
+    run = made.lowering
+    operands = []
     for name, layout in zip(op.operands(), made.operands, strict=True):
         value = values[name]
-        shape = layout.local_shape(value.type.sizes, mesh_sizes)
-        found[name] = Value(name, type(value.type)(shape, value.type.dtype), value.grad)
+        operands.append((layout.local_shape(value.type.sizes, mesh_sizes), value.type.dtype, value.grad))
+    results = tuple(
+        (new.type.sizes, new.type.dtype, old.grad) for new, old in zip(run.results, op.results, strict=True)
+    )
+    return _seconds(run, tuple(operands), results, device, False)
+
+
+def whole_op_seconds(op: Op, values: Mapping[str, Value], device: Device, unfused: bool = False) -> OpSeconds:
+    """The same on one device, where every value is whole. `unfused`: an attention that no fused kernel takes."""
+    operands = tuple(_local(values[name]) for name in op.operands())
+    return _seconds(op, operands, tuple(map(_local, op.results)), device, unfused)
+
+
+def _local(value: Value) -> _Local:
+    return value.type.sizes, value.type.dtype, value.grad
+
+
+def _seconds(
+    run: Op, operands: tuple[_Local, ...], results: tuple[_Local, ...], device: Device, unfused: bool
+) -> OpSeconds:
+    profile = profile_of(device)
+    key = (run.target, operands, results, literals(run), unfused)
+    found = profile.memo.get(key)
+    if found is None:
+        local = (tuple(tensor(*one) for one in side) for side in (operands, results))
+        case = Case(run, name_of(run), next(local), next(local), profile, unfused)
+        device_s, host_s = device_seconds(case), host_seconds(case)
+        back = any(grad for _, _, grad in results)
+        found = OpSeconds(device_s[0], device_s[1] if back else 0.0, host_s[0], host_s[1] if back else 0.0)
+        profile.memo[key] = found
+    assert isinstance(found, OpSeconds)
     return found
-
-
-def _arithmetic(dtype: str) -> str:
-    return dtype if dtype in ("float64", "float32", "bfloat16", "float16") else "float32"

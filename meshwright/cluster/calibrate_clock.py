@@ -1,0 +1,102 @@
+"""Clocks for calibration: how long the device works on a call, and how long the host needs to ask for it.
+
+A GPU works behind the host's back. To see its own time, however short, it is given something long to do first, and
+the calls queue up behind that: they then run one right after the other, as they do in a step that the GPU bounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+Run = Callable[[], Any]
+
+_QUEUE = 200
+"""Calls in flight: well under what the driver lets wait."""
+_AHEAD_S = 4e-3
+"""How long to ask ahead: what takes the host longer would fill the queue, and then the GPU waits for the host."""
+
+
+def clock_for(device: torch.device) -> CudaClock | CpuClock:
+    return CudaClock(device) if device.type == "cuda" else CpuClock()
+
+
+class CpuClock:
+    """On a CPU asking and doing are one: the shortest of a few runs, since a busy machine only makes a run longer."""
+
+    def __init__(self, target_s: float = 2e-3, rounds: int = 3) -> None:
+        self.target_s, self.rounds = target_s, rounds
+
+    def device_s(self, run: Run) -> float:
+        run()
+        once_s = _wall_s(run, 1)
+        repeats = max(1, min(100, int(self.target_s / max(once_s, 1e-7))))
+        return min(_wall_s(run, repeats) / repeats for _ in range(self.rounds))
+
+    def host_s(self, run: Run, calls: int = 1) -> float:
+        return 0.0
+
+    def settle(self) -> None:
+        """Nothing runs behind a CPU's back."""
+
+
+class CudaClock:
+    """`target_s`: device time to spend on one figure."""
+
+    def __init__(self, device: torch.device, target_s: float = 1e-3, rounds: int = 2) -> None:
+        self.device, self.target_s, self.rounds = device, target_s, rounds
+        square = torch.randn(4096, 4096, device=device).to(torch.float16)
+        target = torch.empty_like(square)
+
+        def fill() -> None:
+            torch.mm(square, square, out=target)
+
+        self._fill, self._fill_s = fill, 0.0
+        fill()
+        self._fill_s = self._events_s(fill, 20)
+
+    def device_s(self, run: Run) -> float:
+        """Seconds of device time per call."""
+        run()
+        self.settle()
+        asked_s = _wall_s(run, 2) / 2
+        self.settle()
+        once_s = self._events_s(run, 1, asked_s)
+        repeats = max(1, min(20, int(self.target_s / max(once_s, 1e-6)), int(_AHEAD_S / asked_s)))
+        return min(self._events_s(run, repeats, asked_s) for _ in range(self.rounds))
+
+    def host_s(self, run: Run, calls: int = 1) -> float:
+        """Seconds the host needs per call; `run` makes `calls` of them."""
+        repeats = max(1, _QUEUE // calls)
+        times = []
+        for _ in range(5):
+            self.settle()
+            times.append(_wall_s(run, repeats) / (repeats * calls))
+        self.settle()
+        return median(times)
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def _events_s(self, run: Run, repeats: int, asked_s: float = 0.0) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        if asked_s and self._fill_s:
+            for _ in range(min(60, 1 + int(1.5 * asked_s * repeats / self._fill_s))):
+                self._fill()
+        start.record()
+        for _ in range(repeats):
+            run()
+        end.record()
+        self.settle()
+        return float(start.elapsed_time(end)) * 1e-3 / repeats
+
+
+def _wall_s(run: Run, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return time.perf_counter() - start

@@ -1,0 +1,269 @@
+"""DeviceProfile: what calibration measured of a device, and how figures between the measured ones are read.
+
+Kernels bound by memory have curves: seconds over bytes. Products, attention and convolution have grids: the fraction
+of the roofline that they reach, over a few sizes. The host's cost of asking for an op is kept apart: the two overlap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import exp, log
+
+Axes = tuple[tuple[str, tuple[int, ...]], ...]
+
+VOCABULARY = 16384
+"""Rows of the table in which calibration looks rows up."""
+
+
+def matmul_base_s(peak: float, bandwidth: float, itemsize: int, m: float, n: float, k: float) -> float:
+    """Seconds of a product [m, k] by [k, n] on a perfect device."""
+    return max(2.0 * m * n * k / peak, itemsize * (m * k + n * k + m * n) / bandwidth)
+
+
+def attention_base_s(peak: float, bandwidth: float, itemsize: int, rows: float, seq: float, width: float) -> float:
+    """`rows`: queries of all heads; `seq`: keys of each."""
+    return max(4.0 * rows * seq * width / peak, 4.0 * itemsize * rows * width / bandwidth)
+
+
+def convolution_base_s(
+    peak: float, bandwidth: float, itemsize: int, pixels: float, channels: float, out: float, window: float
+) -> float:
+    moved = itemsize * (pixels * (channels + out) + channels * out * window)
+    return max(2.0 * pixels * channels * out * window / peak, moved / bandwidth)
+
+
+def row_base_s(bandwidth: float, itemsize: int, units: float, width: float) -> float:
+    return itemsize * units * width / bandwidth
+
+
+class Curve:
+    """Seconds over bytes: between points a power law, below the first its seconds, above the last its rate."""
+
+    __slots__ = ("_logs", "_seconds", "points")
+
+    def __init__(self, points: list[tuple[float, float]]) -> None:
+        self.points = sorted((float(x), float(y)) for x, y in points)
+        self._logs = [log(x) for x, _ in self.points]
+        self._seconds = [log(y) for _, y in self.points]
+
+    def __call__(self, work: float) -> float:
+        if work <= 0:
+            return 0.0
+        if work <= self.points[0][0]:
+            return self.points[0][1]
+        last, last_s = self.points[-1]
+        if work >= last:
+            return last_s * work / last
+        x, xs, ys = log(work), self._logs, self._seconds
+        i = bisect_right(xs, x)
+        share = (x - xs[i - 1]) / (xs[i] - xs[i - 1])
+        return exp(ys[i - 1] + share * (ys[i] - ys[i - 1]))
+
+
+class Grid:
+    """Fractions over a few sizes of each axis; multilinear in logarithms, the nearest edge outside."""
+
+    __slots__ = ("_logs", "_strides", "_values", "axes")
+
+    def __init__(self, axes: Axes, fractions: list[float]) -> None:
+        self.axes = axes
+        self._logs = [[log(size) for size in sizes] for _, sizes in axes]
+        self._values = [log(value) for value in fractions]
+        strides, step = [], 1
+        for _, sizes in reversed(axes):
+            strides.append(step)
+            step *= len(sizes)
+        self._strides = strides[::-1]
+
+    def at_least(self, *point: float) -> tuple[float, ...]:
+        """The point, or the lowest that was measured: what is smaller still takes as long."""
+        return tuple(max(size, sizes[0]) for size, (_, sizes) in zip(point, self.axes, strict=True))
+
+    def __call__(self, *point: float) -> float:
+        corners = [(0, 1.0)]
+        for logs, stride, size in zip(self._logs, self._strides, point, strict=True):
+            x = log(size) if size > 0 else 0.0
+            if x <= logs[0] or len(logs) == 1:
+                continue
+            if x >= logs[-1]:
+                shift = (len(logs) - 1) * stride
+                corners = [(index + shift, weight) for index, weight in corners]
+                continue
+            i = bisect_right(logs, x)
+            share = (x - logs[i - 1]) / (logs[i] - logs[i - 1])
+            low, high = (i - 1) * stride, i * stride
+            corners = [
+                corner
+                for index, weight in corners
+                for corner in ((index + low, weight * (1 - share)), (index + high, weight * share))
+            ]
+        return exp(sum(self._values[index] * weight for index, weight in corners))
+
+
+def filled(axes: Axes, cells: Mapping[tuple[int, ...], float]) -> list[float]:
+    """All fractions in order; points that were not measured take the nearest one's that was."""
+    places = list(product(*(range(len(sizes)) for _, sizes in axes)))
+    known = {
+        place: cells[tuple(sizes[i] for i, (_, sizes) in zip(place, axes, strict=True))]
+        for place in places
+        if tuple(sizes[i] for i, (_, sizes) in zip(place, axes, strict=True)) in cells
+    }
+    found = []
+    for place in places:
+        near = min(known, key=lambda other: sum(abs(a - b) for a, b in zip(place, other, strict=True)))
+        found.append(float(f"{known[near]:.4g}"))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerCost:
+    """Host seconds of a step: `fixed_s` and `tensor_s` for each tensor. Device: a curve over parameter bytes, and
+    `tensor_device_s` for each tensor."""
+
+    fixed_s: float
+    tensor_s: float
+    tensor_device_s: float
+    curves: Mapping[str, Curve]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What was measured, as measured: on a device of these nominal rates."""
+
+    name: str
+    kind: str
+    peaks: Mapping[str, float]
+    memory_bandwidth: float
+    launch_s: float
+    reached: Mapping[str, float]
+    kernels: Mapping[str, Mapping[str, Curve]]
+    grids: Mapping[str, Mapping[str, Grid]]
+    misaligned: Mapping[str, Mapping[str, list[list[float]]]]
+    images: Mapping[str, Mapping[str, list[list[float]]]]
+    grouped: Mapping[str, list[list[float]]]
+    host: Mapping[str, Mapping[str, tuple[float, ...]]]
+    optimizers: Mapping[str, OptimizerCost]
+
+
+class DeviceProfile:
+    """Prices of kernels on one device: measured tables, at this device's own rates.
+
+    Tables of another device serve as well: what was measured there as a fraction of the nominal is taken to be
+    reached here too, and the host's part is scaled by what one launch costs.
+    """
+
+    __slots__ = ("_memory", "_memory_reach", "_peaks", "_reach", "bandwidth", "host_scale", "memo", "tables")
+
+    def __init__(
+        self, tables: Tables, peaks: Mapping[str, float], bandwidth: float, launch_s: float, memory: float, reach: float
+    ) -> None:
+        """memory: achieved bandwidth over that of the tables' device; reach: likewise for fractions of peak."""
+        self.tables, self.bandwidth = tables, bandwidth
+        self._peaks, self._memory, self._reach = peaks, memory, reach
+        # Fractions of the nominal bandwidth: what a copy reaches of it here, over what it reached there.
+        self._memory_reach = memory * tables.memory_bandwidth / bandwidth
+        self.host_scale = launch_s / tables.launch_s if tables.launch_s else 0.0
+        self.memo: dict[object, object] = {}
+        """For those who price: what was worked out already."""
+
+    def kernel_s(self, name: str, dtype: str, work: float) -> float:
+        """Seconds of a kernel bound by memory."""
+        if work <= 0:
+            return 0.0
+        curves = self.tables.kernels[name]
+        curve = curves.get(dtype) or curves.get(_NEAREST.get(dtype, "float32")) or next(iter(curves.values()))
+        return curve(work) / self._memory
+
+    def rows_s(self, kernel: str, side: str, dtype: str, itemsize: int, units: float, width: float) -> float:
+        """A kernel that works through rows (groups, channels, columns), `width` elements each, side by side."""
+        grid = self._grid(f"{kernel}.{side}", dtype)
+        least = grid.axes[1][1][0]
+        if width < least:  # short rows are worked through several at a time
+            units, width = -(-units * width // least), least
+        units, width = grid.at_least(units, width)
+        return row_base_s(self.bandwidth, itemsize, units, width) / (grid(units, width) * self._memory_reach)
+
+    def matmul_s(self, layout: str, dtype: str, itemsize: int, m: float, n: float, k: float, batch: int = 1) -> float:
+        """A product [m, k] by [k, n]; `batch` of them fill the device as one with more rows does."""
+        grid = self._grid(f"matmul.{layout}", dtype)
+        rows, n_least, k_least = grid.at_least(m * batch, n, k)
+        base_s = matmul_base_s(self._peak(dtype), self.bandwidth, itemsize, rows, n_least, k_least)
+        if batch > 1:
+            base_s = max(base_s, batch * matmul_base_s(self._peak(dtype), self.bandwidth, itemsize, m, n, k))
+        base_s /= grid(rows, n_least, k_least) * self._reach
+        m, n, k = int(m), int(n), int(k)
+        if (m | n | k) & 7:
+            slower = self.tables.misaligned.get(_table_dtype(dtype), {}).get(layout)
+            if slower:
+                base_s *= max(slower[i][size & 1] for i, size in enumerate((m, n, k)) if size & 7)
+        return base_s
+
+    def attention_s(self, variant: str, side: str, dtype: str, itemsize: int, rows: int, seq: int, width: int) -> float:
+        """Queries and keys are worked through in pieces of 64: a last one that is not full costs as much."""
+        grid, widths = (self._grid(f"attention.{name}.{side}", dtype) for name in (variant, "causal"))
+        seq_whole = -(-seq // 64) * 64
+        share = float((seq_whole / seq) ** 1.5)
+        rows_, seq_, width_ = grid.at_least(rows, seq, width)
+        base_s = share * attention_base_s(self._peak(dtype), self.bandwidth, itemsize, rows_, seq_, width_)
+        measured = grid.axes[2][1][-1]
+        fraction = grid(rows_, seq_, width_) * self._reach
+        if width_ > measured:  # widths were measured of one variant
+            fraction *= widths(rows_, seq_, width_) / widths(rows_, seq_, measured)
+        return base_s / fraction
+
+    def convolution_s(
+        self, side: str, dtype: str, itemsize: int, pixels: int, channels: int, out: int, window: int, image: int
+    ) -> float:
+        """`image`: pixels of one image; rows of pixels that are no multiple of 16 bytes suit the kernels less."""
+        peak = self._peaks.get("tf32", self._peak(dtype)) if dtype == "float32" else self._peak(dtype)
+        grid = self._grid(f"convolution.{side}", dtype)
+        point = grid.at_least(pixels, channels, out, window)
+        base_s = convolution_base_s(peak, self.bandwidth, itemsize, *point)
+        if image * itemsize & 15:
+            slower = self.tables.images.get(_table_dtype(dtype), {}).get("1" if window == 1 else "9")
+            if slower:
+                base_s *= slower[image & 1][("forward", "input", "weight").index(side)]
+        return base_s / (grid(*point) * self._reach)
+
+    def grouped(self, dtype: str, rows: int) -> list[float]:
+        """How much longer rows of several groups take: forward, input's and weights' gradients."""
+        table = self.tables.grouped.get(_table_dtype(dtype))
+        if not table:
+            return [1.0, 1.0, 1.0]
+        (low, *few), (high, *many) = table[0], table[-1]
+        share = min(1.0, max(0.0, log(max(rows, 1) / low) / log(high / low)))
+        return [a ** (1 - share) * b**share for a, b in zip(few, many, strict=True)]
+
+    def host(self, name: str, dtype: str = "float32") -> tuple[float, float]:
+        """Host seconds of asking for an op, forward and backward, in the midst of a step."""
+        ops = self.tables.host.get(_table_dtype(dtype))
+        if not ops:
+            return 0.0, 0.0
+        forward_s, backward_s = ops.get(name, (0.0, 0.0))
+        forward, backward, _ = ops["eager"]
+        return forward_s * forward * self.host_scale, backward_s * backward * self.host_scale
+
+    def optimizer(self, name: str, dtype: str, tensors: int, n_bytes: float) -> tuple[float, float]:
+        """(host, device) seconds of one step over so many tensors of so many bytes together."""
+        cost = self.tables.optimizers[name]
+        curve = cost.curves.get(_table_dtype(dtype)) or next(iter(cost.curves.values()))
+        eager = self.tables.host.get(_table_dtype(dtype), {}).get("eager", (1.0, 1.0, 1.0))[2]
+        host_s = (cost.fixed_s + cost.tensor_s * tensors) * self.host_scale * eager
+        return host_s, (curve(n_bytes) + cost.tensor_device_s * tensors) / self._memory
+
+    def _peak(self, dtype: str) -> float:
+        return self._peaks.get(dtype) or self._peaks[_NEAREST.get(dtype, "float32")]
+
+    def _grid(self, name: str, dtype: str) -> Grid:
+        grids = self.tables.grids[name]
+        return grids.get(dtype) or grids.get(_table_dtype(dtype)) or next(iter(grids.values()))
+
+
+_NEAREST = {"float16": "bfloat16", "bfloat16": "float32", "int16": "bfloat16", "float64": "float32"}
+
+
+def _table_dtype(dtype: str) -> str:
+    return dtype if dtype in ("float32", "bfloat16") else _NEAREST.get(dtype, "float32")

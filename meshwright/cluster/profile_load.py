@@ -1,0 +1,253 @@
+"""Profiles as files: those that meshwright ships, and those that `meshwright calibrate` writes.
+
+A file either has tables (it was measured) or names one that has (`like`), with figures of its own. docs/calibrate.md
+has every field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from meshwright.cluster.device import Achievable, Device
+from meshwright.cluster.device_profile import Curve, DeviceProfile, Grid, OptimizerCost, Tables
+from meshwright.errors import ClusterError
+
+SCHEMA = 1
+SHIPPED = Path(__file__).parent / "profiles"
+REFERENCE = {"cuda": "H200-SXM-141GB", "cpu": "cpu"}
+"""Whose tables serve devices of a kind that have none of their own."""
+
+_FIGURES = ("memory_bytes", "reserve_bytes", "memory_bandwidth", "launch_s")
+_TABLES = ("kernels", "grids", "factors", "host", "optimizers")
+_KNOWN = ("schema", "name", "kind", "like", "peaks", "achievable", "reached", "host_link", "measured", "sources")
+
+
+def shipped() -> list[str]:
+    """Names of the profiles that come with meshwright."""
+    return sorted(path.stem for path in SHIPPED.glob("*.json"))
+
+
+def profile_path(name: str) -> Path:
+    """The file of a profile: a shipped one by its name, any other by its path."""
+    if not name.endswith(".json"):
+        path = SHIPPED / f"{name}.json"
+        if not path.exists():
+            raise ClusterError(f"device profile {name!r}", f"one of {', '.join(shipped())}, or a path ending in .json")
+        return path
+    return Path(name)
+
+
+@lru_cache
+def read_profile(name: str) -> dict[str, Any]:
+    """A profile's JSON, checked."""
+    path = profile_path(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ClusterError(
+            f"device profile {name}: {error.strerror}", "a file written by `meshwright calibrate`", "check the path"
+        ) from error
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ClusterError(f"device profile {name} is not JSON: {error}", "a file of `meshwright calibrate`") from error
+    check_profile(data, name)
+    found: dict[str, Any] = data
+    return found
+
+
+def check_profile(data: Any, name: str) -> None:
+    """Raises ClusterError, with the field, unless pricing can work with this."""
+    _Check(name).profile(data)
+
+
+class _Check:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def fail(self, field: str, given: Any, expected: str) -> ClusterError:
+        text = repr(given)
+        shown = text if len(text) < 60 else text[:57] + "..."
+        return ClusterError(
+            f"device profile {self.name}: {field} is {shown}", expected, "undo the edit, or calibrate again"
+        )
+
+    def profile(self, data: Any) -> None:
+        self.table("the file", data)
+        if data.get("schema") != SCHEMA:
+            raise self.fail("schema", data.get("schema"), f"{SCHEMA}, the one this version reads")
+        for key in data:
+            if key not in (*_KNOWN, *_FIGURES, *_TABLES):
+                raise self.fail(key, data[key], f"one of {', '.join((*_KNOWN, *_FIGURES, *_TABLES))}")
+        for key in ("name", "kind"):
+            if not isinstance(data.get(key), str):
+                raise self.fail(key, data.get(key), "text")
+        for key in _FIGURES:
+            self.positive(key, data.get(key), zero=key in ("reserve_bytes", "launch_s"))
+        self.rates("peaks", data.get("peaks"))
+        if not data["peaks"]:
+            raise self.fail("peaks", data["peaks"], "at least float32")
+        if "like" in data:
+            if not isinstance(data["like"], str):
+                raise self.fail("like", data["like"], "the name of a profile with tables")
+        else:
+            self.tables(data)
+
+    def tables(self, data: Mapping[str, Any]) -> None:
+        for key in (*_TABLES, "reached"):
+            self.table(key, data.get(key))
+        for name, curves in data["kernels"].items():
+            for dtype, rows in self.table(f"kernels.{name}", curves).items():
+                self.points(f"kernels.{name}.{dtype}", rows)
+        for name, grids in data["grids"].items():
+            for dtype, grid in self.table(f"grids.{name}", grids).items():
+                self.grid(f"grids.{name}.{dtype}", grid)
+        for dtype, ops in data["host"].items():
+            if "eager" not in self.table(f"host.{dtype}", ops):
+                raise self.fail(f"host.{dtype}.eager", None, "3 numbers")
+            for name, numbers in ops.items():
+                self.numbers(f"host.{dtype}.{name}", numbers, 3 if name == "eager" else 2)
+        for name, cost in data["optimizers"].items():
+            for key in ("fixed_s", "tensor_s", "tensor_device_s"):
+                self.positive(f"optimizers.{name}.{key}", self.table(f"optimizers.{name}", cost).get(key), zero=True)
+            for dtype, rows in self.table(f"optimizers.{name}.curves", cost.get("curves")).items():
+                self.points(f"optimizers.{name}.curves.{dtype}", rows)
+
+    def table(self, field: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.fail(field, value, "a table")
+        return value
+
+    def rates(self, field: str, value: Any) -> None:
+        for key, rate in self.table(field, value).items():
+            self.positive(f"{field}.{key}", rate)
+
+    def positive(self, field: str, value: Any, zero: bool = False) -> None:
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        if not fits or not (value > 0 or (zero and value == 0)):
+            raise self.fail(field, value, "zero or more" if zero else "a positive figure")
+
+    def numbers(self, field: str, value: Any, count: int) -> None:
+        if not isinstance(value, list) or len(value) != count:
+            raise self.fail(field, value, f"{count} numbers")
+        for number in value:
+            self.positive(field, number, zero=True)
+
+    def points(self, field: str, rows: Any) -> None:
+        if not isinstance(rows, list) or not rows:
+            raise self.fail(field, rows, "points of [bytes, seconds]")
+        for row in rows:
+            self.numbers(field, row, 2)
+            for number in row:
+                self.positive(field, number)
+
+    def grid(self, field: str, grid: Any) -> None:
+        cells = 1
+        for axis, sizes in self.table(f"{field}.axes", self.table(field, grid).get("axes")).items():
+            if not isinstance(sizes, list) or not sizes or sizes != sorted(set(sizes)):
+                raise self.fail(f"{field}.axes.{axis}", sizes, "sizes in rising order")
+            for size in sizes:
+                self.positive(f"{field}.axes.{axis}", size)
+            cells *= len(sizes)
+        fractions = grid.get("fractions")
+        if not isinstance(fractions, list) or len(fractions) != cells:
+            raise self.fail(f"{field}.fractions", fractions, f"{cells} fractions, one for each point of the axes")
+        for fraction in fractions:
+            self.positive(f"{field}.fractions", fraction)
+
+
+@lru_cache
+def tables(name: str) -> Tables:
+    """The tables of a profile, its own or those of the one it is like."""
+    data = read_profile(name)
+    if "like" in data:
+        if "like" in read_profile(data["like"]):
+            raise ClusterError(f"device profile {name}: like is {data['like']!r}", "a profile with tables of its own")
+        return tables(data["like"])
+    return Tables(
+        name=data["name"],
+        kind=data["kind"],
+        peaks=data["peaks"],
+        memory_bandwidth=data["memory_bandwidth"],
+        launch_s=data["launch_s"],
+        reached=data["reached"],
+        kernels={
+            kernel: {dtype: Curve([(x, y) for x, y in rows]) for dtype, rows in curves.items()}
+            for kernel, curves in data["kernels"].items()
+        },
+        grids={
+            grid: {
+                dtype: Grid(tuple((a, tuple(s)) for a, s in one["axes"].items()), one["fractions"])
+                for dtype, one in by.items()
+            }
+            for grid, by in data["grids"].items()
+        },
+        misaligned=data["factors"].get("misaligned", {}),
+        images=data["factors"].get("images", {}),
+        grouped=data["factors"].get("grouped", {}),
+        host={dtype: {op: tuple(each) for op, each in ops.items()} for dtype, ops in data["host"].items()},
+        optimizers={
+            key: OptimizerCost(
+                cost["fixed_s"],
+                cost["tensor_s"],
+                cost["tensor_device_s"],
+                {dtype: Curve([(x, y) for x, y in rows]) for dtype, rows in cost["curves"].items()},
+            )
+            for key, cost in data["optimizers"].items()
+        },
+    )
+
+
+@lru_cache
+def device_of(name: str) -> Device:
+    """The device that a profile describes."""
+    data = read_profile(name)
+    return Device(
+        name=data["name"],
+        kind=data["kind"],
+        peaks=tuple(data["peaks"].items()),
+        memory_bytes=int(data["memory_bytes"]),
+        memory_bandwidth=float(data["memory_bandwidth"]),
+        launch_s=float(data["launch_s"]),
+        reserve_bytes=int(data["reserve_bytes"]),
+        achievable=_achievable(data),
+        profile=name,
+    )
+
+
+def _achievable(data: Mapping[str, Any]) -> tuple[Achievable, ...]:
+    """Of matmuls in the fastest dtype that was multiplied, and of a copy."""
+    if "achievable" in data:
+        return tuple(Achievable(kind, float(fraction)) for kind, fraction in data["achievable"].items())
+    reached, peaks = data["reached"], data["peaks"]
+    dtype = _fastest(reached, peaks)
+    return (
+        Achievable("matmul", min(1.0, reached[dtype] / peaks[dtype])),
+        Achievable("memory", min(1.0, reached["copy"] / data["memory_bandwidth"])),
+    )
+
+
+@lru_cache(maxsize=256)
+def profile_of(device: Device) -> DeviceProfile:
+    """Prices on this device: by its own profile's tables, or by its kind's reference at this device's rates."""
+    found = tables(device.profile or REFERENCE.get(device.kind, REFERENCE["cuda"]))
+    copied = device.memory_bandwidth * device.achievable_fraction("memory")
+    dtype = _fastest(found.reached, found.peaks)
+    reached = found.reached[dtype] / found.peaks[dtype]
+    return DeviceProfile(
+        found,
+        dict(device.peaks),
+        device.memory_bandwidth,
+        device.launch_s,
+        memory=copied / found.reached["copy"],
+        reach=device.achievable_fraction("matmul") / min(1.0, reached),
+    )
+
+
+def _fastest(reached: Mapping[str, float], peaks: Mapping[str, float]) -> str:
+    """The dtype whose matmul was fastest."""
+    return max((dtype for dtype in reached if dtype in peaks), key=lambda dtype: reached[dtype])
