@@ -5,9 +5,9 @@ The solver's objective is made of the same terms; a test holds that the two agre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from meshwright.capture.program import SegmentGraph
+from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.cluster import Mesh, collective_s
 from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, FrontierPoint, ParameterPlan
@@ -42,7 +42,7 @@ def price_segment(
         forward_s += seconds.forward_s + collectives_s(made.collectives_forward, mesh)
         if any(value.grad for value in op.results):
             backward_s += seconds.backward_s + collectives_s(made.collectives_backward, mesh)
-        working = max(working, _working_bytes(found, op.name))
+        working = max(working, _working_bytes(op, made, values, mesh))
     for step in found.moves.values():
         forward_s += step.conversion.forward_s
         backward_s += step.conversion.backward_s
@@ -79,22 +79,28 @@ def resident_bytes(found: Flow) -> int:
     auxiliary = 0
     base = storage_bases(found.graph)
     values = found.graph.values()
-    outside = {value.name for value in (*found.graph.params, *found.graph.buffers)}
+    outside = frozenset(value.name for value in (*found.graph.params, *found.graph.buffers))
     for op in found.graph.ops:
         if not any(value.grad for value in op.results):
             continue
         made = found.strategies[op.name]
-        reads = saved(op, values)
-        auxiliary += reads.auxiliary_bytes // _shards(made, found.mesh)
-        pairs = [(op.operands()[i], made.operands[i]) for i in reads.operands]
-        pairs += [(op.results[i].name, made.results[i]) for i in reads.results]
-        for name, layout in pairs:
-            if name not in outside:
-                value = values[name]
-                size = local_bytes(value.type.sizes, value.type.itemsize, layout, found.mesh)
-                key = (base[name], layout)
-                kept[key] = max(kept.get(key, 0), size)
+        auxiliary += saved(op, values).auxiliary_bytes // shards(made, found.mesh)
+        for name, layout in kept_values(op, made, values, outside):
+            value = values[name]
+            size = local_bytes(value.type.sizes, value.type.itemsize, layout, found.mesh)
+            key = (base[name], layout)
+            kept[key] = max(kept.get(key, 0), size)
     return sum(kept.values()) + auxiliary
+
+
+def kept_values(
+    op: Op, made: Strategy, values: Mapping[str, Value], outside: Collection[str]
+) -> list[tuple[str, Layout]]:
+    """What the op's backward reads and in which layouts; `outside`: values that are held anyway."""
+    reads, operands = saved(op, values), op.operands()
+    pairs = [(operands[i], made.operands[i]) for i in reads.operands]
+    pairs += [(op.results[i].name, made.results[i]) for i in reads.results]
+    return [(name, layout) for name, layout in pairs if name not in outside]
 
 
 def storage_bases(graph: SegmentGraph) -> dict[str, str]:
@@ -106,7 +112,7 @@ def storage_bases(graph: SegmentGraph) -> dict[str, str]:
     return base
 
 
-def _shards(made: Strategy, mesh: Mesh) -> int:
+def shards(made: Strategy, mesh: Mesh) -> int:
     """Auxiliaries follow the op's work: they shrink with every axis that is given to a factor."""
     ways = 1
     for factor, size in zip(made.factors, mesh.sizes, strict=True):
@@ -114,12 +120,16 @@ def _shards(made: Strategy, mesh: Mesh) -> int:
     return ways
 
 
-def _working_bytes(found: Flow, name: str) -> int:
-    op = next(op for op in found.graph.ops if op.name == name)
-    made = found.strategies[name]
-    values = found.graph.values()
+def least_working_bytes(op: Op, found: Iterable[Strategy], values: Mapping[str, Value], mesh: Mesh) -> int:
+    """Of the strategies of an op, the least that running it takes, backward included."""
+    factor = 2 if any(value.grad for value in op.results) else 1
+    return factor * min(_working_bytes(op, made, values, mesh) for made in found)
+
+
+def _working_bytes(op: Op, made: Strategy, values: Mapping[str, Value], mesh: Mesh) -> int:
+    """Operands and results, at the sizes one rank has."""
     names = [
         *zip(op.operands(), made.operands, strict=True),
-        *((v.name, w) for v, w in zip(op.results, made.results, strict=True)),
+        *((value.name, layout) for value, layout in zip(op.results, made.results, strict=True)),
     ]
-    return sum(local_bytes(values[n].type.sizes, values[n].type.itemsize, layout, found.mesh) for n, layout in names)
+    return sum(local_bytes(values[n].type.sizes, values[n].type.itemsize, layout, mesh) for n, layout in names)

@@ -25,16 +25,17 @@ ROUNDS = 8
 
 @dataclass(slots=True)
 class _Search:
-    """Chains met so far, by price, and the best bound."""
+    """Chains met so far, by price, and the best bound. room_bytes: what there is for what is held."""
 
     frontier: Frontier
     budget_bytes: int
+    room_bytes: int
     bound_s: float = 0.0
     chains: list[Chain] = field(default_factory=list)
 
     def ask(self, price: float) -> Chain:
         cost, path = walk(self.frontier, price)
-        self.bound_s = max(self.bound_s, cost - price * self.budget_bytes)
+        self.bound_s = max(self.bound_s, cost - price * self.room_bytes)
         points = tuple(self.frontier.point(index, options, price) for index, options in enumerate(path))
         chain = Chain(points, tuple(path), self.frontier.setting.microbatches, price)
         self.chains.append(chain)
@@ -51,12 +52,12 @@ def floor_s(frontier: Frontier) -> float:
 
 def bound_at(frontier: Frontier, price: float, budget_bytes: int) -> float:
     """What no chain that fits is faster than, by one price."""
-    return walk(frontier, price)[0] - price * budget_bytes
+    return walk(frontier, price)[0] - price * (budget_bytes - frontier.least_transient())
 
 
 def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("inf")) -> tuple[Chain | None, float]:
     """(the fastest chain that fits, or None if none was found faster than `known_s`; a bound on all that fit)."""
-    search = _Search(frontier, budget_bytes)
+    search = _Search(frontier, budget_bytes, budget_bytes - frontier.least_transient())
     free = search.ask(0.0)
     if search.fits(free) or search.bound_s >= known_s:
         return (free if search.fits(free) else None), search.bound_s
@@ -73,7 +74,7 @@ def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("i
 
 def least_bytes(frontier: Frontier) -> int:
     """The peak of the chain found at the highest price per byte."""
-    return _Search(frontier, 0).ask(DEAREST).peak_bytes
+    return _Search(frontier, 0, 0).ask(DEAREST).peak_bytes
 
 
 def _bracket(search: _Search, over: Chain, within: Chain, known_s: float) -> None:

@@ -75,6 +75,13 @@ class Frontier:
                 counted.add(name)
         return total
 
+    def least_transient(self) -> int:
+        """Bytes that no chain has fewer of, beside what it holds, at its worst moment."""
+        return max(self.space(self._first(graph)).least_transient() for graph in range(len(self.program.graphs)))
+
+    def _first(self, graph: int) -> Segment:
+        return next(segment for segment in self.program.segments if segment.graph == graph)
+
     def _least(self, segment: Segment) -> tuple[float, list[int]]:
         """The fewest bytes that its ops keep, and of each of its weights."""
         if segment.graph not in self._leasts:

@@ -55,7 +55,7 @@ def search(candidates: list[Candidate], budget_bytes: int, progress: Progress | 
             break
         for frontier in _frontiers(candidate):
             known_s = best[0].seconds if best else float("inf")
-            if frontier.least_held() > budget_bytes:
+            if frontier.least_held() + frontier.least_transient() > budget_bytes:
                 continue
             if price and (bound_s := bound_at(frontier, price, budget_bytes)) >= known_s:
                 bounds.append(bound_s)

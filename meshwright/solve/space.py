@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -19,7 +20,7 @@ from meshwright.plan import ParameterPlan
 from meshwright.price.compute import op_seconds
 from meshwright.price.flow import settled
 from meshwright.price.parameter import Setting, local_bytes, parameter_price
-from meshwright.price.segment import collectives_s, storage_bases
+from meshwright.price.segment import collectives_s, kept_values, least_working_bytes, shards, storage_bases
 from meshwright.profile import op_kind, saved
 from meshwright.rules import Strategy, strategies
 from meshwright.solve.pins import Pins
@@ -45,9 +46,18 @@ class Space:
     uses: dict[str, tuple[tuple[int, int], ...]]
     batch_dims: dict[str, frozenset[int]]
     bases: dict[str, str]
+    outside: frozenset[str] = frozenset()
     op_costs: list[Matrix] = field(default_factory=list)
     op_bytes: list[Matrix] = field(default_factory=list)
     matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
+
+    def least_transient(self) -> int:
+        """What some op needs to run, whatever it is given."""
+        values, mesh = self.values, self.mesh
+        return max((least_working_bytes(op, found, values, mesh) for op, found in self.each()), default=0)
+
+    def each(self) -> Iterator[tuple[Op, tuple[Strategy, ...]]]:
+        return zip(self.graph.ops, self.strategies, strict=True)
 
     def least_static(self, value: Value) -> int:
         """The fewest bytes that a parameter with its gradient and states can take."""
@@ -76,6 +86,7 @@ def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, p
         {name: tuple(places) for name, places in uses.items()},
         batch_dims,
         storage_bases(fixed),
+        frozenset(value.name for value in (*fixed.params, *fixed.buffers)),
     )
     for value, full_name in zip(fixed.params, names, strict=True):
         made.parameters[value.name] = _parameter_options(made, value, full_name)
@@ -100,25 +111,22 @@ def _kept_bytes(space: Space, index: int, made: Strategy, keepers: dict[str, int
     """This op's share of what backward reads; a storage that several ops keep is split between them, so that the sum
     over ops is never more than what is held."""
     op = space.graph.ops[index]
-    total = 0.0
-    for position in _kept(space, op):
-        value = space.values[op.operands()[position]]
-        size = local_bytes(value.type.sizes, value.type.itemsize, made.operands[position], space.mesh)
-        total += size / keepers[space.bases[value.name]]
-    return total
-
-
-def _kept(space: Space, op: Op) -> tuple[int, ...]:
-    """Positions of the operands that backward reads, weights and buffers aside."""
     if not any(value.grad for value in op.results):
-        return ()
-    outside = {value.name for value in (*space.graph.params, *space.graph.buffers)}
-    return tuple(i for i in saved(op, space.values).operands if op.operands()[i] not in outside)
+        return 0.0
+    total = float(saved(op, space.values).auxiliary_bytes // shards(made, space.mesh))
+    for name, layout in kept_values(op, made, space.values, space.outside):
+        value = space.values[name]
+        size = local_bytes(value.type.sizes, value.type.itemsize, layout, space.mesh)
+        total += size / keepers[space.bases[name]]
+    return total
 
 
 def _keepers(space: Space) -> dict[str, int]:
     """How many ops keep each storage."""
-    counts = Counter(space.bases[op.operands()[i]] for op in space.graph.ops for i in _kept(space, op))
+    counts: Counter[str] = Counter()
+    for op, found in space.each():
+        if any(value.grad for value in op.results):
+            counts.update(space.bases[name] for name, _ in kept_values(op, found[0], space.values, space.outside))
     return dict(counts)
 
 
