@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -26,7 +27,7 @@ from meshwright.price.flow import invariant, settled
 from meshwright.price.parameter import parameter_price
 from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
 from meshwright.select.problem import Floats
-from meshwright.select.tables import Tables, tables
+from meshwright.select.tables import Tables, TablesPlan, tables_plan
 from meshwright.solve.space import LayoutSet, Matrix, Space, boundary_layouts, conversions_s, wanted
 
 LARGEST_TABLE = 3e7
@@ -83,6 +84,14 @@ class SegmentProblem:
     @property
     def boundary(self) -> list[_Side]:
         return self.inputs + self.outputs + [self.makers[name] for name in self.tied]
+
+    @cached_property
+    def prepared(self) -> TablesPlan | None:
+        """The elimination of all but the boundary, for any price per byte; None when its tables are too large."""
+        try:
+            return tables_plan(self.problem, [side.node for side in self.boundary], LARGEST_TABLE)
+        except ProblemError:
+            return None
 
     def at(self, price_per_byte: float) -> Problem:
         """The Problem with every held byte charged."""
@@ -213,14 +222,12 @@ class Solved:
 
 
 def solve_segment(segment: SegmentProblem, price_per_byte: float, graph_index: int) -> Solved:
-    kept = [side.node for side in segment.boundary]
     problem = segment.at(price_per_byte)
-    try:
-        found = tables(problem, kept, LARGEST_TABLE)
-    except ProblemError:
+    if segment.prepared is None:
         shape = [len(side.layouts) for side in segment.boundary]
         costs = np.array([_solve_at(segment, problem, options)[0] for options in np.ndindex(*shape)]).reshape(shape)
         return Solved(segment, problem, graph_index, costs, None)
+    found = segment.prepared.run(problem.costs)
     return Solved(segment, problem, graph_index, found.costs, found)
 
 
