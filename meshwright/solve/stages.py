@@ -7,7 +7,6 @@ is below the best are walked, as many as the budget of simulations allows: where
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -23,6 +22,9 @@ FIRST = 4
 
 PRECISION = 1e-3
 """How closely the least T is bracketed."""
+
+GROWTH = 1.25
+"""The step by which a possible T is looked for from below."""
 
 
 @dataclass(slots=True)
@@ -74,6 +76,8 @@ def solve_stages(problem: StageProblem, budget: int = 200, known_s: float = inf)
         if found is not None
     ]
     for family in families:
+        family.low_s = family.bound.least_s() * (1 - PRECISION)
+    for family in sorted(families, key=lambda family: family.low_s):
         _lowest(family, search.best_s)
         _simulate_first(family, search)
     unfinished_s = _interleaved(problem, search) if "interleaved" in problem.schedules else inf
@@ -100,16 +104,25 @@ def _why(problem: StageProblem) -> str:
 def _lowest(family: _Family, best_s: float) -> None:
     """Bracket the least T between low_s, which is impossible, and high_s, which is possible."""
     bound = family.bound
-    stages = bound.problem.stage_limit
-    slowest_s = float(bound.work_s.max() + stages * (bound.cross_s.max() + bound.made.crossing_s.max()))
-    high_s = min(best_s, slowest_s * (1 + PRECISION) + bound.microbatches * float(bound.cross_s.max()))
-    if not bound.possible(high_s):
-        family.low_s = inf if high_s < best_s else best_s
+    low_s = family.low_s
+    if low_s >= best_s:
         return
-    low_s = float(bound.work_s.min()) * (1 - PRECISION) / 2
+    if best_s < inf:
+        high_s = best_s
+        if not bound.possible(high_s):
+            family.low_s = best_s
+            return
+    else:
+        stages = bound.problem.stage_limit
+        most_s = float(bound.work_s.max() + stages * (bound.cross_s.max() + bound.made.crossing_s.max()))
+        high_s = low_s
+        while not bound.possible(high_s):
+            if high_s > most_s:
+                family.low_s = inf  # not for any T: memory or devices are too few
+                return
+            low_s, high_s = high_s, high_s * GROWTH
     while high_s - low_s > PRECISION * high_s:
-        # Far apart the geometric mean halves the number of steps.
-        middle_s = (low_s * high_s) ** 0.5 if high_s > 2 * low_s > 0 else (low_s + high_s) / 2
+        middle_s = (low_s + high_s) / 2
         if bound.possible(middle_s):
             high_s = middle_s
         else:
@@ -131,9 +144,9 @@ def _walk(family: _Family, search: _Search) -> None:
     while not search.spent:
         limit_s = search.best_s if search.best_s < inf else 2 * family.high_s
         for runs in family.bound.walk(limit_s):
-            if search.spent:
-                return
             search.price(runs, family.bound.schedule, family.bound.microbatches)
+            if search.simulated >= search.budget:
+                return
             if search.best_s < limit_s * (1 - PRECISION):
                 break  # a smaller T leaves less to walk
         else:
@@ -158,14 +171,3 @@ def _interleaved(problem: StageProblem, search: _Search) -> float:
                         if search.price(candidate, "interleaved", microbatches) < inf:
                             break
     return low_s
-
-
-def walk_all(problem: StageProblem) -> Iterator[tuple[tuple[PlacedRun, ...], str, int]]:
-    """Every pipeline of the space, interleaved ones aside, for small problems."""
-    for schedule in problem.schedules:
-        for microbatches in problem.microbatches:
-            made = options(problem, microbatches)
-            if made is not None and schedule != "interleaved":
-                bound = Bound(problem, made, schedule, microbatches)
-                for runs in bound.walk(inf):
-                    yield runs, schedule, microbatches

@@ -32,6 +32,7 @@ from meshwright.solve.stages_problem import PlacedRun, StagePoint, StageProblem
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 Port = tuple[int, Hashable]
 """A mesh class and the layout in which a stage on it takes or hands over the boundary."""
 
@@ -40,7 +41,10 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Every range, mesh class and point, sorted by where the range begins and how it is entered."""
+    """Every range, mesh class and point, sorted by where the range begins and how it is entered and left.
+
+    Rows of one `group` differ in the point alone; `fixed_s` is what a step takes besides its micro-batches.
+    """
 
     points: tuple[StagePoint, ...]
     begin: Ints
@@ -48,6 +52,7 @@ class Options:
     mesh: Ints
     enter: Ints
     leave: Ints
+    group: Ints
     forward_s: Floats
     input_s: Floats
     weight_s: Floats
@@ -55,7 +60,6 @@ class Options:
     held_bytes: Floats
     resident_bytes: Floats
     limit_bytes: Floats
-    groups: Ints
     enters: tuple[Port, ...]
     crossing_s: Floats
 
@@ -72,30 +76,36 @@ def options(problem: StageProblem, microbatches: int) -> Options | None:
                 for point in problem.points(cuts[begin], cuts[end], mesh, microbatches):
                     enter = enters.setdefault((mesh, point.enter), len(enters))
                     leave = leaves.setdefault((mesh, point.leave), len(leaves))
-                    rows.append((begin, enter, end, mesh, leave, point))
+                    rows.append((begin, enter, end, leave, mesh, point))
     if not rows:
         return None
-    rows.sort(key=lambda row: row[:3])
-    begin, enter, end, mesh, leave = (np.array([row[i] for row in rows]) for i in range(5))
+    rows.sort(key=lambda row: row[:4])
+    where = np.array([row[:5] for row in rows], dtype=np.int64)
     points = tuple(row[5] for row in rows)
     costs = [point.cost for point in points]
     beside = [cost.beside if problem.overlap else 0.0 for cost in costs]
     transient = [max(cost.forward_transient_bytes, cost.backward_transient_bytes) for cost in costs]
-    fixed = [c.step_s + (c.first_s + c.last_s) * (1.0 - share) for c, share in zip(costs, beside, strict=True)]
-    key = begin * len(enters) + enter
+    limits = np.array([float(mesh.memory_bytes) for mesh in problem.meshes])
     return Options(
-        points, begin, end, mesh, enter, leave,
-        np.array([cost.forward_s for cost in costs]),
-        np.array([cost.backward_input_s for cost in costs]),
-        np.array([cost.backward_weight_s for cost in costs]),
-        np.array(fixed),
-        np.array([cost.static_bytes + work for cost, work in zip(costs, transient, strict=True)], dtype=float),
-        np.array([cost.resident_bytes for cost in costs], dtype=float),
-        np.array([problem.meshes[i].memory_bytes for i in mesh], dtype=float),
-        np.flatnonzero(np.diff(key, prepend=-1)),
-        tuple(enters),
-        _crossings(problem, microbatches, tuple(enters), tuple(leaves)),
-    )  # fmt: skip
+        points=points,
+        begin=where[:, 0],
+        enter=where[:, 1],
+        end=where[:, 2],
+        leave=where[:, 3],
+        mesh=where[:, 4],
+        group=np.cumsum(np.any(np.diff(where[:, :4], axis=0, prepend=-1), axis=1)),
+        forward_s=np.array([cost.forward_s for cost in costs]),
+        input_s=np.array([cost.backward_input_s for cost in costs]),
+        weight_s=np.array([cost.backward_weight_s for cost in costs]),
+        fixed_s=np.array(
+            [c.step_s + (c.first_s + c.last_s) * (1.0 - share) for c, share in zip(costs, beside, strict=True)]
+        ),
+        held_bytes=np.array([float(c.static_bytes + work) for c, work in zip(costs, transient, strict=True)]),
+        resident_bytes=np.array([float(cost.resident_bytes) for cost in costs]),
+        limit_bytes=limits[where[:, 4]],
+        enters=tuple(enters),
+        crossing_s=_crossings(problem, microbatches, tuple(enters), tuple(leaves)),
+    )
 
 
 def _crossings(problem: StageProblem, microbatches: int, enters: tuple[Port, ...], leaves: tuple[Port, ...]) -> Floats:
@@ -109,17 +119,13 @@ def _crossings(problem: StageProblem, microbatches: int, enters: tuple[Port, ...
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A_k and, for stages that come before, the latest arrival after the hand-over: by (cut, layout, devices)."""
-
-    arrive: Floats
-    handed: Floats
-    value: Floats
+Tables = list[Floats]
+"""For k = 0, 1, ... stages still to come: the latest that a value may leave a stage before them, by (cut, layout in
+which it is left, devices). One more column than there are numbers of devices stands for too few: never."""
 
 
 class Bound:
-    """One schedule and number of micro-batches. `total`: how many stages, where memory depends on it."""
+    """One schedule and number of micro-batches."""
 
     def __init__(self, problem: StageProblem, made: Options, schedule: str, microbatches: int) -> None:
         self.problem, self.made, self.schedule, self.microbatches = problem, made, schedule, microbatches
@@ -133,8 +139,7 @@ class Bound:
         types = range(len(self.problem.devices))
         meshes = self.problem.meshes
         unit = [gcd(*(mesh.devices[i] for mesh in meshes)) or 1 for i in types]
-        counts = [self.problem.devices[i] // unit[i] for i in types]
-        shape = tuple(count + 1 for count in counts)
+        shape = tuple(self.problem.devices[i] // unit[i] + 1 for i in types)
         self.all_devices = prod(shape) - 1
         grid = np.indices(shape).reshape(len(shape), -1)
         rest = np.full((len(meshes), grid.shape[1]), grid.shape[1])
@@ -145,94 +150,120 @@ class Bound:
         self.rest = rest  # [mesh, devices] -> devices left, or one past the end where there are too few
 
     def in_flight(self, left: int, total: int | None) -> int:
+        """What the first of `left` stages holds, of `total` in all where that matters."""
         if self.schedule == "zero-bubble":
             return min(self.microbatches, left if total is None else total)
         if self.schedule == "searched":
             return 1
         return in_flight_of(self.schedule, 0, left, self.microbatches)
 
-    def tables(self, limit_s: float, most: int, total: int | None = None) -> list[Table]:
-        """A_1 to A_most; ends early where nothing is possible."""
+    def able(self, limit_s: float, left: int, total: int | None) -> Bools:
+        """The rows whose own work and memory allow them as the first of so many stages."""
+        made, limit_s = self.made, limit_s * (1 + ROUNDING)
+        fits = made.held_bytes + self.in_flight(left, total) * made.resident_bytes <= made.limit_bytes
+        found: Bools = fits & (self.work_s <= limit_s) & (self.microbatches * self.cross_s <= limit_s)
+        return found
+
+    def tables(self, limit_s: float, most: int, total: int | None = None) -> tuple[Tables, list[int]]:
+        """Up to `most` stages, and with how many all devices and segments are used within `limit_s`."""
         made = self.made
         cuts, count = len(self.problem.all_cuts), self.rest.shape[1]
-        own_s = limit_s * (1 + ROUNDING) - self.microbatches * self.cross_s
-        able = (self.work_s <= limit_s * (1 + ROUNDING)) & (own_s >= 0)
-        rest = self.rest[made.mesh]
-        keys = made.begin[made.groups], made.enter[made.groups]
-        found: list[Table] = []
         handed = np.full((cuts, made.crossing_s.shape[1], count + 1), -np.inf)
         handed[cuts - 1, :, :count] = np.inf  # past the last segment nothing more has to arrive
+        found: Tables = [handed]
+        possible: list[int] = []
+        rows: Ints | None = None
+        held = -1
         for left in range(1, most + 1):
-            fits = made.held_bytes + self.in_flight(left, total) * made.resident_bytes <= made.limit_bytes
-            after = handed[made.end[:, None], made.leave[:, None], rest] - self.cross_s[:, None]
-            value = np.minimum(own_s[:, None], after)
-            value[~(able & fits)] = -np.inf
+            if held != self.in_flight(left, total):
+                held = self.in_flight(left, total)
+                rows = self._quickest(self.able(limit_s, left, total))
+            if rows is None or not len(rows):
+                break
+            shifted = np.stack([handed[:, :, rest] for rest in self.rest])
+            after = shifted[made.mesh[rows], made.end[rows], made.leave[rows]] - self.cross_s[rows, None]
+            value = np.minimum(self._own_s(limit_s, rows)[:, None], after)
+            keys = made.begin[rows] * len(made.enters) + made.enter[rows]
+            first = np.flatnonzero(np.diff(keys, prepend=-1))
             arrive = np.full((cuts, len(made.enters), count), -np.inf)
-            arrive[keys] = np.maximum.reduceat(value, made.groups, axis=0)
+            arrive[made.begin[rows[first]], made.enter[rows[first]]] = np.maximum.reduceat(value, first, axis=0)
+            if not np.isfinite(arrive).any():
+                break
+            if arrive[0, :, self.all_devices].max() >= 0:
+                possible.append(left)
             handed = np.full_like(handed, -np.inf)
             handed[:, :, :count] = (arrive[:, None] - made.crossing_s[..., None]).max(axis=2)
             handed[cuts - 1] = -np.inf
-            found.append(Table(arrive, handed, value))
-            if not np.isfinite(arrive).any():
-                break
+            found.append(handed)
+        return found, possible
+
+    def _own_s(self, limit_s: float, rows: Ints) -> Floats:
+        found: Floats = limit_s * (1 + ROUNDING) - self.microbatches * self.cross_s[rows]
         return found
 
-    def possible(self, limit_s: float, known: list[Table] | None = None) -> bool:
+    def _quickest(self, able: Bools) -> Ints:
+        """Of the rows that differ in the point alone, the one that crosses fastest: it allows the latest arrival."""
+        rows = np.flatnonzero(able)
+        order = rows[np.lexsort((self.cross_s[rows], self.made.group[rows]))]
+        return order[np.flatnonzero(np.diff(self.made.group[order], prepend=-1))]
+
+    def possible(self, limit_s: float) -> bool:
         """Whether some pipeline keeps to the bound T."""
         return any(True for _ in self._starts(limit_s))
 
-    def _starts(self, limit_s: float) -> Iterator[tuple[int, list[Table]]]:
+    def _starts(self, limit_s: float) -> Iterator[tuple[int, int | None, Tables]]:
         """Numbers of stages that are possible, with their tables."""
-        most = self.problem.stage_limit
-        if self.schedule != "zero-bubble":
-            tables = self.tables(limit_s, most)
-            for left, table in enumerate(tables, start=1):
-                if table.arrive[0, :, self.all_devices].max() >= 0:
-                    yield left, tables
-            return
-        relaxed = {left for left, _ in self._relaxed(limit_s, most)}
-        for total in sorted(relaxed):
-            tables = self.tables(limit_s, total, total)
-            if len(tables) == total and tables[-1].arrive[0, :, self.all_devices].max() >= 0:
-                yield total, tables
+        tables, possible = self.tables(limit_s, self.problem.stage_limit)
+        for left in possible:
+            if self.schedule != "zero-bubble":
+                yield left, None, tables
+                continue
+            exact, reached = self.tables(limit_s, left, left)
+            if left in reached:
+                yield left, left, exact
 
-    def _relaxed(self, limit_s: float, most: int) -> Iterator[tuple[int, Table]]:
-        for left, table in enumerate(self.tables(limit_s, most), start=1):
-            if table.arrive[0, :, self.all_devices].max() >= 0:
-                yield left, table
+    def least_s(self) -> float:
+        """All micro-batches' device-seconds, on all devices: no pipeline is faster."""
+        made, cuts = self.made, len(self.problem.all_cuts)
+        ranks = np.array([float(mesh.ranks) for mesh in self.problem.meshes])
+        spent = self.cross_s * ranks[made.mesh]
+        least = np.full(cuts, np.inf)
+        least[cuts - 1] = 0.0
+        for begin in range(cuts - 2, -1, -1):
+            first, last = np.searchsorted(made.begin, [begin, begin + 1])
+            least[begin] = (spent[first:last] + least[made.end[first:last]]).min(initial=np.inf)
+        return float(self.microbatches * least[0] / sum(self.problem.devices))
 
     def walk(self, limit_s: float) -> Iterator[tuple[PlacedRun, ...]]:
         """Every pipeline whose bound is at most `limit_s`, those with most time to spare first at each stage."""
-        for left, tables in self._starts(limit_s):
-            yield from self._from(tables, left, 0, self.all_devices, None, 0.0, ())
+        for left, total, tables in self._starts(limit_s):
+            able = [self.able(limit_s, k, total) for k in range(1, left + 1)]
+            start = _Place(left, 0, self.all_devices, None, 0.0, ())
+            yield from self._from(_Walk(limit_s, tables, able), start)
 
-    def _from(
-        self,
-        tables: list[Table],
-        left: int,
-        at: int,
-        devices: int,
-        leave: int | None,
-        now_s: float,
-        before: tuple[int, ...],
-    ) -> Iterator[tuple[PlacedRun, ...]]:
+    def _from(self, walk: _Walk, place: _Place) -> Iterator[tuple[PlacedRun, ...]]:
         made = self.made
-        if left == 0:
-            yield self._runs(before)
+        if place.left == 0:
+            yield self._runs(place.chosen)
             return
-        first, last = np.searchsorted(made.begin, [at, at + 1])
-        arrive_s = now_s + (0.0 if leave is None else made.crossing_s[at, leave, made.enter[first:last]])
-        spare = tables[left - 1].value[first:last, devices] - arrive_s
-        for row in np.argsort(-spare, kind="stable"):
-            if spare[row] < 0:
+        first, last = np.searchsorted(made.begin, [place.at, place.at + 1])
+        rows = np.arange(first, last)[walk.able[place.left - 1][first:last]]
+        arrive_s = np.full(len(rows), place.now_s)
+        if place.leave is not None:
+            arrive_s += made.crossing_s[place.at, place.leave, made.enter[rows]]
+        rest = self.rest[made.mesh[rows], place.devices]
+        after = walk.tables[place.left - 1][made.end[rows], made.leave[rows], rest] - self.cross_s[rows]
+        spare = np.minimum(self._own_s(walk.limit_s, rows), after) - arrive_s
+        for i in np.argsort(-spare, kind="stable"):
+            if spare[i] < 0:
                 break
-            option = int(first + row)
-            then_s = float(np.broadcast_to(arrive_s, spare.shape)[row] + self.cross_s[option])
-            rest = int(self.rest[made.mesh[option], devices])
-            chosen = (*before, option)
-            yield from self._from(
-                tables, left - 1, int(made.end[option]), rest, int(made.leave[option]), then_s, chosen
+            option = int(rows[i])
+            then_s = float(arrive_s[i] + self.cross_s[option])
+            chosen = (*place.chosen, option)
+            onward = _Place(
+                place.left - 1, int(made.end[option]), int(rest[i]), int(made.leave[option]), then_s, chosen
             )
+            yield from self._from(walk, onward)
 
     def _runs(self, chosen: tuple[int, ...]) -> tuple[PlacedRun, ...]:
         cuts, made = self.problem.all_cuts, self.made
@@ -240,3 +271,24 @@ class Bound:
             PlacedRun(cuts[made.begin[i]], cuts[made.end[i]], stage, int(made.mesh[i]), made.points[i])
             for stage, i in enumerate(chosen)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """able[k - 1]: the rows that may be the first of k stages."""
+
+    limit_s: float
+    tables: Tables
+    able: list[Bools]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """So many stages to come from a cut on, what is left of the devices, and how the stage before left the value."""
+
+    left: int
+    at: int
+    devices: int
+    leave: int | None
+    now_s: float
+    chosen: tuple[int, ...]

@@ -119,3 +119,110 @@ def test_brute_force_by_the_simulator_finds_nothing_better(block: int) -> None:
         assert found.step_s == pytest.approx(expected, rel=1e-9), seed
         assert found.proven
         assert found.bound_s <= expected * (1 + 1e-9)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("block", range(4))
+def test_brute_force_on_four_segments(block: int) -> None:
+    for seed in range(300 + 10 * block, 310 + 10 * block):
+        problem = random_problem(seed)
+        expected = brute_force(problem)
+        if expected < float("inf"):
+            found = solve_stages(problem, budget=10**9)
+            assert found is not None
+            assert found.step_s == pytest.approx(expected, rel=1e-9), seed
+
+
+def free(*_: object) -> Crossing:
+    return Crossing(Transfer(0.0), Transfer(0.0))
+
+
+def simple(
+    segments: int, devices: tuple[int, ...], speeds: tuple[float, ...], microbatches: tuple[int, ...], **options: object
+) -> StageProblem:
+    """One device a stage, devices that differ in speed, a second of work for each segment and micro-batch of 16."""
+    types = range(len(speeds))
+    meshes = tuple(MeshClass(f"type {i}", tuple(int(i == j) for j in types), 10**9) for i in types)
+
+    def points(first: int, end: int, mesh: int, count: int) -> list[StagePoint]:
+        seconds = (end - first) / speeds[mesh] * 16 / count / 3
+        return [
+            StagePoint(SegmentCost(seconds, seconds, seconds, static_bytes=end - first, resident_bytes=end - first))
+        ]
+
+    return StageProblem(segments, meshes, devices, points, free, microbatches, **options)  # type: ignore[arg-type]
+
+
+def test_equal_stages_meet_the_bound() -> None:
+    found = solve_stages(simple(12, (4,), (1.0,), (16,)))
+    assert found is not None
+    assert [run.end - run.first for run in found.runs] == [3, 3, 3, 3]
+    assert found.step_s == pytest.approx(3 * (16 + 3))
+    assert found.proven
+    assert found.gap == 0.0
+
+
+def test_load_is_balanced_by_speed() -> None:
+    """Two devices of which one is three times as fast: it gets three times the segments, or nearly."""
+    found = solve_stages(simple(16, (1, 1), (3.0, 1.0), (64,)))
+    assert found is not None
+    shares = {run.mesh: run.end - run.first for run in found.runs}
+    assert shares == {0: 12, 1: 4}
+
+
+def test_more_micro_batches_win_until_handing_over_costs_more() -> None:
+    few = solve_stages(simple(4, (4,), (1.0,), (1, 2, 4, 8, 16, 32)))
+    assert few is not None
+    assert few.microbatches == 32
+    problem = simple(4, (4,), (1.0,), (1, 2, 4, 8, 16, 32))
+    slow = StageProblem(
+        4, problem.meshes, (4,), problem.points, lambda *_: Crossing(Transfer(2.0), Transfer(2.0)), problem.microbatches
+    )
+    found = solve_stages(slow)
+    assert found is not None
+    assert found.microbatches < 32
+
+
+def test_the_last_stages_keep_what_the_first_recompute() -> None:
+    def points(first: int, end: int, mesh: int, count: int) -> list[StagePoint]:
+        n = end - first
+        keep = SegmentCost(n, n, n, static_bytes=10 * n, resident_bytes=10 * n)
+        again = SegmentCost(n, 1.9 * n, n, static_bytes=10 * n, resident_bytes=1 * n)
+        return [StagePoint(keep, choice="keep"), StagePoint(again, choice="again")]
+
+    problem = StageProblem(4, (MeshClass("one", (1,), 35),), (4,), points, free, (8,))
+    found = solve_stages(problem)
+    assert found is not None
+    assert [run.point.choice for run in found.runs] == ["again", "again", "keep", "keep"]
+    assert found.timeline.peak_bytes <= 35
+
+
+def test_interleaving_is_chosen_where_it_wins() -> None:
+    found = solve_stages(simple(16, (4,), (1.0,), (4,), schedules=("1f1b", "interleaved"), interleave=(2, 4)))
+    assert found is not None
+    assert found.schedule == "interleaved"
+    assert len(found.runs) == 16
+    assert found.step_s == pytest.approx(4 * (4 * 4 + 3))
+
+
+def test_a_searched_schedule_is_chosen_where_it_wins() -> None:
+    found = solve_stages(simple(6, (3,), (1.0,), (6,), schedules=("1f1b", "searched")))
+    assert found is not None
+    assert found.schedule == "searched"
+    assert found.step_s < 2 * 16 / 6 * (6 + 2)
+
+
+def test_nothing_faster_than_what_is_known() -> None:
+    problem = simple(4, (2,), (1.0,), (4,))
+    found = solve_stages(problem)
+    assert found is not None
+    assert solve_stages(problem, known_s=found.step_s * 0.99) is None
+
+
+def test_what_makes_no_problem_is_refused() -> None:
+    with pytest.raises(PlanError, match="schedules"):
+        solve_stages(simple(2, (1,), (1.0,), (1,), schedules=("best",)))
+    with pytest.raises(PlanError, match="cuts"):
+        solve_stages(simple(2, (1,), (1.0,), (1,), cuts=(0, 1)))
+    with pytest.raises(PlanError, match="micro-batches"):
+        solve_stages(simple(2, (1,), (1.0,), ()))
