@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.capture.program import Program, SegmentGraph
-from meshwright.errors import RunError
+from meshwright.errors import PlanError, RunError
+from meshwright.generate.chunk import ChunkedPair, check_chunkable, chunked
 from meshwright.generate.pair import SegmentPair, make_pair
 from meshwright.generate.shard import shard
 from meshwright.layout import Layout
 from meshwright.plan import Plan
 from meshwright.price.flow import flow
+
+Pair = SegmentPair | ChunkedPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class Generated:
 
     prologue: SegmentGraph
     sharded: tuple[SegmentGraph, ...]
-    pairs: tuple[SegmentPair, ...]
+    pairs: tuple[Pair, ...]
 
 
 def sharded_prologue(program: Program, plan: Plan) -> SegmentGraph:
@@ -27,6 +30,13 @@ def sharded_prologue(program: Program, plan: Plan) -> SegmentGraph:
     commons = {name: Layout.parse(plan.inputs[name].layout) for name in (value.name for value in graph.commons)}
     outputs = tuple(map(Layout.parse, plan.prologue.outputs))
     return shard(flow(graph, plan.prologue, plan.mesh, commons), outputs)
+
+
+def sharded_segment(program: Program, plan: Plan, index: int, batch: int) -> SegmentGraph:
+    """One rank's graph of one segment at this batch."""
+    choice, commons = plan.choice(index), plan.common_layouts(program, index)
+    run = flow(program.graph(program.segments[index]).at(batch), choice, plan.mesh, commons)
+    return shard(run, tuple(map(Layout.parse, choice.outputs)))
 
 
 def sharded_segments(program: Program, plan: Plan) -> tuple[SegmentGraph, ...]:
@@ -39,17 +49,28 @@ def sharded_segments(program: Program, plan: Plan) -> tuple[SegmentGraph, ...]:
         commons = plan.common_layouts(program, index)
         key = (plan.segments[index], tuple(commons.items()), segment.scalars)
         if key not in made:
-            choice = plan.choice(index)
-            run = flow(program.graph(segment).at(plan.microbatch), choice, plan.mesh, commons)
-            made[key] = shard(run, tuple(map(Layout.parse, choice.outputs)))
+            made[key] = sharded_segment(program, plan, index, plan.microbatch)
         found.append(made[key])
     return tuple(found)
 
 
 def generate(program: Program, plan: Plan, device: str = "cpu") -> Generated:
     segments = sharded_segments(program, plan)
-    pairs: dict[int, SegmentPair] = {}
-    for graph in segments:
+    pairs: dict[int, Pair] = {}
+    for index, graph in enumerate(segments):
         if id(graph) not in pairs:
-            pairs[id(graph)] = make_pair(graph, device)
+            pairs[id(graph)] = _pair(program, plan, index, graph, device)
     return Generated(sharded_prologue(program, plan), segments, tuple(pairs[id(graph)] for graph in segments))
+
+
+def _pair(program: Program, plan: Plan, index: int, graph: SegmentGraph, device: str) -> Pair:
+    choice = plan.choice(index)
+    if choice.chunks == 1:
+        return make_pair(graph, device, choice.recompute, choice.keep)
+    if index != len(program.segments) - 1:
+        raise PlanError(
+            f"{choice.chunks} chunks of segment {index}", "chunks of the last segment only", "undo the edit"
+        )
+    found = check_chunkable(program, choice.chunks, plan.microbatch)
+    part = sharded_segment(program, plan, index, plan.microbatch // choice.chunks)
+    return chunked(graph, make_pair(part, device, choice.recompute, choice.keep), choice.chunks, found)

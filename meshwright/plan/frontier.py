@@ -11,7 +11,9 @@ from meshwright.errors import VerifyError
 class Choice:
     """What was decided for a segment. Layouts are text (`[S(0), R]`), strategies the factors given to axes.
 
-    parameters: the compute layout of each. recompute: values that backward reads and that are not kept.
+    parameters: the compute layout of each. recompute: values that backward reads and that are not kept; keep: values
+    that are kept besides, for it to compute from. Both by name: `linear_2` is a value of the segment, `rms_norm~1`
+    something else that an op makes. chunks: into how many the last segment's samples are cut.
     """
 
     graph: int
@@ -20,6 +22,8 @@ class Choice:
     strategies: dict[str, str]
     parameters: dict[str, str] = field(default_factory=dict)
     recompute: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    chunks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

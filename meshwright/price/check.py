@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from meshwright.capture.program import Program, Segment, SegmentGraph
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
 from meshwright.plan import Choice, Plan
 from meshwright.price.flow import flow, invariant
 from meshwright.price.parameter import Setting, check_optimizer
+
+_CONVERTED = re.compile(r"(_as\d+)?(~\d+)?$")
+"""What names add to a value's own: in another layout, and what else the op makes."""
 
 
 def check_plan(plan: Plan, program: Program) -> None:
@@ -85,9 +90,11 @@ def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGr
     if (len(choice.inputs), len(choice.outputs)) != (len(graph.inputs), len(graph.outputs)):
         given = f"{field} has {len(choice.inputs)} inputs and {len(choice.outputs)} outputs"
         raise PlanError(given, f"{len(graph.inputs)} and {len(graph.outputs)}", "undo the edit")
-    if choice.recompute:
-        given = f"{field}.recompute names {', '.join(choice.recompute)}"
-        raise PlanError(given, "nothing: recomputation does not run so far", "empty the list")
+    made = {"backward", *graph.values()}
+    unknown = [name for name in (*choice.recompute, *choice.keep) if _CONVERTED.sub("", name) not in made]
+    if unknown:
+        given = f"{field}.recompute or .keep names {', '.join(unknown)}"
+        raise PlanError(given, "values of the segment, or `op~0` for what else an op makes", "undo the edit")
     extra = sorted(set(choice.strategies) - {op.name for op in graph.ops})
     if extra:
         raise PlanError(f"{field}.strategies names {', '.join(extra)}", "ops of the segment", "undo the edit")

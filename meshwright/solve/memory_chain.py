@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -181,7 +182,7 @@ def _prices(rows: Sequence[_Rows]) -> NDArray[np.float64]:
     found = {0.0}
     for row in {id(row): row for row in rows}.values():
         order = np.argsort(-row.resident, kind="stable")
-        for left, right in zip(order[:-1], order[1:], strict=True):
+        for left, right in pairwise(order):
             saved = int(row.resident[left] - row.resident[right])
             if saved > 0:
                 found.add(max(0.0, float(row.seconds[right] - row.seconds[left]) / saved))

@@ -104,14 +104,14 @@ class NodeCosts:
         backward = "backward" in str(node.target)
         x, weight = shapes[backward], shapes[backward + 1]
         swept = shapes[0] if backward else tuple(node.meta["val"].shape)
-        pixels, window = prod(swept) // swept[1], prod(weight[2:])
+        pixels, window, image = prod(swept) // swept[1], prod(weight[2:]), prod(swept[2:])
         sides = ("input", "weight") if backward else ("forward",)
         groups = max(1, x[1] // weight[1])
-        return sum(
-            groups
-            * self._profile.convolution_s(side, dtype, itemsize, pixels, weight[1], max(1, weight[0] // groups), window)
-            for side in sides
+        out = max(1, weight[0] // groups)
+        times = (
+            self._profile.convolution_s(side, dtype, itemsize, pixels, weight[1], out, window, image) for side in sides
         )
+        return groups * sum(times, start=0.0)
 
     def _collective(self, node: fx.Node) -> float:
         if self.mesh is None:
