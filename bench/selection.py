@@ -5,6 +5,7 @@
     python bench/selection.py --methods auto ilp beam mcmc --seconds 60
     python bench/selection.py --perturb 2                  random perturbations of the instances, against our own bound
     python bench/selection.py --folder out/problems        every problem file of a folder, such as the planner writes
+    python bench/selection.py --models --methods auto ilp elimination    problems the planner makes of our own models
     python bench/selection.py --synthetic                  layered graphs, 10 s each; and the time of a segment
 
 Limits count wall time from before the file is read. On a machine busy with other work `--cpu` counts the CPU seconds of
@@ -44,15 +45,22 @@ def main() -> None:
     args = _arguments()
     if args.one:
         if args.cpu:
-            from meshwright.select import budget
-
-            budget.clock = time.process_time
+            _count_cpu()
         print(json.dumps(run_one(args.one, args.methods[0], args.seconds or 60.0, args.seeds[0])))
         return
-    rows = synthetic() if args.synthetic else contest(args)
+    rows = synthetic(args.cpu) if args.synthetic else contest(args)
     _print_table(rows)
+    if args.models:
+        _say_agreement(rows)
     if args.out:
         Path(args.out).write_text(json.dumps(rows, indent=1))
+
+
+def _count_cpu() -> None:
+    """Limits count CPU seconds of this process from here on."""
+    from meshwright.select import budget
+
+    budget.clock = time.process_time
 
 
 def _arguments() -> argparse.Namespace:
@@ -64,6 +72,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cpu", action="store_true", help="limits in CPU seconds")
     parser.add_argument("--perturb", type=int, default=0)
     parser.add_argument("--folder", default=None)
+    parser.add_argument("--models", action="store_true")
     parser.add_argument("--synthetic", action="store_true")
     parser.add_argument("--out", default=None, help="a JSON file for the rows of the table")
     parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
@@ -87,6 +96,8 @@ def contest(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _files(args: argparse.Namespace, folder: Path) -> list[tuple[str, Path, float, dict[str, float | None]]]:
+    if args.models:
+        return _models(folder)
     if args.folder:
         return [(path.name, path, 60.0, {}) for path in sorted(Path(args.folder).glob("*.json*"))]
     found: list[tuple[str, Path, float, dict[str, float | None]]] = []
@@ -102,6 +113,33 @@ def _files(args: argparse.Namespace, folder: Path) -> list[tuple[str, Path, floa
                 published = {key: float(line[key]) if line[key] else None for key in ("best_team_cost", "xla_cost")}
                 found.append((name, path, limit, published))
     return found
+
+
+def _models(folder: Path) -> list[tuple[str, Path, float, dict[str, float | None]]]:
+    from bench.select_models import problems
+    from meshwright.select import dump
+
+    found: list[tuple[str, Path, float, dict[str, float | None]]] = []
+    for problem in problems():
+        path = folder / f"{problem.name}.json"
+        dump(problem, path)
+        found.append((problem.name, path, 60.0, {}))
+    return found
+
+
+def _say_agreement(rows: list[dict[str, Any]]) -> None:
+    """Methods that prove their cost must agree on it, and none may be below auto's bound."""
+    costs: dict[str, dict[str, float]] = {}
+    bounds = {row["instance"]: row["bound"] for row in rows if row["method"] == "auto"}
+    for row in rows:
+        proven = row.get("gap") is not None and row["gap"] < 1e-6
+        if proven:
+            costs.setdefault(row["instance"], {})[row["method"]] = row["cost"]
+        if row["cost"] is not None and row["cost"] < bounds.get(row["instance"], -np.inf) * (1 - 1e-6):
+            print(f"{row['instance']}: {row['method']} is below the bound of auto")
+    several = {name: found for name, found in costs.items() if len(found) > 1}
+    apart = [name for name, found in several.items() if max(found.values()) > min(found.values()) * (1 + 1e-6)]
+    print(f"{len(several)} problems with several proofs, {len(apart)} of them apart {apart or ''}")
 
 
 def perturbed(path: Path, seed: int, folder: Path) -> Path:
@@ -161,11 +199,13 @@ def run_one(path: str, method: str, seconds: float, seed: int) -> dict[str, Any]
     }
 
 
-def synthetic() -> list[dict[str, Any]]:
+def synthetic(cpu: bool) -> list[dict[str, Any]]:
     """Layered graphs for 10 s each, and what one segment takes once everything is imported."""
     from bench.select_synthetic import layered, segment
     from meshwright.select import solve
 
+    if cpu:
+        _count_cpu()
     rows: list[dict[str, Any]] = []
     for nodes in (500, 3000):
         for options in (8, 16):

@@ -1,0 +1,67 @@
+"""Selection problems that the planner makes of our own models: the segment with most ops of each, on two meshes.
+
+Without a row, and with one: what is held must fit halfway between what the fastest choice holds and the least any does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.models.reference import parse_reference
+from meshwright.price.parameter import Setting
+from meshwright.select import Problem, solve
+from meshwright.solve.frontier import Frontier
+from meshwright.solve.intra import SegmentProblem
+from meshwright.solve.pins import Pins
+
+# Two layers of each: a segment's problem does not depend on how often it is repeated.
+MODELS = {
+    "gpt": "gpt?layers=2",
+    "llama": "llama3-8b?layers=2",
+    "moe": "moe?layers=2",
+    "t5": "t5?layers=2",
+    "resnet": "resnet",
+}
+MESHES = {"8": ("dgx-h100", (8,)), "4x4": ("dgx-h100:2", (4, 4))}
+BATCH = 64
+
+
+def problems() -> Iterator[Problem]:
+    """Named model-mesh, and model-mesh-memory for those with a row."""
+    for family, reference in MODELS.items():
+        model, batch, loss = parse_reference(reference).meta(BATCH)
+        program = capture(model, batch, loss=loss) if loss is not None else capture(model, batch)
+        for mesh, (cluster, shape) in MESHES.items():
+            frontier = Frontier(program, load_cluster(cluster).mesh(shape), Pins(), Setting())
+            largest = max(program.segments, key=lambda segment: len(program.graph(segment).ops))
+            made = SegmentProblem(frontier.space(largest))
+            free = replace(made.problem, names=(), name=f"{family}-{mesh}")
+            yield free
+            yield with_memory(free, made.held)
+
+
+def with_memory(problem: Problem, held: np.ndarray) -> Problem:
+    """One row for all that is held, with a limit that binds."""
+    choice = np.array(solve(problem).choice)
+    frugal = np.array(solve(replace(problem, costs=held, edge_costs=_allowed(problem.edge_costs))).choice)
+    most, least = (float(held[problem.offsets[:-1] + each].sum()) for each in (choice, frugal))
+    some = np.flatnonzero(held)
+    return replace(
+        problem,
+        limits=np.array([np.round((most + least) / 2)]),
+        use_option=some,
+        use_begin=np.zeros(len(some), dtype=np.int64),
+        use_end=np.ones(len(some), dtype=np.int64),
+        use_bytes=held[some],
+        name=f"{problem.name}-memory",
+    )
+
+
+def _allowed(costs: np.ndarray) -> np.ndarray:
+    """Only which pairs are allowed."""
+    return np.where(np.isinf(costs), np.inf, 0.0)
