@@ -1,0 +1,35 @@
+"""`meshwright simulate`: play a plan's instructions with predicted durations."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, cast
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("simulate", help="play a plan with predicted durations and show where time goes")
+    parser.add_argument("plan", help="a plan file written by `meshwright plan -o`")
+    parser.add_argument("--trace", metavar="FILE", help="write what runs when as a gzipped trace for ui.perfetto.dev")
+    parser.add_argument("--overlap", action="store_true", help="let gathers and reductions run beside compute")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from meshwright.capture import Precision, capture
+    from meshwright.errors import PlanError
+    from meshwright.models.reference import parse_reference
+    from meshwright.plan import Plan
+    from meshwright.simulate.plan import simulate_plan
+
+    plan = Plan.load(args.plan)
+    if not plan.model:
+        raise PlanError(
+            f"{args.plan} names no model reference", "a plan made by `meshwright plan`", "use the Python API"
+        )
+    program = capture(*parse_reference(plan.model).meta(plan.batch), precision=cast(Precision, plan.precision))
+    timeline = simulate_plan(plan, program, overlap=args.overlap)
+    print(timeline)
+    if args.trace:
+        timeline.trace(args.trace)
+        print(f"trace written to {args.trace}; open it at ui.perfetto.dev")
+    return 0

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from small_models import small_model
+
+from meshwright.capture import capture
+from meshwright.cli import main
+from meshwright.cluster import load_cluster
+from meshwright.simulate.plan import simulate_plan
+from meshwright.solve.plan import make_plan
+
+SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
+
+
+@pytest.mark.parametrize("pins", [(), ("zero=3",)])
+def test_a_plan_of_one_stage_takes_what_was_predicted(pins: tuple[str, ...]) -> None:
+    program = capture(*small_model("gpt"))
+    plan = make_plan(program, load_cluster("local:2"), pins=pins)
+    found = simulate_plan(plan, program)
+    assert found.step_s == pytest.approx(plan.predicted.step_s, rel=1e-6)
+    assert found.bubble == pytest.approx(0.0, abs=1e-9)
+    assert found.peak_bytes <= plan.predicted.peak_bytes * (1 + 1e-9)
+    assert found.ranks == (2,)
+    assert simulate_plan(plan, program, overlap=True).step_s <= found.step_s * (1 + 1e-9)
+
+
+def test_the_command_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, trace = tmp_path / "plan.json", tmp_path / "t.json.gz"
+    assert main(["plan", SMALL, "--cluster", "local:2", "--global-batch", "4", "-o", str(plan)]) == 0
+    assert main(["simulate", str(plan), "--trace", str(trace)]) == 0
+    assert "stage 0 (2 ranks)" in capsys.readouterr().out
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+
+
+def test_an_unwritable_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(tmp_path / "none.json")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
