@@ -31,17 +31,24 @@ def bind_mesh(
     cluster: Cluster, shape: tuple[int, ...], names: Sequence[str] | None, ranks: Sequence[int] | None
 ) -> Mesh:
     """The mesh of this shape over the given devices of the cluster (the first ones by default)."""
+    if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in shape):
+        raise ClusterError(f"a mesh of shape {shape}", "whole numbers, 1 or more", "write (2, 8)")
     names = tuple(names) if names is not None else _NAMES.get(len(shape), tuple(f"x{i}" for i in range(len(shape))))
-    if len(names) != len(shape):
+    if len(names) != len(shape) or any(not isinstance(name, str) for name in names):
         raise ClusterError(f"mesh shape {shape} with axis names {names}", "one name per axis")
     world = prod(shape)
-    chosen = tuple(ranks) if ranks is not None else tuple(range(world))
-    if len(chosen) != world or any(not 0 <= rank < cluster.device_count for rank in chosen):
+    if world > cluster.device_count:
         raise ClusterError(
-            f"a mesh of shape {shape} needs {world} devices; cluster {cluster.name} has {cluster.device_count}"
-            + (f" and the ranks given are {list(chosen)}" if ranks is not None else ""),
+            f"a mesh of shape {shape} needs {world} devices; cluster {cluster.name} has {cluster.device_count}",
             f"a shape with a product of at most {cluster.device_count}",
             "choose a smaller mesh or more hosts",
+        )
+    chosen = tuple(ranks) if ranks is not None else tuple(range(world))
+    numbers = [rank for rank in chosen if isinstance(rank, int) and 0 <= rank < cluster.device_count]
+    if len(set(numbers)) != world or len(chosen) != world:
+        raise ClusterError(
+            f"a mesh of shape {shape} on ranks {list(chosen)}",
+            f"{world} different numbers from 0 to {cluster.device_count - 1}, the devices of cluster {cluster.name}",
         )
     places = _places(cluster)
     used = [places[rank] for rank in chosen]

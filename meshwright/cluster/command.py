@@ -84,10 +84,18 @@ def _show(args: argparse.Namespace) -> int:
 def _detect(args: argparse.Namespace) -> int:
     from meshwright.cluster.detect import detect
     from meshwright.cluster.toml_write import write_cluster
+    from meshwright.errors import ClusterError
 
+    if not args.timeout > 0:
+        raise ClusterError(f"--timeout {args.timeout:g}", "seconds, more than 0")
+    if args.out.is_dir() or not args.out.absolute().parent.is_dir():
+        raise ClusterError(f"--out {args.out}", "a file in a folder that exists")
     found = detect(backend=args.backend, timeout_s=args.timeout)
     if found is not None:  # rank 0 has the answer
-        args.out.write_text(write_cluster(found))
+        try:
+            args.out.write_text(write_cluster(found), encoding="utf-8")
+        except OSError as error:
+            raise ClusterError(f"cannot write {args.out}: {error.strerror}", "a file that can be written") from error
         print(found)
         for figure, source in found.sources:
             print(f"  {figure}: {source}")
@@ -119,8 +127,8 @@ def _device_line(member: Member, cluster: Cluster) -> str:
     from meshwright.cluster.units import format_bytes, format_rate
 
     device = cluster.device(str(member.of))
-    dtype, peak = max(device.peaks, key=lambda entry: entry[1])
+    peaks = ", ".join(f"{rate / 1e12:.4g} {dtype}" for dtype, rate in device.peaks)
     return (
         f"{member.count} x {device.name}: {format_bytes(device.memory_bytes)} at "
-        f"{format_rate(device.memory_bandwidth)}, {peak / 1e12:.4g} TFLOP/s {dtype}"
+        f"{format_rate(device.memory_bandwidth)}, TFLOP/s {peaks}"
     )

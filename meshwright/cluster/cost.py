@@ -44,6 +44,8 @@ Algorithm = Callable[[Axis, str], Line]
 
 def collective_s(kind: str, n_bytes: float, axis: Axis) -> float:
     """Seconds for one collective of `kind` while all groups of the axis run it at the same time."""
+    if n_bytes < 0:
+        raise ClusterError(f"a collective of {n_bytes} bytes", "0 or more")
     return min(fixed_s + s_per_byte * n_bytes for s_per_byte, fixed_s in collective_lines(kind, axis))
 
 
@@ -52,6 +54,8 @@ def collective_lines(kind: str, axis: Axis) -> tuple[Line, ...]:
     """What each algorithm and protocol takes, as (seconds per byte, seconds): the least of them is the price."""
     if kind not in KINDS:
         raise ClusterError(f"collective {kind!r}", f"one of {KINDS}")
+    if not isinstance(axis, Axis):
+        raise ClusterError(f"a collective over {axis!r}", "an Axis", "write mesh.axis(name)")
     if axis.size == 1 or not axis.hops:
         return ((0.0, 0.0),)
     algorithms = (_GLOO if axis.backend == "gloo" else _NCCL)[kind]

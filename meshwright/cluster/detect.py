@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -41,16 +42,22 @@ def detect(
     from meshwright.cluster.worker import Worker, describe_rank
 
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world, local_rank = _number("RANK", 0), _number("WORLD_SIZE", 1), _number("LOCAL_RANK", 0)
+    if backend == "nccl" and local_rank >= torch.cuda.device_count():
+        raise ClusterError(
+            f"rank {rank} on {socket.gethostname()} wants GPU {local_rank} of {torch.cuda.device_count()}",
+            "a GPU per rank for NCCL",
+            "start fewer ranks, or use --backend gloo",
+        )
     store = _join(rank, world, timeout_s)
     if backend == "nccl":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(local_rank)
     dist.init_process_group(
         backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=timedelta(seconds=300)
     )
     try:
         orders = PrefixStore("orders", store)
-        local_world = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+        local_world = _number("LOCAL_WORLD_SIZE", world)
         orders.set(f"info/{rank}", json.dumps(asdict(describe_rank(backend, local_world))))
         worker = Worker(rank, backend, orders)
         if rank != 0:
@@ -59,6 +66,14 @@ def detect(
         return _lead(StoreProber(orders, world, worker.obey, _LARGEST_BYTES[backend]), backend, say)
     finally:
         dist.destroy_process_group()
+
+
+def _number(name: str, default: int) -> int:
+    """A whole number from the environment that torchrun sets."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise ClusterError(f"the environment says {name}={text}", "a whole number", "start the job with torchrun")
+    return int(text)
 
 
 def _lead(prober: StoreProber, backend: str, say: Callable[[str], None]) -> Cluster:
@@ -76,10 +91,15 @@ def _join(rank: int, world: int, timeout_s: float) -> Store:
 
     if world == 1 and "MASTER_ADDR" not in os.environ:
         return HashStore()
-    limit = timedelta(seconds=timeout_s)
-    store = _open_store(rank, limit)
+    if absent := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise ClusterError(
+            f"a job of {world} ranks without {' and '.join(absent)} in the environment",
+            "where rank 0 listens",
+            "start the job with torchrun",
+        )
+    store = _open_store(rank, timedelta(seconds=timeout_s))
     store.set(f"joined/{rank}", socket.gethostname())
-    missing = [other for other in range(world) if not _arrived(store, other, limit)]
+    missing = _missing(store, world, timeout_s)
     if missing:
         here = {other: store.get(f"joined/{other}").decode() for other in range(world) if other not in missing}
         raise ClusterError(
@@ -95,7 +115,7 @@ def _open_store(rank: int, limit: timedelta) -> Store:
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0)
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = TCPStore(
@@ -110,6 +130,14 @@ def _open_store(rank: int, limit: timedelta) -> Store:
     prefix = f"meshwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     namespaced: Store = PrefixStore(prefix, store)
     return namespaced
+
+
+def _missing(store: Store, world: int, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> list[int]:
+    """Ranks that have not come when the time is up; all of them together get that time."""
+    deadline = clock() + timeout_s
+    return [
+        rank for rank in range(world) if not _arrived(store, rank, timedelta(seconds=max(0.01, deadline - clock())))
+    ]
 
 
 def _arrived(store: Store, rank: int, limit: timedelta) -> bool:

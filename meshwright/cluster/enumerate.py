@@ -11,6 +11,8 @@ from meshwright.errors import ClusterError
 
 def shapes(n_devices: int, max_axes: int = 4) -> Iterator[tuple[int, ...]]:
     """Ordered factorisations of `n_devices` into at most `max_axes` factors over 1; `(1,)` for one device."""
+    if n_devices < 1:
+        raise ClusterError(f"meshes of {n_devices} devices", "1 or more")
     if n_devices == 1:
         yield (1,)
         return

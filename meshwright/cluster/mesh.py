@@ -123,7 +123,10 @@ class Mesh(HashedOnce):
     def from_json(cls, plain: Mapping[str, Any]) -> Mesh:
         import msgspec
 
-        mesh = msgspec.convert(plain, cls, strict=False)
+        try:
+            mesh = msgspec.convert(plain, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise ClusterError(f"a mesh in JSON: {error}", "what Mesh.to_json gives") from error
         mesh.verify()
         return mesh
 

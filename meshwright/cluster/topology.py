@@ -115,6 +115,8 @@ class Cluster:
         """Devices seen as an n-d mesh, the last axis innermost; the first devices unless `ranks` says which."""
         from meshwright.cluster.bind import bind_mesh
 
+        if not isinstance(shape, Sequence):
+            raise ClusterError(f"a mesh of shape {shape!r}", "a tuple of sizes", "write (8,) or (2, 4)")
         return bind_mesh(self, tuple(shape), names, ranks)
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +129,10 @@ class Cluster:
     def from_json(cls, plain: Mapping[str, Any]) -> Cluster:
         import msgspec
 
-        cluster = msgspec.convert(plain, cls, strict=False)
+        try:
+            cluster = msgspec.convert(plain, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise ClusterError(f"a cluster in JSON: {error}", "what Cluster.to_json gives") from error
         cluster.verify()
         return cluster
 

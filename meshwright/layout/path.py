@@ -20,6 +20,7 @@ from math import inf
 from typing import NamedTuple
 
 from meshwright.cluster.mesh import Mesh
+from meshwright.errors import LayoutError
 from meshwright.layout.graph import Edges, is_small
 from meshwright.layout.moves import moves
 from meshwright.layout.states import Layout, all_layouts
@@ -53,12 +54,34 @@ class Conversion:
         return "\n  ".join([head, *map(str, self.steps)])
 
 
-@lru_cache(maxsize=1 << 20)
 def conversion(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool = True
 ) -> Conversion:
     """The cheapest conversion of a tensor of global `shape`. Without `grad`, R and I are the same."""
+    try:
+        return _conversion(source, target, shape, itemsize, mesh, grad)
+    except TypeError:  # a list or a dict cannot be a key of the cache
+        _check_types(source, target, shape, itemsize, mesh)
+        raise
+
+
+@lru_cache(maxsize=1 << 20)
+def _conversion(
+    source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool
+) -> Conversion:
     return _search(source, shape, itemsize, mesh, grad).reach(target)
+
+
+def _check_types(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> None:
+    for layout in (source, target):
+        if not isinstance(layout, Layout):
+            raise LayoutError(f"layout {layout!r}", "a Layout", 'write Layout.parse("[S(0), R]")')
+    if not isinstance(mesh, Mesh):
+        raise LayoutError(f"mesh {mesh!r}", "a Mesh", 'write cluster.mesh((2, 4)) or logical_mesh({"dp": 2, "tp": 4})')
+    if not isinstance(shape, tuple) or any(not isinstance(length, int) or length < 0 for length in shape):
+        raise LayoutError(f"shape {shape!r}", "a tuple of whole numbers, 0 or more")
+    if not isinstance(itemsize, int) or itemsize < 1:
+        raise LayoutError(f"itemsize {itemsize!r}", "bytes of one element, 1 or more")
 
 
 def priced_steps(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> Iterator[list[tuple[float, int]]]:
@@ -81,7 +104,7 @@ class _Graph:
     """
 
     def __init__(self, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> None:
-        self.shape, self.mesh_sizes = shape, mesh.sizes
+        self.shape, self.mesh, self.mesh_sizes = shape, mesh, mesh.sizes
         self._pricer = Pricer(shape, itemsize, mesh, grad)
         self.layouts = all_layouts(len(shape), len(mesh.axes))
         self.number = layout_numbers(len(shape), len(mesh.axes))
@@ -124,6 +147,7 @@ class _Search:
     def reach(self, target: Layout) -> Conversion:
         number = self.graph.number.get(target)
         if number is None:
+            _check_types(target, target, self.graph.shape, 1, self.graph.mesh)
             target.check(self.graph.shape, self.graph.mesh_sizes)
             raise AssertionError(f"{target} fits but is not in the graph")
         while not self._settled[number]:
@@ -191,5 +215,6 @@ def _graph(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> _Gr
 
 @lru_cache(maxsize=1 << 16)
 def _search(source: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> _Search:
+    _check_types(source, source, shape, itemsize, mesh)
     source.check(shape, mesh.sizes)
     return _Search(source, _graph(shape, itemsize, mesh, grad))

@@ -55,6 +55,8 @@ I = State("I")  # noqa: E741  the letter is the project's word for it
 @lru_cache
 def S(dim: int) -> State:  # noqa: N802  written as in the text form
     """Sharded on tensor dim `dim`."""
+    if not isinstance(dim, int) or dim < 0:
+        raise LayoutError(f"S({dim!r})", "a dim counted from 0")
     return State("S", dim)
 
 
@@ -66,13 +68,19 @@ class Layout(HashedOnce):
 
     __hash__ = HashedOnce.__hash__
 
+    def __post_init__(self) -> None:
+        if type(self.states) is not tuple or any(type(state) is not State for state in self.states):
+            raise LayoutError(
+                f"Layout({self.states!r})", "a tuple of states", 'write Layout.of(S(0), R) or Layout.parse("[S(0), R]")'
+            )
+
     @classmethod
     def of(cls, *states: State) -> Layout:
         return cls(states)
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        body = text.strip()
+        body = text.strip() if isinstance(text, str) else ""
         if not (body.startswith("[") and body.endswith("]")):
             raise LayoutError(f"layout {text!r}", "text such as [S(0), R]")
         parts = [part.strip() for part in body[1:-1].split(",")] if body[1:-1].strip() else []
@@ -107,6 +115,8 @@ class Layout(HashedOnce):
     ) -> tuple[int, ...]:
         """The piece's shape at `coordinates` of the mesh; the first rank, whose piece is largest, by default."""
         local = list(shape)
+        if len(self.states) != len(mesh_sizes):
+            self.check(shape, mesh_sizes)
         for axis, (state, size) in enumerate(zip(self.states, mesh_sizes, strict=True)):
             if state.dim is not None:
                 coordinate = coordinates[axis] if coordinates is not None else 0

@@ -6,11 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from meshwright.cluster import load_cluster
+from meshwright.cluster.detect import _missing
 
 ROOT = Path(__file__).parents[2]
 COMMAND = """
@@ -89,6 +92,49 @@ def test_a_rank_that_never_joins_is_named(tmp_path: Path) -> None:
     assert lonely.returncode != 0
     assert "rank 1 did not join detection within 3 s" in printed
     assert f"rank 0 on {socket.gethostname()}" in printed
+
+
+def test_many_absent_ranks_cost_the_time_limit_once() -> None:
+    now = 0.0
+
+    class NobodyCame:
+        def wait(self, keys: list[str], limit: timedelta) -> None:
+            nonlocal now
+            now += limit.total_seconds()
+            raise dist.DistError("nobody")
+
+    assert _missing(NobodyCame(), 64, 60.0, lambda: now) == list(range(64))  # type: ignore[arg-type]
+    assert now < 61.0
+
+
+def refused(environment: dict[str, str], *arguments: str) -> str:
+    """What a command that must fail says; never a traceback."""
+    known = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "cluster", "detect", "--backend", "gloo", *arguments],
+        cwd=ROOT,
+        env=known | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "message"),
+    [
+        ({}, ["--timeout", "-3"], "--timeout -3"),
+        ({}, ["--out", "/nowhere/at/all/x.toml"], "a folder that exists"),
+        ({"WORLD_SIZE": "2"}, [], "without MASTER_ADDR and MASTER_PORT"),
+        ({"RANK": "first"}, [], "RANK=first"),
+        ({"LOCAL_RANK": "7"}, ["--backend", "nccl"], "a GPU per rank"),
+    ],
+)
+def test_what_cannot_be_detected_is_said(environment: dict[str, str], arguments: list[str], message: str) -> None:
+    assert message in refused(environment, *arguments)
 
 
 def run_command(*arguments: str) -> str:

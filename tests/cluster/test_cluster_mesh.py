@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from meshwright.cluster import Cluster, Group, Link, Member, Mesh, load_cluster, logical_mesh
+from meshwright.cluster import Cluster, Group, Link, Member, Mesh, collective_s, load_cluster, logical_mesh, meshes
 from meshwright.errors import ClusterError
 
 
@@ -68,6 +68,50 @@ def test_bad_meshes_are_refused_by_name() -> None:
         load_cluster("dgx-h100:x")
     with pytest.raises(ClusterError, match="preset"):
         load_cluster("dgx-h1000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((8,), "a tuple of sizes"),
+        (("24",), "whole numbers"),
+        (((-2, -4),), "whole numbers"),
+        (((0,),), "whole numbers"),
+        (((2.0, 4),), "whole numbers"),
+        (((2, 8), ("x",)), "one name per axis"),
+        (((2, 8), (1, 2)), "one name per axis"),
+        (((2,), None, (0, 0)), r"ranks \[0, 0\]"),
+        (((2,), None, (0, 99)), "numbers from 0 to 15, the devices of cluster dgx-h100:2"),
+        (((2,), None, (0, -1)), "numbers from 0 to 15"),
+        (((2,), None, ("a", "b")), "numbers from 0 to 15"),
+        (((2,), None, (0,)), r"ranks \[0\]"),
+    ],
+)
+def test_what_is_no_mesh_is_refused(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        load_cluster("dgx-h100:2").mesh(*arguments)  # type: ignore[arg-type]
+
+
+def test_bad_arguments_are_refused_by_name() -> None:
+    cluster = load_cluster("dgx-h100:2")
+    for text in (3, None):
+        with pytest.raises(ClusterError, match="a preset's name"):
+            load_cluster(text)  # type: ignore[arg-type]
+    for name in ("dgx-h100:", "dgx-h100:0", "dgx-h100:\u00b2", "dgx-h100:-1"):
+        with pytest.raises(ClusterError, match="whole number of hosts"):
+            load_cluster(name)
+    with pytest.raises(ClusterError, match="meshes of 0 devices"):
+        meshes(cluster, ranks=[])
+    with pytest.raises(ClusterError, match="1 to 4"):
+        meshes(cluster, max_axes=9)
+    with pytest.raises(ClusterError, match="a cluster in JSON"):
+        Cluster.from_json({"name": 3})
+    with pytest.raises(ClusterError, match="a mesh in JSON"):
+        Mesh.from_json({"axes": []})
+    with pytest.raises(ClusterError, match=r"mesh\.axis"):
+        collective_s("all_reduce", 1, "dp")  # type: ignore[arg-type]
+    with pytest.raises(ClusterError, match="-1 bytes"):
+        collective_s("all_reduce", -1, cluster.mesh((8,)).axes[0])
 
 
 def test_clusters_and_paths_import_without_torch() -> None:

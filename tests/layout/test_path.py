@@ -85,7 +85,8 @@ def test_never_worse_than_greedy_and_often_better(capsys: pytest.CaptureFixture[
 
 
 def test_one_flattened_collective_where_one_suffices() -> None:
-    for mesh in (DGX, logical_mesh({"dp": 2, "tp": 2})):
+    # Between processes of one machine copies cost as much as the wire: there, a tensor that hardly costs either.
+    for mesh, shape in ((DGX, LARGE), (logical_mesh({"dp": 2, "tp": 2}), (16, 8, 12))):
         for source, target, kinds in [
             ("[S(0), S(1)]", "[I, I]", [("all_gather",), ()]),
             ("[S(0), S(0)]", "[I, I]", [("all_gather",), ()]),
@@ -93,7 +94,7 @@ def test_one_flattened_collective_where_one_suffices() -> None:
             ("[I, I]", "[R, R]", [(), ("all_reduce",)]),
             ("[S(0), S(0)]", "[S(1), S(1)]", [("all_to_all",), ("all_to_all",)]),
         ]:
-            path = conversion(Layout.parse(source), Layout.parse(target), LARGE, 2, mesh)
+            path = conversion(Layout.parse(source), Layout.parse(target), shape, 2, mesh)
             assert [tuple(c.kind for c in path.forward), tuple(c.kind for c in path.backward)] == kinds, path
             assert {c.axis for c in path.forward + path.backward} == {"dp*tp"}
     zero3 = conversion(Layout.parse("[S(0), S(0)]"), Layout.parse("[R, R]"), LARGE, 2, DGX)
@@ -155,3 +156,21 @@ def test_a_layout_that_does_not_fit_is_refused() -> None:
         conversion(Layout.parse("[S(3), R]"), Layout.parse("[R, R]"), SHAPE, 2, DGX)
     with pytest.raises(LayoutError, match="dim 3"):
         conversion(Layout.parse("[R, R]"), Layout.parse("[S(3), R]"), SHAPE, 2, DGX)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"source": "[R, R]"}, r"Layout\.parse"),
+        ({"target": "[R, R]"}, r"Layout\.parse"),
+        ({"target": Layout.parse("[R]")}, "one per axis"),
+        ({"shape": [4, 4]}, r"shape \[4, 4\]"),
+        ({"shape": (-4, 4)}, "0 or more"),
+        ({"itemsize": 0}, "itemsize 0"),
+        ({"mesh": {"a": 2, "b": 2}}, "logical_mesh"),
+    ],
+)
+def test_arguments_that_are_something_else_are_refused(changed: dict[str, object], message: str) -> None:
+    right = {"source": Layout.parse("[R, R]"), "target": Layout.parse("[S(0), R]"), "shape": (4, 4), "itemsize": 2}
+    with pytest.raises(LayoutError, match=message):
+        conversion(**({**right, "mesh": DGX} | changed))  # type: ignore[arg-type]

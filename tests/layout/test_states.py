@@ -70,6 +70,19 @@ def test_check_names_the_fault() -> None:
         Layout.of(R).check((4, 4), (2, 2))
 
 
+def test_what_is_no_layout_is_refused() -> None:
+    for states in ("[S(0), R]", [S(0), R], ("S(0)", "R")):
+        with pytest.raises(LayoutError, match=r"Layout\.parse"):
+            Layout(states)  # type: ignore[arg-type]
+    for dim in (-1, 1.5, "0"):
+        with pytest.raises(LayoutError, match="counted from 0"):
+            S(dim)  # type: ignore[arg-type]
+    with pytest.raises(LayoutError, match="text such as"):
+        Layout.parse(3)  # type: ignore[arg-type]
+    with pytest.raises(LayoutError, match="one per axis"):
+        Layout.of(S(0), R).local_shape((4, 4), (2,))
+
+
 def test_layouts_are_all_there_and_hash_alike() -> None:
     assert len(all_layouts(4, 3)) == 343 == len(set(all_layouts(4, 3)))
     assert hash(Layout.parse("[S(0), R]")) == hash(Layout.of(S(0), R))
