@@ -1,31 +1,36 @@
-"""Plans a practitioner would write by hand, priced by the same model: pins on the same space."""
+"""Plans a practitioner would write by hand, priced by the same model: pins on the same space.
+
+Each is taken at its best number of micro-batches and, where it has one, at its best tensor-parallel degree inside a
+host. The solver does not see them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
-from meshwright.capture.program import Program
+from meshwright.capture.program import ITEM_BYTES, Program
 from meshwright.cluster import Cluster
+from meshwright.cluster.topology import Group
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
-BASELINES: dict[str, Callable[[int], tuple[str, ...]]] = {
-    "data parallel (DDP)": lambda n: (f"dp={n}", "zero=0"),
-    "fully sharded (ZeRO-3)": lambda n: (f"dp={n}", "zero=3"),
-    "tensor parallel": lambda n: (f"tp={n}",),
-}
+SERVER = "parameter server"
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """plan: None where this way of running the model does not exist or does not fit; `why` then says so."""
+    """One way of running the model. step_s and peak_bytes: None where it does not exist; `why` then says so."""
 
     name: str
-    pins: tuple[str, ...]
-    plan: Plan | None
+    pins: tuple[str, ...] = ()
+    step_s: float | None = None
+    peak_bytes: int | None = None
+    fits: bool = False
     why: str = ""
+    plan: Plan | None = None
 
 
 def baselines(
@@ -36,13 +41,85 @@ def baselines(
     memory_bytes: int | None = None,
 ) -> list[Baseline]:
     found = []
-    for name, pins_of in BASELINES.items():
-        pins = pins_of(cluster.device_count)
-        try:
-            plan = make_plan(
-                program, cluster, optimizer=optimizer, precision=precision, memory_bytes=memory_bytes, pins=pins
-            )
-            found.append(Baseline(name, pins, plan))
-        except PlanError as error:
-            found.append(Baseline(name, pins, None, error.given))
+    for name, ways in _ways(cluster):
+        tried = [_try(name, pins, program, cluster, optimizer, precision, memory_bytes) for pins in ways]
+        fitting = [one for one in tried if one.fits]
+        found.append(
+            min(fitting, key=lambda one: one.step_s or 0.0)
+            if fitting
+            else min(tried, key=lambda one: one.peak_bytes or float("inf"))
+        )
+    found.insert(1, _parameter_server(program, cluster, found[0]))
     return found
+
+
+def _ways(cluster: Cluster) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    n = cluster.device_count
+    yield "data parallel (DDP)", [(f"mesh={n}", f"dp={n}", "zero=0")]
+    for stage in (1, 2, 3):
+        name = "fully sharded (ZeRO-3)" if stage == 3 else f"ZeRO-{stage}"
+        yield name, [(f"mesh={n}", f"dp={n}", f"zero={stage}")]
+    inner = _per_host(cluster)
+    if 1 < inner < n:
+        yield "hybrid sharded", [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}")]
+    degrees = [size for size in range(2, inner + 1) if n % size == 0 and inner % size == 0]
+    if degrees:
+        yield "tensor parallel", [(*_split(n, tp), "zero=0", "sp=off") for tp in degrees]
+        yield "tensor + sequence", [(*_split(n, tp), "zero=0", "sp=on") for tp in degrees]
+    flat = [tp for tp in degrees if tp < n]
+    if flat:
+        yield "2-D (sharded x tensor)", [(*_split(n, tp), "zero=3") for tp in flat]
+
+
+def _split(n: int, tp: int) -> tuple[str, ...]:
+    return (f"mesh={n}", f"tp={n}") if tp == n else (f"mesh={n // tp}x{tp}", f"dp={n // tp}", f"tp={tp}")
+
+
+def _per_host(cluster: Cluster) -> int:
+    """Devices of the smallest host; all of them where there is one."""
+    return min(_innermost(cluster.root))
+
+
+def _innermost(group: Group) -> Iterator[int]:
+    if all(isinstance(member.of, str) for member in group.members):
+        yield group.device_count
+    for member in group.members:
+        if isinstance(member.of, Group):
+            yield from _innermost(member.of)
+
+
+def _try(
+    name: str,
+    pins: tuple[str, ...],
+    program: Program,
+    cluster: Cluster,
+    optimizer: str,
+    precision: str,
+    memory_bytes: int | None,
+) -> Baseline:
+    try:
+        plan = make_plan(
+            program, cluster, optimizer=optimizer, precision=precision, memory_bytes=memory_bytes, pins=pins, fit=False
+        )
+    except PlanError as error:
+        return Baseline(name, pins, why=error.given)
+    found, limit = plan.predicted, _limit(cluster, memory_bytes)
+    return Baseline(name, pins, found.step_s, found.peak_bytes, found.peak_bytes <= limit, plan=plan)
+
+
+def _limit(cluster: Cluster, memory_bytes: int | None) -> int:
+    usable = cluster.mesh((cluster.device_count,)).device.usable_bytes
+    return min(memory_bytes or usable, usable)
+
+
+def _parameter_server(program: Program, cluster: Cluster, ddp: Baseline) -> Baseline:
+    """Data parallelism through one device: every gradient goes there, every parameter comes back, over its own link."""
+    n = cluster.device_count
+    if ddp.plan is None or n == 1:
+        return Baseline(SERVER, why=ddp.why or "one device has no server beside it")
+    axis = ddp.plan.mesh.axes[0]
+    rate = min(hop.rate("send") for hop in axis.hops)
+    moved = sum(prod(p.type.sizes) * ITEM_BYTES[p.type.dtype] for p in program.parameters if p.trainable)
+    found = ddp.plan.predicted
+    step_s = found.step_s - found.parameters_s + 2 * (n - 1) * moved / rate
+    return Baseline(SERVER, ddp.pins, step_s, found.peak_bytes, ddp.fits)

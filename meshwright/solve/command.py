@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.models.arguments import add_model_arguments, reference_of
 
 if TYPE_CHECKING:
+    from meshwright.capture.program import Program
     from meshwright.plan import Plan
     from meshwright.solve.baselines import Baseline
 
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.plan.describe import describe
     from meshwright.plan.units import parse_bytes
     from meshwright.solve.baselines import baselines
+    from meshwright.solve.figures import speed
     from meshwright.solve.plan import make_plan
 
     start_s = time.perf_counter()
@@ -58,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         optimizer=args.optimizer,
         precision=args.precision,
         pins=args.pin,
+        progress=_progress if args.json != "-" and sys.stderr.isatty() else None,
     )
     plan_s = time.perf_counter() - start_s
     others = baselines(program, cluster, args.optimizer, args.precision, memory_bytes)
@@ -65,9 +68,10 @@ def run(args: argparse.Namespace) -> int:
         plan.save(args.output)
     if args.json != "-":
         print(describe(plan))
+        print(speed(plan, program))
         print(alternatives(plan, others))
     if args.json:
-        text = json.dumps(summary(plan, others, plan_s), indent=1)
+        text = json.dumps(summary(plan, program, others, plan_s), indent=1)
         if args.json == "-":
             print(text)
         else:
@@ -77,39 +81,43 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _progress(line: str) -> None:
+    """One line, written over: the best so far while solving."""
+    print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
 def alternatives(plan: Plan, others: list[Baseline]) -> str:
     from meshwright.plan.units import show_bytes, show_seconds
 
-    lines = ["", "alternatives, by the same prices:"]
+    lines = ["", "alternatives, by the same prices, each at its best number of micro-batches:"]
     for other in others:
-        if other.plan is None:
+        if other.step_s is None or other.peak_bytes is None:
             lines.append(f"  {other.name:<24} not possible: {other.why}")
             continue
-        found = other.plan.predicted
-        ratio = found.step_s / plan.predicted.step_s
-        lines.append(
-            f"  {other.name:<24} {show_seconds(found.step_s):>9}  {ratio:5.2f}x  {show_bytes(found.peak_bytes):>9}"
-        )
+        ratio = other.step_s / plan.predicted.step_s
+        fits = "" if other.fits else "  does not fit"
+        seconds, held = show_seconds(other.step_s), show_bytes(other.peak_bytes)
+        lines.append(f"  {other.name:<24} {seconds:>9}  {ratio:5.2f}x  {held:>9}{fits}")
     return "\n".join(lines)
 
 
-def summary(plan: Plan, others: list[Baseline], plan_s: float) -> dict[str, Any]:
+def summary(plan: Plan, program: Program, others: list[Baseline], plan_s: float) -> dict[str, Any]:
+    from meshwright.solve.figures import fallback_ops, figures
+
     found = plan.predicted
     return {
         "plan_seconds": plan_s,
         "optimality_gap": found.gap,
         "solver_step_seconds": found.step_s,
-        "predicted": {"step_seconds": found.step_s, "peak_bytes": found.peak_bytes},
+        "predicted": figures(plan, program),
         "mesh": {axis.name: axis.size for axis in plan.mesh.axes},
+        "chosen": {axis.name: axis.size for axis in plan.mesh.axes} | {"microbatches": plan.microbatches},
         "baselines": [
-            {
-                "name": other.name,
-                "fits": other.plan is not None,
-                "step_seconds": other.plan.predicted.step_s if other.plan else None,
-                "peak_bytes": other.plan.predicted.peak_bytes if other.plan else None,
-            }
+            {"name": other.name, "step_seconds": other.step_s, "peak_bytes": other.peak_bytes, "fits": other.fits}
+            | ({"why": other.why} if other.why else {})
             for other in others
         ],
+        "fallback_ops": fallback_ops(program),
     }
 
 

@@ -1,12 +1,14 @@
 """Pins: decisions a user takes away from the solver.
 
-dp=2            the axis of 2 is given to batch factors: boundaries sharded over samples, weights used whole
-tp=2            the axis of 2 is not given to a batch factor, and every matmul that can be split is
+mesh=2x4        the sizes of the mesh axes, outermost first
+dp=2            axes of 2 together are given to batch factors: boundaries sharded over samples, weights used whole
+tp=2            axes of 2 together are not given to a batch factor, and every matmul that can be split is
+sp=on|off       between segments, values are sharded over the tp axes (sequence parallel), or whole there
 zero=0..3       where parameters used whole are stored: 0 whole; 1, 2 sharded; 3 sharded and gathered per use
+zero=3:8        the same over the axis of 8 only, whole over the others (hybrid sharding)
 microbatch=4    the batch is cut into so many parts, run one after another
-mesh=2x4        the sizes of the mesh axes
 split=matmul    every matmul must be split over the mesh
-layers.*.up.weight=S(0)     storage of the parameters whose names match
+layers.*.up.weight=S(0)     storage of the parameters whose names match; `S(0) on tp` on a mesh of several axes
 """
 
 from __future__ import annotations
@@ -14,85 +16,122 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import combinations
+from math import prod
 
 from meshwright.cluster import Mesh
 from meshwright.errors import LayoutError, PlanError
-from meshwright.layout import Layout
+from meshwright.layout import I, Layout, State
+
+NUMBERS = ("dp", "tp", "microbatch")
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """dp_axis and tp_axis: indices of the mesh axes that the pins speak of."""
+    """dp_axes, tp_axes, zero_axes: indices of the mesh axes that the pins speak of. sequence: of `sp`, None if free."""
 
     texts: tuple[str, ...] = ()
-    dp_axis: int | None = None
-    tp_axis: int | None = None
+    dp_axes: tuple[int, ...] = ()
+    tp_axes: tuple[int, ...] = ()
+    sequence: bool | None = None
     zero: int | None = None
+    zero_axes: tuple[int, ...] | None = None
     split_matmuls: bool = False
     microbatches: int | None = None
     storage: tuple[tuple[str, Layout], ...] = ()
 
     @property
     def must_split(self) -> bool:
-        return self.split_matmuls or self.tp_axis is not None
+        return self.split_matmuls or bool(self.tp_axes)
 
     def storage_of(self, parameter: str) -> Layout | None:
         return next((layout for pattern, layout in self.storage if fnmatchcase(parameter, pattern)), None)
+
+    def zero_of(self, axis: int) -> int | None:
+        """The ZeRO stage asked for over an axis."""
+        return 0 if self.zero_axes is not None and axis not in self.zero_axes else self.zero
+
+
+def pinned_mesh(texts: Iterable[str]) -> tuple[int, ...] | None:
+    """The axis sizes of a `mesh=` pin."""
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key == "mesh":
+            parts = value.split("x")
+            if not all(part.isdigit() and int(part) for part in parts):
+                raise PlanError(f"pin {text!r}", "axis sizes such as mesh=2x4", "correct the pin")
+            return tuple(map(int, parts))
+    return None
 
 
 def parse_pins(texts: Iterable[str], mesh: Mesh, parameters: Iterable[str]) -> Pins:
     """Refuses what contradicts the mesh, the model or another pin, by name."""
     texts = tuple(texts)
-    numbers: dict[str, int] = {}
-    storage: list[tuple[str, Layout]] = []
-    names = tuple(parameters)
-    for text in texts:
-        key, separator, value = text.partition("=")
-        if not separator or not value:
-            raise PlanError(f"pin {text!r}", "`name=value` such as dp=2, tp=2, zero=3 or layers.*.up.weight=S(0)")
-        if key in ("dp", "tp", "zero", "microbatch", "microbatches"):
-            numbers[key.removesuffix("es") if key == "microbatches" else key] = _number(text, value)
-        elif key == "mesh":
-            _check_mesh(text, value, mesh)
-        elif text != "split=matmul":
-            storage.append((key, _layout(text, value, mesh)))
-            if not any(fnmatchcase(name, key) for name in names):
-                raise PlanError(f"pin {text!r} matches no parameter", f"a pattern over names such as {names[0]}")
-    zero = numbers.get("zero")
-    if zero not in (None, 0, 1, 2, 3):
-        raise PlanError(f"pin zero={zero}", "0, 1, 2 or 3", "change the pin")
-    dp_axis = _axis(mesh, "dp", numbers.get("dp"), None)
-    tp_axis = _axis(mesh, "tp", numbers.get("tp"), dp_axis)
-    micro = numbers.get("microbatch")
-    if micro == 0:
+    given = dict(_split(text) for text in texts)
+    if len(given) < len(texts):
+        raise PlanError(f"pins {', '.join(texts)}", "each name once", "drop one of them")
+    numbers = {key: _number(f"{key}={value}", value) for key, value in given.items() if key in NUMBERS}
+    if numbers.get("microbatch") == 0:
         raise PlanError("pin microbatch=0", "at least 1", "change the pin")
-    return Pins(texts, dp_axis, tp_axis, zero, "split=matmul" in texts, micro, tuple(storage))
+    dp_axes = _axes(mesh, "dp", numbers.get("dp"), ())
+    tp_axes = _axes(mesh, "tp", numbers.get("tp"), dp_axes)
+    zero, zero_axes = _zero(given.get("zero"), mesh)
+    names = tuple(parameters)
+    storage = []
+    for key, value in given.items():
+        if key not in (*NUMBERS, "zero", "mesh", "sp") and f"{key}={value}" != "split=matmul":
+            storage.append((key, _layout(f"{key}={value}", value, mesh, {"dp": dp_axes, "tp": tp_axes})))
+            if not any(fnmatchcase(name, key) for name in names):
+                raise PlanError(
+                    f"pin {key}={value} matches no parameter",
+                    f"a pattern over names such as {names[0] if names else '-'}",
+                )
+    sequence = _sequence(given.get("sp"))
+    micro = numbers.get("microbatch")
+    return Pins(texts, dp_axes, tp_axes, sequence, zero, zero_axes, "split=matmul" in texts, micro, tuple(storage))
 
 
-def _check_mesh(text: str, value: str, mesh: Mesh) -> None:
-    parts = value.split("x")
-    if not all(part.isdigit() for part in parts):
-        raise PlanError(f"pin {text!r}", "axis sizes such as mesh=2x4", "correct the pin")
-    if tuple(map(int, parts)) != mesh.sizes:
-        raise PlanError(
-            f"pin {text!r} on {mesh.world_size} devices",
-            f"axis sizes whose product is {mesh.world_size}",
-            "change the pin or the cluster",
-        )
+def _split(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not value:
+        raise PlanError(f"pin {text!r}", "`name=value` such as dp=2, tp=2, zero=3 or layers.*.up.weight=S(0)")
+    return ("microbatch" if key == "microbatches" else key), value
 
 
-def _axis(mesh: Mesh, name: str, size: int | None, taken: int | None) -> int | None:
-    """The first axis of this size that no other pin has taken."""
+def _axes(mesh: Mesh, name: str, size: int | None, taken: tuple[int, ...]) -> tuple[int, ...]:
+    """The fewest axes of this size together that no other pin has taken."""
     if size is None:
-        return None
-    found = next((i for i, have in enumerate(mesh.sizes) if have == size and i != taken), None)
-    if found is None:
-        raise PlanError(
-            f"pin {name}={size} on {mesh.world_size} devices",
-            f"axis sizes whose product is {mesh.world_size}, one for each pin",
-            "change the pins or the cluster",
-        )
-    return found
+        return ()
+    free = [axis for axis in range(len(mesh.axes)) if axis not in taken]
+    for count in range(1, len(free) + 1):
+        for axes in combinations(free, count):
+            if prod(mesh.sizes[axis] for axis in axes) == size:
+                return axes
+    raise PlanError(
+        f"pin {name}={size} on {mesh.world_size} devices",
+        f"axis sizes whose product is {mesh.world_size}, one for each pin",
+        "change the pins or the cluster",
+    )
+
+
+def _zero(value: str | None, mesh: Mesh) -> tuple[int | None, tuple[int, ...] | None]:
+    if value is None:
+        return None, None
+    stage, _, size = value.partition(":")
+    if stage not in ("0", "1", "2", "3"):
+        raise PlanError(f"pin zero={value}", "0, 1, 2 or 3", "change the pin")
+    if not size:
+        return int(stage), None
+    last = [axis for axis, have in enumerate(mesh.sizes) if str(have) == size][-1:]
+    if not last:
+        raise PlanError(f"pin zero={value} on a mesh of {mesh.sizes}", "the size of one of its axes", "change the pin")
+    return int(stage), tuple(last)
+
+
+def _sequence(value: str | None) -> bool | None:
+    if value not in (None, "on", "off"):
+        raise PlanError(f"pin sp={value}", "sp=on or sp=off", "correct the pin")
+    return None if value is None else value == "on"
 
 
 def _number(text: str, value: str) -> int:
@@ -101,11 +140,18 @@ def _number(text: str, value: str) -> int:
     return int(value)
 
 
-def _layout(text: str, value: str, mesh: Mesh) -> Layout:
+def _layout(text: str, value: str, mesh: Mesh, named: dict[str, tuple[int, ...]]) -> Layout:
+    state, _, axis = value.partition(" on ")
     try:
-        layout = Layout.parse(value if value.startswith("[") else f"[{value}]")
+        layout = Layout.parse(state if state.startswith("[") else f"[{state}]")
     except LayoutError as error:
         raise PlanError(f"pin {text!r}", "S(dim) or I after `=`, or split=matmul", "correct the pin") from error
+    if axis:
+        if len(named.get(axis, ())) != 1 or len(layout.states) != 1:
+            raise PlanError(f"pin {text!r}", "one state on an axis that another pin names (dp or tp)", "add that pin")
+        states: list[State] = [I] * len(mesh.axes)
+        states[named[axis][0]] = layout.states[0]
+        layout = Layout(tuple(states))
     if len(layout.states) != len(mesh.axes) or any(state.kind not in "SI" for state in layout.states):
         raise PlanError(f"pin {text!r}", f"one of S(dim) or I for each of the {len(mesh.axes)} mesh axes")
     return layout

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from math import prod
 
+from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
 from meshwright.cluster import FLAT, Cluster, Mesh
 from meshwright.cluster.enumerate import meshes
@@ -18,7 +20,7 @@ from meshwright.solve.chain import least_bytes
 from meshwright.solve.frontier import Frontier, Point
 from meshwright.solve.inputs import input_layouts
 from meshwright.solve.mix import Chain
-from meshwright.solve.pins import Pins, parse_pins
+from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
 from meshwright.solve.search import Candidate, Found, Progress, search
 
 
@@ -32,18 +34,22 @@ def make_plan(
     precision: str = "fp32",
     pins: Iterable[str] = (),
     max_axes: int = 2,
+    fit: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
     """The fastest plan over all meshes of up to `max_axes` axes of the cluster's devices that fits on each of them.
 
-    `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`.
+    `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`. fit: refuse where none fits;
+    otherwise the fastest of the most micro-batches is the answer then.
     """
     check_optimizer(optimizer)
     texts = tuple(pins)
-    candidates = _candidates(program, meshes(cluster, max_axes=max_axes), texts, optimizer, precision)
+    candidates = _candidates(program, _meshes(cluster, texts, max_axes), texts, optimizer, precision)
     usable = cluster.mesh((cluster.device_count,)).device.usable_bytes
     budget = min(memory_bytes or usable, usable)
     found = search(candidates, budget, progress)
+    if found is None and not fit:
+        found = search([replace(one, microbatches=one.microbatches[-1:]) for one in candidates], 1 << 62)
     if found is None:
         raise _does_not_fit(candidates, cluster, budget)
     plan = _assemble(program, cluster, found)
@@ -51,6 +57,19 @@ def make_plan(
     named = _name_axes(program, plan)
     named.verify()
     return named
+
+
+def _meshes(cluster: Cluster, pins: tuple[str, ...], max_axes: int) -> list[Mesh]:
+    shape = pinned_mesh(pins)
+    if shape is None:
+        return meshes(cluster, max_axes=max_axes)
+    if prod(shape) != cluster.device_count or len(shape) > 4:
+        raise PlanError(
+            f"pin mesh={'x'.join(map(str, shape))} on {cluster.device_count} devices",
+            f"at most four axis sizes whose product is {cluster.device_count}",
+            "change the pin or the cluster",
+        )
+    return [cluster.mesh(shape)]
 
 
 def _candidates(
@@ -89,9 +108,9 @@ def _microbatches(program: Program, mesh: Mesh, pins: Pins) -> tuple[int, ...]:
     """Numbers that cut the batch evenly; one where samples are coupled, since cutting changes the mathematics."""
     if pins.microbatches:
         return (pins.microbatches,)
-    if program.couples_samples:
+    if program.couples_samples or not comes_apart(program):
         return (1,)
-    ways = mesh.sizes[pins.dp_axis] if pins.dp_axis is not None else 1
+    ways = prod(mesh.sizes[axis] for axis in pins.dp_axes)
     return tuple(number for number in range(1, program.batch + 1) if program.batch % (number * ways) == 0)
 
 
@@ -104,9 +123,10 @@ def _check_batch(program: Program, mesh: Mesh, pins: Pins) -> None:
             "a number that divides it",
             "change the batch or the pin",
         )
-    if pins.dp_axis is not None and program.batch // number % mesh.sizes[pins.dp_axis]:
+    ways = prod(mesh.sizes[axis] for axis in pins.dp_axes)
+    if program.batch // number % ways:
         raise PlanError(
-            f"pin dp={mesh.sizes[pins.dp_axis]} with {at_a_time}",
+            f"pin dp={ways} with {at_a_time}",
             "a batch that divides evenly",
             "change the batch or the pins",
         )

@@ -142,11 +142,13 @@ def boundary_layouts(value: Value, batch_dims: frozenset[int], mesh: Mesh, pins:
     states: list[list[State]] = []
     for axis, size in enumerate(mesh.sizes):
         dims = [dim for dim, length in enumerate(shape) if length % size == 0]
-        if axis == pins.dp_axis:
+        sharded = axis in pins.dp_axes
+        if axis in pins.dp_axes:
             dims = [dim for dim in dims if dim in batch_dims]
-        elif axis == pins.tp_axis:
-            dims = [dim for dim in dims if dim not in batch_dims]
-        states.append([*([] if axis == pins.dp_axis and dims else [I]), *map(S, dims)])
+        elif axis in pins.tp_axes or pins.sequence is not None:
+            dims = [dim for dim in dims if dim not in batch_dims and pins.sequence is not False]
+            sharded = pins.sequence is True
+        states.append([*([] if sharded and dims else [I]), *map(S, dims)])
     return tuple(layout for layout in map(Layout, product(*states)) if layout.is_even(shape, mesh.sizes))
 
 
@@ -166,13 +168,13 @@ def _allowed(
     op: Op, values: dict[str, Value], mesh: Mesh, pins: Pins, batch_dims: dict[str, frozenset[int]]
 ) -> tuple[Strategy, ...]:
     found = list(strategies(op, values, mesh))
-    if (axis := pins.dp_axis) is not None:
+    for axis in pins.dp_axes:
         samples = [made for made in found if _shards_batch(op, made, axis, batch_dims)]
         found = samples or [made for made in found if made.factors[axis] is None]
-    if (axis := pins.tp_axis) is not None:
+    for axis in pins.tp_axes:
         found = [made for made in found if not _shards_batch(op, made, axis, batch_dims)]
     if pins.must_split and op_kind(op) in ("matmul", "convolution"):
-        axes = [pins.tp_axis] if pins.tp_axis is not None else range(len(mesh.axes))
+        axes = pins.tp_axes or range(len(mesh.axes))
         whole = [made for made in found if all(made.factors[i] for i in axes)]
         if not whole and pins.split_matmuls:
             raise PlanError(
@@ -197,7 +199,7 @@ def _parameter_options(space: Space, value: Value, full_name: str) -> tuple[Para
     pinned = space.pins.storage_of(full_name)
     found = []
     for compute in computes:
-        for storage in _storages(compute, value, space.mesh, space.pins.zero) if pinned is None else (pinned,):
+        for storage in _storages(compute, value, space.mesh, space.pins) if pinned is None else (pinned,):
             gathered = storage.shard_factor(space.mesh.sizes) > compute.shard_factor(space.mesh.sizes)
             dtype = space.setting.storage_dtype(value.type.dtype)
             found += [
@@ -218,11 +220,12 @@ def _when(gathered: bool, zero: int | None, microbatches: int) -> tuple[tuple[bo
     return tuple(dict.fromkeys(stages.values())) if zero is None else (stages.get(zero, (False, False)),)
 
 
-def _storages(compute: Layout, value: Value, mesh: Mesh, zero: int | None) -> list[Layout]:
+def _storages(compute: Layout, value: Value, mesh: Mesh, pins: Pins) -> list[Layout]:
     """Storage is sharded or invariant: the optimizer needs a gradient with nothing left to reduce."""
     shape = value.type.sizes
     per_axis: list[list[State]] = []
-    for state, size in zip(compute.states, mesh.sizes, strict=True):
+    for axis, (state, size) in enumerate(zip(compute.states, mesh.sizes, strict=True)):
+        zero = pins.zero_of(axis)
         if state.is_shard:
             per_axis.append([state])
             continue

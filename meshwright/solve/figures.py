@@ -1,0 +1,60 @@
+"""What a user compares plans by: tokens per second, the share of the devices' peak, and what had no rule."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from meshwright.capture.program import Program
+from meshwright.plan import Plan
+from meshwright.profile import backward_flops, forward_flops
+from meshwright.rules.resolve import resolve_rule
+
+
+def figures(plan: Plan, program: Program) -> dict[str, Any]:
+    """The predicted step as the JSON summary has it."""
+    found = plan.predicted
+    return {
+        "step_seconds": found.step_s,
+        "tokens_per_second": tokens(plan) / found.step_s if found.step_s else 0.0,
+        "mfu": mfu(plan, program),
+        "peak_bytes": found.peak_bytes,
+    }
+
+
+def speed(plan: Plan, program: Program) -> str:
+    return f"  {tokens(plan) / plan.predicted.step_s:,.0f} tokens per second, MFU {mfu(plan, program):.1%}"
+
+
+def tokens(plan: Plan) -> int:
+    """Positions of the first whole-number input of two dims (token ids); samples where there is none."""
+    for entry in plan.inputs.values():
+        if entry.dtype in ("int64", "int32") and len(entry.shape) == 2:
+            return prod(entry.shape)
+    return plan.batch
+
+
+def mfu(plan: Plan, program: Program) -> float:
+    """FLOPs of forward and backward, recomputation not counted, over what the devices could do at their dense peak."""
+    peak = sum(stage.mesh.world_size * stage.mesh.device.peak_flops(_dtype(program)) for stage in plan.stages)
+    return step_flops(program) / (plan.predicted.step_s * peak) if plan.predicted.step_s else 0.0
+
+
+def step_flops(program: Program) -> int:
+    """Of one step at the program's batch."""
+    per_graph = []
+    for graph in program.graphs:
+        fixed = graph.at(program.batch)
+        values = fixed.values()
+        per_graph.append(sum(forward_flops(op, values) + backward_flops(op, values) for op in fixed.ops))
+    return sum(per_graph[segment.graph] for segment in program.segments)
+
+
+def fallback_ops(program: Program) -> list[str]:
+    """Ops that neither our table nor a user's rule knows, and that run alike on every device."""
+    names = {op.target for graph in program.graphs for op in graph.ops if resolve_rule(op).is_fallback}
+    return sorted(names)
+
+
+def _dtype(program: Program) -> str:
+    return "bfloat16" if any(p.type.dtype == "bfloat16" for p in program.parameters) else "float32"
