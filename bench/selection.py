@@ -182,7 +182,7 @@ def run_one(path: str, method: str, seconds: float, seed: int) -> dict[str, Any]
 
     problem = load(path)
     read_s = time.perf_counter() - began
-    selection = solve(problem, seconds=seconds - read_s - MARGIN_S, method=method, seed=seed)
+    selection = solve(problem, seconds=max(1.0, seconds - read_s - MARGIN_S), method=method, seed=seed)
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "method": method,

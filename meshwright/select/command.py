@@ -34,8 +34,10 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 when a feasible choice was found, 1 when not."""
     from meshwright.select import load, solve
+    from meshwright.select.solve import check
 
     began = time.perf_counter()
+    check(args.seconds, args.work, args.gap, args.method, args.seed)
     if not Path(args.instance).is_file():
         raise ProblemError(f"no file {args.instance}", "a problem in the contest's JSON form, plain or gzipped")
     problem = load(args.instance)
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{'seconds':>9} {'cost':>18} {'bound':>18} {'gap':>9}  stage")
     selection = solve(
         problem,
-        seconds=args.seconds - (time.perf_counter() - began),
+        seconds=max(1e-3, args.seconds - (time.perf_counter() - began)),
         work=args.work,
         gap=args.gap,
         method=args.method,

@@ -10,6 +10,7 @@ small from the start). Costs of 1e18 and above mean forbidden.
 from __future__ import annotations
 
 import gzip
+import zlib
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -46,15 +47,24 @@ class _File(msgspec.Struct):
 
 def load(path: str | Path) -> Problem:
     """The problem in a contest file, plain or gzipped."""
-    raw = Path(path).read_bytes()
-    if raw[:2] == b"\x1f\x8b":
-        raw = gzip.decompress(raw)
+    raw = _unpacked(path)
     try:
         body = msgspec.json.decode(raw, type=_File).problem
     except msgspec.MsgspecError as fault:
         raise ProblemError(f"{path} is not a contest problem: {fault}",
                            'JSON with "problem": {"nodes", "edges", "usage_limit"}') from fault  # fmt: skip
     return _problem(body).verify()
+
+
+def _unpacked(path: str | Path) -> bytes:
+    try:
+        raw = Path(path).read_bytes()
+        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (EOFError, zlib.error, gzip.BadGzipFile) as fault:
+        raise ProblemError(f"{path} is a damaged gzip file: {fault}", "the whole file", "fetch it again") from fault
+    except OSError as fault:
+        raise ProblemError(f"{path} cannot be read: {fault.strerror}",
+                           "a problem in the contest's JSON form, plain or gzipped") from fault  # fmt: skip
 
 
 def _problem(body: _Body) -> Problem:

@@ -32,11 +32,24 @@ def solve(
     alone. Stops early once the gap is at most `gap`. Raises `InfeasibleError`, a `ProblemError`, when it is proven
     that no choice exists; when none was found in time, the Selection says so (`feasible`, `over`).
     """
-    if method not in METHODS:
-        raise ProblemError(f"method {method!r}", "one of " + ", ".join(METHODS))
+    check(seconds, work, gap, method, seed)
     budget = Budget(seconds=seconds, work=work, gap=gap, on_progress=on_progress)
     choice, bound, done = _method(method)(problem.verify(), budget, seed)
     return judge(problem, choice, bound, budget.elapsed(), method, done)
+
+
+def check(seconds: float, work: float | None, gap: float, method: str, seed: int) -> None:
+    """Refuses settings that mean nothing."""
+    if method not in METHODS:
+        raise ProblemError(f"method {method!r}", "one of " + ", ".join(METHODS))
+    if not seconds > 0:
+        raise ProblemError(f"a limit of {seconds} seconds", "more than 0")
+    if work is not None and not work > 0:
+        raise ProblemError(f"a limit of {work} million steps", "more than 0")
+    if not gap >= 0:
+        raise ProblemError(f"a gap of {gap}", "0 or more, such as 0.01 for one per cent")
+    if seed < 0:
+        raise ProblemError(f"seed {seed}", "0 or more")
 
 
 def _method(name: str) -> Method:

@@ -51,3 +51,27 @@ def test_a_missing_file_and_an_unknown_method_are_refused(instance: str) -> None
         run("nowhere.json")
     with pytest.raises(ProblemError, match="'annealing'"):
         run(instance, "--method", "annealing")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seconds", "0"], "0.0 seconds"),
+        (["--seconds", "nan"], "nan seconds"),
+        (["--work", "-1"], "-1.0 million steps"),
+        (["--gap", "-0.5"], "gap of -0.5"),
+        (["--seed", "-1"], "seed -1"),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused_before_anything_is_read(words: list[str], message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        run("nowhere.json", *words)
+
+
+def test_a_damaged_file_is_named(instance: str, tmp_path: Path) -> None:
+    whole = Path(instance).read_bytes()
+    for name, raw in (("half", whole[: len(whole) // 2]), ("flipped", whole[:20] + b"\xff\xff\xff" + whole[23:])):
+        path = tmp_path / f"{name}.json.gz"
+        path.write_bytes(raw)
+        with pytest.raises(ProblemError, match=f"{name}.json.gz is a damaged gzip file"):
+            run(str(path))
