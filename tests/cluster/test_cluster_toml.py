@@ -193,6 +193,16 @@ def test_faults_name_line_and_field(tmp_path: Path, old: str, new: str, message:
         load_cluster(str(tmp_path / "c.toml"))
 
 
+def test_the_examples_of_the_documentation_are_clusters() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    first, second = (block.partition("```")[0] for block in text.split("```toml\n")[1:])
+    assert read_cluster(first, "docs").device_count == 32
+    head = first[: first.index("[level.pod]")]
+    racks = read_cluster(head + second + '[[host]]\ncount = 28\ndevice = "h100"\ndevices = 8\n', "docs")
+    assert racks.root.levels() == ("host", "rack", "hall")
+    assert [(member.count, member.uplink is None) for member in racks.root.members] == [(3, True), (1, False)]
+
+
 def test_an_uplink_needs_a_level_above() -> None:
     text = GOOD[: GOOD.index("[level.pod]")] + GOOD[GOOD.index("[[host]]\ncount = 4") :].replace(
         "count = 4", "count = 1"
