@@ -25,7 +25,7 @@ from meshwright.solve.command import alternatives
 from meshwright.solve.plan import make_plan
 
 MODEL = "gpt?layers=2&hidden=128&heads=4&ffn=512&vocab=128&seq=64"
-BATCH, STEPS, MORE, RATE = 16, 60, 20, 3e-3
+BATCH, STEPS, MORE, RATE = 64, 60, 20, 3e-3
 
 
 def main() -> None:

@@ -46,6 +46,15 @@ def averaging(program: Program) -> Averaging:
     return Averaging("mean") if found == CONSTANT else found
 
 
+def comes_apart(program: Program) -> bool:
+    """Whether the loss of a batch follows from those of its parts."""
+    try:
+        averaging(program)
+    except PlanError:
+        return False
+    return True
+
+
 class _Reader:
     def __init__(self, graph: SegmentGraph) -> None:
         self.values: dict[str, Value] = graph.values()

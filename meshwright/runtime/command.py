@@ -34,6 +34,8 @@ def add_parser(subparsers: Any) -> None:
     add("--resume", action="store_true", help="go on from the last complete checkpoint in --checkpoint-dir")
     add("--go-on-at-nan", action="store_true", help="do not stop where the loss is not finite")
     add("--timeout", type=float, metavar="S", help="seconds a rank waits for others before it names them (default 600)")
+    add("--precision", choices=("fp32", "bf16", "mixed"), default="fp32", help="when planning now (default fp32)")
+    add("--memory", metavar="SIZE", help="limit per device, such as 20GiB, when planning now")
     add("--pin", action="append", default=[], help="a pin, when planning now; see `meshwright plan -h`")
     add("--json", metavar="FILE", help="write losses, speed, memory and plan as JSON; - for standard output")
     parser.set_defaults(run=run)
@@ -140,13 +142,22 @@ def _plan(args: argparse.Namespace, world: int | None) -> Plan:
     from meshwright.cluster import load_cluster
     from meshwright.errors import RunError
     from meshwright.plan import Plan
+    from meshwright.plan.units import parse_bytes
     from meshwright.price.check import check_plan
     from meshwright.solve.plan import make_plan
 
     reference = reference_of(args)
     if args.plan == "auto":
-        program = capture(*reference.meta(args.global_batch or _saved_batch(args) or BATCH))
-        return make_plan(program, load_cluster(f"local:{world or 2}"), model=str(reference), pins=args.pin)
+        batch = args.global_batch or _saved_batch(args) or BATCH
+        program = capture(*reference.meta(batch), precision=args.precision)
+        return make_plan(
+            program,
+            load_cluster(f"local:{world or 2}"),
+            model=str(reference),
+            precision=args.precision,
+            memory_bytes=parse_bytes(args.memory),
+            pins=args.pin,
+        )
     plan = Plan.load(args.plan)
     if world not in (None, plan.world_size):
         raise RunError(

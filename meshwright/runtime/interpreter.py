@@ -51,7 +51,6 @@ class Interpreter:
         self.weigher = Weigher(program, generated, store.plan.microbatches, device)
         self.micro: list[MicroBatch] = []
         self.last_reader = {name: i for i, segment in enumerate(program.segments) for name in segment.inputs}
-        self.first_use = {parameter.name: program.uses_of(parameter.name)[0] for parameter in program.parameters}
 
     def run(
         self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]], random: RandomState
@@ -78,7 +77,7 @@ class Interpreter:
             self._prologue(micro)
             for index, segment in enumerate(self.program.segments):
                 self.progress(f"evaluate {index}")
-                self.store.gather(segment.params)
+                self.store.gather(index)
                 graph = in_eval_mode(self.generated.sharded[index])
                 found = run_graph(graph, self._arguments(index, segment, micro), self.device)
                 micro.values.update(zip(segment.outputs, (found[name] for name in graph.outputs), strict=True))
@@ -104,11 +103,11 @@ class Interpreter:
             if micro.weight != 0:
                 (self._forward if instruction.kind == "forward" else self._backward)(index, segment, micro)
         elif instruction.kind == "gather":
-            self.store.gather(segment.params)
+            self.store.gather(index)
         elif instruction.kind == "free":
             self.store.free(segment.params)
         elif instruction.kind == "reduce":
-            self.store.reduce(name for name in segment.params if self.first_use[name] == index)
+            self.store.reduce(index)
         else:
             raise RunError(f"instruction `{instruction}`", "one that a run without pipeline knows")
 
@@ -164,8 +163,7 @@ class Interpreter:
             own = _storage(gradient)
             self.store.add_gradient(full[key], gradient.clone() if own in seen else gradient)
             seen.add(own)
-            if self.first_use[full[key]] == index:
-                self.store.scatter(full[key])
+        self.store.scatter(index)
 
     def _params(self, index: int, segment: Segment) -> dict[str, Tensor]:
         graph = self.generated.pairs[index].graph

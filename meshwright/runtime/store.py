@@ -12,7 +12,11 @@ from torch.distributed.tensor import DTensor
 from meshwright.capture.program import Parameter, Program
 from meshwright.layout import Layout
 from meshwright.layout.convert import convert_gradient, convert_value
+from meshwright.layout.transport import Transport
 from meshwright.plan import Plan
+from meshwright.price.buckets import Transfers, gathered, reduced
+from meshwright.runtime.buckets import move
+from meshwright.runtime.overlap import Overlap
 
 Source = Callable[[Parameter, Layout, torch.dtype], Tensor]
 """This rank's piece of a parameter, in its storage layout and dtype, in memory of its own."""
@@ -21,7 +25,10 @@ Source = Callable[[Parameter, Layout, torch.dtype], Tensor]
 class Store:
     """One rank's share of the parameters, and what is gathered from it while a step runs."""
 
-    def __init__(self, program: Program, plan: Plan, source: Source, mesh: DeviceMesh) -> None:
+    def __init__(
+        self, program: Program, plan: Plan, source: Source, mesh: DeviceMesh, beside: Transport | None = None
+    ) -> None:
+        """beside: what carries reductions while backward goes on; without it, it waits for them."""
         self.plan, self.mesh = plan, plan.mesh
         self.shapes = {parameter.name: parameter.type.sizes for parameter in program.parameters}
         self.dtypes = {parameter.name: getattr(torch, parameter.type.dtype) for parameter in program.parameters}
@@ -34,6 +41,10 @@ class Store:
         self.copies: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
         self.summed: set[str] = set()
+        self.overlap: Overlap[dict[str, Tensor]] = Overlap(beside)
+        numbers = range(len(program.segments))
+        self.gathers = [[gathered(plan, program, n, again=flag) for flag in (False, True)] for n in numbers]
+        self.reductions = [[reduced(plan, program, n, scatter=flag) for flag in (False, True)] for n in numbers]
         for parameter in program.parameters:
             storage = self.layouts[parameter.name][0]
             local = source(parameter, storage, self.wide[parameter.name])
@@ -46,13 +57,18 @@ class Store:
         found = self.copies.get(name)
         return self.locals[name] if found is None else found
 
-    def gather(self, names: Iterable[str]) -> None:
-        for name in names:
-            storage, compute = self.layouts[name]
-            if name not in self.copies and (storage != compute or self.wide[name] != self.dtypes[name]):
-                # Cast first: fewer bytes travel.
-                local = self.locals[name].to(self.dtypes[name])
-                self.copies[name] = convert_value(local, storage, compute, self.mesh, shape=self.shapes[name])
+    def gather(self, segment: int) -> None:
+        """What the segment computes with and storage has otherwise. Cast first: fewer bytes travel."""
+        for transfers in self.gathers[segment]:
+            for bucket in transfers.buckets:
+                if any(name not in self.copies for name in bucket.names):
+                    cast = {name: self.locals[name].to(self.dtypes[name]) for name in bucket.names}
+                    self.copies.update(move(bucket, cast))
+            for name in transfers.alone:
+                storage, compute = self.layouts[name]
+                if name not in self.copies and (storage != compute or self.wide[name] != self.dtypes[name]):
+                    local = self.locals[name].to(self.dtypes[name])
+                    self.copies[name] = convert_value(local, storage, compute, self.mesh, shape=self.shapes[name])
 
     def free(self, names: Iterable[str]) -> None:
         for name in names:
@@ -70,34 +86,50 @@ class Store:
             self.gradients[name] = found.to(self.wide[name]) + gradient
             self.summed.add(name)
 
-    def scatter(self, name: str) -> None:
-        """Where the plan says so, a micro-batch's gradient goes to the storage layout at once."""
-        if self.plan.parameters[name].scatter and self.plan.microbatches > 1:
-            self.reduce((name,))
+    def scatter(self, segment: int) -> None:
+        """Where the plan says so, a micro-batch's gradients go to the storage layout at once."""
+        if self.plan.microbatches > 1:
+            self._reduce(self.reductions[segment][True])
 
-    def reduce(self, names: Iterable[str]) -> None:
-        """Bring gradients from the compute to the storage layout and hand them to the stored parameters."""
-        for name in names:
-            gradient = self.gradients.pop(name, None)
-            if gradient is None:
-                continue
-            self.summed.discard(name)
+    def reduce(self, segment: int) -> None:
+        """Begin to bring gradients of the segment's own parameters from the compute to the storage layout."""
+        for transfers in self.reductions[segment]:
+            self._reduce(transfers)
+
+    def _reduce(self, transfers: Transfers) -> None:
+        names = [name for bucket in transfers.buckets for name in bucket.names] + list(transfers.alone)
+        given = {name: self.gradients.pop(name) for name in names if name in self.gradients}
+        self.summed -= given.keys()
+        if given:
+            self.overlap.start(lambda: self._moved(transfers, given))
+            self._hand_over(self.overlap.finished(wait=False))
+
+    def _moved(self, transfers: Transfers, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        wide = {name: gradient.to(self.wide[name]) for name, gradient in given.items()}
+        for bucket in transfers.buckets:
+            if all(name in wide for name in bucket.names):
+                found.update(move(bucket, {name: wide.pop(name) for name in bucket.names}))
+        for name, gradient in wide.items():
             storage, compute = self.layouts[name]
-            wide = gradient.to(self.wide[name])
-            local = convert_gradient(wide, storage, compute, self.mesh, shape=self.shapes[name])
-            self._hand_over(name, _dense(local))
+            local = convert_gradient(gradient, storage, compute, self.mesh, shape=self.shapes[name])
+            found[name] = local if local.untyped_storage().nbytes() == local.nbytes else local.clone()
+        return found
 
-    def _hand_over(self, name: str, local: Tensor) -> None:
-        stored = self.stored[name]
-        old = stored.grad
-        if isinstance(old, DTensor):
-            old.to_local().add_(local)
-            return
-        assert isinstance(stored.data, DTensor)
-        stored.grad = as_dtensor(local, stored.data.device_mesh, self.layouts[name][0], self.shapes[name])
+    def _hand_over(self, done: list[dict[str, Tensor]]) -> None:
+        """Reduced gradients become those of the stored parameters, or are added to them."""
+        for name, local in (item for found in done for item in found.items()):
+            stored = self.stored[name]
+            old = stored.grad
+            if isinstance(old, DTensor):
+                old.to_local().add_(local)
+            else:
+                assert isinstance(stored.data, DTensor)
+                stored.grad = as_dtensor(local, stored.data.device_mesh, self.layouts[name][0], self.shapes[name])
 
     def end_step(self) -> None:
-        """Copies are refreshed at the next step: the optimizer changes what is stored."""
+        """Wait for reductions. Copies are refreshed at the next step: the optimizer changes what is stored."""
+        self._hand_over(self.overlap.finished(wait=True))
         self.copies.clear()
         self.gradients.clear()
         self.summed.clear()
@@ -111,8 +143,3 @@ def as_dtensor(local: Tensor, mesh: DeviceMesh, layout: Layout, shape: tuple[int
     return DTensor.from_local(
         local, mesh, layout.placements(), run_check=False, shape=torch.Size(shape), stride=tuple(strides[: len(shape)])
     )
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """In memory of its own: clipping and optimizers write to gradients."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

@@ -58,7 +58,10 @@ class Trainer:
         self.coordinates = tuple(self.transport.index(name) for name in plan.mesh.names)
         self.instructions = plan_instructions(plan, program)
         self._batches = Batches(plan, self.coordinates, device)
-        store = Store(program, plan, weights.source(plan.mesh.sizes, self.coordinates), self.mesh)
+        beside = None
+        if device.type == "cpu" and plan.world_size > 1:
+            beside = WatchedTransport.beside(self.mesh.mesh, plan.mesh.names).watched_by(self.watch)
+        store = Store(program, plan, weights.source(plan.mesh.sizes, self.coordinates), self.mesh, beside)
         used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
         named = weights.model.named_parameters(remove_duplicate=False)
         self._unused = {name: weights.whole(name) for name, _ in named if name not in used}

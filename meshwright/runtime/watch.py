@@ -10,10 +10,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from itertools import count
+from itertools import combinations, count
 from typing import Self
 from weakref import ref
 
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from meshwright.cluster import FLAT
 from meshwright.layout.transport import ProcessTransport
 from meshwright.torch_compat import own_store
 
@@ -117,6 +118,10 @@ class Watch:
         return int(count), f"at `{what}`"
 
 
+_BESIDE: dict[tuple[int, tuple[int, ...]], ProcessTransport] = {}
+"""Groups for a second thread, by default group and mesh sizes: trainers of one process share them."""
+
+
 class WatchedTransport(ProcessTransport):
     """Collectives whose names a Watch knows while they run; an axis of one rank has nobody to talk to."""
 
@@ -125,6 +130,17 @@ class WatchedTransport(ProcessTransport):
     def watched_by(self, watch: Watch) -> Self:
         self._watch = watch
         return self
+
+    @classmethod
+    def beside(cls, ranks: Tensor, names: Sequence[str]) -> Self:
+        """Like `from_ranks`, over groups that no other thread uses. Every process must call this."""
+        key = (id(dist.group.WORLD), tuple(ranks.shape))
+        numbers = range(ranks.ndim)
+        if key not in _BESIDE:
+            _BESIDE[key] = ProcessTransport.from_ranks(ranks, [str(number) for number in numbers])
+        subsets = [chosen for length in numbers for chosen in combinations(numbers, length + 1)]
+        made = _BESIDE[key]
+        return cls({FLAT.join(names[i] for i in some): made.group(FLAT.join(map(str, some))) for some in subsets})
 
     @contextmanager
     def _named(self, kind: str, axis: str) -> Iterator[None]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh, collective_s
-from meshwright.layout import Collective, Layout, conversion
+from meshwright.layout import Collective
 from meshwright.plan import Plan
+from meshwright.price.buckets import parameter_collectives
 from meshwright.price.flow import flow
-from meshwright.price.parameter import gathers, reductions
+from meshwright.price.weigh import count_collectives
 
 
 def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
@@ -25,13 +26,8 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
         for step in run.moves.values():
             found += step.conversion.forward * micro
             found += step.conversion.backward * micro if values[step.value].grad else ()
-    for parameter in program.parameters:
-        entry = plan.parameters[parameter.name]
-        shape, itemsize = parameter.type.sizes, parameter.type.itemsize
-        storage, compute = Layout.parse(entry.storage), Layout.parse(entry.compute)
-        path = conversion(storage, compute, shape, itemsize, plan.mesh, grad=parameter.trainable)
-        found += path.forward * gathers(entry, len(program.uses_of(parameter.name)), micro)
-        found += path.backward * reductions(entry, micro) if parameter.trainable else ()
+    found += parameter_collectives(plan, program)
+    found += count_collectives(plan, program)
     return tuple(found)
 
 

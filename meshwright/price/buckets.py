@@ -1,0 +1,156 @@
+"""Parameters that travel together: those of a segment whose gather, or whose reduction, is the same collective.
+
+A bucket is one collective on their pieces laid side by side. Large ones, and those that take more than one step, go
+alone. The runtime moves buckets, and `solve.account` counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from meshwright.capture.program import ITEM_BYTES, Parameter, Program
+from meshwright.cluster import FLAT, Mesh
+from meshwright.layout import Collective, Conversion, Layout, conversion
+from meshwright.layout.steps import Op
+from meshwright.plan import ParameterPlan, Plan
+from meshwright.price.parameter import gathers, local_bytes, reductions
+
+BUCKET_BYTES = 25 << 20
+"""What lies side by side is copied there: this is how much more memory a bucket takes, twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """`kind` over `axis` of `size` ranks. dims: where each of the parameters is cut; -1 where none is.
+
+    bytes: as a Collective counts them.
+    """
+
+    kind: str
+    axis: str
+    size: int
+    names: tuple[str, ...]
+    dims: tuple[int, ...]
+    bytes: int
+
+    @property
+    def collective(self) -> Collective:
+        return Collective(self.kind, self.axis, self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """What a segment's parameters do at one moment: buckets, and those that go alone."""
+
+    buckets: tuple[Bucket, ...]
+    alone: tuple[str, ...]
+
+
+def gathered(plan: Plan, program: Program, segment: int, *, again: bool) -> Transfers:
+    """From storage to compute layout, where `segment` is the first to need it; `again`: those it gathers each time."""
+    found = []
+    for parameter in _params(program, segment):
+        entry = plan.parameters[parameter.name]
+        first = program.uses_of(parameter.name)[0] == segment
+        if entry.regather == again and (again or first):
+            path = _path(parameter, entry, plan.mesh, parameter.type.itemsize)
+            ops = tuple(step.forward_op for step in path.steps)
+            found.append((parameter, ops, Layout.parse(entry.storage), parameter.type.itemsize))
+    return _together(found, plan.mesh)
+
+
+def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Transfers:
+    """Gradients from compute to storage layout, of parameters first used here; `scatter`: after each micro-batch."""
+    found = []
+    for parameter in _params(program, segment):
+        entry = plan.parameters[parameter.name]
+        if parameter.trainable and entry.scatter == scatter and program.uses_of(parameter.name)[0] == segment:
+            itemsize = ITEM_BYTES[entry.dtype]
+            path = _path(parameter, entry, plan.mesh, itemsize)
+            ops = tuple(step.backward_op for step in reversed(path.steps))
+            layout = Layout.parse(entry.storage if _kinds(ops, plan.mesh) == ["reduce_scatter"] else entry.compute)
+            found.append((parameter, ops, layout, itemsize))
+    return _together(found, plan.mesh)
+
+
+def parameter_collectives(plan: Plan, program: Program) -> Iterator[Collective]:
+    """Every gather and reduction of a step."""
+    for segment in range(len(program.segments)):
+        for flag in (False, True):
+            for transfers, forward in (
+                (gathered(plan, program, segment, again=flag), True),
+                (reduced(plan, program, segment, scatter=flag), False),
+            ):
+                yield from _collectives(plan, program, transfers, forward)
+
+
+def _collectives(plan: Plan, program: Program, transfers: Transfers, forward: bool) -> Iterator[Collective]:
+    def times(name: str) -> int:
+        entry = plan.parameters[name]
+        return gathers(entry, 1, plan.microbatches) if forward else reductions(entry, plan.microbatches)
+
+    for bucket in transfers.buckets:
+        yield from (bucket.collective,) * times(bucket.names[0])
+    for name in transfers.alone:
+        parameter, entry = program.parameter(name), plan.parameters[name]
+        path = _path(parameter, entry, plan.mesh, parameter.type.itemsize if forward else ITEM_BYTES[entry.dtype])
+        yield from (path.forward if forward else path.backward) * times(name)
+
+
+def _params(program: Program, segment: int) -> list[Parameter]:
+    known = {parameter.name: parameter for parameter in program.parameters}
+    return [known[name] for name in dict.fromkeys(program.segments[segment].params)]
+
+
+def _path(parameter: Parameter, entry: ParameterPlan, mesh: Mesh, itemsize: int) -> Conversion:
+    storage, compute = Layout.parse(entry.storage), Layout.parse(entry.compute)
+    return conversion(storage, compute, parameter.type.sizes, itemsize, mesh, grad=parameter.trainable)
+
+
+def _kinds(ops: Iterable[Op], mesh: Mesh) -> list[str]:
+    return [op.kind for op in ops if op.kind != "none" and any(mesh.sizes[axis] > 1 for axis in op.axes)]
+
+
+def _together(found: list[tuple[Parameter, tuple[Op, ...], Layout, int]], mesh: Mesh) -> Transfers:
+    """Group what moves alike, in order, up to the size of a bucket."""
+    buckets: dict[tuple[str, str, int], list[Bucket]] = {}
+    alone = []
+    for parameter, ops, layout, itemsize in found:
+        made = _single(parameter, ops, layout, itemsize, mesh)
+        if made is None or made.bytes > BUCKET_BYTES:
+            alone.append(parameter.name)
+            continue
+        open_ones = buckets.setdefault((made.kind, made.axis, itemsize), [])
+        if open_ones and open_ones[-1].bytes + made.bytes <= BUCKET_BYTES:
+            open_ones[-1] = _joined(open_ones[-1], made)
+        else:
+            open_ones.append(made)
+    return Transfers(tuple(bucket for group in buckets.values() for bucket in group), tuple(alone))
+
+
+def _joined(first: Bucket, second: Bucket) -> Bucket:
+    names, dims = first.names + second.names, first.dims + second.dims
+    return Bucket(first.kind, first.axis, first.size, names, dims, first.bytes + second.bytes)
+
+
+def _single(parameter: Parameter, ops: tuple[Op, ...], layout: Layout, itemsize: int, mesh: Mesh) -> Bucket | None:
+    """The one parameter's bucket; None where it takes several steps, or pieces that are not all alike."""
+    moving = [op for op in ops if op.kind != "none" and any(mesh.sizes[axis] > 1 for axis in op.axes)]
+    if len(moving) != 1 or moving[0].sliced or not layout.is_even(parameter.type.sizes, mesh.sizes):
+        return None
+    op = moving[0]
+    axes = tuple(axis for axis in op.axes if mesh.sizes[axis] > 1)
+    name, size = FLAT.join(mesh.names[axis] for axis in op.axes), 1
+    for axis in axes:
+        size *= mesh.sizes[axis]
+    local = local_bytes(parameter.type.sizes, itemsize, layout, mesh)
+    if op.kind == "all_reduce":
+        return Bucket("all_reduce", name, size, (parameter.name,), (-1,), local)
+    if op.kind not in ("all_gather", "reduce_scatter") or len(op.axes) != 1:
+        return None
+    dim = layout[op.axes[0]].dim
+    assert dim is not None
+    if layout.sharding(dim) != op.axes:
+        return None
+    return Bucket(op.kind, name, size, (parameter.name,), (dim,), local * size)

@@ -1,0 +1,25 @@
+"""What it takes to weigh micro-batches: how many targets of each count, summed over the ranks that share them."""
+
+from __future__ import annotations
+
+from meshwright.capture.averaging import averaging
+from meshwright.capture.program import Program
+from meshwright.layout import Collective
+from meshwright.plan import Plan
+from meshwright.price.flow import flow
+
+COUNT_BYTES = 8
+
+
+def count_collectives(plan: Plan, program: Program) -> tuple[Collective, ...]:
+    """One number per micro-batch, in one all-reduce, where the loss is a mean over targets that are cut."""
+    if plan.microbatches == 1:
+        return ()
+    found = averaging(program)
+    if found.kind != "count":
+        return ()
+    last = len(program.segments) - 1
+    graph = program.graph(program.segments[last]).at(plan.microbatch)
+    made = flow(graph, plan.choice(last), plan.mesh, plan.common_layouts(program, last)).strategies[found.op]
+    axis = str(dict(made.lowering.kwargs).get("rows", ""))
+    return (Collective("all_reduce", axis, COUNT_BYTES * plan.microbatches),) if axis else ()

@@ -1,0 +1,94 @@
+"""Every family under every plan on 1, 2, 3, 4, 6 and 8 ranks computes what the plain model computes.
+
+In float64, so that nothing but a fault can differ: loss, every gradient, running statistics, and the collectives that
+were planned. The quick tests take one plan of each family; `make test-all` takes all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from families import FAMILIES, family
+from processes import GlooPool
+
+from meshwright.capture import Program, capture
+from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+from meshwright.solve.plan import make_plan
+
+KINDS: dict[str, Callable[[int], tuple[str, ...]]] = {
+    "chosen": lambda n: (),
+    "data": lambda n: (f"dp={n}", "zero=0"),
+    "sharded": lambda n: (f"dp={n}", "zero=3"),
+    "tensor": lambda n: (f"tp={n}",),
+    "sharded states": lambda n: (f"dp={n}", "zero=1"),
+    "split": lambda n: ("split=matmul",),
+}
+TWO_AXES: dict[str, Callable[[int], tuple[str, ...]]] = {
+    "data x tensor": lambda n: (f"dp={n // 2}", "tp=2", "zero=0"),
+    "sharded x tensor": lambda n: (f"dp={n // 2}", "tp=2", "zero=3"),
+}
+SIZES = (1, 2, 3, 4, 6, 8)
+
+
+def cases() -> Iterator[Any]:
+    for n, name in enumerate(FAMILIES):
+        for size in SIZES:
+            kinds = [*KINDS, *(TWO_AXES if size in (4, 6, 8) else ())]
+            for kind in kinds:
+                quick = size == (2, 3)[n % 2] and kind == list(KINDS)[1 + n % 4]
+                yield pytest.param(name, size, kind, marks=[] if quick else pytest.mark.full)
+
+
+@cache
+def program_of(name: str) -> Program:
+    model, batch, reference = family(name)
+    return capture(model, batch, reference.family.loss)
+
+
+@cache
+def plain(name: str) -> dict[str, Any]:
+    model, batch, _ = family(name)
+    output = model(**batch)
+    loss = output if isinstance(output, torch.Tensor) else output.loss
+    loss.backward()
+    gradients = {key: value.grad for key, value in model.named_parameters() if value.grad is not None}
+    return {"loss": loss.item(), "gradients": gradients, "buffers": dict(model.named_buffers())}
+
+
+def planned(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
+    from meshwright.layout.collectives import record
+    from meshwright.runtime.trainer import parallelize
+
+    model, batch, reference = family(name)
+    trainer = parallelize(model, Plan.from_json(plan_json), reference.family.loss)
+    with record() as log:
+        loss = trainer.step({key: batch[key][where] for key, where in trainer.data_slice().items()})
+    gradients = {key: p.grad.full_tensor() for key, p in trainer.named_parameters() if p.grad is not None}
+    kept = {key: value for key, value in trainer.state_dict().items() if type(value) is torch.Tensor}
+    return {"loss": loss.item(), "gradients": gradients, "buffers": kept, "collectives": list(log)}
+
+
+@pytest.mark.parametrize(("name", "size", "kind"), list(cases()))
+def test_a_family_equals_itself(name: str, size: int, kind: str, ranks: Callable[[int], GlooPool]) -> None:
+    try:
+        plan = make_plan(program_of(name), load_cluster(f"local:{size}"), pins=(KINDS | TWO_AXES)[kind](size))
+    except PlanError as error:
+        pytest.skip(f"refused at plan time: {error.given}")
+    true = plain(name)
+    largest = max(gradient.abs().max() for gradient in true["gradients"].values())
+    for found in ranks(size).run(planned, name, plan.to_json()):
+        assert found["loss"] == pytest.approx(true["loss"], rel=1e-9)
+        assert found["gradients"].keys() == true["gradients"].keys()
+        for key, gradient in true["gradients"].items():
+            error = (found["gradients"][key] - gradient).abs().max()
+            assert error <= max(1e-8 * gradient.abs().max(), 1e-12 * largest), key
+        for key, value in true["buffers"].items():
+            assert torch.allclose(found["buffers"][key], value, rtol=1e-9, atol=1e-12), key
+        assert Counter(found["collectives"]) == Counter(plan.predicted.collectives)
