@@ -39,13 +39,14 @@ class _Host:
 
 
 def _sources(bandwidth: str, network: str, efficiency: str) -> tuple[tuple[str, str], ...]:
+    others = f"{_ASSUMED}: all_to_all as all_gather, broadcast and send nominal"
     return (
         ("host.bandwidth", bandwidth),
         ("host.latency_s", _NCCL),
-        ("host.efficiency", efficiency),
+        ("host.efficiency", f"{efficiency}; {others}"),
         ("pod.bandwidth", network),
         ("pod.latency_s", _NCCL),
-        ("pod.efficiency", efficiency),
+        ("pod.efficiency", f"{efficiency}; {others}"),
         ("pod.taper", f"{_ASSUMED}: none, as on a quiet network; the mean of a busy cluster has 0.6 ({_PLAYBOOK})"),
         ("overhead_s", f"{_NCCL}, base latency"),
     )

@@ -10,7 +10,15 @@ from meshwright.cluster import Cluster, Group, Link, Member, load_cluster
 from meshwright.cluster.enumerate import meshes, shapes
 from meshwright.cluster.presets import PRESETS
 
-FIGURES = ("peaks", "memory_bytes", "memory_bandwidth", "launch_s", "reserve_bytes", "achievable.matmul")
+FIGURES = (
+    "peaks",
+    "memory_bytes",
+    "memory_bandwidth",
+    "launch_s",
+    "reserve_bytes",
+    "achievable.matmul",
+    "achievable.memory",
+)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -20,7 +28,8 @@ def test_every_figure_has_a_source_or_says_it_is_assumed(name: str) -> None:
     wanted = [f"{device.name}.{figure}" for device in cluster.devices for figure in FIGURES] + ["overhead_s"]
     for level in cluster.root.levels():
         wanted += [f"{level}.bandwidth", f"{level}.latency_s"]
-        wanted += [f"{level}.efficiency"] if cluster.backend == "nccl" else []
+        wanted += [f"{level}.efficiency"]
+        wanted += ["pod.taper"] if level == "pod" else []
     assert [figure for figure in wanted if not sources.get(figure)] == []
 
 
