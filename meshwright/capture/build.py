@@ -9,7 +9,9 @@ from typing import Any
 
 from meshwright.capture.couple import couplings
 from meshwright.capture.cut import cut, split_common
+from meshwright.capture.experts import fuse
 from meshwright.capture.fold import floats, merge, structure
+from meshwright.capture.lenders import without_lenders
 from meshwright.capture.program import Coupling, Op, Program, Ref, Scalar, Segment, SegmentGraph, Value
 from meshwright.capture.random import KEYS
 from meshwright.capture.read import Flat
@@ -20,7 +22,11 @@ Names = tuple[str, ...]
 
 
 def build(flat: Flat, batch: int, *, max_ops: int = 24) -> Program:
-    """Cut, fold and name. The passes: set common ops aside, cut, merge to units, place commons, share graphs."""
+    """Fuse, cut, fold and name. The passes: make mixtures of experts one op, set common ops aside, cut, merge to units,
+    place commons, share graphs."""
+    marks = couplings(flat)
+    kept = {flat.loss, *(new for _, new in flat.updates)}
+    flat = replace(flat, ops=tuple(fuse(without_lenders(flat.ops), _all_values(flat), kept)))
     chain, common = split_common(flat)
     natural = cut(chain, max_ops)
     spans = merge(natural, max_ops)
@@ -32,7 +38,7 @@ def build(flat: Flat, batch: int, *, max_ops: int = 24) -> Program:
         body[:0] = sunk
         inner[index] = tuple(cut + len(sunk) for cut in inner[index])
     prologue_ops = [op for op, place in placed if place == PROLOGUE]
-    return _assemble(flat, batch, bodies, inner, prologue_ops)
+    return _assemble(flat, batch, bodies, inner, prologue_ops, marks)
 
 
 def _inner_cuts(group: Sequence[tuple[Op, ...]]) -> tuple[int, ...]:
@@ -61,7 +67,12 @@ def _place(common: list[Op], bodies: list[list[Op]]) -> list[tuple[Op, int]]:
 
 
 def _assemble(
-    flat: Flat, batch: int, bodies: list[list[Op]], inner: list[tuple[int, ...]], prologue_ops: list[Op]
+    flat: Flat,
+    batch: int,
+    bodies: list[list[Op]],
+    inner: list[tuple[int, ...]],
+    prologue_ops: list[Op],
+    marks: dict[str, str],
 ) -> Program:
     prologue = _prologue(flat, bodies, prologue_ops)
     last_reader = {name: index for index, body in enumerate(bodies) for op in body for name in op.uses()}
@@ -73,7 +84,7 @@ def _assemble(
     graphs, segments = binder.finish()
     program = Program(
         batch, flat.inputs, flat.parameters, flat.buffers, prologue, prologue.outputs, graphs, segments,
-        flat.loss, _coupled(flat, prologue, bodies, graphs, segments), _notes(flat, batch, segments),
+        flat.loss, _coupled(marks, prologue, bodies, graphs, segments), _notes(flat, batch, segments),
     )  # fmt: skip
     program.verify()
     return program
@@ -90,13 +101,12 @@ def _prologue(flat: Flat, bodies: list[list[Op]], ops: list[Op]) -> SegmentGraph
 
 
 def _coupled(
-    flat: Flat,
+    marks: dict[str, str],
     prologue: SegmentGraph,
     bodies: list[list[Op]],
     graphs: Sequence[SegmentGraph],
     segments: Sequence[Segment],
 ) -> tuple[Coupling, ...]:
-    marks = couplings(flat)
     found = [Coupling("prologue", op.name, marks[op.name]) for op in prologue.ops if op.name in marks]
     for body, segment in zip(bodies, segments, strict=True):
         pairs = zip(body, graphs[segment.graph].ops, strict=True)

@@ -1,4 +1,4 @@
-"""Raw collectives as custom ops in the namespace `meshwright`. They have no autograd of their own.
+"""Raw collectives as custom ops in the namespace `meshwright`. All but `exchange_rows` have no autograd of their own.
 
 Sizes are arguments, so that fakes need no process group; rank-dependent ops read the rank when they run, so that
 a traced graph is the same on every rank. Each op returns a fresh tensor, as custom ops must.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,6 +112,25 @@ def all_to_all(x: Tensor, split_dim: int, concat_dim: int, axis: str, size: int)
     return _join(current_transport().all_to_all(_split(x, split_dim, size), axis), concat_dim)
 
 
+@custom_op("meshwright::exchange_rows", mutates_args=())
+def exchange_rows(x: Tensor, counts: Tensor, rows: int, axis: str, size: int, back: bool) -> Tensor:
+    """Send rows, sorted by group, to the ranks that hold their groups; there they stand group by group.
+
+    `counts` [size, groups]: every rank's rows of every group; rank i holds the i-th part of the groups. `back`
+    undoes it. A rank sends or gets back all of its own `rows`; how many it holds in between is data.
+    """
+    mine = current_transport().index(axis)
+    parts = counts.reshape(size, size, -1)
+    sent, held = parts[mine].sum(1).tolist(), parts[:, mine].sum(1).tolist()
+    groups = torch.arange(parts.shape[2], device=x.device).repeat(size)
+    order = groups.repeat_interleave(parts[:, mine].flatten().to(x.device)).argsort(stable=True)
+    for log in _logs():
+        log.append(Collective("all_to_all", axis, rows * x.shape[1:].numel() * x.element_size()))
+    if back:
+        return current_transport().exchange(x[order.argsort()], held, sent, axis)
+    return current_transport().exchange(x, sent, held, axis)[order]
+
+
 @custom_op("meshwright::take_slice", mutates_args=())
 def take_slice(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
     """This rank's own of `size` equal pieces of `dim`."""
@@ -169,6 +189,25 @@ def _turned(x: Tensor, split_dim: int, concat_dim: int, axis: str, size: int) ->
     return x.new_empty(shape)
 
 
+@exchange_rows.register_fake
+def _exchanged(x: Tensor, counts: Tensor, rows: int, axis: str, size: int, back: bool) -> Tensor:
+    return x.new_empty(rows if back else torch.library.get_ctx().new_dynamic_size(), *x.shape[1:])
+
+
+def _keep_counts(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, counts, ctx.rows, ctx.axis, ctx.size, ctx.back = inputs
+    ctx.save_for_backward(counts)
+
+
+def _exchange_again(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    (counts,) = ctx.saved_tensors
+    back = exchange_rows(gradient.contiguous(), counts, ctx.rows, ctx.axis, ctx.size, not ctx.back)
+    return back, None, None, None, None, None
+
+
+exchange_rows.register_autograd(_exchange_again, setup_context=_keep_counts)
+
+
 @axis_index.register_fake
 def _scalar(axis: str) -> Tensor:
     return torch.empty((), dtype=torch.int64)
@@ -180,6 +219,7 @@ __all__ = [
     "all_reduce_max",
     "all_to_all",
     "axis_index",
+    "exchange_rows",
     "keep_on_first",
     "own_logs",
     "place_slice",

@@ -84,11 +84,14 @@ class ThreadTransport:
             index = index * self._world.sizes[name] + self._coordinates[name]
         return index
 
-    def _exchange(self, axis: str, kind: str, x: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    def _exchange(
+        self, axis: str, kind: str, x: Tensor, combine: Callable[[list[Tensor]], Tensor], alike: bool = True
+    ) -> Tensor:
+        """`alike`: the ranks' tensors have one shape."""
         names = self._names(axis)
         others = tuple(at for name, at in self._coordinates.items() if name not in names)
         size = prod(self._world.sizes[name] for name in names)
-        what = f"{kind}({axis}) of {tuple(x.shape)} {x.dtype}"
+        what = f"{kind}({axis}) of {tuple(x.shape) if alike else 'rows'} {x.dtype}"
         return self._world.meeting(axis, others, size).exchange(self.index(axis), what, x.detach(), combine)
 
     def all_reduce(self, x: Tensor, axis: str, op: str) -> Tensor:
@@ -114,6 +117,18 @@ class ThreadTransport:
         return self._exchange(
             axis, "all_to_all", pieces, lambda all_pieces: torch.stack([other[mine] for other in all_pieces])
         )
+
+    def exchange(self, x: Tensor, sent: list[int], received: list[int], axis: str) -> Tensor:
+        mine, splits = self.index(axis), torch.tensor(sent)
+        everyone = self._exchange(axis, "exchange", splits, torch.stack).tolist()
+
+        def combine(all_x: list[Tensor]) -> Tensor:
+            runs = [torch.split(other, sizes)[mine] for other, sizes in zip(all_x, everyone, strict=True)]
+            if [len(run) for run in runs] != received:
+                raise LayoutError(f"runs of {[len(run) for run in runs]} rows arrived", f"{received}, as announced")
+            return torch.cat(runs)
+
+        return self._exchange(axis, "exchange_rows", x, combine, alike=False)
 
 
 def simulate(sizes: Mapping[str, int], fn: Callable[[int], Result]) -> list[Result]:

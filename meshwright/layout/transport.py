@@ -28,13 +28,14 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class Transport(Protocol):
-    """What the collective ops need: this rank's place on an axis, and four exchanges."""
+    """What the collective ops need: this rank's place on an axis, and five exchanges."""
 
     def index(self, axis: str) -> int: ...
     def all_reduce(self, x: Tensor, axis: str, op: str) -> Tensor: ...
     def all_gather(self, x: Tensor, axis: str) -> Tensor: ...
     def reduce_scatter(self, pieces: Tensor, axis: str) -> Tensor: ...
     def all_to_all(self, pieces: Tensor, axis: str) -> Tensor: ...
+    def exchange(self, x: Tensor, sent: list[int], received: list[int], axis: str) -> Tensor: ...
 
 
 class _Installed:
@@ -135,6 +136,12 @@ class ProcessTransport:
     def all_to_all(self, pieces: Tensor, axis: str) -> Tensor:
         out = torch.empty_like(pieces, memory_format=torch.contiguous_format)
         dist.all_to_all_single(out, pieces.contiguous(), group=self.group(axis))
+        return out
+
+    def exchange(self, x: Tensor, sent: list[int], received: list[int], axis: str) -> Tensor:
+        """Rows in runs: `sent[i]` of them go to rank i; what arrives stands in rank order."""
+        out = x.new_empty((sum(received), *x.shape[1:]))
+        dist.all_to_all_single(out, x.contiguous(), received, sent, group=self.group(axis))
         return out
 
 

@@ -11,6 +11,7 @@ from math import prod
 from typing import Literal
 
 from meshwright.capture.program import Op, Value
+from meshwright.profile.mixture import MIXTURES, grouped_flops
 from meshwright.profile.operands import Values, distinct_bytes, full_name, has_gradient, operands_of, packet, type_bytes
 from meshwright.profile.saved import GROUPED_PRODUCTS, saved
 from meshwright.rules.rule import Call
@@ -69,6 +70,10 @@ def backward_flops_by_operand(op: Op, values: Values) -> tuple[int, ...]:
         scores, mixed = _attention(op, operands)
         # The gradient of the scores leads to queries and keys alike; it is counted with the queries.
         costs[:3] = [scores + mixed, scores, mixed]
+    elif packet(op.target) in MIXTURES:
+        by_weight = grouped_flops(op, operands)
+        costs = [by_weight.get(i, 0) for i in range(len(operands))]
+        costs[0] = sum(by_weight.values())
     else:
         flops = sum(_pair_flops(op, operands))
         for index in _factors_of_product(op, operands):
@@ -158,6 +163,7 @@ _PRODUCTS: dict[str, Callable[[Op, Sequence[Value]], tuple[int, ...]]] = {
     "dot": _contracted(0, -1),
     "matmul": _contracted(0, -1),
     **dict.fromkeys(GROUPED_PRODUCTS, _contracted(0, -1)),
+    **dict.fromkeys(MIXTURES, lambda op, operands: tuple(grouped_flops(op, operands).values())),
     "addmm": _contracted(1, -1),
     "baddbmm": _contracted(1, -1),
     "einsum": _einsum,

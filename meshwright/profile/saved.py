@@ -14,6 +14,7 @@ from typing import Literal
 from meshwright.capture.program import Op, Ref, Value
 from meshwright.profile.attention import cpu_attention, cuda_attention
 from meshwright.profile.kept import Rule, Saved, literal
+from meshwright.profile.mixture import MIXTURES, mixture_saved
 from meshwright.profile.operands import Values, full_name, has_gradient, operands_of, packet, type_bytes
 
 DeviceKind = Literal["cpu", "cuda"]
@@ -288,6 +289,7 @@ _RULES: dict[str, Rule] = {
     "batch_norm": _any_batch_norm,
     "scaled_dot_product_attention": cpu_attention,
     "causal_attention": cpu_attention,
+    **dict.fromkeys(MIXTURES, mixture_saved(saved)),
     "cross_entropy_loss": _cross_entropy,
     "cross_entropy": _counted_cross_entropy,
     "vocab_cross_entropy": _vocab_cross_entropy,

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.capture import counter
+from meshwright.capture import counter, experts
 from meshwright.capture.targets import resolve
-from meshwright.layout.collectives import all_reduce, axis_index
+from meshwright.layout.collectives import all_gather, all_reduce, axis_index, exchange_rows
 from meshwright.rules.differentiable import gather_for_all, sharded_class_losses
 from meshwright.rules.synchronised import LayerNorm, RMSNorm, Softmax
 
@@ -148,6 +148,55 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float 
     seen = torch.arange(columns, device=query.device) <= first + torch.arange(rows, device=query.device)[:, None]
     grouped = query.shape[-3] != key.shape[-3]
     return F.scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=grouped)
+
+
+def exchanged_mix(
+    tokens: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    params: Sequence[Tensor],
+    *,
+    body: experts.Body,
+    experts_: int,
+    axis: str,
+    size: int,
+) -> Tensor:
+    """A mixture of experts that live on different ranks of `axis`: this rank's tokens go there and come back.
+
+    Counts are gathered first, so that every rank knows how many rows it will hold; sizes vary only in between.
+    """
+    order = chosen.flatten().argsort()
+    counts = all_gather(experts.count_rows(chosen, experts_)[None], 0, axis, size)
+    rows, local = order.shape[0], experts_ // size
+    mine = axis_index(axis).to(counts.device)[None]
+    here = counts.view(size, size, local).index_select(1, mine).sum((0, 1))
+    held = exchange_rows(tokens[order // chosen.shape[1]], counts, rows, axis, size, False)
+    ids = torch.bucketize(torch.arange(held.shape[0], device=held.device), here.cumsum(0), right=True)
+    made = experts.run_body(body, held, here.cumsum(0).to(torch.int32), ids, params)
+    return experts.combine(exchange_rows(made, counts, rows, axis, size, True), weights, order)
+
+
+def local_mix(
+    tokens: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    params: Sequence[Tensor],
+    *,
+    body: experts.Body,
+    experts_: int,
+    axis: str,
+    size: int,
+) -> Tensor:
+    """This rank's experts' share of a mixture of all tokens: a partial sum over `axis`."""
+    local = experts_ // size
+    ids = (chosen - axis_index(axis).to(chosen.device) * local).remainder(experts_)  # this rank's experts first
+    order = ids.flatten().argsort()
+    counts = experts.count_rows(ids, experts_)[:local]
+    mine = (torch.arange(order.shape[0], device=tokens.device) < counts.sum())[:, None]
+    # Rows past the last group are not computed: whatever stands there is masked, before and after.
+    rows = tokens[order // chosen.shape[1]].where(mine, 0)
+    made = experts.run_body(body, rows, counts.cumsum(0).to(torch.int32), ids.flatten()[order] % local, params)
+    return experts.combine(made.where(mine, 0), weights, order)
 
 
 Cut = tuple[tuple[int, str], ...]

@@ -66,9 +66,9 @@ class Split:
     results: tuple[Value, ...]
 
     def axis(self, *factors: str) -> str:
-        """The mesh axes given to these factors, as one: empty for none, `dp*tp` for several."""
-        pairs = zip(self.mesh.names, self.factors, strict=True)
-        return FLAT.join(name for name, factor in pairs if factor in factors)
+        """The mesh axes given to these factors, as one: empty for none (or one device), `dp*tp` for several."""
+        found = zip(self.mesh.names, self.mesh.sizes, self.factors, strict=True)
+        return FLAT.join(name for name, size, factor in found if factor in factors and size > 1)
 
     def ways(self, *factors: str) -> int:
         """Into how many parts these factors are cut together."""
@@ -97,12 +97,16 @@ def keep(split: Split) -> Lowering:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`signature` is text, or a function where shapes and arguments decide; `shown` says then what it amounts to."""
+    """`signature` is text, or a function where shapes and arguments decide; `shown` says then what it amounts to.
+
+    `apart`: factors of which only one may be given axes at a time.
+    """
 
     signature: str | Callable[[Call], Signature]
     lower: Callable[[Split], Lowering] = keep
     tier: Tier = "table"
     shown: str = ""
+    apart: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:

@@ -76,8 +76,9 @@ class Signature:
         return self.operands + self.results
 
     def factors(self) -> tuple[str, ...]:
-        """All factors in order of first appearance."""
-        return tuple(dict.fromkeys(f for term in self.terms() for dim in term.dims for f in dim))
+        """All factors in order of first appearance; last those that stand in no dim but say where tensors are."""
+        shown = dict.fromkeys(f for term in self.terms() for dim in term.dims for f in dim)
+        return tuple(shown | dict.fromkeys(f for term in self.terms() for f, _ in term.overrides))
 
     def choices(self) -> tuple[str | None, ...]:
         """What an axis may be given to: none, each factor that can be sharded, `+` for a linear op."""

@@ -126,15 +126,31 @@ class _Builder:
         carries = {type_.dtype for type_ in self.call.result_types} == carried and carried <= FLOATS
         per_axis = [choice for choice in self.signature.choices() if carries or choice != CARRY]
         for factors in product(per_axis, repeat=len(self.mesh.sizes)):
-            if all(self.fits(self.sizes[f], self._ways(f, factors)) for f in factors if f and f != CARRY):
+            if all(self.fits(self.sizes[f], self._ways(f, factors)) for f in factors if f and f != CARRY) and (
+                self._is_consistent(factors)
+            ):
                 yield factors
 
-    def build(self, factors: Factors) -> Strategy:
+    def _is_consistent(self, factors: Factors) -> bool:
+        """One of the factors that exclude each other, and even pieces where a factor stands in no dim."""
+        if len(self.rule.apart.intersection(factors)) > 1:
+            return False
+        if not self.rule.apart:
+            return True
+        sides = zip(self._layouts(factors), (self.call.types, self.call.result_types), strict=True)
+        pairs = (pair for layouts, types in sides for pair in zip(layouts, types, strict=True))
+        return all(layout.is_even(type_.sizes, self.mesh.sizes) for layout, type_ in pairs)
+
+    def _layouts(self, factors: Factors) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
         per_axis = [self.signature.states(factor) for factor in factors]
-        count = len(self.call.types), len(self.call.op.results)
         operands, results = (
-            tuple(Layout(tuple(states[side][i] for states in per_axis)) for i in range(count[side])) for side in (0, 1)
+            tuple(Layout(tuple(states[side][i] for states in per_axis)) for i in range(count))
+            for side, count in enumerate((len(self.call.types), len(self.call.op.results)))
         )
+        return operands, results
+
+    def build(self, factors: Factors) -> Strategy:
+        operands, results = self._layouts(factors)
         split = Split(
             self.call,
             factors,

@@ -72,6 +72,35 @@ def matmul() -> Iterator[Case]:
     yield case("aten.einsum.default", "ii,j", (f(6, 6), f(12)))
 
 
+GATED = (
+    ("meshwright.grouped_mm.default", ("$rows", "$p0", "$ends"), (), 1),
+    ("aten.chunk.default", ("$v0", 2, -1), (), 2),
+    ("aten.silu.default", ("$v1",), (), 1),
+    ("aten.mul.Tensor", ("$v3", "$v2"), (), 1),
+    ("meshwright.grouped_mm.default", ("$v4", "$p1", "$ends"), (), 1),
+)
+BIASED = (
+    ("meshwright.grouped_mm.default", ("$rows", "$p0", "$ends"), (), 1),
+    ("aten.index.Tensor", ("$p1", ("$ids",)), (), 1),
+    ("aten.add.Tensor", ("$v0", "$v1"), (), 1),
+)
+
+
+def experts() -> Iterator[Case]:
+    def weight(*shape: int) -> Tensor:
+        return torch.rand(shape).sub(0.5).requires_grad_()
+
+    def picks(tokens: int, top: int, count: int) -> Tensor:
+        return torch.stack([torch.randperm(count)[:top] for _ in range(tokens)])
+
+    mix = "meshwright.capture.experts:mix"
+    given = weight(12, 16), picks(12, 2, 12), torch.rand(12, 2).requires_grad_()
+    yield case(mix, *given, (weight(12, 16, 32), weight(12, 16, 16)), body=GATED, experts=12)
+    lopsided = torch.tensor([[0, 1]] * 11 + [[11, 0]])  # most experts get nothing, and some ranks too
+    yield case(mix, given[0], lopsided, given[2], (weight(12, 16, 32), weight(12, 16, 16)), body=GATED, experts=12)
+    yield case(mix, *given, (weight(12, 16, 16), weight(12, 16)), body=BIASED, experts=12)
+
+
 def attention() -> Iterator[Case]:
     q = f(4, 12, 6, 8)
     yield case(SDPA, q, f(4, 12, 6, 8), f(4, 12, 6, 4))
@@ -377,6 +406,7 @@ def unary(covered: set[str]) -> Iterator[Case]:
 
 FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "matmul": matmul,
+    "experts": experts,
     "attention": attention,
     "norms": norms,
     "convolution": convolution,

@@ -11,6 +11,7 @@ from meshwright.rules.table import (
     convolution,
     elementwise,
     embedding,
+    experts,
     factories,
     indexing,
     loss,
@@ -26,6 +27,7 @@ FAMILIES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
         module.__name__.rpartition(".")[2]: module.RULES
         for module in (
             matmul,
+            experts,
             attention,
             norms,
             convolution,
