@@ -11,6 +11,7 @@ costs a few array operations:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -121,14 +122,14 @@ class Edges:
         seconds = _seconds(self._template.forward, terms, pieces, itemsize, mesh)
         if grad:
             seconds = seconds + _seconds(self._template.backward, terms, pieces, itemsize, mesh)
-        self._seconds: list[float] = seconds.tolist()
+        self._seconds = seconds
         self._starts = self._template.starts
 
-    def out_of(self, layout: int) -> list[tuple[float, int, Step]]:
-        """Edges that leave a layout, by number: seconds, target, step."""
+    def out_of(self, layout: int) -> Iterable[tuple[float, int, Step]]:
+        """Edges that leave a layout, by number: seconds, target, step. Made anew: many tensors are kept."""
         first, last = self._starts[layout], self._starts[layout + 1]
         there, steps = self._template.targets[first:last], self._template.steps[first:last]
-        return list(zip(self._seconds[first:last], there, steps, strict=True))
+        return zip(self._seconds[first:last].tolist(), there, steps, strict=True)
 
 
 class _Pieces:

@@ -13,7 +13,7 @@ and `Pricer` price them, `_Search.reach` is the algorithm.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -109,14 +109,15 @@ class _Graph:
         self.layouts = all_layouts(len(shape), len(mesh.axes))
         self.number = layout_numbers(len(shape), len(mesh.axes))
         self._all = Edges(shape, itemsize, mesh, grad) if is_small(len(shape), len(mesh.axes)) else None
-        self._edges: list[list[tuple[float, int, Step]] | None] = [None] * len(self.layouts)
+        self._met: dict[int, list[tuple[float, int, Step]]] = {}
         self._prices: dict[int, tuple[Step, StepPrice]] = {}
 
-    def edges(self, number: int) -> list[tuple[float, int, Step]]:
-        found = self._edges[number]
-        if found is None:
-            found = self._edges[number] = self._all.out_of(number) if self._all else self._priced(number)
-        return found
+    def edges(self, number: int) -> Iterable[tuple[float, int, Step]]:
+        if self._all is not None:
+            return self._all.out_of(number)
+        if number not in self._met:
+            self._met[number] = self._priced(number)
+        return self._met[number]
 
     def _priced(self, number: int) -> list[tuple[float, int, Step]]:
         steps = moves(self.layouts[number], len(self.shape))
@@ -213,7 +214,7 @@ def _graph(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> _Gr
     return _Graph(shape, itemsize, mesh, grad)
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def _search(source: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> _Search:
     _check_types(source, source, shape, itemsize, mesh)
     source.check(shape, mesh.sizes)

@@ -26,7 +26,7 @@ MESHES = {
 def test_edges_are_priced_as_steps_are(mesh: Mesh, shape: tuple[int, ...], grad: bool) -> None:
     edges, layouts = Edges(shape, 2, mesh, grad), all_layouts(len(shape), len(mesh.axes))
     for number, layout in enumerate(layouts):
-        out = edges.out_of(number)
+        out = list(edges.out_of(number))
         assert [step for _, _, step in out] == list(moves(layout, len(shape)))
         assert [layouts[target] for _, target, _ in out] == [step.target for _, _, step in out]
         prices = [price_step(step, shape, 2, mesh, grad).total_s for _, _, step in out]
