@@ -1,6 +1,6 @@
 """Rules: what an op's dims mean, and every way to run it on a mesh that follows."""
 
-from meshwright.rules.resolve import register_rule, resolve_rule
+from meshwright.rules.resolve import register_rule, resolve_rule, tier
 from meshwright.rules.rule import Call, Lowering, Rule, Split
 from meshwright.rules.signature import CARRY, Signature
 from meshwright.rules.strategy import Strategy, parse_factors, strategies, strategy
@@ -18,4 +18,5 @@ __all__ = [
     "resolve_rule",
     "strategies",
     "strategy",
+    "tier",
 ]

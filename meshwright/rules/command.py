@@ -1,4 +1,4 @@
-"""`meshwright rules`: the table, family by family, with each rule's factors and tier."""
+"""`meshwright rules`: the table, family by family, with each rule's factors, tier and proof; users' rules after it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import argparse
 import json
 from collections.abc import Iterator
 
-from meshwright.rules.table import FAMILIES
+from meshwright.rules.resolve import user_rules
+from meshwright.rules.table import FAMILIES, UNPROVEN
+
+PROVEN = "2, 3, 2x2"
+"""The meshes on which the proof runs every strategy of a rule."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,9 +27,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rows() -> Iterator[dict[str, str]]:
-    for family, rules in FAMILIES.items():
+    for family, rules in (*FAMILIES.items(), ("registered", user_rules())):
         for target, rule in rules.items():
-            yield {"op": target, "family": family, "factors": rule.text, "tier": rule.tier}
+            proven = UNPROVEN.get(target, PROVEN) if rule.tier == "table" else "no"
+            yield {"op": target, "family": family, "factors": rule.text, "tier": rule.tier, "proven": proven}
 
 
 def _lines(rows: list[dict[str, str]]) -> Iterator[str]:
@@ -36,4 +41,8 @@ def _lines(rows: list[dict[str, str]]) -> Iterator[str]:
             family = row["family"]
             yield f"{family}:"
         yield f"  {row['op']:<{width}}  {row['tier']:<8}  {row['factors']}"
-    yield f"{len(rows)} rules; an op without one runs alike on every rank (tier fallback)"
+    unproven = [row for row in rows if row["proven"] != PROVEN]
+    for row in unproven:
+        yield f"not proven: {row['op']} ({row['proven']})"
+    yield f"{len(rows)} rules, {len(rows) - len(unproven)} proven on meshes of {PROVEN}: every strategy, with gradients"
+    yield "an op without one is tried on small tensors (tier discovered); failing that, it runs alike on every rank"

@@ -1,12 +1,13 @@
-"""Which rule serves an op: our table, then a user's rule, then `I` everywhere."""
+"""Which rule serves an op: our table, then a user's rule, then one discovered by running it, then `I` everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from meshwright.capture.program import Op
+from meshwright.capture.program import Op, TensorType, Value
+from meshwright.capture.sizes import BatchSize
 from meshwright.errors import RuleError
-from meshwright.rules.rule import Call, Lowering, Rule, Split, keep
+from meshwright.rules.rule import Call, Lowering, Rule, Split, Tier, keep
 from meshwright.rules.shapes import opaque
 from meshwright.rules.signature import Signature, parse
 from meshwright.rules.table import RULES
@@ -23,14 +24,28 @@ _RANDOM = """
 RANDOM = frozenset(f"aten.{name}" for name in _RANDOM.split())
 
 
-def resolve_rule(op: Op) -> Rule:
-    """The rule for this op, with the tier it came from. An op nobody knows runs alike on every rank."""
+def resolve_rule(op: Op, types: tuple[TensorType, ...] | None = None) -> Rule:
+    """The rule for this op, with the tier it came from. An op nobody knows runs alike on every rank.
+
+    `types` of its operands, sizes fixed: with them, such an op is first tried on small tensors (see `discover`).
+    """
     _refuse_random(op)
     for rules in (RULES, _USER):
         for key in (op.target, packet(op.target)):
             if key in rules:
                 return rules[key]
-    return FALLBACK
+    if types is None or any(isinstance(size, BatchSize) for type_ in types for size in type_.shape):
+        return FALLBACK
+    from meshwright.rules.discover import discovered
+
+    found = discovered(Call(op, types))
+    return FALLBACK if found is None else Rule(lambda call: found, tier="discovered", shown=str(found))
+
+
+def tier(op: Op, values: Mapping[str, Value] | None = None) -> Tier:
+    """Where this op's rule comes from. Without the values it reads, only table, user and fallback are told apart."""
+    types = None if values is None else tuple(values[name].type for name in op.operands())
+    return resolve_rule(op, types).tier
 
 
 def register_rule(target: str, signature: str, lower: Callable[[Split], Lowering] = keep) -> Rule:
@@ -40,6 +55,11 @@ def register_rule(target: str, signature: str, lower: Callable[[Split], Lowering
     parse(signature)
     _USER[target] = Rule(signature, lower, "user")
     return _USER[target]
+
+
+def user_rules() -> Mapping[str, Rule]:
+    """The rules that users have registered in this process."""
+    return dict(_USER)
 
 
 def forget_rule(target: str) -> None:

@@ -19,7 +19,7 @@ from meshwright.rules.signature import Signature, parse
 LOWERINGS = "meshwright.rules.lowerings"
 """The module of the functions that lowerings name; named, not imported, so that rules need no torch."""
 
-Tier = Literal["table", "user", "fallback"]
+Tier = Literal["table", "user", "discovered", "fallback"]
 
 
 @dataclass(frozen=True, slots=True)

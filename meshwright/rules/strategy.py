@@ -116,7 +116,8 @@ class _Builder:
 
     @classmethod
     def of(cls, op: Op, values: Mapping[str, Value], mesh: Mesh) -> _Builder:
-        rule, call = resolve_rule(op), Call.of(op, values)
+        call = Call.of(op, values)
+        rule = resolve_rule(op, call.types)
         signature = rule.bind(call)
         return cls(rule, call, mesh, signature, signature.sizes(call.types, call.result_types))
 
@@ -135,7 +136,7 @@ class _Builder:
         """One of the factors that exclude each other, and even pieces where a factor stands in no dim."""
         if len(self.rule.apart.intersection(factors)) > 1:
             return False
-        if not self.rule.apart:
+        if not self.rule.apart and self.rule.tier != "discovered":
             return True
         sides = zip(self._layouts(factors), (self.call.types, self.call.result_types), strict=True)
         pairs = (pair for layouts, types in sides for pair in zip(layouts, types, strict=True))

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from meshwright.rules.command import add_parser
-from meshwright.rules.table import RULES
+from meshwright.rules.table import RULES, UNPROVEN
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -23,6 +23,12 @@ def test_every_rule_is_listed_with_its_factors(capsys: pytest.CaptureFixture[str
     listed = json.loads(output(capsys, "--json"))
     assert {row["op"] for row in listed} == set(RULES)
     assert all("->" in row["factors"] and row["tier"] == "table" for row in listed)
+
+
+def test_what_is_not_proven_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys)
+    assert "not proven: aten.empty (uninitialised memory has no value)" in text
+    assert f"{len(RULES)} rules, {len(RULES) - len(UNPROVEN)} proven" in text
 
 
 def test_a_filter_narrows_the_list(capsys: pytest.CaptureFixture[str]) -> None:

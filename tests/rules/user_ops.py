@@ -33,3 +33,17 @@ def chatty(x: Tensor, axis: str = "") -> Tensor:
     if axis:
         all_reduce(x.detach(), axis)
     return 2 * x
+
+
+def shares(x: Tensor) -> Tensor:
+    """Every element depends on all of them: nothing to shard."""
+    return x / x.sum() + x.flip(0, 1)
+
+
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.rand(x.shape, dtype=x.dtype)
+
+
+def scaled_sum(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Two results: one sharded as the operand is, one a sum."""
+    return x * weight, (x * weight).sum(0)

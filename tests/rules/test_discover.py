@@ -1,0 +1,65 @@
+"""Rules by experiment: what is found is what the proof confirms, and what cannot be sharded is left whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import user_ops  # noqa: F401  the targets below name it
+from rule_cases import f
+
+from meshwright.cluster import logical_mesh
+from meshwright.errors import RuleError
+from meshwright.rules import strategies, tier
+from meshwright.rules.prove import Case, case, prove
+from meshwright.rules.table import RULES
+
+MESHES = ({"x": 2}, {"x": 3}, {"x": 2, "y": 2})
+
+
+def cases() -> list[Case]:
+    return [
+        case("user_ops:softened", f(12, 6)),
+        case("user_ops:average", f(12, 6)),
+        case("user_ops:project", f(12, 6), f(24, 6), f(24)),
+        case("user_ops:scaled_sum", f(12, 6), f(6)),
+        case("aten.cdist.default", f(12, 6, 8), f(12, 24, 8)),
+        case("aten.bilinear.default", f(12, 4), f(12, 6), f(12, 4, 6)),
+    ]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_everything_discovered_is_proven(mesh: dict[str, int]) -> None:
+    for given in cases():
+        assert given.op.target.rpartition(".")[0] not in RULES
+        assert tier(given.op, given.values()) == "discovered"
+        assert prove(given, logical_mesh(mesh)) > 1, given.op
+
+
+def test_what_is_discovered_is_what_a_rule_would_say() -> None:
+    given = cases()[2]
+    found = {
+        (*map(str, made.operands), *map(str, made.results))
+        for made in strategies(given.op, given.values(), logical_mesh({"x": 2}))
+    }
+    assert found == {
+        ("[I]", "[I]", "[I]", "[I]"),
+        ("[S(0)]", "[R]", "[R]", "[S(0)]"),
+        ("[R]", "[S(0)]", "[S(0)]", "[S(1)]"),
+    }
+
+
+def test_sums_come_out_partial() -> None:
+    given = cases()[3]
+    results = {tuple(map(str, made.results)) for made in strategies(given.op, given.values(), logical_mesh({"x": 2}))}
+    assert ("[S(0)]", "[P]") in results
+
+
+def test_large_operands_are_tried_small() -> None:
+    big = case("user_ops:softened", torch.zeros(512, 1024).requires_grad_())
+    assert tier(big.op, big.values()) == "discovered"
+
+
+def test_what_draws_random_numbers_is_refused_by_name() -> None:
+    given = case("user_ops:noisy", f(4, 6))
+    with pytest.raises(RuleError, match="user_ops:noisy gives another result each time"):
+        strategies(given.op, given.values(), logical_mesh({"x": 2}))
