@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.profile import backward_flops, forward_flops
-from meshwright.rules.resolve import resolve_rule
+from meshwright.rules import tier
 
 
 def figures(plan: Plan, program: Program) -> dict[str, Any]:
@@ -51,9 +51,9 @@ def step_flops(program: Program) -> int:
 
 
 def fallback_ops(program: Program) -> list[str]:
-    """Ops that neither our table nor a user's rule knows, and that run alike on every device."""
-    names = {op.target for graph in program.graphs for op in graph.ops if resolve_rule(op).is_fallback}
-    return sorted(names)
+    """Ops that have no rule and for which running them on small tensors found none: alike on every device."""
+    fixed = [graph.at(program.batch) for graph in program.graphs]
+    return sorted({op.target for graph in fixed for op in graph.ops if tier(op, graph.values()) == "fallback"})
 
 
 def _dtype(program: Program) -> str:
