@@ -46,6 +46,13 @@ class Budget:
     def charge(self, steps: float) -> None:
         self.spent += steps * 1e-6
 
+    def share(self, part: float) -> Budget:
+        """A budget for a part of the problem: this part of what is left, and nothing reported."""
+        left = max(0.0, self.left()) * part
+        if self.work is None:
+            return Budget(seconds=left, gap=self.gap)
+        return Budget(seconds=self.seconds, work=left, gap=self.gap)
+
     def closed(self) -> bool:
         """The wanted gap is proven."""
         return relative_gap(self.cost, self.bound) <= max(self.gap, 1e-9)

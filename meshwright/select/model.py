@@ -6,9 +6,8 @@
     sum_(s in U) y_UV - sum_(t in V) x_jt = 0                 per edge ij and class V of columns
     sum bytes x <= limit                                      per row asked for
 
-*Compact edges*: options that an edge cannot tell apart (equal rows of its matrix) form one class, so a matrix of 40
-x 40 options with 4 x 5 different rows and columns takes 20 pair variables and not 1,600. Pairs of infinite cost
-have no variable. The y may stay continuous: with x integral they are too.
+Pairs are of classes of options that the edge cannot tell apart (`reductions.compact`). Pairs of infinite cost have no
+variable. The y may stay continuous: with x integral they are too.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.select.problem import Floats, Ints, Problem
+from meshwright.select.reductions import compact
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +67,16 @@ def formulate(problem: Problem, rows: Ints) -> Model:
     classes = []
     next_column = n
     for edge in range(problem.edges):
-        matrix, row_of, column_of = compact(problem.matrix(edge))
-        classes.append((row_of, column_of))
-        where = np.argwhere(np.isfinite(matrix))
+        short = compact.apply(problem.matrix(edge))
+        classes.append((short.rows, short.columns))
+        where = np.argwhere(np.isfinite(short.matrix))
         column = next_column + np.arange(len(where))
         next_column += len(where)
-        costs.append(matrix[where[:, 0], where[:, 1]])
+        costs.append(short.matrix[where[:, 0], where[:, 1]])
         pairs.append((np.full(len(where), edge), where[:, 0], where[:, 1]))
         a, b = problem.edge_nodes[edge]
-        _link(out, column, where[:, 0], row_of, int(problem.offsets[a]))
-        _link(out, column, where[:, 1], column_of, int(problem.offsets[b]))
+        _link(out, column, where[:, 0], short.rows, int(problem.offsets[a]))
+        _link(out, column, where[:, 1], short.columns, int(problem.offsets[b]))
     for row in rows.tolist():
         index, size = row_coefficients(problem, row)
         out.add(index, size, -np.inf, float(problem.limits[row]))
@@ -98,31 +98,11 @@ def formulate(problem: Problem, rows: Ints) -> Model:
     )
 
 
-def compact(matrix: Floats) -> tuple[Floats, Ints, Ints]:
-    """The matrix over classes of equal rows and equal columns, and the class of every row and column."""
-    rows, row_of = _classes(matrix)
-    columns, column_of = _classes(matrix[rows].T)
-    return matrix[np.ix_(rows, columns)], row_of, column_of
-
-
-def _classes(matrix: Floats) -> tuple[Ints, Ints]:
-    """A representative of every class of equal rows, and the class of every row."""
-    finite = np.where(np.isfinite(matrix), matrix, -1e300)
-    key = finite @ np.sqrt(
-        np.arange(2.0, 2.0 + matrix.shape[1])
-    )  # equal rows have equal keys; the test below is for others
-    _, first, class_of = np.unique(key, return_index=True, return_inverse=True)
-    class_of = class_of.reshape(-1)
-    if not np.array_equal(finite[first][class_of], finite):
-        _, first, class_of = np.unique(finite, axis=0, return_index=True, return_inverse=True)
-    return first, class_of.reshape(-1)
-
-
 def count_pairs(problem: Problem, most: int) -> int:
     """Pair variables the program needs; stops counting beyond `most`."""
     total = 0
     for edge in range(problem.edges):
-        total += int(np.count_nonzero(np.isfinite(compact(problem.matrix(edge))[0])))
+        total += compact.apply(problem.matrix(edge)).pairs
         if total > most:
             break
     return total

@@ -21,7 +21,7 @@ from meshwright.select.dual import Ascent
 from meshwright.select.kernels import rows
 from meshwright.select.kernels.arrays import lay_out
 from meshwright.select.kernels.forest import grow, new_forest, release
-from meshwright.select.model import columns_of, compact, formulate
+from meshwright.select.model import columns_of, formulate
 
 
 def feasible_problems(seeds: range, **kwargs: int) -> list[Problem]:
@@ -145,16 +145,6 @@ def test_progress_only_gets_better() -> None:
     solve(grid(8, 4, limit=1300.0), seconds=5, gap=0.01, on_progress=seen.append)
     assert seen
     assert all(b.cost <= a.cost and b.bound >= a.bound for a, b in pairwise(seen))
-
-
-def test_compact_edges_write_the_same_matrix_with_fewer_rows() -> None:
-    rng = np.random.default_rng(0)
-    small = rng.integers(0, 5, (3, 4)).astype(float)
-    small[0, 1] = np.inf
-    matrix = small[np.ix_(rng.integers(0, 3, 20), rng.integers(0, 4, 30))]
-    table, row_of, column_of = compact(matrix)
-    assert table.shape <= (3, 4)
-    assert np.array_equal(table[np.ix_(row_of, column_of)], matrix)
 
 
 def test_a_choice_is_a_point_of_the_integer_program_with_its_cost() -> None:

@@ -5,21 +5,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from select_oracle import enumerate_best, enumerate_optimum, random_problem
 
-from meshwright.select import InfeasibleError, Problem, ProblemBuilder
+from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
 from meshwright.select.flatten import flatten
 from meshwright.select.graph import Graph
+from meshwright.select.ilp import branch_and_bound
 from meshwright.select.reductions import (
+    compact,
     components,
     contract,
     dominate,
     eliminate,
     fold,
     forbid,
+    parts,
     reduce,
     rows,
     separate,
@@ -130,6 +135,97 @@ def test_twins_keep_the_optimum() -> None:
             assert problem.total_cost(back.invert(choice)) == want
             assert problem.feasible(back.invert(choice))
     assert merged > 90
+
+
+def test_parts_keep_the_optimum() -> None:
+    several = 0
+    for seed in range(0, 120, 2):
+        pair = [random_problem(seed + i, rows=seed % 3) for i in range(2)]
+        problem = side_by_side(pair)
+        found, way = parts.apply(problem)
+        several += len(found) > 1
+        want = sum(enumerate_optimum(one) for one in pair)
+        best = [enumerate_best(part.verify()) for part in found]
+        assert sum(cost for cost, _ in best) == want, seed
+        if np.isfinite(want):
+            choice = way.invert([choice for _, choice in best])
+            assert problem.feasible(choice)
+            assert problem.total_cost(choice) == want
+    assert several == 60
+
+
+def test_a_row_joins_what_is_in_it() -> None:
+    """0 and 1 share row 1; 2 is alone in row 2; a use of nothing joins nothing."""
+    build = ProblemBuilder()
+    nodes = [build.node([0.0, 1.0]) for _ in range(3)]
+    for _ in range(3):
+        build.row(5.0)
+    build.hold(0, 2, nodes[0], 0, 1.0)
+    build.hold(1, 2, nodes[1], 1, 2.0)
+    build.hold(2, 3, nodes[2], 0, 3.0)
+    build.hold(1, 1, nodes[2], 1, 3.0)
+    found, way = parts.apply(build.build())
+    assert [nodes.tolist() for nodes in way.nodes] == [[2], [0, 1]]
+    assert [len(part.limits) for part in found] == [1, 2]
+
+
+def test_parts_are_solved_one_by_one() -> None:
+    """Rows bind in every part, so that no shortcut ends it before."""
+    bound = []
+    for seed in range(200):
+        one = random_problem(seed, kind="dense", rows=2, tightness=0.5)
+        best = enumerate_optimum(one)
+        if one.nodes > 4 and enumerate_optimum(replace(one, limits=np.full(2, np.inf))) < best < np.inf:
+            bound.append(one)
+    problem = side_by_side(bound[:4])
+    selection = solve(problem, seconds=60)
+    assert (selection.cost, selection.gap) == (sum(map(enumerate_optimum, bound[:4])), 0.0)
+    assert any("independent parts" in line for line in selection.done)
+
+
+def side_by_side(problems: list[Problem]) -> Problem:
+    """One problem of several that have nothing to do with each other."""
+    build = ProblemBuilder()
+    for problem in problems:
+        nodes = [build.node(problem.costs[a:b]) for a, b in pairwise(problem.offsets.tolist())]
+        for edge, (a, b) in enumerate(problem.edge_nodes.tolist()):
+            build.edge(nodes[a], nodes[b], problem.matrix(edge))
+        rows = [build.row(limit) for limit in problem.limits.tolist()]
+        uses = (problem.use_node, problem.use_option, problem.use_begin, problem.use_end, problem.use_bytes)
+        for node, option, begin, end, size in zip(*(each.tolist() for each in uses), strict=True):
+            if end > begin:
+                local = option - int(problem.offsets[node])
+                build.hold(rows[begin], rows[end - 1] + 1, nodes[node], local, size)
+    return build.build()
+
+
+def test_compact_edges_keep_every_entry_and_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    fewer = 0
+    for seed in range(40):
+        problem = doubled(random_problem(seed, rows=0), rng)
+        short = [compact.apply(problem.matrix(edge)) for edge in range(problem.edges)]
+        for edge, found in enumerate(short):
+            assert np.array_equal(found.invert(), problem.matrix(edge))
+            fewer += found.matrix.size < problem.matrix(edge).size
+        best = enumerate_optimum(problem)
+        if np.isfinite(best):
+            assert ilp_cost(problem) == pytest.approx(best)
+            with monkeypatch.context() as patch:
+                patch.setattr(compact, "apply", lambda m: compact.Compact(m, np.arange(len(m)), np.arange(len(m.T))))
+                assert ilp_cost(problem) == pytest.approx(best)
+    assert fewer > 40
+
+
+def ilp_cost(problem: Problem) -> float:
+    costs: list[float] = []
+
+    def report(bound: float | None, choice: list[int] | None) -> None:
+        if choice is not None:
+            costs.append(problem.total_cost(choice))
+
+    assert branch_and_bound(problem, report, seconds=1e6)
+    return min(costs)
 
 
 def doubled(problem: Problem, rng: np.random.Generator) -> Problem:

@@ -8,7 +8,7 @@ from meshwright.select import core, elimination
 from meshwright.select.budget import Budget
 from meshwright.select.flatten import flatten
 from meshwright.select.problem import Problem, no_choice
-from meshwright.select.reductions import reduce, twins
+from meshwright.select.reductions import parts, reduce, twins
 
 # Up to this size one elimination costs less than looking for reductions.
 QUICK_NODES = 2000
@@ -34,8 +34,29 @@ def _reduced(problem: Problem, budget: Budget, seed: int, done: list[str]) -> tu
         f"reduced {problem.nodes} nodes, {problem.edges} edges, {len(problem.limits)} rows "
         f"to {small.nodes}, {small.edges}, {len(small.limits)}"
     )
-    choice, bound = core.solve(small, budget, graph.constant, seed, done)
+    choice, bound = _parts(small, budget, graph.constant, seed, done)
     return graph.restore(dict(zip(ids, choice, strict=True))), bound + graph.constant
+
+
+def _parts(problem: Problem, budget: Budget, constant: float, seed: int, done: list[str]) -> tuple[list[int], float]:
+    """Each independent part on its own, the small ones first: the time they leave is for the large ones."""
+    found, way = parts.apply(problem)
+    if len(found) == 1:
+        return core.solve(problem, budget, constant, seed, done)
+    done.append(f"{len(found)} independent parts")
+    left = sum(len(part.costs) for part in found)
+    choices, bound = [], 0.0
+    for part in found:
+        share = budget.share(len(part.costs) / left)
+        choice, least = core.solve(part, share, 0.0, seed, done)
+        left -= len(part.costs)
+        budget.spent += share.spent
+        choices.append(choice)
+        bound += least
+    together = way.invert(choices)
+    if problem.feasible(together):
+        budget.report("parts", cost=problem.total_cost(together) + constant, bound=bound + constant)
+    return together, bound
 
 
 def _quick(problem: Problem, budget: Budget, done: list[str]) -> tuple[list[int], float] | None:

@@ -10,10 +10,11 @@ Each file has an `apply` that changes a `Graph` and leaves steps with `invert` o
     dominate    options that another one beats whatever the neighbours do, in cost and in bytes
     eliminate   nodes of degree 0, 1 or 2 that use no bytes: min-plus products
     rows        rows that cannot bind or that another row implies; live sets that are not maximal
-    components  connected parts that use no bytes are solved on their own
+    components  connected components that use no bytes are solved on their own
+    parts       what is left falls into problems of its own where neither edges nor rows join it
+    compact     options that one edge cannot tell apart: how an edge is written down, for HiGHS
 
-Parallel edges merge when a graph is built (`Graph.join`). Compact edges, options that one edge cannot tell apart,
-are a matter of how an edge is written down: `model.compact`, for HiGHS.
+Parallel edges merge when a graph is built (`Graph.join`).
 """
 
 from meshwright.select.reductions.fixpoint import reduce
