@@ -17,7 +17,7 @@ from torch.library import custom_op
 
 from meshwright.errors import LayoutError
 from meshwright.layout.steps import Collective
-from meshwright.layout.transport import current_transport
+from meshwright.layout.transport import ProcessTransport, current_transport
 
 _thread_logs = threading.local()
 _process_logs: list[list[Collective]] = []
@@ -79,6 +79,15 @@ def all_reduce(x: Tensor, axis: str) -> Tensor:
     """Sum over the ranks of the axis."""
     _note("all_reduce", axis, x)
     return current_transport().all_reduce(x, axis, "sum")
+
+
+def sum_in_place(x: Tensor, axis: str) -> Tensor:
+    """As `all_reduce`, in memory that is the caller's own; not an op, so outside graphs only."""
+    transport = current_transport()
+    if not isinstance(transport, ProcessTransport):
+        return x.copy_(all_reduce(x, axis))
+    _note("all_reduce", axis, x)
+    return transport.sum_in_place(x, axis)
 
 
 @custom_op("meshwright::all_reduce_max", mutates_args=())
@@ -225,5 +234,6 @@ __all__ = [
     "place_slice",
     "record",
     "reduce_scatter",
+    "sum_in_place",
     "take_slice",
 ]

@@ -101,7 +101,7 @@ class ProcessTransport:
         return cls(groups | _make_groups(mesh.mesh, names, wanted))
 
     @classmethod
-    def from_ranks(cls, ranks: Tensor, names: Sequence[str]) -> ProcessTransport:
+    def from_ranks(cls, ranks: Tensor, names: Sequence[str]) -> Self:
         """Groups over an n-d array of global ranks, one name per array dim: a stage's part of the processes.
 
         Every process of the default group must call this; one that is not in `ranks` gets no groups.
@@ -120,6 +120,10 @@ class ProcessTransport:
         out = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(out, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, self.group(axis))
         return out
+
+    def sum_in_place(self, x: Tensor, axis: str) -> Tensor:
+        dist.all_reduce(x, dist.ReduceOp.SUM, self.group(axis))
+        return x
 
     def all_gather(self, x: Tensor, axis: str) -> Tensor:
         group = self.group(axis)

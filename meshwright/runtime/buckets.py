@@ -23,8 +23,8 @@ def move(bucket: Bucket, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _all_reduce(bucket: Bucket, given: Sequence[Tensor]) -> list[Tensor]:
     if len(given) == 1:
         return [ops.all_reduce(given[0], bucket.axis)]
-    summed = ops.all_reduce(torch.cat([tensor.reshape(-1) for tensor in given]), bucket.axis)
-    parts = summed.split([tensor.numel() for tensor in given])
+    summed = ops.sum_in_place(torch.cat([tensor.reshape(-1) for tensor in given]), bucket.axis)
+    parts = torch.split(summed, [tensor.numel() for tensor in given])
     return [part.view(tensor.shape) for part, tensor in zip(parts, given, strict=True)]
 
 

@@ -159,6 +159,12 @@ class WatchedTransport(ProcessTransport):
         with self._named("all_reduce", axis):
             return super().all_reduce(x, axis, op)
 
+    def sum_in_place(self, x: Tensor, axis: str) -> Tensor:
+        if self._alone(axis):
+            return x
+        with self._named("all_reduce", axis):
+            return super().sum_in_place(x, axis)
+
     def all_gather(self, x: Tensor, axis: str) -> Tensor:
         if self._alone(axis):
             return x.clone()[None]
