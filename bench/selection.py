@@ -97,7 +97,7 @@ def contest(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _files(args: argparse.Namespace, folder: Path) -> list[tuple[str, Path, float, dict[str, float | None]]]:
     if args.models:
-        return _models(folder)
+        return _models(folder, tuple(args.instances or ("",)))
     if args.folder:
         return [(path.name, path, 60.0, {}) for path in sorted(Path(args.folder).glob("*.json*"))]
     found: list[tuple[str, Path, float, dict[str, float | None]]] = []
@@ -115,12 +115,12 @@ def _files(args: argparse.Namespace, folder: Path) -> list[tuple[str, Path, floa
     return found
 
 
-def _models(folder: Path) -> list[tuple[str, Path, float, dict[str, float | None]]]:
+def _models(folder: Path, prefixes: tuple[str, ...]) -> list[tuple[str, Path, float, dict[str, float | None]]]:
     from bench.select_models import problems
     from meshwright.select import dump
 
     found: list[tuple[str, Path, float, dict[str, float | None]]] = []
-    for problem in problems():
+    for problem in (each for each in problems() if each.name.startswith(prefixes)):
         path = folder / f"{problem.name}.json"
         dump(problem, path)
         found.append((problem.name, path, 60.0, {}))

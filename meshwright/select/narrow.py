@@ -33,7 +33,7 @@ SUBGRADIENT_STEPS = 60
 def solve(best: Best, done: list[str]) -> bool:
     """Improves `best`; True when the core was narrow."""
     try:
-        order = elimination.plan(best.problem, most=ENTRIES)
+        order = elimination.plan(best.problem, most=ENTRIES, stop=best.budget.over)
     except TooWideError:
         return False
     oracle = _Oracle(best, order)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -109,18 +109,25 @@ class Filled:
 
 
 def plan(
-    problem: Problem, kept: Sequence[int] = (), *, most: float = float("inf"), largest: float = float("inf")
+    problem: Problem,
+    kept: Sequence[int] = (),
+    *,
+    most: float = float("inf"),
+    largest: float = float("inf"),
+    stop: Callable[[], bool] = lambda: False,
 ) -> Order:
     """Prepares the elimination of all nodes but `kept`. Raises `TooWideError` when that takes more than `most` table
-    entries in all, or more than `largest` in one table.
+    entries in all, or more than `largest` in one table, or when `stop` says so before it is done.
     """
     width = np.diff(problem.offsets).tolist()
     order = Order(tuple(kept), problem.nodes, tuple(problem.offsets.tolist()), tuple(width[node] for node in kept))
     steps: list[Step] = []
     total = 0
     try:
-        work = _Work(problem, kept, most)
+        work = _Work(problem, kept, most, stop)
         for node in work.order:
+            if stop():
+                raise TooWideError("no time left to prepare tables")
             for step in work.eliminate(node, min(largest, most - total)):
                 steps.append(step)
                 total += step.entries
@@ -137,7 +144,7 @@ def plan(
 class _Work:
     """The factors of every node that is not gone. `alone`: what is seen of a node that is in no factor."""
 
-    def __init__(self, problem: Problem, kept: Sequence[int], most: float) -> None:
+    def __init__(self, problem: Problem, kept: Sequence[int], most: float, stop: Callable[[], bool]) -> None:
         self.views = Views()
         self.kept = set(kept)
         self.alone = [self.views.by([0] * n) for n in np.diff(problem.offsets).tolist()]
@@ -149,7 +156,7 @@ class _Work:
         edges = _edges(problem, self.views)
         for factor in edges:
             self._add(factor)
-        order = best_order(kept, edges, self.alone, self.views, most)
+        order = best_order(kept, edges, self.alone, self.views, most, stop)
         if order is None:
             raise TooWideError("tables too large in every order tried", f"at most {most:,.0f} entries")
         self.order = order

@@ -68,14 +68,21 @@ RULES: tuple[Callable[[Measure], float], ...] = (
 
 
 def best_order(
-    kept: Sequence[int], factors: Sequence[Factor], alone: Sequence[View], views: Views, most: float
+    kept: Sequence[int],
+    factors: Sequence[Factor],
+    alone: Sequence[View],
+    views: Views,
+    most: float,
+    stop: Callable[[], bool],
 ) -> list[int] | None:
-    """All nodes but `kept`, each with its view `alone`; None when every order tried takes more than `most` entries."""
+    """All nodes but `kept`, each with its view `alone`. None when every order tried takes more than `most` entries, or
+    when `stop` came first.
+    """
     start = _Pass(alone, views.join, _sketches(factors, len(alone)))
     start.waiting = {node: start.measure(node) for node in set(range(len(alone))) - set(kept)}
     best: tuple[float, list[int]] | None = None
     for rule in RULES if len(alone) <= MANY_NODES else RULES[:1]:
-        found = start.copy().run(rule, best[0] if best else most)
+        found = start.copy().run(rule, best[0] if best else most, stop)
         best = found or best
         if best and best[0] <= ENOUGH * len(alone):
             break
@@ -131,9 +138,12 @@ class _Pass:
     def copy(self) -> _Pass:
         return _Pass(self.alone, self.join, [dict(around) for around in self.around], dict(self.waiting))
 
-    def run(self, rule: Callable[[Measure], float], most: float) -> tuple[float, list[int]] | None:
-        """Entries in all and the order; None once there are more than `most`."""
-        total, order = 0.0, []
+    def run(
+        self, rule: Callable[[Measure], float], most: float, stop: Callable[[], bool]
+    ) -> tuple[float, list[int]] | None:
+        """Entries in all and the order; None once there are more than `most`, or no time is left."""
+        total = 0.0
+        order: list[int] = []
         heap = [(rule(measure), node) for node, measure in self.waiting.items()]
         heapq.heapify(heap)
         while heap:
@@ -142,7 +152,7 @@ class _Pass:
             if measure is None or rule(measure) != key:
                 continue  # gone, or out of date
             total += measure.entries
-            if total > most:
+            if total > most or (len(order) % 64 == 63 and stop()):
                 return None
             order.append(node)
             del self.waiting[node]

@@ -21,9 +21,9 @@ WIDEST = 100_000_000
 def search(problem: Problem, budget: Budget, seed: int) -> tuple[list[int], float, list[str]]:
     keeper = Keeper(problem)
     try:
-        order = elimination.plan(problem, most=WIDEST)
-    except elimination.TooWideError:
-        return keeper.choice.tolist(), floor_bound(problem), [f"not narrow: more than {WIDEST} table entries"]
+        order = elimination.plan(problem, most=WIDEST, stop=budget.over)
+    except elimination.TooWideError as wide:
+        return keeper.choice.tolist(), floor_bound(problem), [f"not narrow: {wide.given}"]
     prices = Prices(problem)
     bound, steps = -np.inf, 0
     while True:
