@@ -12,6 +12,7 @@ from meshwright.errors import MeshwrightError
 COMMANDS = {
     "profile": ("meshwright.profile.command", "show what a model computes and needs, by segment"),
     "plan": ("meshwright.solve.command", "find the fastest plan that fits, and show what others would cost"),
+    "explain": ("meshwright.solve.explain_command", "explain a plan, a part of it, or how two plans differ"),
     "code": ("meshwright.generate.command", "print the Python that a plan makes each rank run"),
     "simulate": ("meshwright.simulate.command", "play a plan with predicted durations and show where time goes"),
     "train": ("meshwright.runtime.command", "train a model under a plan on local processes"),

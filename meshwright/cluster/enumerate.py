@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshwright.cluster.mesh import Mesh
-from meshwright.cluster.topology import Cluster
+from meshwright.cluster.topology import Cluster, Group
 from meshwright.errors import ClusterError
 
 
@@ -44,3 +44,16 @@ def links_of(mesh: Mesh) -> object:
     own = sorted((axis.size, repr(axis.hops)) for axis in mesh.axes)
     flat = sorted((axis.size, repr(axis.hops)) for axis in mesh.flat)
     return (tuple(own), tuple(flat), mesh.device)
+
+
+def per_host(cluster: Cluster) -> int:
+    """Devices of the smallest innermost group."""
+    return min(_innermost(cluster.root))
+
+
+def _innermost(group: Group) -> Iterator[int]:
+    if all(isinstance(member.of, str) for member in group.members):
+        yield group.device_count
+    for member in group.members:
+        if isinstance(member.of, Group):
+            yield from _innermost(member.of)

@@ -105,6 +105,18 @@ class Plan:
 
         return describe(self)
 
+    def explain(self) -> str:
+        """What each axis does, where time and memory go, what binds."""
+        from meshwright.plan.explain import explain
+
+        return explain(self)
+
+    def diff(self, other: Plan) -> str:
+        """What another plan decides differently."""
+        from meshwright.plan.diff import diff
+
+        return diff(self, other)
+
     @property
     def mesh(self) -> Mesh:
         """The mesh of a plan of one stage."""

@@ -12,7 +12,7 @@ from math import prod
 
 from meshwright.capture.program import ITEM_BYTES, Program
 from meshwright.cluster import Cluster
-from meshwright.cluster.topology import Group
+from meshwright.cluster.enumerate import per_host
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
@@ -59,7 +59,7 @@ def _ways(cluster: Cluster) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
     for stage in (1, 2, 3):
         name = "fully sharded (ZeRO-3)" if stage == 3 else f"ZeRO-{stage}"
         yield name, [(f"mesh={n}", f"dp={n}", f"zero={stage}")]
-    inner = _per_host(cluster)
+    inner = per_host(cluster)
     if 1 < inner < n:
         yield "hybrid sharded", [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}")]
     degrees = [size for size in range(2, inner + 1) if n % size == 0 and inner % size == 0]
@@ -73,19 +73,6 @@ def _ways(cluster: Cluster) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
 
 def _split(n: int, tp: int) -> tuple[str, ...]:
     return (f"mesh={n}", f"tp={n}") if tp == n else (f"mesh={n // tp}x{tp}", f"dp={n // tp}", f"tp={tp}")
-
-
-def _per_host(cluster: Cluster) -> int:
-    """Devices of the smallest host; all of them where there is one."""
-    return min(_innermost(cluster.root))
-
-
-def _innermost(group: Group) -> Iterator[int]:
-    if all(isinstance(member.of, str) for member in group.members):
-        yield group.device_count
-    for member in group.members:
-        if isinstance(member.of, Group):
-            yield from _innermost(member.of)
 
 
 def _try(

@@ -10,17 +10,17 @@ from math import prod
 from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
 from meshwright.cluster import FLAT, Cluster, Mesh
-from meshwright.cluster.enumerate import meshes
+from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.errors import PlanError
 from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
 from meshwright.price.parameter import Setting, check_optimizer
 from meshwright.solve.account import collectives_of, communication_s
-from meshwright.solve.chain import least_bytes
 from meshwright.solve.frontier import Frontier, Point
 from meshwright.solve.inputs import input_layouts
 from meshwright.solve.mix import Chain
 from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
+from meshwright.solve.refuse import does_not_fit
 from meshwright.solve.search import Candidate, Found, Progress, search
 
 
@@ -51,12 +51,19 @@ def make_plan(
     if found is None and not fit:
         found = search([replace(one, microbatches=one.microbatches[-1:]) for one in candidates], 1 << 62)
     if found is None:
-        raise _does_not_fit(candidates, cluster, budget)
+        raise does_not_fit(candidates, cluster, budget, lambda larger: _tight(program, larger, optimizer, precision))
     plan = _assemble(program, cluster, found)
     plan = replace(plan, model=model, optimizer=optimizer, precision=precision, memory_bytes=memory_bytes, pins=texts)
     named = _name_axes(program, plan)
     named.verify()
     return named
+
+
+def _tight(program: Program, cluster: Cluster, optimizer: str, precision: str) -> Candidate:
+    """A mesh of hosts by devices of a host: where weights and activations can be cut most."""
+    inner = per_host(cluster)
+    shape = (cluster.device_count // inner, inner) if inner < cluster.device_count else (inner,)
+    return _candidate(program, cluster.mesh(shape), Pins(), Setting(optimizer, precision))
 
 
 def _meshes(cluster: Cluster, pins: tuple[str, ...], max_axes: int) -> list[Mesh]:
@@ -130,16 +137,6 @@ def _check_batch(program: Program, mesh: Mesh, pins: Pins) -> None:
             "a batch that divides evenly",
             "change the batch or the pins",
         )
-
-
-def _does_not_fit(candidates: list[Candidate], cluster: Cluster, budget: int) -> PlanError:
-    least = min(least_bytes(one.frontier(one.microbatches[-1])) for one in candidates)
-    device = cluster.mesh((cluster.device_count,)).device
-    return PlanError(
-        f"no plan fits in {budget:,} bytes on each of {cluster.device_count} devices ({device.name})",
-        f"at least {least:,} bytes, {least - budget:,} more",
-        "raise the memory limit, use more devices, or make the batch smaller",
-    )
 
 
 def _assemble(program: Program, cluster: Cluster, found: Found) -> Plan:

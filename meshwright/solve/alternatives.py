@@ -1,0 +1,88 @@
+"""What else an op or a parameter could have done, everything around it as planned, and what each would cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from meshwright.capture.program import Program
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+from meshwright.price.segment import price_segment
+from meshwright.rules import strategies
+from meshwright.solve.pins import Pins
+from meshwright.solve.reprice import setting_of
+from meshwright.solve.space import space
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """more_s and more_bytes: a step's seconds and held bytes against the plan's, for one segment."""
+
+    text: str
+    more_s: float
+    more_bytes: int
+    chosen: bool = False
+
+
+def alternatives_of(plan: Plan, program: Program, name: str) -> list[Alternative]:
+    """Of a parameter by its full name, or of an op as `segment:op`; the planned one is among them."""
+    found = _of_parameter(plan, program, name) if name in plan.parameters else _of_op(plan, program, name)
+    return sorted(found, key=lambda one: (not one.chosen, one.more_s))
+
+
+def _of_parameter(plan: Plan, program: Program, name: str) -> list[Alternative]:
+    index = program.uses_of(name)[0]
+    segment = program.segments[index]
+    graph = program.graph(segment)
+    local = graph.params[segment.params.index(name)].name
+    setting = setting_of(plan)
+    here = space(graph, segment.params, plan.microbatch, plan.mesh, Pins(), setting)
+    given = {v.name: plan.parameters[full] for v, full in zip(graph.params, segment.params, strict=True)}
+    choice, uses = (
+        plan.choice(index),
+        {v.name: len(program.uses_of(n)) for v, n in zip(graph.params, segment.params, strict=True)},
+    )
+    base = price_segment(here.graph, choice, given, plan.mesh, setting, uses)
+    found = []
+    for option in dict.fromkeys((plan.parameters[name], *here.parameters[local])):
+        if option.compute != plan.parameters[name].compute:
+            continue  # another compute layout is another strategy of the op that reads it
+        point = price_segment(here.graph, choice, given | {local: option}, plan.mesh, setting, uses)
+        when = "gathered for each use" if option.regather else "gathered once a step"
+        text = f"stored {option.storage}, used {option.compute}" + (
+            f", {when}" if option.storage != option.compute else ""
+        )
+        text += ", gradient brought home each micro-batch" if option.scatter else ""
+        more_s = point.seconds(plan.microbatches) - base.seconds(plan.microbatches)
+        found.append(Alternative(text, more_s, point.held_bytes - base.held_bytes, option == plan.parameters[name]))
+    return found
+
+
+def _of_op(plan: Plan, program: Program, name: str) -> list[Alternative]:
+    where, _, op_name = name.rpartition(":")
+    index = next((i for i, s in enumerate(program.segments) if s.name == where), None)
+    if index is None:
+        known = [*plan.parameters, *(segment.name for segment in program.segments)]
+        close = get_close_matches(name, known, n=3)
+        raise PlanError(
+            f"{name!r} is no parameter and no `segment:op` of the plan",
+            f"a parameter such as {next(iter(plan.parameters), '-')}, or {program.segments[-1].name}:OP",
+            f"did you mean {' or '.join(close)}?" if close else "see `meshwright explain PLAN`",
+        )
+    segment = program.segments[index]
+    graph = program.graph(segment).at(plan.microbatch)
+    op = next((one for one in graph.ops if one.name == op_name), None)
+    if op is None:
+        raise PlanError(f"segment {where} has no op {op_name!r}", ", ".join(one.name for one in graph.ops))
+    setting, choice = setting_of(plan), plan.choice(index)
+    given = {v.name: plan.parameters[full] for v, full in zip(graph.params, segment.params, strict=True)}
+    base = price_segment(graph, choice, given, plan.mesh, setting)
+    found = []
+    for made in strategies(op, graph.values(), plan.mesh):
+        changed = replace(choice, strategies=choice.strategies | {op_name: made.text})
+        point = price_segment(graph, changed, given, plan.mesh, setting)
+        more_s = point.seconds(plan.microbatches) - base.seconds(plan.microbatches)
+        same = made.text == choice.strategies[op_name]
+        found.append(Alternative(str(made), more_s, point.held_bytes - base.held_bytes, same))
+    return found

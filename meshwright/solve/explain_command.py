@@ -1,0 +1,59 @@
+"""`meshwright explain`: why a plan is what it is, what an op or a weight could do instead, two plans compared."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("explain", help="explain a plan, a weight or op of it, or how two plans differ")
+    parser.add_argument("plan", help="a plan file")
+    parser.add_argument(
+        "names", nargs="*", help="weights (layers.0.up.weight) or ops (SEGMENT:OP) whose alternatives to list"
+    )
+    parser.add_argument("--against", metavar="PLAN", help="another plan file: say what differs")
+    parser.add_argument("--limit", type=int, default=12, metavar="N", help="alternatives to list of each (default 12)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from meshwright.errors import PlanError
+    from meshwright.plan import Plan
+    from meshwright.plan.diff import diff
+    from meshwright.plan.explain import explain
+
+    plan = Plan.load(args.plan)
+    if args.against:
+        print(diff(plan, Plan.load(args.against)) or "the two plans decide the same")
+        return 0
+    if not args.names:
+        print(explain(plan))
+        return 0
+    if not plan.model:
+        raise PlanError(
+            f"{args.plan} names no model",
+            "a plan made by `meshwright plan`",
+            "use meshwright.solve.alternatives from Python",
+        )
+    _alternatives(plan, args.names, args.limit)
+    return 0
+
+
+def _alternatives(plan: Any, names: list[str], limit: int) -> None:
+    from meshwright.capture import capture
+    from meshwright.models.reference import parse_reference
+    from meshwright.plan.units import show_bytes, show_seconds
+    from meshwright.price.check import check_plan
+    from meshwright.solve.alternatives import alternatives_of
+
+    program = capture(*parse_reference(plan.model).meta(plan.batch), precision=plan.precision)
+    check_plan(plan, program)
+    for name in names:
+        found = alternatives_of(plan, program, name)
+        print(f"{name}: {len(found)} ways; seconds and bytes of one segment against the plan's, all else as planned")
+        for one in found[:limit]:
+            sign = "-" if one.more_s < 0 else "+"
+            held = f"{'-' if one.more_bytes < 0 else '+'}{show_bytes(abs(one.more_bytes))}"
+            mark = "planned" if one.chosen else f"{sign}{show_seconds(abs(one.more_s))}"
+            print(f"  {mark:>12}  {held:>10}  {one.text}")

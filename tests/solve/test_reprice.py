@@ -1,0 +1,66 @@
+"""A plan priced again, op by op on the unfolded program, costs what the solver said; alternatives are too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from small_models import NAMES, small_model
+
+from meshwright.capture import capture
+from meshwright.capture.program import Program
+from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+from meshwright.solve.alternatives import alternatives_of
+from meshwright.solve.plan import make_plan
+from meshwright.solve.reprice import reprice
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_price_of_a_plan_is_what_the_solver_reports(name: str, precision: str) -> None:
+    model, batch = small_model(name)
+    program = capture(model, batch, precision=precision)
+    micro = () if program.couples_samples else ("microbatch=3",)
+    for pins in ((), ("zero=3", *micro), micro):
+        plan = make_plan(program, load_cluster("local:2"), precision=precision, pins=pins)
+        again = reprice(plan, program)
+        assert again.predicted.step_s == pytest.approx(plan.predicted.step_s, rel=1e-9)
+        for field in ("peak_bytes", "static_bytes", "resident_bytes", "transient_bytes"):
+            assert getattr(again.predicted, field) == getattr(plan.predicted, field)
+        assert sorted(map(str, again.predicted.collectives)) == sorted(map(str, plan.predicted.collectives))
+
+
+@pytest.fixture(scope="module")
+def pinned() -> tuple[Plan, Program]:
+    program = capture(*small_model("llama"))
+    return make_plan(program, load_cluster("local:2"), pins=("dp=2", "zero=3")), program
+
+
+def test_alternatives_of_a_weight_and_an_op_name_the_planned_one_first(pinned: tuple[Plan, Program]) -> None:
+    plan, program = pinned
+    ways = alternatives_of(plan, program, "layers.0.up.weight")
+    assert [one.chosen for one in ways].count(True) == 1
+    assert ways[0].chosen
+    assert any(one.more_bytes > 0 and one.more_s < 0 for one in ways), "not to shard it: faster, and holds more"
+    segment = program.segments[1]
+    op = next(one.name for one in program.graph(segment).ops if "linear" in one.target)
+    others = alternatives_of(plan, program, f"{segment.name}:{op}")
+    assert others[0].chosen
+    assert len(others) > 2
+    assert others[0].more_s == 0
+    with pytest.raises(PlanError, match="no parameter"):
+        alternatives_of(plan, program, "layers.0.upp.weight")
+
+
+def test_a_plan_explains_itself_and_says_what_another_does_differently(pinned: tuple[Plan, Program]) -> None:
+    plan, program = pinned
+    text = plan.explain()
+    for part in ("where the time goes", "where the memory goes", "all_gather over dp", "memory does not bind"):
+        assert part in text
+    tight = replace(plan, memory_bytes=plan.predicted.peak_bytes + 1)
+    assert "memory binds" in tight.explain()
+    assert plan.diff(plan) == ""
+    other = make_plan(program, load_cluster("local:2"), pins=("dp=2", "zero=0"))
+    assert "[S(0)] used [R] regathered -> float32 [I] used [R]" in plan.diff(other)
