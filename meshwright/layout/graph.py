@@ -131,6 +131,14 @@ class Edges:
         there, steps = self._template.targets[first:last], self._template.steps[first:last]
         return zip(self._seconds[first:last].tolist(), there, steps, strict=True)
 
+    def matrix(self) -> Floats:
+        """Seconds of the step from each layout (rows) to each (columns); infinite where there is none."""
+        n = len(self._template.layouts)
+        lengths = np.full((n, n), np.inf)
+        np.fill_diagonal(lengths, 0.0)
+        lengths[self._template.forward.before, self._template.forward.after] = self._seconds  # one step per pair
+        return lengths
+
 
 class _Pieces:
     """Every layout's piece on the first rank: shape, items, and whether all ranks' are alike."""

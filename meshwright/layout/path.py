@@ -13,11 +13,14 @@ and `Pricer` price them, `_Search.reach` is the algorithm.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.cluster.mesh import Mesh
 from meshwright.errors import LayoutError
@@ -84,11 +87,9 @@ def _check_types(source: Layout, target: Layout, shape: tuple[int, ...], itemsiz
         raise LayoutError(f"itemsize {itemsize!r}", "bytes of one element, 1 or more")
 
 
-def priced_steps(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> Iterator[list[tuple[float, int]]]:
-    """For every layout, in the order of `layout_numbers`: seconds and target of each single step."""
-    graph = _graph(shape, itemsize, mesh, grad)
-    for number in range(len(graph.layouts)):
-        yield [(edge[0], edge[1]) for edge in graph.edges(number)]
+def step_seconds(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> NDArray[np.float64]:
+    """Seconds of the single step from each layout (rows) to each (columns), by `layout_numbers`; infinite if none."""
+    return _graph(shape, itemsize, mesh, grad).matrix()
 
 
 @lru_cache
@@ -118,6 +119,16 @@ class _Graph:
         if number not in self._met:
             self._met[number] = self._priced(number)
         return self._met[number]
+
+    def matrix(self) -> NDArray[np.float64]:
+        if self._all is not None:
+            return self._all.matrix()
+        lengths = np.full((len(self.layouts), len(self.layouts)), inf)
+        np.fill_diagonal(lengths, 0.0)
+        for number in range(len(self.layouts)):
+            for seconds, target, _ in self.edges(number):
+                lengths[number, target] = seconds
+        return lengths
 
     def _priced(self, number: int) -> list[tuple[float, int, Step]]:
         steps = moves(self.layouts[number], len(self.shape))

@@ -11,21 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cluster.mesh import Mesh
-from meshwright.layout.path import layout_numbers, priced_steps
+from meshwright.layout.path import layout_numbers, step_seconds
 from meshwright.layout.states import Layout
 
 
 @lru_cache(maxsize=1 << 12)
 def conversion_table(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> npt.NDArray[np.float64]:
     """Forward and backward seconds from each layout (rows) to each (columns), by `layout_numbers`."""
-    n = len(layout_numbers(len(shape), len(mesh.axes)))
-    lengths = np.full((n, n), np.inf)
-    np.fill_diagonal(lengths, 0.0)
-    for source, steps in enumerate(priced_steps(shape, itemsize, mesh, grad)):
-        for seconds, target in steps:
-            lengths[source, target] = min(lengths[source, target], seconds)
+    lengths = step_seconds(shape, itemsize, mesh, grad)
     while True:
-        longer = np.stack([(lengths[source][:, None] + lengths).min(axis=0) for source in range(n)])
+        longer = np.stack([(row[:, None] + lengths).min(axis=0) for row in lengths])
         if np.array_equal(longer, lengths):
             return lengths
         lengths = longer

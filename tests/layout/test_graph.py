@@ -10,6 +10,7 @@ from meshwright.layout.graph import Edges, is_small
 from meshwright.layout.moves import moves
 from meshwright.layout.path import conversion
 from meshwright.layout.stepprice import price_step
+from meshwright.layout.table import conversion_table
 
 DGX = load_cluster("dgx-h100:2")
 MESHES = {
@@ -42,3 +43,12 @@ def test_a_large_graph_is_searched_without_being_built() -> None:
     assert {c.kind for c in gather.forward} == {"all_gather"}
     step = next(step for step in moves(sharded, 4) if step.target == whole)
     assert gather.total_s <= price_step(step, (16, 16, 16, 16), 2, mesh, True).total_s
+
+
+@pytest.mark.parametrize("shape", [(32, 64), (7, 5)], ids=str)
+def test_the_table_of_all_pairs_holds_the_shortest_paths(shape: tuple[int, ...]) -> None:
+    mesh, layouts = MESHES["gloo"], all_layouts(2, 2)
+    found = conversion_table(shape, 2, mesh, True)
+    for i, source in enumerate(layouts):
+        paths = [conversion(source, target, shape, 2, mesh).total_s for target in layouts]
+        assert found[i].tolist() == pytest.approx(paths, rel=1e-12, abs=0)
