@@ -10,13 +10,13 @@ from torch import Tensor
 from meshwright.layout.collectives import all_gather, all_reduce, all_reduce_max, axis_index, reduce_scatter
 
 
-def sharded_class_losses(logits: Tensor, targets: Tensor, axis: str) -> Tensor:
-    """Cross-entropy per row with the classes sharded over `axis`, the same on every rank; nothing is gathered.
+def sharded_class_losses(logits: Tensor, targets: Tensor, axis: str, width: int) -> Tensor:
+    """Cross-entropy per row with the classes sharded over `axis`, `width` a rank; nothing is gathered.
 
     The losses are single precision or wider, whatever the logits are: they are about to be summed.
     By hand, because autograd would keep the shifted logits beside the probabilities: twice the largest tensor.
     """
-    return _ClassLosses.apply(logits, targets, axis)  # type: ignore[no-any-return, no-untyped-call]
+    return _ClassLosses.apply(logits, targets, axis, width)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gather_for_all(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
@@ -28,10 +28,10 @@ class _ClassLosses(torch.autograd.Function):
     """log(sum of exponentials) less the target's logit; its gradient is the probabilities less the target's one."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, axis: str) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, axis: str, width: int) -> Tensor:
         dim = 0 if logits.dim() == 1 else 1
         wide = torch.promote_types(logits.dtype, torch.float32)
-        local = targets - axis_index(axis) * logits.shape[dim]
+        local = targets - axis_index(axis) * width
         here = (local >= 0) & (local < logits.shape[dim])
         index = local.where(here, 0).unsqueeze(dim)
         shifted = (logits - all_reduce_max(logits.amax(dim), axis).unsqueeze(dim)).to(wide)
@@ -44,11 +44,11 @@ class _ClassLosses(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         probabilities, index, here = ctx.saved_tensors
         gradient = gradients[0].to(probabilities.dtype).unsqueeze(ctx.dim)
         whole = probabilities * gradient
-        return whole.scatter_add(ctx.dim, index, -(gradient * here.unsqueeze(ctx.dim))), None, None
+        return whole.scatter_add(ctx.dim, index, -(gradient * here.unsqueeze(ctx.dim))), None, None, None
 
 
 class _Gather(torch.autograd.Function):

@@ -19,9 +19,11 @@ from meshwright.rules.differentiable import gather_for_all, sharded_class_losses
 from meshwright.rules.synchronised import LayerNorm, RMSNorm, Softmax
 
 
-def vocab_embedding(weight: Tensor, indices: Tensor, *, padding_idx: int, axis: str) -> Tensor:
-    """Rows of a vocabulary that is sharded over `axis`: zeros where another rank holds the row."""
-    local = indices - axis_index(axis) * weight.shape[0]
+def vocab_embedding(weight: Tensor, indices: Tensor, *, padding_idx: int, axis: str, width: int) -> Tensor:
+    """Rows of a vocabulary that is sharded over `axis`, `width` a rank: zeros where another rank holds the row."""
+    if not weight.shape[0]:  # a rank whose part of the vocabulary is empty
+        return weight.sum(0).expand(*indices.shape, weight.shape[1])
+    local = indices - axis_index(axis) * width
     here = (local >= 0) & (local < weight.shape[0])
     found = F.embedding(local.where(here, 0), weight)
     if padding_idx >= 0:
@@ -53,12 +55,12 @@ def cross_entropy(
 
 
 def vocab_cross_entropy(
-    logits: Tensor, targets: Tensor, *, reduction: int, ignore_index: int, rows: str, classes: str
+    logits: Tensor, targets: Tensor, *, reduction: int, ignore_index: int, rows: str, classes: str, width: int
 ) -> Tensor:
-    """The loss with the classes sharded over `classes`: no logits are gathered. Partial over `rows`, if given."""
+    """The loss with the classes sharded over `classes`, `width` a rank: no logits are gathered. Partial over `rows`."""
     valid = targets != ignore_index
     # `where`, not a product: a row that does not count has no gradient, even when no row counts (0 / 0).
-    losses = sharded_class_losses(logits, targets.where(valid, 0), classes).where(valid, 0)
+    losses = sharded_class_losses(logits, targets.where(valid, 0), classes, width).where(valid, 0)
     if reduction == 0:
         return losses.to(logits.dtype)
     if reduction == 2:
@@ -199,13 +201,13 @@ def local_mix(
     return experts.combine(made.where(mine, 0), weights, order)
 
 
-Cut = tuple[tuple[int, str], ...]
-"""Dims that are cut, each with the axes that cut it."""
+Cut = tuple[tuple[int, str, int], ...]
+"""Dims that are cut, each with the axes that cut it and the length of a piece."""
 
 
 def placed_dropout(x: Tensor, key: Tensor, p: float, *, shape: tuple[int, ...], cut: Cut) -> Tensor:
     """Dropout of this rank's piece of a tensor of `shape`: what the whole tensor's dropout does there."""
-    found: Tensor = counter.dropout(x, key, p, _start(x.shape, cut), shape)
+    found: Tensor = counter.dropout(x, key, p, _start(x.dim(), cut), shape)
     return found
 
 
@@ -213,7 +215,7 @@ def placed_uniform(
     key: Tensor, sizes: tuple[int, ...], dtype: torch.dtype, *, shape: tuple[int, ...], cut: Cut
 ) -> Tensor:
     """This rank's piece of uniform random numbers of `shape`."""
-    found: Tensor = counter.uniform(key, sizes, dtype, _start(sizes, cut), shape)
+    found: Tensor = counter.uniform(key, sizes, dtype, _start(len(sizes), cut), shape)
     return found
 
 
@@ -221,12 +223,13 @@ def placed_normal(
     key: Tensor, sizes: tuple[int, ...], dtype: torch.dtype, *, shape: tuple[int, ...], cut: Cut
 ) -> Tensor:
     """This rank's piece of normal random numbers of `shape`."""
-    found: Tensor = counter.normal(key, sizes, dtype, _start(sizes, cut), shape)
+    found: Tensor = counter.normal(key, sizes, dtype, _start(len(sizes), cut), shape)
     return found
 
 
-def _start(sizes: Sequence[int], cut: Cut) -> Tensor:
+def _start(rank: int, cut: Cut) -> Tensor:
     """The place of the piece's first element, dim by dim; known when it runs, so that a trace holds on every rank."""
-    axes = dict(cut)
-    zero = torch.zeros((), dtype=torch.int64)
-    return torch.stack([axis_index(axes[dim]) * size if dim in axes else zero for dim, size in enumerate(sizes)])
+    places = [torch.zeros((), dtype=torch.int64)] * rank
+    for dim, axis, width in cut:
+        places[dim] = axis_index(axis) * width
+    return torch.stack(places)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ from meshwright.capture.targets import call
 from meshwright.cluster.mesh import Mesh
 from meshwright.errors import RuleError
 from meshwright.layout.collectives import record
-from meshwright.layout.states import Layout, R, State
+from meshwright.layout.states import Layout, R, State, chunk_length
 from meshwright.layout.steps import Collective
 from meshwright.layout.threads import simulate
 from meshwright.rules.strategy import Strategy, strategies
+from meshwright.rules.strategy import strategy as strategy_at
 
 _CPU = torch.device("cpu")
 TOLERANCE = 1e-9
@@ -74,9 +76,14 @@ def case_of(op: Op, operands: Sequence[Tensor]) -> Case:
     return Case(replace(op, results=named), tuple(operands))
 
 
-def prove(given: Case, mesh: Mesh, *, tolerance: float = TOLERANCE, run: Runner | None = None) -> int:
-    """Prove every strategy of the op on this mesh; returns how many. RuleError names the first that is wrong."""
-    found = strategies(given.op, given.values(), mesh)
+def prove(
+    given: Case, mesh: Mesh, *, tolerance: float = TOLERANCE, run: Runner | None = None, uneven: bool = False
+) -> int:
+    """Prove every strategy of the op on this mesh; returns how many. RuleError names the first that is wrong.
+
+    `uneven`: those too whose pieces differ from rank to rank.
+    """
+    found = strategies(given.op, given.values(), mesh, uneven=uneven)
     for strategy in found:
         prove_strategy(given, strategy, mesh, tolerance=tolerance, run=run)
     return len(found)
@@ -89,7 +96,9 @@ def prove_strategy(
 
     `run` runs a function of the rank on every rank and returns what all of them made; simulated ranks by default.
     """
-    strategy.verify(given.op, given.values(), mesh)
+    own = _own_strategies(given, strategy, mesh)
+    for mine in own:
+        mine.verify(given.op, given.values(), mesh)
     check = _Check(f"strategy {strategy} of {given.op}", mesh, tolerance)
     truth, upstream = _truth(given)
     pieces = [distribute(t.detach(), layout, mesh) for t, layout in zip(given.operands, strategy.operands, strict=True)]
@@ -104,10 +113,10 @@ def prove_strategy(
             for piece, whole in zip(pieces, given.operands, strict=True)
         ]
         mine = [None if dual is None else dual[index] for dual in duals]
-        return _step(strategy.lowering, operands, mine, check.types)
+        return _step(own[index].lowering, operands, mine, check.types)
 
     ranks = (run or _simulated)(mesh, rank)
-    check.collectives(strategy, ranks)
+    check.collectives(own, ranks)
     for i, layout in enumerate(strategy.results):
         check.value(f"result {i}", [r.results[i] for r in ranks], layout, truth.results[i], summed="P")
     for i, layout in enumerate(strategy.operands):
@@ -115,6 +124,17 @@ def prove_strategy(
         if gradient is not None:
             locals_ = [_or_zeros(r.gradients[i], pieces[i][n]) for n, r in enumerate(ranks)]
             check.value(f"the gradient of operand {i}", locals_, layout, gradient, summed="R")
+
+
+def _own_strategies(given: Case, made: Strategy, mesh: Mesh) -> list[Strategy]:
+    """Every rank's own: the same for all where pieces are even."""
+    values = given.values()
+    pairs = [*zip((values[name].type for name in given.op.operands()), made.operands, strict=True)]
+    pairs += zip((value.type for value in given.op.results), made.results, strict=True)
+    places = list(product(*map(range, mesh.sizes)))
+    if all(layout.is_even(type_.sizes, mesh.sizes) for type_, layout in pairs):
+        return [made] * len(places)
+    return [strategy_at(given.op, values, mesh, made.factors, at=place) for place in places]
 
 
 def _simulated(mesh: Mesh, rank: Callable[[int], Outcome]) -> list[Outcome]:
@@ -140,8 +160,8 @@ class _Check:
             if type_of(result) != declared.type:
                 raise RuleError(f"{self.where} makes {type_of(result)}", f"{declared.type}, as declared")
 
-    def collectives(self, strategy: Strategy, ranks: Sequence[Outcome]) -> None:
-        for outcome in ranks:
+    def collectives(self, own: Sequence[Strategy], ranks: Sequence[Outcome]) -> None:
+        for strategy, outcome in zip(own, ranks, strict=True):
             for side, ran, declared in (
                 ("forward", outcome.forward, strategy.collectives_forward),
                 ("backward", outcome.backward, strategy.collectives_backward),
@@ -230,7 +250,8 @@ def _renaming(name: Callable[[], str]) -> Callable[[Any], Any]:
 
 def _split(piece: Tensor, state: State, size: int) -> list[Tensor]:
     if state.dim is not None:
-        return list(piece.chunk(size, state.dim))
+        lengths = [chunk_length(piece.shape[state.dim], size, index) for index in range(size)]
+        return list(torch.split(piece, lengths, state.dim))
     if state.kind != "P":
         return [piece] * size
     generator = torch.Generator().manual_seed(piece.numel())

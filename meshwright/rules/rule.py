@@ -6,7 +6,7 @@ A rule turns the first into a Signature and the second into a Lowering.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -75,6 +75,10 @@ class Split:
         pairs = zip(self.mesh.sizes, self.factors, strict=True)
         return prod(size for size, factor in pairs if factor in factors)
 
+    def width(self, size: int, *factors: str) -> int:
+        """The length of all pieces but the last of a dim of `size` that is cut by these factors."""
+        return -(-size // self.ways(*factors))
+
     @property
     def local(self) -> Op:
         """The op itself, its results at their local sizes."""
@@ -99,7 +103,8 @@ def keep(split: Split) -> Lowering:
 class Rule:
     """`signature` is text, or a function where shapes and arguments decide; `shown` says then what it amounts to.
 
-    `apart`: factors of which only one may be given axes at a time.
+    `apart`: factors of which only one may be given axes at a time. `uneven`: factors that may be cut into pieces of
+    different sizes, all or none of them or a function; by default all where the op itself is what a rank runs.
     """
 
     signature: str | Callable[[Call], Signature]
@@ -107,6 +112,7 @@ class Rule:
     tier: Tier = "table"
     shown: str = ""
     apart: frozenset[str] = frozenset()
+    uneven: bool | Callable[[Call], Collection[str]] | None = None
 
     @property
     def text(self) -> str:
@@ -115,6 +121,14 @@ class Rule:
     @property
     def is_fallback(self) -> bool:
         return self.tier == "fallback"
+
+    def uneven_factors(self, call: Call, signature: Signature) -> frozenset[str]:
+        """The factors that may be cut unevenly: where a dim holds others beside one, its pieces would not align."""
+        allowed = (self.lower is keep and self.tier != "discovered") if self.uneven is None else self.uneven
+        factors = allowed(call) if callable(allowed) else signature.factors() if allowed else ()
+        merged = {f for term in signature.terms() for dim in term.dims if len(dim) > 1 for f in dim}
+        shown = {f for term in signature.terms() for dim in term.dims for f in dim}
+        return frozenset(factors) & shown - merged
 
     def bind(self, call: Call) -> Signature:
         """The signature of this op at its ranks; optional operands that are not given drop out."""

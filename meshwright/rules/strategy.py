@@ -1,12 +1,14 @@
 """Strategy: one way to run one op on a mesh, and the enumeration of all of them.
 
 A mesh axis is given to one factor of the op or to none; several axes may share a factor. The strategies of an op
-are the product of these choices over the axes, less those that would cut a factor unevenly.
+are the product of these choices over the axes, less those that would cut a factor unevenly; asked for, those too where
+the rule allows it and one axis cuts the factor. Then ranks differ: a strategy's local sizes are those of the rank at
+the coordinates `at`, the first rank's, which are the largest, unless given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -21,6 +23,7 @@ from meshwright.rules.rule import Call, Rule, Split
 from meshwright.rules.signature import CARRY, Signature
 
 Factors = tuple[str | None, ...]
+Coordinates = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Strategy:
     lowering: Op
     collectives_forward: tuple[Collective, ...] = ()
     collectives_backward: tuple[Collective, ...] = ()
+    at: Coordinates | None = None
 
     @property
     def text(self) -> str:
@@ -61,27 +65,35 @@ class Strategy:
             layout.check(type_.sizes, mesh.sizes)
         for value, layout, local in zip(op.results, self.results, self.lowering.results, strict=True):
             layout.check(value.type.sizes, mesh.sizes)
-            if local.type != local_type(value.type, layout, mesh):
-                raise VerifyError(f"{where} makes {local.type}", f"{local_type(value.type, layout, mesh)}")
+            if local.type != local_type(value.type, layout, mesh, self.at):
+                raise VerifyError(f"{where} makes {local.type}", f"{local_type(value.type, layout, mesh, self.at)}")
         for collective in self.collectives_forward + self.collectives_backward:
             mesh.axis(collective.axis)
 
 
-def strategies(op: Op, values: Mapping[str, Value], mesh: Mesh) -> tuple[Strategy, ...]:
-    """Every way to run `op` on `mesh`; the first gives all axes to no factor. All sizes must be fixed."""
+def strategies(op: Op, values: Mapping[str, Value], mesh: Mesh, *, uneven: bool = False) -> tuple[Strategy, ...]:
+    """Every way to run `op` on `mesh`; the first gives all axes to no factor. All sizes must be fixed.
+
+    `uneven`: those too whose pieces differ in size from rank to rank.
+    """
     builder = _Builder.of(op, values, mesh)
-    return tuple(builder.build(factors) for factors in builder.choices())
+    return tuple(builder.build(factors) for factors in builder.choices(uneven))
 
 
-def strategy(op: Op, values: Mapping[str, Value], mesh: Mesh, factors: str | Factors) -> Strategy:
-    """The strategy of these factors, `"b,n"` or a tuple of one factor (or None) per axis."""
+def strategy(
+    op: Op, values: Mapping[str, Value], mesh: Mesh, factors: str | Factors, *, at: Coordinates | None = None
+) -> Strategy:
+    """The strategy of these factors, `"b,n"` or a tuple of one factor (or None) per axis.
+
+    `at`: the rank whose local sizes are wanted; uneven strategies have them only so.
+    """
     wanted = parse_factors(factors) if isinstance(factors, str) else factors
     builder = _Builder.of(op, values, mesh)
-    if wanted not in set(builder.choices()):
+    if wanted not in set(builder.choices(at is not None)):
         text = ",".join(factor or "-" for factor in wanted)
-        known = "; ".join(",".join(f or "-" for f in choice) for choice in builder.choices())
+        known = "; ".join(",".join(f or "-" for f in choice) for choice in builder.choices(at is not None))
         raise RuleError(f"no strategy {text!r} for {op}", f"one of {known}", "change the factors or the mesh")
-    return builder.build(wanted)
+    return builder.build(wanted, at)
 
 
 def local_operands(strategy: Strategy, op: Op, values: Mapping[str, Value], mesh: Mesh) -> tuple[Value, ...]:
@@ -90,17 +102,12 @@ def local_operands(strategy: Strategy, op: Op, values: Mapping[str, Value], mesh
     return tuple(replace(values[name], type=local_type(values[name].type, layout, mesh)) for name, layout in pairs)
 
 
-def local_type(type_: TensorType, layout: Layout, mesh: Mesh) -> TensorType:
-    return TensorType(layout.local_shape(type_.sizes, mesh.sizes), type_.dtype)
+def local_type(type_: TensorType, layout: Layout, mesh: Mesh, at: Coordinates | None = None) -> TensorType:
+    return TensorType(layout.local_shape(type_.sizes, mesh.sizes, at), type_.dtype)
 
 
 def parse_factors(text: str) -> Factors:
     return tuple(None if factor.strip() == "-" else factor.strip() for factor in text.split(","))
-
-
-def is_even(size: int, ways: int) -> bool:
-    """Whether a factor can be cut into this many parts: the one place that rules uneven parts out."""
-    return size % ways == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,6 @@ class _Builder:
     mesh: Mesh
     signature: Signature
     sizes: Mapping[str, int]
-    fits: Callable[[int, int], bool] = is_even
 
     @classmethod
     def of(cls, op: Op, values: Mapping[str, Value], mesh: Mesh) -> _Builder:
@@ -121,16 +127,22 @@ class _Builder:
         signature = rule.bind(call)
         return cls(rule, call, mesh, signature, signature.sizes(call.types, call.result_types))
 
-    def choices(self) -> Iterator[Factors]:
+    def choices(self, uneven: bool = False) -> Iterator[Factors]:
         # Partial sums of whole numbers are nothing anyone hands around, and to cast a part is not to cast the sum.
         carried = {self.call.types[i].dtype for i in self.signature.carried}
         carries = {type_.dtype for type_ in self.call.result_types} == carried and carried <= FLOATS
         per_axis = [choice for choice in self.signature.choices() if carries or choice != CARRY]
+        loose = self.rule.uneven_factors(self.call, self.signature) if uneven else frozenset()
         for factors in product(per_axis, repeat=len(self.mesh.sizes)):
-            if all(self.fits(self.sizes[f], self._ways(f, factors)) for f in factors if f and f != CARRY) and (
-                self._is_consistent(factors)
-            ):
+            given = (f for f in factors if f and f != CARRY)
+            if all(self._fits(f, factors, loose) for f in given) and self._is_consistent(factors):
                 yield factors
+
+    def _fits(self, factor: str, factors: Factors, loose: frozenset[str]) -> bool:
+        """Whether a factor can be cut by the axes given to it: evenly, or by one axis where pieces may differ."""
+        if self.sizes[factor] % self._ways(factor, factors) == 0:
+            return True
+        return factor in loose and factors.count(factor) == 1
 
     def _is_consistent(self, factors: Factors) -> bool:
         """One of the factors that exclude each other, and even pieces where a factor stands in no dim."""
@@ -150,20 +162,20 @@ class _Builder:
         )
         return operands, results
 
-    def build(self, factors: Factors) -> Strategy:
+    def build(self, factors: Factors, at: Coordinates | None = None) -> Strategy:
         operands, results = self._layouts(factors)
         split = Split(
             self.call,
             factors,
             self.mesh,
-            tuple(local_type(*pair, self.mesh) for pair in zip(self.call.types, operands, strict=True)),
+            tuple(local_type(*pair, self.mesh, at) for pair in zip(self.call.types, operands, strict=True)),
             tuple(
-                replace(value, type=local_type(value.type, layout, self.mesh))
+                replace(value, type=local_type(value.type, layout, self.mesh, at))
                 for value, layout in zip(self.call.op.results, results, strict=True)
             ),
         )
         lowered = self.rule.lower(split)
-        return Strategy(factors, operands, results, lowered.op, lowered.forward, lowered.backward)
+        return Strategy(factors, operands, results, lowered.op, lowered.forward, lowered.backward, at)
 
     def _ways(self, factor: str, factors: Factors) -> int:
         return prod(size for size, given in zip(self.mesh.sizes, factors, strict=True) if given == factor)

@@ -44,5 +44,11 @@ def lower_attention(split: Split) -> Lowering:
     return Lowering(replace(op, target=f"{LOWERINGS}:causal_attention", args=op.args[:3], kwargs=literals))
 
 
+def loose(call: Call) -> tuple[str, ...]:
+    """Samples and heads; queries too where no mask depends on where they stand."""
+    causal = call.arg(5, "is_causal", False)
+    return (*(f"d{i}" for i in range(call.rank() - 3)), "h", *(() if causal else ("s",)))
+
+
 _SHOWN = "... (h q) s d!, ... h t! d!, ... h t! e!, ... (h q) s t! -> ... (h q) s e!"
-RULES = {"aten.scaled_dot_product_attention": Rule(attention, lower_attention, shown=_SHOWN)}
+RULES = {"aten.scaled_dot_product_attention": Rule(attention, lower_attention, shown=_SHOWN, uneven=loose)}

@@ -80,10 +80,12 @@ RULES = {
     for n in (1, 2, 3)
     for overload in (".default", ".padding")
 }
-RULES |= {f"aten.max_pool{n}d": Rule(spatial(n, linear=False), shown=_SPATIAL) for n in (1, 2, 3)}
-RULES |= {f"aten.avg_pool{n}d": Rule(spatial(n, linear=True), shown=_SPATIAL) for n in (1, 2, 3)}
-RULES |= {f"aten.adaptive_avg_pool{n}d": Rule(spatial(n, linear=True), shown=_SPATIAL) for n in (1, 2, 3)}
-RULES |= {f"aten.adaptive_max_pool{n}d": Rule(spatial(n, linear=False), shown=_SPATIAL) for n in (1, 2, 3)}
+RULES |= {f"aten.max_pool{n}d": Rule(spatial(n, linear=False), shown=_SPATIAL, uneven=False) for n in (1, 2, 3)}
+RULES |= {f"aten.avg_pool{n}d": Rule(spatial(n, linear=True), shown=_SPATIAL, uneven=False) for n in (1, 2, 3)}
+RULES |= {f"aten.adaptive_avg_pool{n}d": Rule(spatial(n, linear=True), shown=_SPATIAL, uneven=False) for n in (1, 2, 3)}
+RULES |= {
+    f"aten.adaptive_max_pool{n}d": Rule(spatial(n, linear=False), shown=_SPATIAL, uneven=False) for n in (1, 2, 3)
+}
 RULES |= {
     f"aten.conv_transpose{n}d": Rule(
         transposed(6), local_groups(6), shown="b (g i) x!, (g i) o k!, (g o)[i=P] -> b (g o) y!"
@@ -91,6 +93,6 @@ RULES |= {
     for n in (1, 2, 3)
 }
 RULES |= {
-    f"aten.upsample_{kind}.vec": Rule(spatial(int(kind[-2]), linear=True), shown=_SPATIAL)
+    f"aten.upsample_{kind}.vec": Rule(spatial(int(kind[-2]), linear=True), shown=_SPATIAL, uneven=False)
     for kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
 }

@@ -22,9 +22,10 @@ def lower_embedding(split: Split) -> Lowering:
     if not axis:
         return Lowering(op)
     padding = split.call.arg(2, "padding_idx", -1)
-    literals = (("padding_idx", padding), ("axis", axis))
+    width = split.width(split.call.types[0].sizes[0], "v")
+    literals = (("padding_idx", padding), ("axis", axis), ("width", width))
     target = f"{LOWERINGS}:vocab_embedding"
     return Lowering(replace(op, target=target, args=op.args[:2], kwargs=literals))
 
 
-RULES = {"aten.embedding": Rule(embedding, lower_embedding, shown="v n, ... -> ... n")}
+RULES = {"aten.embedding": Rule(embedding, lower_embedding, shown="v n, ... -> ... n", uneven=True)}

@@ -32,7 +32,8 @@ def lower_cross_entropy(split: Split) -> Lowering:
     reduction, ignored = call.arg(3, "reduction", MEAN), ("ignore_index", call.arg(4, "ignore_index", -100))
     rows = rows if reduction == MEAN else ""
     if classes:
-        vocabulary = (("reduction", reduction), ignored, ("rows", rows), ("classes", classes))
+        width = split.width(call.types[0].sizes[min(1, call.rank() - 1)], "c")
+        vocabulary = (("reduction", reduction), ignored, ("rows", rows), ("classes", classes), ("width", width))
         lowered = replace(op, target=f"{LOWERINGS}:vocab_cross_entropy", args=op.args[:2], kwargs=vocabulary)
         return Lowering(lowered, _class_collectives(split, classes) + _count(split, rows))
     if not rows:
@@ -67,6 +68,12 @@ def _count(split: Split, axis: str) -> tuple[Collective, ...]:
     return (Collective("all_reduce", axis, weights[0].itemsize if weights else COUNT_BYTES),)
 
 
+def loose(call: Call) -> tuple[str, ...]:
+    """Rows, unless their number is taken to be the same on every rank. A rank without classes has no largest logit."""
+    rows = tuple(f"r{i}" for i in range(call.rank() - 1))
+    return () if _is_soft(call) and call.arg(3, "reduction", MEAN) == MEAN else rows
+
+
 def _is_soft(call: Call) -> bool:
     return call.types[1].is_float
 
@@ -76,4 +83,6 @@ def _is_plain(call: Call) -> bool:
     return not _is_soft(call) and len(call.types) == 2 and not call.arg(5, "label_smoothing", 0.0)
 
 
-RULES = {"aten.cross_entropy_loss": Rule(cross_entropy, lower_cross_entropy, shown="r c ..., r ... -> [c=I]")}
+RULES = {
+    "aten.cross_entropy_loss": Rule(cross_entropy, lower_cross_entropy, shown="r c ..., r ... -> [c=I]", uneven=loose)
+}

@@ -77,8 +77,8 @@ RULES = {
     "aten.matmul": Rule(matmul, shown="... m k, ... k n -> ... m n"),
     "aten.addmm": Rule(addmm, shown="m n[k=P], m k, k n -> m n"),
     "aten.baddbmm": Rule(addmm, shown="b m n[k=P], b m k, b k n -> b m n"),
-    "aten._grouped_mm": Rule(grouped, shown=_GROUPED),
-    "meshwright.grouped_mm": Rule(grouped, shown=_GROUPED),
-    "transformers.grouped_mm_fallback": Rule(grouped, shown=_GROUPED),
+    "aten._grouped_mm": Rule(grouped, shown=_GROUPED, uneven=False),
+    "meshwright.grouped_mm": Rule(grouped, shown=_GROUPED, uneven=False),
+    "transformers.grouped_mm_fallback": Rule(grouped, shown=_GROUPED, uneven=False),
     "aten.einsum": Rule(einsum, shown="the equation's letters -> its result's"),
 }

@@ -21,6 +21,11 @@ def last_dims(call: Call) -> Signature:
     return Signature(operands, (Term(dims),))
 
 
+def rows(call: Call) -> tuple[str, ...]:
+    """The dims that are not normalised: over these, rows are whole."""
+    return tuple(f"d{i}" for i in range(call.rank() - len(call.arg(1, "normalized_shape"))))
+
+
 def lower_layer_norm(split: Split) -> Lowering:
     """Over sharded rows: every rank's mean and variance are gathered; backward sums two numbers per row."""
     axis, ways, dims, row_bytes = _shared_rows(split)
@@ -120,10 +125,10 @@ def lower_group_norm(split: Split) -> Lowering:
 _LAYER_NORM, _RMS_NORM = f"{LOWERINGS}:shared_layer_norm", f"{LOWERINGS}:shared_rms_norm"
 _BATCH_NORM = "b c s!, c, c, c, c -> b c s!, c[b=I], c[b=I]"
 RULES = {
-    "aten.layer_norm": Rule(last_dims, lower_layer_norm, shown="... n, n, n -> ... n"),
-    "aten.rms_norm": Rule(last_dims, lower_rms_norm, shown="... n, n -> ... n"),
+    "aten.layer_norm": Rule(last_dims, lower_layer_norm, shown="... n, n, n -> ... n", uneven=rows),
+    "aten.rms_norm": Rule(last_dims, lower_rms_norm, shown="... n, n -> ... n", uneven=rows),
     "aten.group_norm": Rule(group_norm, lower_group_norm, shown="b (g c!) s!, (g c!), (g c!) -> b (g c!) s!"),
-    "aten.instance_norm": Rule(instance_norm, shown="b c s!, c, c -> b c s!"),
-    "aten.batch_norm": Rule(eval_batch_norm, shown="b c s, c, c, c, c -> b c s"),
+    "aten.instance_norm": Rule(instance_norm, shown="b c s!, c, c -> b c s!", uneven=False),
+    "aten.batch_norm": Rule(eval_batch_norm, shown="b c s, c, c, c, c -> b c s", uneven=False),
     "meshwright.capture.functional:batch_norm": Rule(batch_norm, lower_batch_norm, shown=_BATCH_NORM),
 }

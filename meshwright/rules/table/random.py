@@ -29,7 +29,8 @@ def lower_at_place(name: str) -> Callable[[Split], Lowering]:
 
     def lower(split: Split) -> Lowering:
         shape = split.call.result_types[0].sizes
-        cut = tuple((dim, axis) for dim in range(len(shape)) if (axis := split.axis(f"d{dim}")))
+        named_axes = ((dim, split.axis(f"d{dim}")) for dim in range(len(shape)))
+        cut = tuple((dim, axis, split.width(shape[dim], f"d{dim}")) for dim, axis in named_axes if axis)
         if not cut:
             return Lowering(split.local)
         op = split.local
@@ -41,9 +42,12 @@ def lower_at_place(name: str) -> Callable[[Split], Lowering]:
     return lower
 
 
+_DROPOUT = "..., x! -> ..., or + of the first"
 RULES = {
-    "meshwright.dropout": Rule(dropout, lower_at_place("dropout"), shown="..., x! -> ..., or + of the first"),
-    "meshwright.uniform": Rule(drawn, lower_at_place("uniform"), shown="x! -> ..."),
-    "meshwright.normal": Rule(drawn, lower_at_place("normal"), shown="x! -> ..."),
+    "meshwright.dropout": Rule(
+        dropout, lower_at_place("dropout"), shown="..., x! -> ..., or + of the first", uneven=True
+    ),
+    "meshwright.uniform": Rule(drawn, lower_at_place("uniform"), shown="x! -> ...", uneven=True),
+    "meshwright.normal": Rule(drawn, lower_at_place("normal"), shown="x! -> ...", uneven=True),
     "meshwright.capture.counter:keys": Rule(invariant, shown="-> x!"),
 }

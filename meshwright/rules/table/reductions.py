@@ -122,6 +122,16 @@ def lower_mean(split: Split) -> Lowering:
     return Lowering(replace(op, target=f"{LOWERINGS}:mean", kwargs=(*op.kwargs, ("parts", ways))))
 
 
+def beside(call: Call) -> tuple[str, ...]:
+    """The dims that a mean leaves: over those it takes, ranks are counted as equal."""
+    taken = _reduced_factors(call)
+    return tuple(f"d{i}" for i in range(call.rank()) if f"d{i}" not in taken)
+
+
+def other_dims(call: Call) -> tuple[str, ...]:
+    return tuple(f"d{i}" for i in range(call.rank()) if i != call.dim(1, "dim"))
+
+
 def _reduced_factors(call: Call) -> tuple[str, ...]:
     is_all = call.op.target == "aten.mean.default"
     dims = tuple(range(call.rank())) if is_all else listed_dims(call)
@@ -161,12 +171,12 @@ _WHOLE_SHOWN = "... n! -> ..."
 RULES = {
     "aten.sum.default": Rule(total_of_all, shown=_SUM),
     "aten.sum.dim_IntList": Rule(total, shown=_SUM),
-    "aten.mean.default": Rule(total_of_all, lower_mean, shown=_SUM),
-    "aten.mean.dim": Rule(total, lower_mean, shown=_SUM),
+    "aten.mean.default": Rule(total_of_all, lower_mean, shown=_SUM, uneven=beside),
+    "aten.mean.dim": Rule(total, lower_mean, shown=_SUM, uneven=beside),
     "aten.linalg_vector_norm": Rule(whole_norm, shown=_WHOLE_SHOWN),
     "aten.norm.ScalarOpt_dim": Rule(whole_norm, shown=_WHOLE_SHOWN),
-    "aten.softmax": Rule(normalised, lower_softmax(log=False), shown="... n -> ... n"),
-    "aten.log_softmax": Rule(normalised, lower_softmax(log=True), shown="... n -> ... n"),
+    "aten.softmax": Rule(normalised, lower_softmax(log=False), shown="... n -> ... n", uneven=other_dims),
+    "aten.log_softmax": Rule(normalised, lower_softmax(log=True), shown="... n -> ... n", uneven=other_dims),
     "aten.cumsum": Rule(inside(1, linear=True), shown="... n! -> ... n!, or +"),
     "aten.cummax": Rule(inside(1), shown=_INSIDE),
     "aten.cummin": Rule(inside(1), shown=_INSIDE),

@@ -189,11 +189,11 @@ _MOVED = "... m n -> ... n m, or +"
 _MOVED_IN = "... n! -> ... n!, or +"
 _CUT = "... n! -> ... m!, or +"
 RULES = {
-    "aten.view.default": Rule(reshape, as_reshape, shown=_RESHAPE),
-    "aten._unsafe_view": Rule(reshape, as_reshape, shown=_RESHAPE),
-    "aten.reshape": Rule(reshape, local_shape(1, "shape"), shown=_RESHAPE),
+    "aten.view.default": Rule(reshape, as_reshape, shown=_RESHAPE, uneven=True),
+    "aten._unsafe_view": Rule(reshape, as_reshape, shown=_RESHAPE, uneven=True),
+    "aten.reshape": Rule(reshape, local_shape(1, "shape"), shown=_RESHAPE, uneven=True),
     "aten.flatten": Rule(reshape, shown=_RESHAPE),
-    "aten.unflatten": Rule(reshape, local_pieces, shown=_RESHAPE),
+    "aten.unflatten": Rule(reshape, local_pieces, shown=_RESHAPE, uneven=True),
     "aten.transpose": Rule(transpose, shown=_MOVED),
     "aten.permute": Rule(permute, shown=_MOVED),
     "aten.t": Rule(reverse, shown=_MOVED),
@@ -204,7 +204,7 @@ RULES = {
     "aten.mT": Rule(swap_last, shown=_MOVED),
     "aten.unsqueeze": Rule(unsqueeze, shown="... -> ... 1, or +"),
     "aten.squeeze": Rule(squeeze, shown="... 1 -> ..., or +"),
-    "aten.expand": Rule(expand, local_shape(1, "size"), shown="... 1 -> ... n, or +"),
+    "aten.expand": Rule(expand, local_shape(1, "size"), shown="... 1 -> ... n, or +", uneven=True),
     "aten.expand_as": Rule(expand, shown="... 1 -> ... n, or +"),
     "aten.view_as_complex": Rule(to_complex, shown="... 2! -> ..."),
     "aten.view_as_real": Rule(to_real, shown="... -> ... 2!"),
