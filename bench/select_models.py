@@ -5,16 +5,20 @@ Without a row, and with one: what is held must fit halfway between what the fast
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from meshwright.capture import capture
+from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
 from meshwright.price.parameter import Setting
 from meshwright.select import Problem, solve
+from meshwright.select.tables import tables_plan
 from meshwright.solve.frontier import Frontier
 from meshwright.solve.intra import SegmentProblem
 from meshwright.solve.pins import Pins
@@ -34,15 +38,51 @@ BATCH = 64
 def problems() -> Iterator[Problem]:
     """Named model-mesh, and model-mesh-memory for those with a row."""
     for family, reference in MODELS.items():
-        model, batch, loss = parse_reference(reference).meta(BATCH)
-        program = capture(model, batch, loss=loss) if loss is not None else capture(model, batch)
-        for mesh, (cluster, shape) in MESHES.items():
-            frontier = Frontier(program, load_cluster(cluster).mesh(shape), Pins(), Setting())
-            largest = max(program.segments, key=lambda segment: len(program.graph(segment).ops))
-            made = SegmentProblem(frontier.space(largest))
+        program = _program(reference)
+        for mesh, place in MESHES.items():
+            made = largest_segment(program, *place)
             free = replace(made.problem, names=(), name=f"{family}-{mesh}")
             yield free
             yield with_memory(free, made.held)
+
+
+def segment_times() -> Iterator[dict[str, Any]]:
+    """CPU milliseconds for a llama block: tables over its boundary prepared and filled, and a solve; least of 20."""
+    program = _program(MODELS["llama"])
+    for mesh, place in {"8": MESHES["8"], "8x8": ("dgx-h100:8", (8, 8))}.items():
+        made = largest_segment(program, *place)
+        problem, kept = made.problem, [side.node for side in made.boundary]
+        prepared = tables_plan(problem, kept)
+        yield {
+            "instance": f"llama block on {mesh}",
+            "nodes": problem.nodes,
+            "options": len(problem.costs),
+            "entries": prepared.entries,
+            "prepare_ms": _least_ms(tables_plan, problem, kept),
+            "run_ms": _least_ms(prepared.run, problem.costs),
+            "solve_ms": _least_ms(solve, problem),
+        }
+
+
+def _least_ms(call: Callable[..., object], *arguments: object) -> float:
+    found = []
+    for _ in range(20):
+        began = time.process_time()
+        call(*arguments)
+        found.append(time.process_time() - began)
+    return round(1e3 * min(found), 2)
+
+
+def _program(reference: str) -> Program:
+    model, batch, loss = parse_reference(reference).meta(BATCH)
+    return capture(model, batch, loss=loss) if loss is not None else capture(model, batch)
+
+
+def largest_segment(program: Program, cluster: str, shape: tuple[int, ...]) -> SegmentProblem:
+    """The Problem of the segment with most ops."""
+    frontier = Frontier(program, load_cluster(cluster).mesh(shape), Pins(), Setting())
+    largest = max(program.segments, key=lambda segment: len(program.graph(segment).ops))
+    return SegmentProblem(frontier.space(largest))
 
 
 def with_memory(problem: Problem, held: np.ndarray) -> Problem:

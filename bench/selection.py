@@ -6,7 +6,8 @@
     python bench/selection.py --perturb 2                  random perturbations of the instances, against our own bound
     python bench/selection.py --folder out/problems        every problem file of a folder, such as the planner writes
     python bench/selection.py --models --methods auto ilp elimination    problems the planner makes of our own models
-    python bench/selection.py --synthetic                  layered graphs, 10 s each; and the time of a segment
+    python bench/selection.py --segment                    CPU milliseconds for a llama block on one and two axes
+    python bench/selection.py --synthetic                  layered graphs, 10 s each; and a stand-in for a segment
 
 Limits count wall time from before the file is read. On a machine busy with other work `--cpu` counts the CPU seconds of
 the solving process instead, all threads added up; those of HiGHS beside it are reported. Every run has a process of its
@@ -48,7 +49,12 @@ def main() -> None:
             _count_cpu()
         print(json.dumps(run_one(args.one, args.methods[0], args.seconds or 60.0, args.seeds[0])))
         return
-    rows = synthetic(args.cpu) if args.synthetic else contest(args)
+    if args.segment:
+        from bench.select_models import segment_times
+
+        rows = list(segment_times())
+    else:
+        rows = synthetic(args.cpu) if args.synthetic else contest(args)
     _print_table(rows)
     if args.models:
         _say_agreement(rows)
@@ -73,6 +79,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--perturb", type=int, default=0)
     parser.add_argument("--folder", default=None)
     parser.add_argument("--models", action="store_true")
+    parser.add_argument("--segment", action="store_true")
     parser.add_argument("--synthetic", action="store_true")
     parser.add_argument("--out", default=None, help="a JSON file for the rows of the table")
     parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
@@ -238,8 +245,10 @@ def _timed(name: str, call: Any) -> dict[str, Any]:
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
     table = Table(title="selection")
-    columns = ("instance", "method", "seed", "cost", "bound", "gap", "best_team_cost", "xla_cost",
-               "ratio", "wall_s", "cpu_s", "highs_cpu_s", "peak_mib")  # fmt: skip
+    columns = ("instance", "method", "seed", "cost", "bound", "gap", "best_team_cost", "xla_cost", "ratio", "wall_s",
+               "cpu_s", "highs_cpu_s", "peak_mib", "nodes", "options", "entries", "prepare_ms", "run_ms",
+               "solve_ms")  # fmt: skip
+    columns = tuple(column for column in columns if any(column in row for row in rows))
     for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
