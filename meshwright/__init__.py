@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from meshwright.layout import Layout
     from meshwright.plan.plan import Plan
     from meshwright.rules import register_rule
+    from meshwright.runtime.fit import fit
     from meshwright.runtime.checkpoint import load, save
     from meshwright.runtime.export import export
     from meshwright.runtime.loader import loader
@@ -30,6 +31,7 @@ _HOMES = {
     "Program": "meshwright.capture.program",
     "Trainer": "meshwright.runtime.trainer",
     "capture": "meshwright.capture",
+    "fit": "meshwright.runtime.fit",
     "export": "meshwright.runtime.export",
     "load": "meshwright.runtime.checkpoint",
     "load_cluster": "meshwright.cluster",
@@ -76,6 +78,7 @@ __all__ = [
     "Trainer",
     "capture",
     "export",
+    "fit",
     "load",
     "load_cluster",
     "loader",

@@ -163,3 +163,27 @@ def own_store(prefix: str) -> Any:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return PrefixStore(prefix, store.clone() if hasattr(store, "clone") else store)
+
+
+def compile_boxed(module: GraphModule) -> Callable[[list[Tensor]], tuple[Any, ...]]:
+    """A traced graph, compiled by inductor; it takes its arguments in a list, which it empties as it goes."""
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.virtualized import V
+
+    fakes = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    mode = next(fake.fake_mode for fake in fakes)
+    with mode, torch.no_grad():
+        lowered = make_fx(module, decomposition_table=select_decomp_table())(*fakes)
+    output = lowered.graph.output_node()
+    output.args = (tuple(output.args[0]),)  # type: ignore[arg-type]
+    # Results keep the strides they were traced with: the other half was traced with these.
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    lowered.recompile()
+    with V.set_fake_mode(mode), torch.no_grad():
+        compiled = compile_fx_inner(lowered, fakes, is_inference=True)
+
+    def run(box: list[Tensor]) -> tuple[Any, ...]:
+        return tuple(compiled(box))
+
+    return run

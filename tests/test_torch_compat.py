@@ -127,3 +127,17 @@ print(second.get("key").decode(), own_store("b").add("n", 2), first is second)
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["value", "2", "False"]
+
+
+@pytest.mark.full
+def test_a_compiled_graph_empties_the_list_it_is_given() -> None:
+    mode = torch_compat.fake_mode()
+    fakes = [torch_compat.fake_tensor((4, 6), torch.float32, mode) for _ in range(2)]
+    traced = torch_compat.trace_joint(lambda x, y: [x.t() * 2 + y.t(), x.sin()], fakes, mode)
+    run = torch_compat.compile_boxed(traced)
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    box = [x, y]
+    first, second = run(box)
+    assert not box
+    torch.testing.assert_close((first, second), (x.t() * 2 + y.t(), x.sin()))
+    assert first.stride() == (x.t() * 2 + y.t()).stride()

@@ -9,7 +9,8 @@ The trace runs on fake tensors, so it allocates nothing; it is the same on every
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from meshwright.generate.boxed import Boxed, boxed
 from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint, grad_outputs, label, trace
 from meshwright.generate.split import Halves, split
+from meshwright.torch_compat import compile_boxed
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,14 @@ def make_pair(
     what it shall be computed from besides; names as in `Joint.names`."""
     joint = trace(graph, device)
     return pair_of(joint, cut_at(joint, recompute, keep))
+
+
+@lru_cache(maxsize=256)
+def compiled_pair(graph: SegmentGraph, device: str, recompute: tuple[str, ...], keep: tuple[str, ...]) -> SegmentPair:
+    """`make_pair`, compiled; plans that differ elsewhere share it."""
+    pair = make_pair(graph, device, recompute, keep)
+    halves = pair.halves
+    return replace(pair, first=compile_boxed(halves.first), second=compile_boxed(halves.second))
 
 
 def pair_of(joint: Joint, found: Cut) -> SegmentPair:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshwright.capture.program import Program, SegmentGraph
 from meshwright.errors import PlanError, RunError
 from meshwright.generate.chunk import ChunkedPair, check_chunkable, chunked
-from meshwright.generate.pair import SegmentPair, make_pair
+from meshwright.generate.pair import SegmentPair, compiled_pair, make_pair
 from meshwright.generate.shard import shard
 from meshwright.layout import Layout
 from meshwright.plan import Plan
@@ -54,23 +54,29 @@ def sharded_segments(program: Program, plan: Plan) -> tuple[SegmentGraph, ...]:
     return tuple(found)
 
 
-def generate(program: Program, plan: Plan, device: str = "cpu") -> Generated:
+def generate(program: Program, plan: Plan, device: str = "cpu", compiled: bool = False) -> Generated:
+    """`compiled`: each pair by inductor, once per distinct one."""
     segments = sharded_segments(program, plan)
     pairs: dict[int, Pair] = {}
     for index, graph in enumerate(segments):
         if id(graph) not in pairs:
-            pairs[id(graph)] = _pair(program, plan, index, graph, device)
+            pairs[id(graph)] = _pair(program, plan, index, graph, device, compiled)
     return Generated(sharded_prologue(program, plan), segments, tuple(pairs[id(graph)] for graph in segments))
 
 
-def _pair(program: Program, plan: Plan, index: int, graph: SegmentGraph, device: str) -> Pair:
+def _pair(program: Program, plan: Plan, index: int, graph: SegmentGraph, device: str, compiled: bool) -> Pair:
     choice = plan.choice(index)
+
+    def made(local: SegmentGraph) -> SegmentPair:
+        make = compiled_pair if compiled else make_pair
+        return make(local, device, choice.recompute, choice.keep)
+
     if choice.chunks == 1:
-        return make_pair(graph, device, choice.recompute, choice.keep)
+        return made(graph)
     if index != len(program.segments) - 1:
         raise PlanError(
             f"{choice.chunks} chunks of segment {index}", "chunks of the last segment only", "undo the edit"
         )
     found = check_chunkable(program, choice.chunks, plan.microbatch)
     part = sharded_segment(program, plan, index, plan.microbatch // choice.chunks)
-    return chunked(graph, make_pair(part, device, choice.recompute, choice.keep), choice.chunks, found)
+    return chunked(graph, made(part), choice.chunks, found)

@@ -15,7 +15,7 @@ CONVERT = "meshwright.layout.convert:convert"
 
 
 def shard(found: Flow, outputs: tuple[Layout, ...]) -> SegmentGraph:
-    """One rank's graph. `outputs`: the layouts in which the segment hands its results over."""
+    """The graph of the rank that the flow was read for. `outputs`: the layouts in which it hands its results over."""
     graph, values = found.graph, found.graph.values()
     ops: list[Op] = []
     names: dict[tuple[str, Layout], str] = {}
@@ -57,14 +57,14 @@ def shard(found: Flow, outputs: tuple[Layout, ...]) -> SegmentGraph:
 
 
 def _local(found: Flow, value: Value) -> Value:
-    return replace(value, type=local_type(value.type, found.layouts[value.name], found.mesh.sizes))
+    return replace(value, type=_local_type(found, value, found.layouts[value.name]))
 
 
-def local_type(full: TensorType, layout: Layout, mesh_sizes: tuple[int, ...]) -> TensorType:
-    return TensorType(layout.local_shape(full.sizes, mesh_sizes), full.dtype)
+def _local_type(found: Flow, value: Value, layout: Layout) -> TensorType:
+    return TensorType(layout.local_shape(value.type.sizes, found.mesh.sizes, found.at), value.type.dtype)
 
 
 def _conversion(found: Flow, value: Value, step: Move, number: int) -> Op:
-    result = Value(f"{value.name}_as{number}", local_type(value.type, step.target, found.mesh.sizes), value.grad)
+    result = Value(f"{value.name}_as{number}", _local_type(found, value, step.target), value.grad)
     args = (Ref(value.name), step.source, step.target, found.mesh)
     return Op(CONVERT, args, (("shape", value.type.sizes), ("grad", value.grad)), (result,))

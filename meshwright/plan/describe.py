@@ -33,6 +33,7 @@ def describe(plan: Plan) -> str:
         f"{show_bytes(found.static_bytes)}, activations {show_bytes(found.resident_bytes)}, "
         f"working {show_bytes(found.transient_bytes)}"
     )
+    lines += _recomputed(plan)
     lines += [f"  {line}" for line in collectives_table(found.collectives)]
     return "\n".join(lines)
 
@@ -48,6 +49,19 @@ def _parameters(plan: Plan) -> list[str]:
         if pieces[0] > pieces[1]:
             line += f", stored {storage} and gathered {'for each use' if again else 'once a step'}"
         lines.append(line)
+    return lines
+
+
+def _recomputed(plan: Plan) -> list[str]:
+    """What segments do not keep, how many alike, and the chunks of the last one."""
+    lines = []
+    for (index, names), count in Counter((i, plan.choices[i].recompute) for i in plan.segments).items():
+        values = [name for name in names if "~" not in name]
+        if names:
+            shown = ", ".join(values[:8]) + (f" and {len(values) - 8} more" if len(values) > 8 else "")
+            lines.append(f"  {count} of {len(plan.segments)} segments recompute {shown or 'statistics of norms'}")
+        if plan.choices[index].chunks > 1:
+            lines.append(f"  the last segment runs in {plan.choices[index].chunks} chunks of the samples")
     return lines
 
 

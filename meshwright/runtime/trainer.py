@@ -34,11 +34,13 @@ from meshwright.torch_compat import fake_mode, fake_tensor
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run may be told: the seed of its random numbers, whether to compare peers' data, how long to wait."""
+    """What a run may be told: the seed of its random numbers, whether to compare peers' data, how long to wait, whether
+    segments are compiled."""
 
     seed: int = 0
     debug: bool = False
     timeout_s: float = 0.0
+    compiled: bool = False
 
 
 class Trainer:
@@ -67,7 +69,7 @@ class Trainer:
         self._unused = {name: weights.whole(name) for name, _ in named if name not in used}
         self._interpreter = Interpreter(
             program,
-            generate(program, plan, device.type),
+            generate(program, plan, device.type, settings.compiled),
             store,
             _buffers(weights, program, device),
             device,
@@ -141,13 +143,15 @@ def parallelize(
     seed: int = 0,
     debug: bool | None = None,
     timeout_s: float | None = None,
+    compile: bool = False,
 ) -> Trainer:
     """The model under the plan, on this process's share of it. Call it on every rank, under torchrun.
 
     model: one with weights; or a function that builds one, whose weights are then made one at a time, from `seed`,
     and never all on one rank; or one on the meta device, with `weights`. weights: safetensors, a file or a folder, of
     which each rank reads its part. debug: compare what ranks read that should read the same (also MESHWRIGHT_DEBUG=1).
-    timeout_s: how long a rank waits for others before it names those that are late and ends (600).
+    timeout_s: how long a rank waits for others before it names those that are late and ends (600). compile: each
+    distinct segment by inductor.
     """
     _check_world(plan)
     device = torch.device("cpu")
@@ -161,7 +165,7 @@ def parallelize(
     check_plan(plan, program)
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
     wait_s = default_timeout_s() if timeout_s is None else timeout_s
-    return Trainer(found, plan, program, device, Settings(seed, wanted, wait_s))
+    return Trainer(found, plan, program, device, Settings(seed, wanted, wait_s, compile))
 
 
 def _on_cuda() -> bool:

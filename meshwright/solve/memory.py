@@ -35,7 +35,7 @@ class Kept:
     recompute, keep: for the Choice; what backward reads and is not kept, and what is kept for it besides.
     resident_bytes: from forward to backward. recompute_s: what backward takes longer. Transients: on top of what is
     resident, at the worst moment. gradient_bytes: of the parameters, from this backward to the step.
-    forced: what had to be kept, and why.
+    forced: what had to be kept, and why. chunks: of the samples, in the last segment.
     """
 
     saved: tuple[str, ...]
@@ -49,6 +49,7 @@ class Kept:
     forward_s: float = 0.0
     backward_s: float = 0.0
     forced: tuple[tuple[str, str], ...] = ()
+    chunks: int = 1
 
     @property
     def seconds(self) -> float:

@@ -29,7 +29,8 @@ FUSED_BESIDES = frozenset(
         "full_like.default", "zeros.default", "scalar_tensor.default", "arange.default", "select_backward.default",
         "gather.default", "embedding.default", "native_dropout.default", "argmax.default", "where.self",
         "masked_fill.Scalar", "silu_backward.default", "gelu_backward.default", "threshold_backward.default",
-        "tanh_backward.default", "sigmoid_backward.default",
+        "tanh_backward.default", "sigmoid_backward.default", "_fused_rms_norm.default",
+        "_fused_rms_norm_backward.default",
     )
 )  # fmt: skip
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")

@@ -1,0 +1,74 @@
+"""`mw.fit`: one device and a budget in bytes of real peak memory; what to keep, recompute and chunk is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.capture import Batch, Precision, capture
+from meshwright.cluster import Device, Mesh, load_cluster
+from meshwright.cluster.device_table import GPUS
+from meshwright.plan import Plan
+from meshwright.plan.units import parse_bytes
+from meshwright.runtime.trainer import Trainer, parallelize
+from meshwright.solve.memory_plan import curves, one_device_plan
+
+REFERENCE = "H200-SXM-141GB"
+
+
+def fit(
+    model: nn.Module,
+    batch: Batch,
+    memory: str | int,
+    *,
+    loss: Callable[..., Tensor] | None = None,
+    optimizer: str = "adamw",
+    precision: Precision = "fp32",
+    compile: bool = False,
+) -> Trainer:
+    """A trainer on this process's device that stays inside `memory` (`"20GiB"`) and is as fast as it can be so.
+
+    The budget covers parameters, gradients, optimizer state, activations and what kernels hold while they run; not the
+    CUDA context. `compile`: each distinct segment by inductor.
+    """
+    plan = fit_plan(
+        model, batch, memory, loss=loss, optimizer=optimizer, precision=precision, device=this_device(), compile=compile
+    )
+    return parallelize(model, plan, loss, compile=compile)
+
+
+def fit_plan(
+    model: nn.Module,
+    batch: Batch,
+    memory: str | int | None,
+    *,
+    device: Device,
+    loss: Callable[..., Tensor] | None = None,
+    optimizer: str = "adamw",
+    precision: Precision = "fp32",
+    compile: bool = False,
+) -> Plan:
+    """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
+    program = capture(model, batch, loss, precision=precision)
+    mesh = one_device_mesh(device)
+    plan = one_device_plan(program, mesh, cluster=device.name, optimizer=optimizer, precision=precision)
+    return curves(program, plan, device, fused=compile).within(parse_bytes(memory))
+
+
+def one_device_mesh(device: Device) -> Mesh:
+    return replace(load_cluster("local:1").mesh((1,)), device=device).renamed(("rep",))
+
+
+def this_device() -> Device:
+    """The GPU that torch sees first, by its name; a CPU where there is none. An unknown GPU is taken for the fastest
+    one known, with its own memory."""
+    if not torch.cuda.is_available():
+        return load_cluster("local:1").mesh((1,)).device
+    words = torch.cuda.get_device_name().replace("NVIDIA", "").split()
+    named = [entry.device for name, entry in GPUS.items() if words and name.startswith(words[0])]
+    found = named[0] if named else GPUS[REFERENCE].device
+    total = torch.cuda.get_device_properties(0).total_memory
+    return replace(found, memory_bytes=total)

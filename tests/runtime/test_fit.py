@@ -1,0 +1,130 @@
+"""`mw.fit`: at every budget the plain model's numbers, less kept the smaller the budget; an impossible one is named."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from small_models import small_model
+from torch import Tensor, nn
+
+import meshwright as mw
+from meshwright.errors import PlanError
+from meshwright.runtime.fit import fit_plan, this_device
+
+
+def budgets(name: str) -> tuple[int, list[int]]:
+    """(the least that does, budgets from ample to the least)."""
+    model, batch = small_model(name, "float64")
+    ample = fit_plan(model, batch, None, device=this_device()).predicted.peak_bytes
+    with pytest.raises(PlanError, match="no plan fits") as caught:
+        fit_plan(model, batch, 1000, device=this_device())
+    least = int(str(caught.value).split("at least ")[1].split(" bytes")[0].replace(",", ""))
+    return least, [ample, (2 * ample + least) // 3, (ample + 2 * least) // 3, least]
+
+
+def train(name: str, memory: int) -> tuple[list[float], dict[str, Tensor], mw.Plan, int]:
+    """(losses of three steps, weights after them, the plan, bytes that forward kept for backward)."""
+    model, batch = small_model(name, "float64")
+    trainer = mw.fit(model, batch, memory)
+    optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(3):
+        losses.append(trainer.step(batch).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = {key: tensor.full_tensor().clone() for key, tensor in trainer.named_parameters()}
+    return losses, weights, trainer.plan, kept_bytes(trainer, batch)
+
+
+def kept_bytes(trainer: mw.Trainer, batch: dict[str, Tensor]) -> int:
+    """Tensors alive between the last forward and the first backward of a step, each storage once."""
+    found = []
+    interpreter = trainer._interpreter
+    original = interpreter._backward
+
+    def look(index: int, segment: object, micro: object) -> None:
+        if not found:
+            tensors = [t for saved in micro.saved.values() for t in saved]
+            storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+            outside = {t.untyped_storage().data_ptr() for t in micro.values.values()}
+            found.append(sum(size for pointer, size in storages.items() if pointer not in outside))
+        original(index, segment, micro)
+
+    interpreter._backward = look
+    trainer.step(batch)
+    return found[0]
+
+
+def plain(name: str) -> tuple[list[float], dict[str, Tensor]]:
+    model, batch = small_model(name, "float64")
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(3):
+        loss = model(**batch)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, {key: parameter.detach() for key, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt"])
+def test_every_budget_trains_as_the_plain_model_does(name: str) -> None:
+    losses, weights = plain(name)
+    _, limits = budgets(name)
+    seen = []
+    for limit in limits:
+        found, trained, plan, kept = train(name, limit)
+        assert plan.predicted.peak_bytes <= limit
+        assert found == pytest.approx(losses, rel=1e-12)
+        for key, tensor in weights.items():
+            torch.testing.assert_close(trained[key], tensor, rtol=1e-8, atol=1e-10)
+        seen.append(kept)
+    assert seen[0] > 2 * seen[-1], "less is kept where there is less room"
+    assert seen == sorted(seen, reverse=True)
+
+
+def test_batch_norm_is_updated_once_a_step() -> None:
+    model, batch = small_model("resnet")
+    _, limits = budgets("resnet")
+    trainer = mw.fit(model, batch, limits[-1])
+    trainer.step(batch)
+    true = copy.deepcopy(model)
+    true(**batch)
+    found = trainer.state_dict()
+    for key, buffer in true.named_buffers():
+        torch.testing.assert_close(found[key], buffer, rtol=1e-5, atol=1e-6)
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.3)) for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+def test_dropout_replays() -> None:
+    torch.manual_seed(0)
+    model, batch = Dropped(), {"x": torch.randn(16, 32)}
+    ample = mw.fit(model, batch, "1GiB")
+    with pytest.raises(PlanError) as caught:
+        mw.fit(model, batch, 1000)
+    least = int(str(caught.value).split("at least ")[1].split(" bytes")[0].replace(",", ""))
+    tight = mw.fit(model, batch, least)
+    assert any(choice.recompute for choice in tight.plan.choices)
+    assert torch.equal(ample.step(batch), tight.step(batch))
+    for (_, left), (_, right) in zip(ample.named_parameters(), tight.named_parameters(), strict=True):
+        assert torch.equal(left.grad.full_tensor(), right.grad.full_tensor())
+
+
+def test_a_plan_says_what_is_recomputed_and_comes_back_from_json() -> None:
+    model, batch = small_model("llama")
+    least, _ = budgets("llama")
+    plan = fit_plan(model, batch, least, device=this_device())
+    assert "segments recompute" in str(plan)
+    assert mw.Plan.from_json(plan.to_json()) == plan
