@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from meshwright.cluster.calibrate_clock import CpuClock, CudaClock, clock_for
-from meshwright.cluster.calibrate_eager import eager_factors
+from meshwright.cluster.calibrate_eager import eager_factors, probe_s
 from meshwright.cluster.calibrate_grids import (
     LAYOUTS,
     VARIANTS,
@@ -27,7 +27,7 @@ from meshwright.cluster.calibrate_grids import (
     odd_images,
     row_grids,
 )
-from meshwright.cluster.calibrate_samples import HOST, KERNELS, ROWS, Make, Sample
+from meshwright.cluster.calibrate_samples import HOST, KERNELS, ROWS, SLOW, Make, Sample
 from meshwright.cluster.device_profile import Axes
 
 SCHEMA = 1
@@ -60,11 +60,11 @@ CUDA = Effort(
     ),
     matmul=(32, 128, 256, 768, 1024, 3072, 8192),
     attention=(("rows", (1 << 11, 1 << 14, 1 << 17)), ("seq", (128, 512, 2048)), ("width", (64, 128))),
-    variants=(("rows", (1 << 11, 1 << 14, 1 << 17)), ("seq", (128, 512, 2048)), ("width", (64,))),
+    variants=(("rows", (1 << 12, 1 << 17)), ("seq", (128, 512, 2048)), ("width", (64,))),
     convolution=(
         ("pixels", (1 << 8, 1 << 11, 1 << 14, 1 << 17)),
-        ("channels", (4, 64, 256, 1024)),
-        ("out", (64, 256, 1024)),
+        ("channels", (4, 64, 128, 256, 512, 1024)),
+        ("out", (64, 128, 256, 512, 1024)),
         ("window", (1, 9)),
     ),
     most_flops={"float32": 3e11, "bfloat16": 1.2e12, "float16": 1.2e12},
@@ -75,7 +75,7 @@ CUDA = Effort(
     optimizer_bytes=(1 << 18, 1 << 22, 1 << 26, 1 << 29),
 )
 CPU = Effort(
-    numels=(1 << 10, 1 << 14, 1 << 17, 1 << 20),
+    numels=(1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22),
     rows=(("units", (16, 256, 4096)), ("width", (64, 1024, 32768))),
     matmul=(16, 64, 256, 1024),
     attention=(("rows", (1 << 9, 1 << 12)), ("seq", (32, 128, 512)), ("width", (16, 64))),
@@ -87,7 +87,7 @@ CPU = Effort(
         ("window", (1, 9)),
     ),
     most_flops={"float32": 3e8, "bfloat16": 3e8},
-    most_elements=1 << 20,
+    most_elements=1 << 22,
     peak_size=512,
     aligned_size=256,
     copy_bytes=1 << 25,
@@ -110,6 +110,8 @@ def calibrate(
             progress(f"{name} ({time.perf_counter() - start:.0f} s)")
             step()
     found["measured"] = {"torch": torch.__version__, "seconds": round(time.perf_counter() - start, 1)}
+    if device.type == "cuda":
+        found["measured"]["probe_s"] = _short(probe_s(device))
     return found
 
 
@@ -183,7 +185,7 @@ def _kernels(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[st
     found: dict[str, Any] = {}
     for name, make in KERNELS.items():
         for dtype in dtypes:
-            for n in effort.numels:
+            for n in effort.numels[: -1 if name in SLOW else None]:
                 for side, work, took_s in _kernel(rates, make, n, dtype):
                     found.setdefault(f"{name}.{side}", {}).setdefault(_text(dtype), []).append([work, _short(took_s)])
     return found

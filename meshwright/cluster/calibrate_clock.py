@@ -28,7 +28,7 @@ def clock_for(device: torch.device) -> CudaClock | CpuClock:
 class CpuClock:
     """On a CPU asking and doing are one: the shortest of a few runs, since a busy machine only makes a run longer."""
 
-    def __init__(self, target_s: float = 2e-3, rounds: int = 3) -> None:
+    def __init__(self, target_s: float = 1e-3, rounds: int = 6) -> None:
         self.target_s, self.rounds = target_s, rounds
 
     def device_s(self, run: Run) -> float:

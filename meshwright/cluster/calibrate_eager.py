@@ -89,13 +89,21 @@ def eager_factors(
     return [float(f"{(a * b) ** 0.5:.4g}") for a, b in zip(*ratios, strict=True)]
 
 
-def _phases(model: nn.Module, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> list[float]:
+def probe_s(device: torch.device) -> float:
+    """Host seconds of a small step: how fast the host is now, where its speed changes from minute to minute."""
+    kind = KINDS[0]
+    return sum(_phases(nn.Sequential(*(kind.block() for _ in range(LAYERS))), kind.shape, device, torch.float32, 15, 5))
+
+
+def _phases(
+    model: nn.Module, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, steps: int = 40, warm: int = 10
+) -> list[float]:
     """Median host seconds of a step's forward, backward and optimizer."""
     model = model.to(device=device, dtype=dtype)
     x = torch.randn(shape, device=device).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     rows = []
-    for _ in range(40):
+    for _ in range(steps):
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         loss = model(x).mean()
@@ -104,4 +112,4 @@ def _phases(model: nn.Module, shape: tuple[int, ...], device: torch.device, dtyp
         end = time.perf_counter()
         optimizer.step()
         rows.append((middle - start, end - middle, time.perf_counter() - end))
-    return [median(row[phase] for row in rows[10:]) for phase in range(3)]
+    return [median(row[phase] for row in rows[warm:]) for phase in range(3)]

@@ -129,12 +129,18 @@ def convolution_grids(
     """Axes: pixels of the result, channels in and out, elements of a window."""
     found: dict[str, Cells] = {"forward": {}, "input": {}, "weight": {}}
     for pixels, channels, out, window in _points(axes):
-        if 2.0 * pixels * channels * out * window > most_flops:
+        if 2.0 * pixels * channels * out * window > most_flops or not _usual(channels, out):
             continue
         base_s = convolution_base_s(peak, rates.bandwidth, dtype.itemsize, pixels, channels, out, window)
-        for side, took_s in zip(found, _convolved(rates, dtype, pixels, 16, channels, out, window), strict=True):
+        edge = 16 if pixels < 1 << 13 else 32 if pixels < 1 << 16 else 64
+        for side, took_s in zip(found, _convolved(rates, dtype, pixels, edge, channels, out, window), strict=True):
             found[side][pixels, channels, out, window] = base_s / took_s
     return {side: filled(axes, cells) for side, cells in found.items()}
+
+
+def _usual(channels: int, out: int) -> bool:
+    """Convolutions change the number of channels by little, but for those that read images."""
+    return out / 32 <= channels <= 4 * out and (channels < 16 or out <= 4 * channels)
 
 
 def _convolved(

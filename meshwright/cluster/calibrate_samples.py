@@ -190,6 +190,10 @@ KERNELS: dict[str, Make] = {
 """Kernels bound by memory. Work is bytes read and written for elementwise ones, else bytes of the main operand."""
 
 
+SLOW = frozenset({"sort", "topk", "avg_pool", "max_pool"})
+"""Kernels so slow that the largest size would take long, and tell nothing new."""
+
+
 def _small(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> Make:
     """An op on tensors so small that its cost is the host's, yet such that the device's usual kernels serve it."""
 

@@ -66,10 +66,10 @@ class Curve:
 class Grid:
     """Fractions over a few sizes of each axis; multilinear in logarithms, the nearest edge outside."""
 
-    __slots__ = ("_logs", "_strides", "_values", "axes")
+    __slots__ = ("_logs", "_strides", "_values", "axes", "fractions")
 
     def __init__(self, axes: Axes, fractions: list[float]) -> None:
-        self.axes = axes
+        self.axes, self.fractions = axes, fractions
         self._logs = [[log(size) for size in sizes] for _, sizes in axes]
         self._values = [log(value) for value in fractions]
         strides, step = [], 1
@@ -77,6 +77,9 @@ class Grid:
             strides.append(step)
             step *= len(sizes)
         self._strides = strides[::-1]
+
+    def points(self) -> list[tuple[int, ...]]:
+        return list(product(*(sizes for _, sizes in self.axes)))
 
     def at_least(self, *point: float) -> tuple[float, ...]:
         """The point, or the lowest that was measured: what is smaller still takes as long."""
@@ -155,7 +158,7 @@ class DeviceProfile:
     reached here too, and the host's part is scaled by what one launch costs.
     """
 
-    __slots__ = ("_memory", "_memory_reach", "_peaks", "_reach", "bandwidth", "host_scale", "memo", "tables")
+    __slots__ = ("_memory", "_memory_reach", "_peaks", "_ratios", "_reach", "bandwidth", "host_scale", "memo", "tables")
 
     def __init__(
         self, tables: Tables, peaks: Mapping[str, float], bandwidth: float, launch_s: float, memory: float, reach: float
@@ -166,6 +169,7 @@ class DeviceProfile:
         # Fractions of the nominal bandwidth: what a copy reaches of it here, over what it reached there.
         self._memory_reach = memory * tables.memory_bandwidth / bandwidth
         self.host_scale = launch_s / tables.launch_s if tables.launch_s else 0.0
+        self._ratios: dict[tuple[str, str], Grid] = {}
         self.memo: dict[object, object] = {}
         """For those who price: what was worked out already."""
 
@@ -202,30 +206,42 @@ class DeviceProfile:
         return base_s
 
     def attention_s(self, variant: str, side: str, dtype: str, itemsize: int, rows: int, seq: int, width: int) -> float:
-        """Queries and keys are worked through in pieces of 64: a last one that is not full costs as much."""
-        grid, widths = (self._grid(f"attention.{name}.{side}", dtype) for name in (variant, "causal"))
-        seq_whole = -(-seq // 64) * 64
-        share = float((seq_whole / seq) ** 1.5)
-        rows_, seq_, width_ = grid.at_least(rows, seq, width)
-        base_s = share * attention_base_s(self._peak(dtype), self.bandwidth, itemsize, rows_, seq_, width_)
-        measured = grid.axes[2][1][-1]
-        fraction = grid(rows_, seq_, width_) * self._reach
-        if width_ > measured:  # widths were measured of one variant
-            fraction *= widths(rows_, seq_, width_) / widths(rows_, seq_, measured)
-        return base_s / fraction
+        """Queries and keys are worked through in pieces of 64: a last one that is not full costs as much.
+
+        How rows and widths matter was measured at more points of causal attention; other variants are taken to differ
+        from it by a factor that changes slowly.
+        """
+        whole = self._grid(f"attention.causal.{side}", dtype)
+        point = whole.at_least(rows, seq, width)
+        base_s = attention_base_s(self._peak(dtype), self.bandwidth, itemsize, *point)
+        fraction = whole(*point)
+        if variant != "causal":
+            fraction *= self._against(f"attention.{variant}.{side}", whole, dtype)(*point)
+        return base_s * (-(-seq // 64) * 64 / seq) / (fraction * self._reach)
+
+    def _against(self, name: str, whole: Grid, dtype: str) -> Grid:
+        """A grid's fractions over those of another one, read at its own points."""
+        key = (name, _table_dtype(dtype))
+        found = self._ratios.get(key)
+        if found is None:
+            grid = self._grid(name, dtype)
+            found = Grid(grid.axes, [grid(*point) / whole(*point) for point in grid.points()])
+            self._ratios[key] = found
+        return found
 
     def convolution_s(
         self, side: str, dtype: str, itemsize: int, pixels: int, channels: int, out: int, window: int, image: int
     ) -> float:
-        """`image`: pixels of one image; rows of pixels that are no multiple of 16 bytes suit the kernels less."""
+        """`image`: pixels of one image; in half precision a number that is no multiple of 8 suits the kernels less."""
         peak = self._peaks.get("tf32", self._peak(dtype)) if dtype == "float32" else self._peak(dtype)
         grid = self._grid(f"convolution.{side}", dtype)
         point = grid.at_least(pixels, channels, out, window)
         base_s = convolution_base_s(peak, self.bandwidth, itemsize, *point)
-        if image * itemsize & 15:
+        if itemsize == 2 and image & 7:
             slower = self.tables.images.get(_table_dtype(dtype), {}).get("1" if window == 1 else "9")
             if slower:
-                base_s *= slower[image & 1][("forward", "input", "weight").index(side)]
+                # Measured where the difference is large; half of it, by ratio, is what other sizes show.
+                base_s *= slower[image & 1][("forward", "input", "weight").index(side)] ** 0.5
         return base_s / (grid(*point) * self._reach)
 
     def grouped(self, dtype: str, rows: int) -> list[float]:

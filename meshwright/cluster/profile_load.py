@@ -220,14 +220,13 @@ def device_of(name: str) -> Device:
 
 
 def _achievable(data: Mapping[str, Any]) -> tuple[Achievable, ...]:
-    """Of matmuls in the fastest dtype that was multiplied, and of a copy."""
+    """Of the best product in the dtype that multiplies fastest, and of a copy."""
     if "achievable" in data:
         return tuple(Achievable(kind, float(fraction)) for kind, fraction in data["achievable"].items())
-    reached, peaks = data["reached"], data["peaks"]
-    dtype = _fastest(reached, peaks)
+    best = _best({dtype: grid["fractions"] for dtype, grid in data["grids"]["matmul.nn"].items()}, data["reached"])
     return (
-        Achievable("matmul", min(1.0, reached[dtype] / peaks[dtype])),
-        Achievable("memory", min(1.0, reached["copy"] / data["memory_bandwidth"])),
+        Achievable("matmul", best),
+        Achievable("memory", min(1.0, data["reached"]["copy"] / data["memory_bandwidth"])),
     )
 
 
@@ -236,18 +235,17 @@ def profile_of(device: Device) -> DeviceProfile:
     """Prices on this device: by its own profile's tables, or by its kind's reference at this device's rates."""
     found = tables(device.profile or REFERENCE.get(device.kind, REFERENCE["cuda"]))
     copied = device.memory_bandwidth * device.achievable_fraction("memory")
-    dtype = _fastest(found.reached, found.peaks)
-    reached = found.reached[dtype] / found.peaks[dtype]
+    best = _best({dtype: grid.fractions for dtype, grid in found.grids["matmul.nn"].items()}, found.reached)
     return DeviceProfile(
         found,
         dict(device.peaks),
         device.memory_bandwidth,
         device.launch_s,
         memory=copied / found.reached["copy"],
-        reach=device.achievable_fraction("matmul") / min(1.0, reached),
+        reach=device.achievable_fraction("matmul") / best,
     )
 
 
-def _fastest(reached: Mapping[str, float], peaks: Mapping[str, float]) -> str:
-    """The dtype whose matmul was fastest."""
-    return max((dtype for dtype in reached if dtype in peaks), key=lambda dtype: reached[dtype])
+def _best(fractions: Mapping[str, list[float]], reached: Mapping[str, float]) -> float:
+    """The best fraction of peak in the dtype whose products were fastest."""
+    return min(1.0, max(fractions[max(fractions, key=lambda dtype: reached.get(dtype, 0.0))]))

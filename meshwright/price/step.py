@@ -22,6 +22,9 @@ from meshwright.profile.places import Places
 from meshwright.profile.saved import DeviceKind
 from meshwright.profile.static import rounding
 
+_EVEN = 10
+"""Seen on an H200: a step whose host and device need the same takes some 7 % longer than either."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
@@ -44,7 +47,9 @@ class StepSeconds:
 
     @property
     def step_s(self) -> float:
-        return max(self.device_s, self.host_s)
+        """The longer of the two; where they are close, each waits for the other now and then."""
+        longer, shorter = max(self.device_s, self.host_s), min(self.device_s, self.host_s)
+        return longer * (1 + (shorter / longer) ** _EVEN) ** (1 / _EVEN) if longer else 0.0
 
 
 @dataclass(slots=True)

@@ -1,0 +1,99 @@
+"""Calibration: what it writes is a profile that pricing can use; its samples do what they are counted as."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from meshwright.cli import main
+from meshwright.cluster import calibrate as calibration
+from meshwright.cluster.calibrate_clock import CpuClock
+from meshwright.cluster.calibrate_command import profile_text, sources
+from meshwright.cluster.calibrate_grids import VARIANTS, Rates, attention_sample, both_sides
+from meshwright.cluster.calibrate_samples import HOST, KERNELS, ROWS, row_sample
+from meshwright.cluster.profile_load import check_profile, device_of, profile_of, read_profile
+
+CPU = torch.device("cpu")
+TINY = replace(
+    calibration.CPU,
+    numels=(1 << 10, 1 << 12),
+    rows=(("units", (16, 64)), ("width", (64, 256))),
+    matmul=(16, 32),
+    attention=(("rows", (1 << 9,)), ("seq", (32,)), ("width", (16,))),
+    variants=(("rows", (1 << 9,)), ("seq", (32,)), ("width", (16,))),
+    convolution=(("pixels", (1 << 8,)), ("channels", (4, 16)), ("out", (16,)), ("window", (1, 9))),
+    peak_size=64,
+    aligned_size=64,
+    copy_bytes=1 << 16,
+    optimizer_bytes=(1 << 12, 1 << 14),
+)
+
+
+@pytest.mark.parametrize("name", [*KERNELS, *HOST])
+def test_samples_run_forward_and_backward(name: str) -> None:
+    sample = {**KERNELS, **HOST}[name](1 << 12, torch.float32, CPU)
+    result = sample.call()
+    assert sample.work > 0
+    if sample.wrt:
+        torch.autograd.grad(result, sample.wrt, torch.ones_like(result))
+
+
+@pytest.mark.parametrize("kernel", ROWS)
+def test_rows_have_the_elements_they_are_counted_with(kernel: str) -> None:
+    for units, width in ((16, 64), (64, 256), (16, 8192)):
+        sample = row_sample(kernel, units, width, torch.float32, CPU)
+        assert sample.work == 4 * units * width
+        assert sample.call().numel() in (1, units, units * width)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_attention_samples_have_the_rows_asked_for(variant: str) -> None:
+    rates = Rates(CPU, CpuClock(1e-6, 1), {}, 1.0)
+    sample = attention_sample(rates, variant, torch.float32, 512, 32, 16)
+    assert sample is not None
+    assert sample.call().numel() == 512 * 16
+    assert [side for side, _ in both_sides(rates.clock, sample)] == ["forward", "backward"]
+
+
+def test_a_profile_comes_out_that_prices_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "CPU", TINY)
+    monkeypatch.setattr(calibration, "clock_for", lambda device: CpuClock(1e-6, 1))
+    found = calibration.calibrate(CPU)
+    found["sources"] = sources(found)
+    check_profile(found, "new")
+    (tmp_path / "new.json").write_text(profile_text(found))
+    assert read_profile(str(tmp_path / "new.json")) == json.loads(json.dumps(found))
+    device = device_of(str(tmp_path / "new.json"))
+    device.verify()
+    # Its own tables, unscaled: a measured point comes back as measured.
+    n_bytes, seconds = found["kernels"]["add.forward"]["float32"][0]
+    assert profile_of(device).kernel_s("add.forward", "float32", n_bytes) == pytest.approx(seconds)
+    assert set(found["kernels"]) == set(read_profile("cpu")["kernels"])
+    assert set(found["grids"]) == set(read_profile("cpu")["grids"])
+
+
+def test_a_gpu_profile_has_what_a_cpu_profile_has_and_the_host() -> None:
+    gpu, cpu = read_profile("H200-SXM-141GB"), read_profile("cpu")
+    assert (
+        set(gpu["kernels"])
+        == set(cpu["kernels"])
+        == {f"{name}.{side}" for name in KERNELS for side in ("forward", "backward")}
+        - {"add.backward", "fill.backward", "sort.backward"}
+    )
+    assert set(gpu["grids"]) == set(cpu["grids"])
+    assert set(gpu["host"]["float32"]) >= {*KERNELS, *HOST, "module", "start", "eager"} - {"grouped_mm"}
+    assert not cpu["host"]
+
+
+def test_bad_arguments_are_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "-o", "profile.txt"]) == 2
+    assert "ends in .json" in capsys.readouterr().err
+    assert main(["calibrate", "-o", "/nowhere/at/all/p.json"]) == 2
+    assert "no folder" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert main(["calibrate", "--device", "cuda"]) == 2
+        assert "sees no GPU" in capsys.readouterr().err

@@ -1,0 +1,166 @@
+"""Prices of ops: they follow local shapes, dtype and device; nothing is asked of the device for a view."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from small_models import NAMES, small_model
+
+from meshwright.capture import capture
+from meshwright.capture.program import Op, Program, Ref, TensorType, Value
+from meshwright.cluster import load_cluster
+from meshwright.cluster.profile_load import device_of, profile_of, shipped
+from meshwright.models.reference import parse_reference
+from meshwright.price.compute import op_seconds, whole_op_seconds
+from meshwright.price.step import step_seconds
+from meshwright.rules import strategies
+
+H200 = device_of("H200-SXM-141GB")
+
+
+def value(name: str, *shape: int, dtype: str = "bfloat16", grad: bool = True) -> Value:
+    return Value(name, TensorType(shape, dtype), grad)
+
+
+def linear(m: int, k: int, n: int, dtype: str = "bfloat16") -> tuple[Op, dict[str, Value]]:
+    x, w, y = value("x", m, k, dtype=dtype), value("w", n, k, dtype=dtype), value("y", m, n, dtype=dtype)
+    return Op("aten.linear.default", (Ref("x"), Ref("w")), (), (y,)), {"x": x, "w": w}
+
+
+def program(reference: str, batch: int) -> Program:
+    return capture(*parse_reference(reference).meta(batch))
+
+
+def test_a_linear_layer_is_three_products() -> None:
+    op, values = linear(4096, 1024, 3072)
+    found, on = whole_op_seconds(op, values, H200), profile_of(H200)
+    assert found.forward_s == on.matmul_s("nt", "bfloat16", 2, 4096, 3072, 1024)
+    inputs, weights = (
+        on.matmul_s("nn", "bfloat16", 2, 4096, 1024, 3072),
+        on.matmul_s("tn", "bfloat16", 2, 3072, 1024, 4096),
+    )
+    assert found.backward_s == pytest.approx(inputs + weights)
+    frozen = whole_op_seconds(op, values | {"w": replace(values["w"], grad=False)}, H200)
+    assert frozen.backward_s == pytest.approx(inputs)
+
+
+def test_without_a_gradient_there_is_no_backward() -> None:
+    op, values = linear(64, 64, 64)
+    plain = replace(op, results=(replace(op.results[0], grad=False),))
+    found = whole_op_seconds(plain, values, H200)
+    assert (found.backward_s, found.backward_host_s) == (0.0, 0.0)
+    assert found.forward_s > 0
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_an_unknown_op_is_priced_by_its_bytes(name: str) -> None:
+    values = {"x": value("x", 1 << 25, dtype="float32")}
+    op = Op("aten.some_new_op.default", (Ref("x"),), (), (value("y", 1 << 25, dtype="float32"),))
+    device = device_of(name)
+    found = whole_op_seconds(op, values, device)
+    nominal_s = 2 * 4 * (1 << 25) / device.memory_bandwidth
+    assert 0.1 * nominal_s < found.forward_s < 10 * nominal_s
+    assert found.backward_s > 0
+
+
+def test_a_view_costs_the_host_alone() -> None:
+    values = {"x": value("x", 8, 1024, 768)}
+    op = Op("aten.view.default", (Ref("x"), (8, 1024, 12, 64)), (), (value("y", 8, 1024, 12, 64),))
+    found = whole_op_seconds(op, values, H200)
+    assert (found.forward_s, found.backward_s) == (0.0, 0.0)
+    assert 0 < found.forward_host_s < 5e-5
+
+
+def test_a_cpu_has_no_host_beside_it() -> None:
+    op, values = linear(64, 64, 64, "float32")
+    found = whole_op_seconds(op, values, device_of("cpu"))
+    assert (found.forward_host_s, found.backward_host_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_op_of_every_family_has_a_price_on_every_strategy(name: str) -> None:
+    model, batch = small_model(name)
+    found = capture(model, batch)
+    mesh = load_cluster("dgx-h200").mesh((2, 4))
+    for graph in found.graphs:
+        fixed = graph.at(found.batch)
+        values = fixed.values()
+        for op in fixed.ops:
+            made = strategies(op, values, mesh)
+            whole = whole_op_seconds(op, values, mesh.device)
+            for one in made:
+                seconds = op_seconds(op, one, values, mesh.sizes, mesh.device)
+                assert seconds.forward_s >= 0
+                assert seconds.backward_s >= 0
+            same = op_seconds(op, made[0], values, mesh.sizes, mesh.device)  # all axes given to no factor
+            assert same == whole
+
+
+def test_a_share_of_a_large_op_costs_about_its_share() -> None:
+    mesh = load_cluster("dgx-h200").mesh((8,))
+    op, values = linear(65536, 8192, 8192)
+    whole, *shares = (op_seconds(op, one, values, (8,), mesh.device) for one in strategies(op, values, mesh))
+    assert shares
+    for share in shares:
+        assert share.forward_s == pytest.approx(whole.forward_s / 8, rel=0.2)
+
+
+def test_one_device_and_its_host_overlap() -> None:
+    large = step_seconds(program("gpt2?layers=2", 16), H200)
+    small = step_seconds(program("gpt?layers=2&hidden=64&heads=2&ffn=64&vocab=64&seq=16", 1), H200)
+    assert large.device_s > 2 * large.host_s
+    assert large.step_s == pytest.approx(large.device_s, rel=0.01)
+    assert small.host_s > 2 * small.device_s
+    assert small.step_s == pytest.approx(small.host_s, rel=0.01)
+
+
+def test_a_deeper_model_takes_longer_by_its_layers() -> None:
+    one, two, three = (step_seconds(program(f"gpt2?layers={n}&vocab=512", 8), H200) for n in (1, 2, 3))
+    assert three.device_s - two.device_s == pytest.approx(two.device_s - one.device_s, rel=0.05)
+    assert three.host_s - two.host_s == pytest.approx(two.host_s - one.host_s, rel=0.05)
+
+
+def test_gradients_of_a_value_read_twice_are_summed() -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self, times: int) -> None:
+            super().__init__()
+            self.weight, self.times = torch.nn.Parameter(torch.ones(1 << 22)), times
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.weight * 2
+            return sum((torch.sin(y) for _ in range(self.times)), x).sum()  # type: ignore[return-value]
+
+    x = torch.zeros(1, 1 << 22)
+    once, twice = (step_seconds(capture(Twice(n), {"x": x}), H200) for n in (1, 2))
+    sine_and_sum = profile_of(H200).kernel_s("relu.backward", "float32", 2 * 4 << 22)
+    more = twice.backward_s - once.backward_s - sine_and_sum
+    assert more >= 0.9 * profile_of(H200).kernel_s("add.forward", "float32", 3 * 4 << 22)
+
+
+def test_fused_adamw_is_faster_than_foreach() -> None:
+    found = program("gpt2?layers=2", 1)
+    foreach, fused = (step_seconds(found, H200, implementation=name) for name in ("foreach", "fused"))
+    assert fused.optimizer_s < foreach.optimizer_s
+    assert fused.optimizer_host_s < foreach.optimizer_host_s
+
+
+@pytest.mark.parametrize(("slow", "fast"), [("V100-SXM2-16GB", "A100-SXM-80GB"), ("A100-SXM-80GB", "H100-SXM-80GB"),
+                                            ("H100-SXM-80GB", "B200-SXM")])  # fmt: skip
+def test_newer_devices_are_faster(slow: str, fast: str) -> None:
+    found = program("gpt2?layers=2", 16)
+    assert step_seconds(found, device_of(slow)).device_s > 1.2 * step_seconds(found, device_of(fast)).device_s
+
+
+def test_a_price_is_quick() -> None:
+    """Under 20 us a call on an idle machine; the test allows for one ten times slower."""
+    mesh = load_cluster("dgx-h100:8").mesh((8, 8))
+    graph = max(program("llama3-8b?layers=2&seq=512", 64).graphs, key=lambda graph: len(graph.ops)).at(64)
+    values = graph.values()
+    asked = [(op, one) for op in graph.ops for one in strategies(op, values, mesh)]
+    start = time.process_time()
+    for op, one in asked:
+        op_seconds(op, one, values, mesh.sizes, mesh.device)
+    assert (time.process_time() - start) / len(asked) < 200e-6
