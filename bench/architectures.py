@@ -16,15 +16,21 @@ if __name__ == "__main__":  # the folder of this file would hide modules of the 
 
 import argparse
 import json
+import multiprocessing
 import resource
-import subprocess
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers  # noqa: F401  (imported once, before processes are forked)
+
+from meshwright.capture import capture
+from meshwright.capture.execute import run
 from meshwright.errors import MeshwrightError
 from meshwright.models.reference import Reference, parse_reference
+from meshwright.profile import profile_step
 
 WANTED = 70
 TEXT = "hidden_size=32&num_attention_heads=4&num_hidden_layers=3&vocab_size=64&seq=32"
@@ -115,11 +121,9 @@ def main() -> int:
     parser.add_argument("--run", action="store_true", help="also execute and compare")
     parser.add_argument("--limit", type=int, default=300, help="CPU seconds for each")
     parser.add_argument("--json", metavar="FILE", default="out/architectures.json")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(try_one(args.one, args.run)))
-        return 0
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     names = args.only.split(",") if args.only else list(ARCHITECTURES)
     rows = []
     for name in names:
@@ -135,28 +139,25 @@ def main() -> int:
 
 
 def child(name: str, execute: bool, limit_s: int) -> Row:
-    """One architecture in a process of its own; what it dies of is its reason."""
-    command = [sys.executable, __file__, "--one", name, *(["--run"] if execute else [])]
+    """One architecture in a process of its own, forked when everything is imported; what it dies of is its reason."""
+    here, there = multiprocessing.Pipe(duplex=False)
 
-    def limited() -> None:
+    def work() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+        there.send(try_one(name, execute))
 
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        why = f"over {limit_s} CPU seconds" if done.returncode < 0 else last
-        return {"name": name, "ok": False, "cpu_s": float(limit_s), "note": why[:300]}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    there.close()
+    try:
+        row: Row = here.recv()
+    except EOFError:
+        row = {"name": name, "ok": False, "cpu_s": float(limit_s), "note": f"died, or over {limit_s} CPU seconds"}
+    process.join()
+    return row
 
 
 def try_one(name: str, execute: bool) -> Row:
-    import torch
-
-    from meshwright.capture import capture
-    from meshwright.profile import profile_step
-
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
     start_s = time.process_time()
     try:
         if name.startswith("unet2d"):
@@ -196,11 +197,6 @@ def compare(reference: Reference) -> str:
 
 
 def _compare(reference: Reference) -> str:
-    import torch
-
-    from meshwright.capture import capture
-    from meshwright.capture.execute import run
-
     torch.manual_seed(0)
     model = reference.build()
     batch = {

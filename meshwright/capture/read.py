@@ -356,8 +356,15 @@ def _first_names(named: Iterable[tuple[str, Tensor]]) -> dict[int, tuple[Tensor,
 
 
 def _records(found: dict[int, tuple[Tensor, list[str]]]) -> tuple[Parameter, ...]:
+    """Equal types are one object: a deep model has few, and they can be counted quickly."""
+    types: dict[TensorType, TensorType] = {}
+
+    def shared(tensor: Tensor) -> TensorType:
+        type_ = _type(tensor)
+        return types.setdefault(type_, type_)
+
     return tuple(
-        Parameter(names[0], _type(tensor), tensor.requires_grad, tuple(names[1:])) for tensor, names in found.values()
+        Parameter(names[0], shared(tensor), tensor.requires_grad, tuple(names[1:])) for tensor, names in found.values()
     )
 
 

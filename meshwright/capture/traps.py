@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-EXPORTING, COMPILING = "is_torchdynamo_exporting", "is_torchdynamo_compiling"
+EXPORTING, COMPILING, TRACING = "is_torchdynamo_exporting", "is_torchdynamo_compiling", "is_tracing"
 MASKING = "transformers.masking_utils"
 EXPERTS = "transformers.integrations.moe"
 
@@ -25,11 +25,23 @@ def eager_paths(batch_names: Collection[str]) -> Iterator[None]:
                 stack.enter_context(replaced(module, EXPORTING, lambda: False))
                 if name.startswith("transformers.models."):
                     stack.enter_context(replaced(module, COMPILING, lambda: False))
+        if MASKING in loaded:
+            stack.enter_context(_no_mask_is_no_trace(loaded[MASKING]))
         if MASKING in loaded and "position_ids" not in batch_names:
             stack.enter_context(replaced(loaded[MASKING], "find_packed_sequence_indices", lambda _: None))
         if EXPERTS in loaded:
             stack.enter_context(replaced(loaded[EXPERTS], COMPILING, lambda: False))
         yield
+
+
+def _no_mask_is_no_trace(masking: Any) -> AbstractContextManager[None]:
+    """Before 5.20 the question is whether a padding mask is being traced; where there is none, none is."""
+    asked: Any = getattr(masking, TRACING, None)
+
+    def tracing(tensor: Any = None) -> bool:
+        return tensor is not None and bool(asked(tensor))
+
+    return replaced(masking, TRACING, tracing)
 
 
 @contextmanager

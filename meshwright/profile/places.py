@@ -151,6 +151,9 @@ def _strides(op: Op, value: Value, values: Mapping[str, Value], found: Places) -
         for name in op.operands():
             if values[name].type.sizes == sizes:
                 return _as_operand(sizes, found.of[name].strides)
+        if not all(is_contiguous(values[name].type.sizes, found.of[name].strides) for name in op.operands()):
+            tensors = {name: _meta(values[name], found.of[name]) for name in op.uses()}
+            return call(op, tensors, META)[0].stride()  # operands repeated, the order of their dims decides: ask torch
     return contiguous(sizes)
 
 

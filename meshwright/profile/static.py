@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -103,11 +104,18 @@ def static(
 def count_alike(parameters: Iterable[Parameter]) -> dict[Parameter, int]:
     """How many parameters of each type there are, under one of them: a deep model has few types."""
     first: dict[object, Parameter] = {}
-    found: dict[object, int] = {}
+    found: Counter[object] = Counter()
+    # Those of a captured model share the types that are equal, so that few need to be looked at.
+    by_type: dict[int, list[Parameter]] = defaultdict(list)
     for parameter in parameters:
-        key = (parameter.type.shape, parameter.type.dtype, parameter.trainable)
-        first.setdefault(key, parameter)
-        found[key] = found.get(key, 0) + 1
+        by_type[id(parameter.type)].append(parameter)
+    for alike in by_type.values():
+        trained = sum(parameter.trainable for parameter in alike)
+        for trainable, number in ((True, trained), (False, len(alike) - trained)):
+            if number:
+                key = (alike[0].type, trainable)
+                first.setdefault(key, replace(alike[0], trainable=trainable))
+                found[key] += number
     return {first[key]: number for key, number in found.items()}
 
 

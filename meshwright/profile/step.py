@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from meshwright.capture.precision import Precision
@@ -13,6 +12,7 @@ from meshwright.profile.chain import Chain, Link, walk
 from meshwright.profile.operands import type_bytes
 from meshwright.profile.profile import PHASES, Peak, Phase, Profile, SegmentProfile
 from meshwright.profile.saved import DeviceKind
+from meshwright.profile.shorten import Shortened, shorten
 from meshwright.profile.static import Implementation, Optimizer, Static, rounding, static
 
 
@@ -35,7 +35,8 @@ def profile_step(
     if device not in ("cpu", "cuda"):
         raise ModelError(f"device {device!r}", "cpu or cuda", "name one of these")
     around = rounding(device)
-    chain = walk(program, device, around)
+    short = shorten(program)
+    chain = walk(short.program, device, around)
     held = static(
         program.parameters,
         program.buffers,
@@ -45,10 +46,10 @@ def profile_step(
         implementation=implementation,
     )
     batch_bytes = sum(around(type_bytes(value.type.at(program.batch))) for value in program.inputs)
-    saved_bytes = chain.prologue.live.saved_bytes + sum(link.live.saved_bytes for link in chain.links)
+    saved_bytes = sum(w * link.live.saved_bytes for link, w in zip(chain.links, short.weights, strict=True))
     widened = 2 if chosen == "mixed" else 1
-    moments = tuple(_moments(chain, held, widened))
-    worst = tuple(_peak(max(_of(moments, phase)), held, batch_bytes) for phase in PHASES)
+    moments = _moments(chain, program, short, held, widened)
+    worst = tuple(_peak(moments[phase], held, batch_bytes) for phase in PHASES)
     peak = max(worst, key=lambda moment: moment.bytes)
     return Profile(
         batch=program.batch,
@@ -60,9 +61,9 @@ def profile_step(
         static=held,
         batch_bytes=batch_bytes,
         prologue=_segment(chain.prologue, 1),
-        segments=_rows(program, chain),
+        segments=_rows(short, chain),
         distinct_segments=len(program.graphs),
-        saved_bytes=saved_bytes,
+        saved_bytes=chain.prologue.live.saved_bytes + saved_bytes,
         peak=peak,
         phase_peaks=worst,
         profile_seconds=time.process_time() - start,
@@ -70,7 +71,7 @@ def profile_step(
 
 
 def _precision(program: Program, wanted: Precision | None) -> Precision:
-    dtypes = {parameter.type.dtype for parameter in program.parameters} & FLOATS
+    dtypes = {value.type.dtype for graph in program.graphs for value in graph.params} & FLOATS
     half = "bfloat16" in dtypes
     found: Precision = "bf16" if half else "fp32"
     if wanted is None or wanted == found or (wanted == "mixed" and half):
@@ -84,14 +85,14 @@ def _precision(program: Program, wanted: Precision | None) -> Precision:
     )
 
 
-def _rows(program: Program, chain: Chain) -> tuple[SegmentProfile, ...]:
+def _rows(short: Shortened, chain: Chain) -> tuple[SegmentProfile, ...]:
     """Segments of one graph whose surroundings are alike are one row."""
     alike: dict[tuple[int, int], int] = {}
     first: dict[tuple[int, int], Link] = {}
-    for segment, link in zip(program.segments, chain.links, strict=True):
+    for segment, link, weight in zip(short.program.segments, chain.links, short.weights, strict=True):
         key = (segment.graph, id(link.live))
         first.setdefault(key, link)
-        alike[key] = alike.get(key, 0) + 1
+        alike[key] = alike.get(key, 0) + weight
     found: dict[object, tuple[Link, int]] = {}
     for (graph, _), link in first.items():
         kept, count = found.get((graph, link.live), (link, 0))
@@ -118,7 +119,7 @@ def _segment(link: Link, count: int) -> SegmentProfile:
 
 
 class _Moment(NamedTuple):
-    """What comes and goes, at the worst moment of one segment in one phase; the most bytes sort last."""
+    """What comes and goes, at the worst moment of one phase."""
 
     bytes: int
     phase: Phase
@@ -128,29 +129,34 @@ class _Moment(NamedTuple):
     gradient_bytes: int = 0
 
 
-def _moments(chain: Chain, held: Static, widened: int) -> Iterator[_Moment]:
-    """The worst moment of every segment's forward and backward, and the optimizer's."""
-    n = len(chain.links)
-    forward, backward = _passing(chain, n)
-    before = [chain.prologue.live.saved_bytes]
-    for link in chain.links:
-        before.append(before[-1] + link.live.saved_bytes)
+def _moments(chain: Chain, program: Program, short: Shortened, held: Static, widened: int) -> dict[Phase, _Moment]:
+    """The worst moment of forward, of backward and of the optimizer."""
+    forward, backward = _passing(chain, len(chain.links))
+    total = held.gradient_bytes + held.optimizer_temporary_bytes
+    worst: dict[Phase, _Moment] = {
+        "forward": _Moment(-1, "forward"),
+        "backward": _Moment(-1, "backward"),
+        "optimizer": _Moment(total, "optimizer", gradient_bytes=held.gradient_bytes),
+    }
+    saved = chain.prologue.live.saved_bytes
+    made = widened * sum(w * link.live.gradient_bytes for link, w in zip(chain.links, short.weights, strict=True))
     for index, link in enumerate(chain.links):
-        live, saved = link.live, before[index]
-        used = saved + live.forward_peak_bytes + forward[index]
-        yield _Moment(used, "forward", link.name, live.forward_at, saved)
-    made = 0
-    for index in reversed(range(n)):
-        link, live, saved = chain.links[index], chain.links[index].live, before[index]
-        used = saved + made + live.backward_peak_bytes + backward[index]
-        yield _Moment(used, "backward", link.name, live.backward_at, saved, made)
-        made += widened * live.gradient_bytes
-    used = held.gradient_bytes + held.optimizer_temporary_bytes
-    yield _Moment(used, "optimizer", gradient_bytes=held.gradient_bytes)
-
-
-def _of(moments: Sequence[_Moment], phase: Phase) -> Iterator[_Moment]:
-    return (moment for moment in moments if moment.phase == phase)
+        live, first, weight = link.live, short.firsts[index], short.weights[index]
+        made -= widened * weight * live.gradient_bytes
+        for number in {0, weight - 1}:  # of segments that are alike, the first or the last is the worst
+            before = saved + number * live.saved_bytes
+            later = made + (weight - 1 - number) * widened * live.gradient_bytes
+            name = program.segments[first + number].name
+            moments = (
+                _Moment(before + live.forward_peak_bytes + forward[index], "forward", name, live.forward_at, before),
+                _Moment(
+                    before + later + live.backward_peak_bytes + backward[index],
+                    "backward", name, live.backward_at, before, later,
+                ),
+            )  # fmt: skip
+            worst |= {moment.phase: moment for moment in moments if moment.bytes > worst[moment.phase].bytes}
+        saved += weight * live.saved_bytes
+    return worst
 
 
 def _passing(chain: Chain, n: int) -> tuple[list[int], list[int]]:
