@@ -97,7 +97,8 @@ def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "") -> Joint:
 @lru_cache(maxsize=4096)
 def label(name: str) -> str:
     """The name as a traced graph can have it: one that Python knows already (`input`) is changed there."""
-    return name if fx.Graph().placeholder(name).name == name else f"{name}_argument"
+    found = fx.Graph().placeholder(name).name
+    return name if found == name else f"{found}_argument"
 
 
 def grad_outputs(graph: SegmentGraph) -> list[str]:

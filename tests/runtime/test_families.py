@@ -1,7 +1,7 @@
 """Every family under every plan on 1, 2, 3, 4, 6 and 8 ranks computes what the plain model computes.
 
-In float64, so that nothing but a fault can differ: loss, every gradient, running statistics, and the collectives that
-were planned. The quick tests take one plan of each family; `make test-all` takes all.
+In float64 where a model can be, so that nothing but a fault can differ: loss, every gradient, running statistics, and
+the collectives that were planned. The quick tests take one plan of each family; `make test-all` takes all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, family
+from families import FAMILIES, SINGLE, family
 from processes import GlooPool
 
 from meshwright.capture import Program, capture
@@ -81,14 +81,14 @@ def test_a_family_equals_itself(name: str, size: int, kind: str, ranks: Callable
         plan = make_plan(program_of(name), load_cluster(f"local:{size}"), pins=(KINDS | TWO_AXES)[kind](size))
     except PlanError as error:
         pytest.skip(f"refused at plan time: {error.given}")
-    true = plain(name)
+    true, loose = plain(name), 1e-6 if name in SINGLE else 1e-9
     largest = max(gradient.abs().max() for gradient in true["gradients"].values())
     for found in ranks(size).run(planned, name, plan.to_json()):
-        assert found["loss"] == pytest.approx(true["loss"], rel=1e-9)
+        assert found["loss"] == pytest.approx(true["loss"], rel=loose)
         assert found["gradients"].keys() == true["gradients"].keys()
         for key, gradient in true["gradients"].items():
             error = (found["gradients"][key] - gradient).abs().max()
-            assert error <= max(1e-8 * gradient.abs().max(), 1e-12 * largest), key
+            assert error <= max(10 * loose * gradient.abs().max(), loose / 1000 * largest), key
         for key, value in true["buffers"].items():
-            assert torch.allclose(found["buffers"][key], value, rtol=1e-9, atol=1e-12), key
+            assert torch.allclose(found["buffers"][key], value, rtol=loose, atol=1e-12), key
         assert Counter(found["collectives"]) == Counter(plan.predicted.collectives)

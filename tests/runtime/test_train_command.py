@@ -16,7 +16,7 @@ from meshwright.cli import main
 from meshwright.runtime.checkpoint import latest
 
 MODEL = "gpt?layers=1&hidden=16&heads=2&ffn=32&vocab=128&seq=16"
-PATIENCE_S = 240
+PATIENCE_S = 900
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -111,17 +111,15 @@ def test_a_rank_killed_in_a_save_is_named_and_nothing_complete_is_lost(tmp_path:
         (("--data", "/nowhere/at/all"), "is no file"),
     ],
 )
-def test_one_message_each(arguments: tuple[str, ...], message: str) -> None:
-    run = start("--nproc", "2", *arguments)
-    _, error = run.communicate(timeout=PATIENCE_S)
-    assert run.returncode == 2
-    assert message in error
-    assert "Traceback" not in error
+def test_one_message_each(arguments: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", MODEL, "--global-batch", "6", "--nproc", "2", *arguments]) == 2
+    error = capfd.readouterr().err
     assert error.count(message) == 1
+    assert "Traceback" not in error
 
 
 def test_late_ranks_are_named() -> None:
-    run = start("--nproc", "2", "--steps", "1000000", "--timeout", "3")
+    run = start("--nproc", "2", "--steps", "1000000", "--timeout", "15")
     deadline = time.monotonic() + PATIENCE_S
     assert run.stdout is not None
     assert "step" in run.stdout.readline()
@@ -132,5 +130,5 @@ def test_late_ranks_are_named() -> None:
     finally:
         for process in filter(alive, ranks):
             os.kill(process, signal.SIGKILL)
-    assert "rank 0 has waited 3 s in `" in error
+    assert "rank 0 has waited 15 s in `" in error
     assert "late: rank 1 (at `" in error
