@@ -27,19 +27,23 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from meshwright.capture import capture
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.runtime.fit import fit_plan, this_device
-from meshwright.runtime.trainer import parallelize
+from meshwright.runtime.fit import fit_curves, this_device
+from meshwright.runtime.sources import weights_of
+from meshwright.runtime.trainer import Settings, Trainer
+from meshwright.solve.memory_plan import Curves
 
 GIB = 1 << 30
 LLAMA = "llama?layers=16&hidden=2048&heads=16&kv_heads=16&ffn=5376&vocab=32000&seq=2048&tied=false"
@@ -74,6 +78,16 @@ class Bench:
         with self.device:
             return self.reference.build().to(torch.bfloat16).train()
 
+    @cached_property
+    def curves(self) -> Curves:
+        before = time.process_time()
+        program = capture(*self.reference.meta(self.args.batch), precision="bf16")
+        between = time.process_time()
+        found = fit_curves(program, this_device(), precision="bf16", compile=self.args.compile)
+        after = time.process_time()
+        print(f"captured in {between - before:.1f} CPU s, curves in {after - between:.1f}", flush=True)
+        return found
+
     @contextmanager
     def rival(self, name: str) -> Iterator[Step]:
         model = self.model()
@@ -100,7 +114,10 @@ class Bench:
     @contextmanager
     def ours(self, budget: float) -> Iterator[Step]:
         plan = self.plan(budget)
-        trainer = parallelize(self.model(), plan, compile=self.args.compile)
+        weights = weights_of(self.model(), None, 0, self.device)
+        settings = Settings(compiled=self.args.compile)
+        trainer = Trainer(weights, plan, self.curves.program, self.device, settings)
+        del weights  # and with them the model they were copied from
         optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-5, fused=True)
 
         def step() -> Tensor:
@@ -120,11 +137,7 @@ class Bench:
         path = folder / f"{budget:g}.json" if folder else None
         if path is not None and path.exists():
             return Plan.load(path)
-        model, batch, loss = self.reference.meta(self.args.batch)
-        limit = int(budget * GIB * (1 - self.args.margin))
-        plan = fit_plan(
-            model, batch, limit, device=this_device(), loss=loss, precision="bf16", compile=self.args.compile
-        )
+        plan = self.curves.within(int(budget * GIB * (1 - self.args.margin)))
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             plan.save(path)
@@ -248,7 +261,10 @@ def main() -> None:
     if args.small:
         args.model, args.batch, args.rounds, args.steps = SMALL, 4, 1, 1
         args.budgets, args.rivals = "0.003,0.0019,0.0017", "eager,per-block,selective"
+    backend = "nccl" if args.device == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
     Bench(args).run()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.capture import Batch, Precision, capture
+from meshwright.capture.program import Program
 from meshwright.cluster import Device, Mesh, load_cluster
 from meshwright.cluster.device_table import GPUS
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.runtime.trainer import Trainer, parallelize
-from meshwright.solve.memory_plan import curves, one_device_plan
+from meshwright.solve.memory_plan import Curves, curves, one_device_plan
 
 REFERENCE = "H200-SXM-141GB"
 
@@ -53,9 +54,17 @@ def fit_plan(
 ) -> Plan:
     """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
     program = capture(model, batch, loss, precision=precision)
+    found = fit_curves(program, device, optimizer=optimizer, precision=precision, compile=compile)
+    return found.within(parse_bytes(memory))
+
+
+def fit_curves(
+    program: Program, device: Device, *, optimizer: str = "adamw", precision: Precision = "fp32", compile: bool = False
+) -> Curves:
+    """Every budget's plan at once: `.within(bytes)`."""
     mesh = one_device_mesh(device)
     plan = one_device_plan(program, mesh, cluster=device.name, optimizer=optimizer, precision=precision)
-    return curves(program, plan, device, fused=compile).within(parse_bytes(memory))
+    return curves(program, plan, device, fused=compile)
 
 
 def one_device_mesh(device: Device) -> Mesh:

@@ -83,7 +83,7 @@ def test_every_budget_trains_as_the_plain_model_does(name: str) -> None:
         for key, tensor in weights.items():
             torch.testing.assert_close(trained[key], tensor, rtol=1e-8, atol=1e-10)
         seen.append(kept)
-    assert seen[0] > 2 * seen[-1], "less is kept where there is less room"
+    assert seen[0] > 1.5 * seen[-1], "less is kept where there is less room"
     assert seen == sorted(seen, reverse=True)
 
 
@@ -123,7 +123,7 @@ def test_dropout_replays() -> None:
 
 
 def test_a_plan_says_what_is_recomputed_and_comes_back_from_json() -> None:
-    model, batch = small_model("llama")
+    model, batch = small_model("llama", "float64")
     least, _ = budgets("llama")
     plan = fit_plan(model, batch, least, device=this_device())
     assert "segments recompute" in str(plan)
