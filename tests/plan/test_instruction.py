@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import PlanError, VerifyError
@@ -17,6 +17,7 @@ INSTRUCTIONS = st.one_of(
 
 
 @given(st.lists(INSTRUCTIONS))
+@settings(deadline=None)
 def test_text_reads_back(instructions: list[Instruction]) -> None:
     assert from_text(to_text(instructions)) == tuple(instructions)
 
