@@ -53,6 +53,11 @@ def test_agreement_on_many_more(method: str) -> None:
     assert disagreements(range(10_000, 14_000), method) == []
 
 
+@pytest.mark.full
+def test_elimination_agrees_with_enumeration_where_there_are_no_rows() -> None:
+    assert disagreements(range(20_000, 22_000), "elimination", rows=0) == []
+
+
 def test_the_kinds_are_all_there() -> None:
     """The oracle is worth its name: feasible, infeasible, binding and idle rows all occur."""
     problems = [random_problem(seed) for seed in range(200)]

@@ -81,15 +81,18 @@ class Factor:
 
 
 def edge_factor(nodes: tuple[int, int], matrix: Floats, views: Views) -> Factor:
-    table, rows, columns = views.compact(matrix)
+    """Over those of the two ends whose options it can tell apart."""
+    table, *seen = views.compact(matrix)
+    apart = [(node, view) for node, view in zip(nodes, seen, strict=True) if view.size > 1]
+    ends, sights = tuple(node for node, _ in apart), tuple(view for _, view in apart)
     flat = table.reshape(-1)
     finite = np.isfinite(flat)
     if finite.all():
-        return Factor(nodes, (rows, columns), 0, ONE_CELL, values=flat)
+        return Factor(ends, sights, 0, ONE_CELL, values=flat)
     cells = np.flatnonzero(finite)
     if not len(cells):
         raise ImpossibleError
-    return Factor(nodes, (rows, columns), 2, cells, values=flat[cells])
+    return Factor(ends, sights, len(ends), cells, values=flat[cells])
 
 
 def extended(values: Floats) -> Floats:

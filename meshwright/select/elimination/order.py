@@ -183,6 +183,8 @@ class _Work:
         return list(found)
 
     def _add(self, factor: Factor) -> None:
+        if not factor.nodes:
+            self.scalars.append(factor)
         for node in factor.nodes:
             self.factors[node][factor] = None
 
@@ -213,8 +215,6 @@ class _Work:
         for factor in step.factors:
             self._remove(factor)
         self._add(step.left)
-        if len(axes) == 1:
-            self.scalars.append(step.left)
         return step
 
     def _step(self, node: int, axes: Axes, factors: tuple[Factor, ...], most: float) -> Step:

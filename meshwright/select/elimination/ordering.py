@@ -97,8 +97,9 @@ def hopeless(width: Sequence[int], pairs: Sequence[tuple[int, int]], kept: Seque
         return False
     near: list[set[int]] = [set() for _ in width]
     for a, b in pairs:
-        near[a].add(b)
-        near[b].add(a)
+        if width[a] > 1 < width[b]:
+            near[a].add(b)
+            near[b].add(a)
     size = [width[v] * prod([width[a] for a in near[v]]) for v in range(len(width))]
     heap = [(size[v], v) for v in set(range(len(width))) - set(kept)]
     heapq.heapify(heap)
