@@ -65,11 +65,13 @@ def run_body(body: Body, rows: Tensor, ends: Tensor, ids: Tensor, params: Sequen
     known |= {f"$p{i}": param for i, param in enumerate(params)}
 
     def leaf(arg: Any) -> Any:
+        if isinstance(arg, list | tuple):
+            return tuple(map(leaf, arg))
         return known[arg] if isinstance(arg, str) and arg in known else arg
 
     found: Any = rows
     for target, args, kwargs, count in body:
-        made = resolve(target)(*map_leaves(args, leaf), **{key: map_leaves(arg, leaf) for key, arg in kwargs})
+        made = resolve(target)(*leaf(args), **{key: leaf(arg) for key, arg in kwargs})
         found = list(made) if count > 1 else [made]
         start = sum(name.startswith("$v") for name in known)
         known |= {f"$v{start + i}": tensor for i, tensor in enumerate(found)}

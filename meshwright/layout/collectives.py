@@ -140,6 +140,16 @@ def exchange_rows(x: Tensor, counts: Tensor, rows: int, axis: str, size: int, ba
     return current_transport().exchange(x, sent, held, axis)[order]
 
 
+@custom_op("meshwright::ring_shift", mutates_args=())
+def ring_shift(x: Tensor, axis: str, size: int) -> Tensor:
+    """Hand the tensor to the next rank of the axis, and take the one before's."""
+    _note("send", axis, x)
+    mine = current_transport().index(axis)
+    sent, received = ([int(rank == (mine + way) % size) for rank in range(size)] for way in (1, -1))
+    moved = current_transport().exchange(x.contiguous().view(1, -1), sent, received, axis)
+    return moved.view(x.shape)
+
+
 @custom_op("meshwright::take_slice", mutates_args=())
 def take_slice(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
     """This rank's own of `size` equal pieces of `dim`."""
@@ -215,6 +225,11 @@ def _exchange_again(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, Non
 
 
 exchange_rows.register_autograd(_exchange_again, setup_context=_keep_counts)
+
+
+@ring_shift.register_fake
+def _shifted(x: Tensor, axis: str, size: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @axis_index.register_fake

@@ -29,13 +29,17 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """strategies: per op name. layouts: per value, as made. moves: per (value, wanted layout)."""
+    """strategies: per op name. layouts: per value, as made. moves: per (value, wanted layout).
+
+    at: the rank whose local sizes the strategies have; ranks differ only where a size is cut unevenly.
+    """
 
     graph: SegmentGraph
     mesh: Mesh
     strategies: dict[str, Strategy]
     layouts: dict[str, Layout]
     moves: dict[tuple[str, Layout], Move]
+    at: tuple[int, ...] | None = None
 
 
 def invariant(mesh: Mesh) -> Layout:
@@ -52,17 +56,26 @@ def move(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Move:
     return Move(value.name, source, target, found)
 
 
-def flow(graph: SegmentGraph, choice: Choice, mesh: Mesh, commons: Mapping[str, Layout] | None = None) -> Flow:
-    """Read a choice. `graph` has its batch fixed; `commons`: layouts of its common values, `I` unless given."""
+def flow(
+    graph: SegmentGraph,
+    choice: Choice,
+    mesh: Mesh,
+    commons: Mapping[str, Layout] | None = None,
+    at: tuple[int, ...] | None = None,
+) -> Flow:
+    """Read a choice. `graph` has its batch fixed; `commons`: layouts of its common values, `I` unless given.
+
+    `at`: read it as the rank at these coordinates does, uneven strategies included.
+    """
     values = graph.values()
     layouts = _argument_layouts(graph, choice, mesh, commons or {})
-    found = Flow(graph, mesh, {}, layouts, {})
+    found = Flow(graph, mesh, {}, layouts, {}, at)
     for op in graph.ops:
         text = choice.strategies.get(op.name)
         if text is None:
             raise PlanError(f"the plan has no strategy for op {op.name}", "one for each op of the segment")
         try:
-            made = strategy(op, values, mesh, text)
+            made = strategy(op, values, mesh, text, at=at)
         except RuleError as error:
             raise PlanError(f"strategies.{op.name} is {text!r}", error.expected, "use one of these") from error
         found.strategies[op.name] = made

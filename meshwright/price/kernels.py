@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from meshwright.capture.program import ITEM_BYTES, Op, TensorType, Value
 from meshwright.cluster.device_profile import VOCABULARY, DeviceProfile
 from meshwright.profile.attention import is_causal
-from meshwright.profile.count import ATTENTIONS, CONVOLUTIONS, VIEWS
+from meshwright.profile.count import ATTENTIONS, CONVOLUTIONS, RING, VIEWS
 from meshwright.profile.kept import literal
 from meshwright.profile.mixture import MIXTURES, inner_ops
 from meshwright.profile.operands import packet
@@ -400,6 +400,8 @@ def _attention(case: Case) -> Seconds:
         variant = "bias" if any(mask.grad for mask in masks) else "mask"
         variant = "strided" if case.unfused else variant
     rows, seq, width = prod(query.shape[:-1]), key.shape[-2], query.shape[-1]
+    if case.name == RING:  # plain products, block by block
+        variant, seq = "strided", seq * dict(case.op.kwargs)["size"]
     sides = (
         case.on.attention_s(variant, side, case.dtype, case.itemsize, rows, seq, width)
         for side in ("forward", "backward")
@@ -511,7 +513,7 @@ _RULES: dict[str, Callable[[Case], Seconds]] = {
     **dict.fromkeys(GROUPED_PRODUCTS, _grouped),
     **dict.fromkeys(MIXTURES, _mixture),
     "einsum": _einsum,
-    **dict.fromkeys(ATTENTIONS, _attention),
+    **dict.fromkeys((*ATTENTIONS, RING), _attention),
     **dict.fromkeys(CONVOLUTIONS, _convolution),
 }
 
@@ -549,7 +551,7 @@ _HOST: dict[str, str] = {
     **dict.fromkeys(("mm", "mv", "dot", "addmm"), "matmul"),
     **dict.fromkeys(("bmm", "matmul", "baddbmm", "einsum"), "bmm"),
     **dict.fromkeys(GROUPED_PRODUCTS, "grouped_mm"),
-    **dict.fromkeys(ATTENTIONS, "attention"),
+    **dict.fromkeys((*ATTENTIONS, RING), "attention"),
     **dict.fromkeys(CONVOLUTIONS, "convolution"),
 }
 
@@ -565,6 +567,18 @@ def literals(op: Op) -> Any:
 
 
 _BY_LITERALS = frozenset(
-    {*ATTENTIONS, *MIXTURES, "dropout", "sum", "mean", "softmax", "log_softmax", "group_norm", "layer_norm", "rms_norm"}
+    {
+        *ATTENTIONS,
+        RING,
+        *MIXTURES,
+        "dropout",
+        "sum",
+        "mean",
+        "softmax",
+        "log_softmax",
+        "group_norm",
+        "layer_norm",
+        "rms_norm",
+    }
     | {f"{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2, 3)}
 )

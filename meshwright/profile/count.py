@@ -26,6 +26,8 @@ _VIEWS = """
 """
 VIEWS = frozenset(_VIEWS.split())
 ATTENTIONS = frozenset({"scaled_dot_product_attention", "causal_attention"})
+RING = "ring_attention"
+"""Attention over blocks that go round: products of its own, no kernel to choose."""
 CONVOLUTIONS = frozenset(f"conv{turned}{n}d" for n in (1, 2, 3) for turned in ("", "_transpose"))
 PASSES_GRADIENT = frozenset({"add"})
 """Ops whose operands take the result's gradient as it is, where nothing broadcasts."""
@@ -36,7 +38,7 @@ def op_kind(op: Op) -> Kind:
     name = packet(op.target)
     if name in VIEWS:
         return "view"
-    if name in ATTENTIONS:
+    if name in ATTENTIONS or name == RING:
         return "attention"
     if name in CONVOLUTIONS:
         return "convolution"
@@ -110,7 +112,7 @@ def backward_bytes(op: Op, values: Values) -> int:
 def _pair_flops(op: Op, operands: Sequence[Value]) -> tuple[int, ...]:
     """FLOPs of each product inside the op."""
     name = packet(op.target)
-    if name in ATTENTIONS:
+    if name in ATTENTIONS or name == RING:
         return _attention(op, operands)
     if name in CONVOLUTIONS:
         swept = operands[0] if "transpose" in name else op.results[0]
@@ -121,7 +123,8 @@ def _pair_flops(op: Op, operands: Sequence[Value]) -> tuple[int, ...]:
 def _attention(op: Op, operands: Sequence[Value]) -> tuple[int, int]:
     """Queries by keys, and weights by values; grouped keys count once per query head."""
     query, key = operands[0].type.sizes, operands[1].type.sizes
-    scores = 2 * prod(query[:-1]) * key[-2]
+    blocks = dict(op.kwargs)["size"] if packet(op.target) == RING else 1
+    scores = 2 * prod(query[:-1]) * key[-2] * blocks
     return scores * query[-1], scores * operands[2].type.sizes[-1]
 
 

@@ -197,6 +197,11 @@ def _matmul(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved(whole, (), copied * operands[0].type.itemsize)
 
 
+def _ring_attention(op: Op, operands: Sequence[Value]) -> Saved:
+    """Queries, keys, values, the result, and the log of each row's sum."""
+    return Saved((0, 1, 2), (0,), prod(operands[0].type.sizes[:-1]) * _statistic_bytes(operands))
+
+
 def _instance_norm(op: Op, operands: Sequence[Value]) -> Saved:
     """Weights repeated per sample, and each sample's mean and deviation per channel."""
     batch, channels, *_ = operands[0].type.sizes
@@ -289,6 +294,7 @@ _RULES: dict[str, Rule] = {
     "batch_norm": _any_batch_norm,
     "scaled_dot_product_attention": cpu_attention,
     "causal_attention": cpu_attention,
+    "ring_attention": _ring_attention,
     **dict.fromkeys(MIXTURES, mixture_saved(saved)),
     "cross_entropy_loss": _cross_entropy,
     "cross_entropy": _counted_cross_entropy,

@@ -16,6 +16,7 @@ from meshwright.capture import counter, experts
 from meshwright.capture.targets import resolve
 from meshwright.layout.collectives import all_gather, all_reduce, axis_index, exchange_rows
 from meshwright.rules.differentiable import gather_for_all, sharded_class_losses
+from meshwright.rules.ring import RingAttention
 from meshwright.rules.synchronised import LayerNorm, RMSNorm, Softmax
 
 
@@ -150,6 +151,14 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float 
     seen = torch.arange(columns, device=query.device) <= first + torch.arange(rows, device=query.device)[:, None]
     grouped = query.shape[-3] != key.shape[-3]
     return F.scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=grouped)
+
+
+def ring_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, causal: bool, axis: str, size: int
+) -> Tensor:
+    """Attention of this rank's part of the sequence to all of it: keys and values go round the ranks of `axis`."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return RingAttention.apply(query, key, value, scale, causal, axis, size)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def exchanged_mix(

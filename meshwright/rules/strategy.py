@@ -133,9 +133,10 @@ class _Builder:
         carries = {type_.dtype for type_ in self.call.result_types} == carried and carried <= FLOATS
         per_axis = [choice for choice in self.signature.choices() if carries or choice != CARRY]
         loose = self.rule.uneven_factors(self.call, self.signature) if uneven else frozenset()
+        hidden = self._hidden()
         for factors in product(per_axis, repeat=len(self.mesh.sizes)):
             given = (f for f in factors if f and f != CARRY)
-            if all(self._fits(f, factors, loose) for f in given) and self._is_consistent(factors):
+            if all(self._fits(f, factors, loose) for f in given) and self._is_consistent(factors, hidden):
                 yield factors
 
     def _fits(self, factor: str, factors: Factors, loose: frozenset[str]) -> bool:
@@ -144,15 +145,21 @@ class _Builder:
             return True
         return factor in loose and factors.count(factor) == 1
 
-    def _is_consistent(self, factors: Factors) -> bool:
+    def _is_consistent(self, factors: Factors, hidden: frozenset[str]) -> bool:
         """One of the factors that exclude each other, and even pieces where a factor stands in no dim."""
         if len(self.rule.apart.intersection(factors)) > 1:
             return False
-        if not self.rule.apart and self.rule.tier != "discovered":
+        if not hidden.intersection(factors):
             return True
         sides = zip(self._layouts(factors), (self.call.types, self.call.result_types), strict=True)
         pairs = (pair for layouts, types in sides for pair in zip(layouts, types, strict=True))
         return all(layout.is_even(type_.sizes, self.mesh.sizes) for layout, type_ in pairs)
+
+    def _hidden(self) -> frozenset[str]:
+        """Factors that stand in no dim but say where tensors are."""
+        terms = self.signature.terms()
+        shown = {factor for term in terms for dim in term.dims for factor in dim}
+        return frozenset(factor for term in terms for factor, _ in term.overrides if factor not in shown)
 
     def _layouts(self, factors: Factors) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
         per_axis = [self.signature.states(factor) for factor in factors]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import small_model
+from torch import Tensor, nn
 
 from meshwright.capture import capture
 from meshwright.capture.execute import run_graph
@@ -14,13 +15,25 @@ from meshwright.cluster import load_cluster
 from meshwright.generate.code import code
 from meshwright.generate.program import sharded_segments
 from meshwright.layout.threads import simulate
+from meshwright.models.gpt import GPT
+from meshwright.models.moe import MoE
 from meshwright.solve.plan import make_plan
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
+def model_of(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The small models, one that drops, and one with experts."""
+    tokens = small_model("gpt")[1]
+    if name == "dropping":
+        return GPT(2, 48, 6, 96, 96, 12, tied=True, dropout=0.2), tokens
+    if name == "moe":
+        return MoE(2, 48, 6, 6, 48, 96, 4, 2, True, False, 1e4), tokens
+    return small_model(name)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "resnet", "dropping", "moe"])
 @pytest.mark.parametrize("pin", ["dp=2", "tp=2"])
 def test_the_printed_code_computes_what_the_sharded_segment_does(name: str, pin: str) -> None:
-    program = capture(*small_model(name))
+    program = capture(*model_of(name))
     plan = make_plan(program, load_cluster("local:2"), pins=(pin,))
     text = code(program, plan)
     scope: dict[str, Any] = {}
@@ -31,7 +44,7 @@ def test_the_printed_code_computes_what_the_sharded_segment_does(name: str, pin:
     def rank(_: int) -> bool:
         torch.manual_seed(0)
         given = {v.name: torch.rand(v.type.sizes) for v in graph.arguments() if v.type.is_float}
-        given |= {v.name: torch.randint(0, 9, v.type.sizes) for v in graph.arguments() if not v.type.is_float}
+        given |= {v.name: torch.randint(1, 9, v.type.sizes) for v in graph.arguments() if not v.type.is_float}
         values = run_graph(graph, given, torch.device("cpu"))
         names = [*graph.outputs, *(value for _, value in graph.updates)]
         found = function(*given_in_order(graph, given))

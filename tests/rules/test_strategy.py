@@ -57,7 +57,7 @@ def test_lowerings_have_local_sizes_in_arguments_and_results() -> None:
 def test_grouped_query_heads_must_divide_with_their_keys() -> None:
     q, k = f(1, 12, 5, 8), f(1, 4, 5, 8)
     given = case(SDPA, q, k, k.detach(), None, 0.0, True, enable_gqa=True)
-    assert texts(given, x=2) == ["-", "h"]
+    assert texts(given, x=2) == ["-", "h"]  # a sequence of 5 divides by neither
     assert texts(given, x=3) == ["-"]  # 12 query heads divide by 3, 4 key heads do not
 
 
@@ -66,6 +66,23 @@ def test_one_key_head_serves_all_queries() -> None:
     given = case(SDPA, f(1, 12, 5, 8), kv, kv.detach(), enable_gqa=True)
     found = strategy(given.op, given.values(), logical_mesh({"x": 3}), "h")
     assert [str(layout) for layout in found.operands] == ["[S(1)]", "[R]", "[R]"]
+
+
+def test_a_ring_passes_keys_and_values_on_and_gathers_nothing() -> None:
+    q, k = f(2, 4, 6, 8), f(2, 2, 6, 8)
+    given = case(SDPA, q, k, k.detach(), None, 0.0, True, enable_gqa=True)
+    found = strategy(given.op, given.values(), logical_mesh({"x": 3}), "ring")
+    assert {str(layout) for layout in (*found.operands, *found.results)} == {"[S(2)]"}
+    block = Collective("send", "x", 2 * 2 * 2 * 2 * 8 * 8)  # keys and values of two positions, two groups, two samples
+    assert found.collectives_forward == (block,) * 2
+    assert found.collectives_backward == (block,) * 5  # twice on, with the gradients beside, which then go home
+
+
+def test_a_ring_needs_one_sequence_and_no_mask() -> None:
+    masked = case(SDPA, f(2, 4, 6, 8), f(2, 4, 6, 8), f(2, 4, 6, 8), torch.ones(6, 6).tril().bool())
+    assert "ring" not in texts(masked, x=2)
+    crossed = case(SDPA, f(2, 4, 6, 8), f(2, 4, 12, 8), f(2, 4, 12, 8))
+    assert "ring" not in texts(crossed, x=2)
 
 
 def test_vocabulary_parallel_loss_moves_rows_and_not_logits() -> None:

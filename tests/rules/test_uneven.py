@@ -6,12 +6,21 @@ from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_cases import FAMILIES, cases, f, ints, tolerance
+from torch import Tensor, nn
 
+from meshwright.capture import capture
+from meshwright.capture.execute import run_graph
 from meshwright.cluster import logical_mesh
 from meshwright.errors import RuleError
+from meshwright.generate.shard import shard
+from meshwright.layout import Layout
+from meshwright.layout.threads import simulate
+from meshwright.plan import Choice
+from meshwright.price.flow import flow
 from meshwright.rules import strategies, strategy
 from meshwright.rules.prove import Case, case, prove
 
@@ -92,3 +101,40 @@ def test_pieces_are_those_of_torch_chunk() -> None:
     given, mesh = case("aten.neg.default", f(7)), logical_mesh({"x": 4})
     found = [strategy(given.op, given.values(), mesh, "d0", at=(r,)).lowering.results[0].type.sizes for r in range(4)]
     assert found == [tuple(piece.shape) for piece in torch.zeros(7).chunk(4)]
+
+
+class Network(nn.Module):
+    """Seven inputs, five samples: nothing that two or three ranks divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(7, 9).double(), nn.Linear(9, 5).double()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.down(F.gelu(self.up(x))), y)
+
+
+@pytest.mark.parametrize(("ways", "hidden"), [(2, "d0"), (3, "d0"), (4, "d0"), (2, "n"), (4, "n")])
+def test_a_segment_runs_with_each_ranks_own_sizes(ways: int, hidden: str) -> None:
+    """Samples apart, or the hidden layer apart: column, then row."""
+    model, batch = Network(), {"x": torch.rand(5, 7, dtype=torch.float64), "y": torch.tensor([0, 1, 2, 3, 4])}
+    program, mesh = capture(model, batch), logical_mesh({"x": ways})
+    graph, segment = program.graphs[0].at(5), program.segments[0]
+    ways_of = {"d0": ("d0", "d0", "d0", "r0"), "n": ("n", "d1", "k", "-")}[hidden]
+    chosen = dict(zip((op.name for op in graph.ops), ways_of, strict=True))
+    choice = Choice(0, (), ("[I]",), chosen, {value.name: "[I]" for value in graph.params})
+    whole = dict(zip((value.name for value in graph.params), segment.params, strict=True))
+    loss = model(**batch)
+    loss.backward()
+
+    def rank(index: int) -> tuple[Tensor, dict[str, Tensor]]:
+        local = shard(flow(graph, choice, mesh, at=(index,)), (Layout.parse("[I]"),))
+        held = {name: model.get_parameter(full).detach().clone().requires_grad_() for name, full in whole.items()}
+        found = run_graph(local, held | batch, torch.device("cpu"))[local.outputs[0]]
+        gradients = torch.autograd.grad(found, list(held.values()))
+        return found.detach(), dict(zip(held, gradients, strict=True))
+
+    for found, gradients in simulate({"x": ways}, rank):
+        assert torch.allclose(found, loss)
+        for name, gradient in gradients.items():
+            assert torch.allclose(gradient, model.get_parameter(whole[name]).grad), name
