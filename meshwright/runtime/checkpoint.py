@@ -100,7 +100,7 @@ def load(
     missing = [key for key in tensors if key not in stored.state_dict_metadata]
     if missing:
         raise RunError(f"{path} has no {missing[0].partition('/')[2]}", "every tensor of the model", "use another one")
-    states = {} if optimizer is None else _empty_states(trainer, stored)
+    states = {} if optimizer is None else _empty_states(trainer, optimizer, stored)
     wanted = tensors | {f"optimizer/{name}/{key}": tensor for (name, key), tensor in states.items()}
     with trainer.watch.during("load"):
         read_tensors(wanted, checkpoint_id=path)
@@ -209,9 +209,15 @@ def _groups(trainer: Trainer, optimizer: torch.optim.Optimizer) -> list[dict[str
     return found
 
 
-def _empty_states(trainer: Trainer, stored: Metadata) -> dict[tuple[str, str], Tensor]:
-    """Room for each state that was saved: in the parameter's own layout where it has its shape."""
+def _empty_states(
+    trainer: Trainer, optimizer: torch.optim.Optimizer, stored: Metadata
+) -> dict[tuple[str, str], Tensor]:
+    """Room for each state that was saved: in the parameter's own layout where it has its shape.
+
+    Other states (step counts) are on the CPU, unless the optimizer reads them in its kernels.
+    """
     parameters = dict(trainer.named_parameters())
+    inside = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     found: dict[tuple[str, str], Tensor] = {}
     for full, entry in stored.state_dict_metadata.items():
         kind, _, rest = full.partition("/")
@@ -225,7 +231,8 @@ def _empty_states(trainer: Trainer, stored: Metadata) -> dict[tuple[str, str], T
                 entry.size, dtype=data.dtype, device_mesh=data.device_mesh, placements=data.placements
             )
         else:
-            found[name, key] = torch.zeros(entry.size, dtype=entry.properties.dtype)
+            device = trainer.device if inside else torch.device("cpu")
+            found[name, key] = torch.zeros(entry.size, dtype=entry.properties.dtype, device=device)
     return found
 
 

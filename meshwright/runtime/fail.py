@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from contextlib import suppress
 
 import torch.distributed as dist
@@ -21,6 +22,8 @@ def tell(error: BaseException) -> int:
     if not lost and _first():
         text = str(error) if isinstance(error, MeshwrightError) else f"{type(error).__name__}: {error}"
         print(f"meshwright: {text}", file=sys.stderr, flush=True)
+        if os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0"):
+            traceback.print_exception(error)
     return LOST if lost else REFUSED
 
 
