@@ -137,7 +137,8 @@ class Bench:
         path = folder / f"{budget:g}.json" if folder else None
         if path is not None and path.exists():
             return Plan.load(path)
-        plan = self.curves.within(int(budget * GIB * (1 - self.args.margin)))
+        least = self.curves.least_bytes
+        plan = self.curves.within(max(int(budget * GIB * (1 - self.args.margin)), min(least, int(budget * GIB))))
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             plan.save(path)
@@ -153,6 +154,7 @@ class Bench:
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}"[:400]
         self._clean()
+        self.write()
         print(name, json.dumps(row)[:300], f"{self.left_s():.0f} s left", flush=True)
 
     def _time(self, step: Step, limit_gib: float | None) -> dict[str, float]:
@@ -201,7 +203,6 @@ class Bench:
             for name in rivals:
                 if self.left_s() > 10:
                     self.measure(name, partial(self.rival, name), None)
-            self.write()
         self.show()
 
     def write(self) -> None:

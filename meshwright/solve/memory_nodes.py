@@ -24,7 +24,7 @@ FUSED_BESIDES = frozenset(
         "var_mean.correction",
         "_softmax.default", "_log_softmax.default", "_softmax_backward_data.default",
         "_log_softmax_backward_data.default", "native_layer_norm.default", "native_layer_norm_backward.default",
-        "cat.default", "clone.default", "_to_copy.default", "nll_loss_forward.default", "nll_loss_backward.default",
+        "cat.default", "clone.default", "_to_copy.default", "nll_loss_forward.default",
         "slice_backward.default", "constant_pad_nd.default", "zeros_like.default", "ones_like.default", "full.default",
         "full_like.default", "zeros.default", "scalar_tensor.default", "arange.default", "select_backward.default",
         "gather.default", "embedding.default", "native_dropout.default", "argmax.default", "where.self",
