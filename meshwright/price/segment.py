@@ -15,6 +15,7 @@ from meshwright.price.compute import op_seconds
 from meshwright.price.flow import Flow, flow
 from meshwright.price.parameter import Setting, local_bytes, parameter_price
 from meshwright.profile import is_view, saved
+from meshwright.profile.saved import DeviceKind
 from meshwright.rules import Strategy
 
 
@@ -84,8 +85,8 @@ def resident_bytes(found: Flow) -> int:
         if not any(value.grad for value in op.results):
             continue
         made = found.strategies[op.name]
-        auxiliary += saved(op, values).auxiliary_bytes // shards(made, found.mesh)
-        for name, layout in kept_values(op, made, values, outside):
+        auxiliary += saved(op, values, kernels(found.mesh)).auxiliary_bytes // shards(made, found.mesh)
+        for name, layout in kept_values(op, made, values, outside, found.mesh):
             value = values[name]
             size = local_bytes(value.type.sizes, value.type.itemsize, layout, found.mesh)
             key = (base[name], layout)
@@ -93,11 +94,16 @@ def resident_bytes(found: Flow) -> int:
     return sum(kept.values()) + auxiliary
 
 
+def kernels(mesh: Mesh) -> DeviceKind:
+    """Whose kernels the mesh's devices run."""
+    return "cpu" if mesh.device.kind == "cpu" else "cuda"
+
+
 def kept_values(
-    op: Op, made: Strategy, values: Mapping[str, Value], outside: Collection[str]
+    op: Op, made: Strategy, values: Mapping[str, Value], outside: Collection[str], mesh: Mesh
 ) -> list[tuple[str, Layout]]:
     """What the op's backward reads and in which layouts; `outside`: values that are held anyway."""
-    reads, operands = saved(op, values), op.operands()
+    reads, operands = saved(op, values, kernels(mesh)), op.operands()
     pairs = [(operands[i], made.operands[i]) for i in reads.operands]
     pairs += [(op.results[i].name, made.results[i]) for i in reads.results]
     return [(name, layout) for name, layout in pairs if name not in outside]

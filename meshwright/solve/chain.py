@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from meshwright.solve.frontier import Frontier
+from meshwright.solve.frontier import Frontier, Options
 from meshwright.solve.mix import Chain, mixed
 from meshwright.solve.walk import walk
 
@@ -36,13 +36,21 @@ class _Search:
     def ask(self, price: float) -> Chain:
         cost, path = walk(self.frontier, price)
         self.bound_s = max(self.bound_s, cost - price * self.room_bytes)
-        points = tuple(self.frontier.point(index, options, price) for index, options in enumerate(path))
-        chain = Chain(points, tuple(path), self.frontier.setting.microbatches, price)
-        self.chains.append(chain)
-        return chain
+        self.chains.append(_chain(self.frontier, path, price))
+        return self.chains[-1]
 
     def fits(self, chain: Chain) -> bool:
         return chain.peak_bytes <= self.budget_bytes
+
+
+def _chain(frontier: Frontier, path: list[Options], price: float) -> Chain:
+    points = tuple(frontier.point(index, options, price) for index, options in enumerate(path))
+    return Chain(points, tuple(path), frontier.setting.microbatches, price)
+
+
+def chain_at(frontier: Frontier, price: float) -> Chain:
+    """The cheapest chain at a price per byte."""
+    return _chain(frontier, walk(frontier, price)[1], price)
 
 
 def floor_s(frontier: Frontier) -> float:

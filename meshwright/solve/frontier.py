@@ -27,7 +27,7 @@ class Point:
 
 @dataclass(slots=True)
 class Frontier:
-    """A Program at the batch of one micro-batch, on one mesh.
+    """A Program at the batch of one micro-batch, on one mesh. recompute: what backward reads may be made again.
 
     uses: the segments that read each parameter. last_reader: of each boundary value and tied weight.
     """
@@ -36,6 +36,7 @@ class Frontier:
     mesh: Mesh
     pins: Pins
     setting: Setting
+    recompute: bool = False
     uses: dict[str, list[int]] = field(default_factory=dict)
     last_reader: dict[str, int] = field(default_factory=dict)
     _spaces: dict[int, Space] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class Frontier:
         """The fewest bytes that its ops keep, and of each of its weights."""
         if segment.graph not in self._leasts:
             here = self.space(segment)
-            kept = sum(float(held.min()) for held in here.op_bytes)
+            kept = sum(float(part.bytes.min()) for parts in here.op_kept for part in parts)
             self._leasts[segment.graph] = kept, [here.least_static(value) for value in here.graph.params]
         return self._leasts[segment.graph]
 
@@ -95,7 +96,7 @@ class Frontier:
         problem = self._problem(index, segment)
         key = (id(problem), price_per_byte)
         if key not in self._solved:
-            self._solved[key] = solve_segment(problem, price_per_byte, segment.graph)
+            self._solved[key] = solve_segment(problem, price_per_byte, segment.graph, self.recompute)
         return self._solved[key]
 
     def point(self, index: int, options: Options, price_per_byte: float) -> Point:

@@ -61,7 +61,7 @@ class _Side:
 class SegmentProblem:
     """The Problem of a segment at no price per byte, and where its parts are.
 
-    boundary: inputs, outputs, tied weights. held: per option, bytes that stay from forward to backward or for ever.
+    boundary: inputs, outputs, tied weights. held: per option, bytes of weights with their states.
     """
 
     def __init__(self, space: Space, tied: Mapping[str, Tied] | None = None) -> None:
@@ -93,11 +93,18 @@ class SegmentProblem:
         except ProblemError:
             return None
 
-    def at(self, price_per_byte: float) -> Problem:
-        """The Problem with every held byte charged."""
+    def at(self, price_per_byte: float, recompute: bool) -> Problem:
+        """The Problem with every held byte charged; `recompute`: what backward reads may be made again instead, at no
+        less than the seconds of what makes it."""
         if not price_per_byte:
             return self.problem
-        return replace(self.problem, costs=self.problem.costs + price_per_byte * self.held)
+        costs = self.problem.costs + price_per_byte * self.held
+        for node, kept in zip(self.op_nodes, self.space.op_kept, strict=True):
+            where = slice(self.problem.offsets[node], self.problem.offsets[node + 1])
+            for part in kept:
+                charge = price_per_byte * part.bytes
+                costs[where] += np.minimum(charge, self.micro * part.drop_s) if recompute else charge
+        return replace(self.problem, costs=costs)
 
     def answer(self, picked: list[int], graph_index: int, objective: float) -> Answer:
         graph = self.space.graph
@@ -117,8 +124,7 @@ class SegmentProblem:
         return self.build.node(costs, name=name)
 
     def _op_node(self, index: int) -> int:
-        costs, held = self.micro * self.space.op_costs[index], self.space.op_bytes[index]
-        return self._node(costs, held, self.space.graph.ops[index].name)
+        return self._node(self.micro * self.space.op_costs[index], name=self.space.graph.ops[index].name)
 
     def _boundary(self, name: str) -> _Side:
         space = self.space
@@ -221,8 +227,8 @@ class Solved:
         return self.segment.answer(picked, self.graph_index, float(self.costs[options]))
 
 
-def solve_segment(segment: SegmentProblem, price_per_byte: float, graph_index: int) -> Solved:
-    problem = segment.at(price_per_byte)
+def solve_segment(segment: SegmentProblem, price_per_byte: float, graph_index: int, recompute: bool = False) -> Solved:
+    problem = segment.at(price_per_byte, recompute)
     if segment.prepared is None:
         shape = [len(side.layouts) for side in segment.boundary]
         costs = np.array([_solve_at(segment, problem, options)[0] for options in np.ndindex(*shape)]).reshape(shape)

@@ -58,7 +58,7 @@ class Curves:
         found = solve_instances(self.instances(), budget, self.static_bytes)
         if found is None or self.static_bytes + sum(self.gradients) > budget:
             raise _does_not_fit(self, budget)
-        return _with(self, found, budget_bytes)
+        return with_chosen(self, found, budget_bytes)
 
 
 def curves(program: Program, plan: Plan, device: Device, *, fused: bool = False) -> Curves:
@@ -142,7 +142,7 @@ def _stored_bytes(plan: Plan, parameter: Parameter) -> int:
     return local_bytes(parameter.type.sizes, ITEM_BYTES[entry.dtype], Layout.parse(entry.storage), plan.mesh)
 
 
-def _with(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan:
+def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan:
     plan = found.plan
     picked = [options[index] for options, index in zip(found.options, chosen.options, strict=True)]
     choices: list[Choice] = []

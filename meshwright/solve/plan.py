@@ -18,6 +18,7 @@ from meshwright.price.parameter import Setting, check_optimizer
 from meshwright.solve.account import collectives_of, communication_s
 from meshwright.solve.frontier import Frontier, Point
 from meshwright.solve.inputs import input_layouts
+from meshwright.solve.joint import joint_search
 from meshwright.solve.mix import Chain
 from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
 from meshwright.solve.refuse import does_not_fit
@@ -35,12 +36,14 @@ def make_plan(
     pins: Iterable[str] = (),
     max_axes: int = 2,
     fit: bool = True,
+    recompute: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
     """The fastest plan over all meshes of up to `max_axes` axes of the cluster's devices that fits on each of them.
 
     `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`. fit: refuse where none fits;
-    otherwise the fastest of the most micro-batches is the answer then.
+    otherwise the fastest of the most micro-batches is the answer then. recompute: where memory binds, activations may
+    be made again in backward.
     """
     check_optimizer(optimizer)
     texts = tuple(pins)
@@ -48,12 +51,26 @@ def make_plan(
     usable = cluster.mesh((cluster.device_count,)).device.usable_bytes
     budget = min(memory_bytes or usable, usable)
     found = search(candidates, budget, progress)
-    if found is None and not fit:
+
+    def assemble(chain: Chain, frontier: Frontier) -> Plan:
+        plan = _assemble(program, cluster, Found(chain, frontier, chain.seconds))
+        return replace(
+            plan, model=model, optimizer=optimizer, precision=precision, memory_bytes=memory_bytes, pins=texts
+        )
+
+    plan = assemble(found.chain, found.frontier) if found else None
+    bound_s = found.bound_s if found else float("inf")
+    if recompute and (found is None or found.chain.price):
+        others = _candidates(program, _meshes(cluster, texts, max_axes), texts, optimizer, precision, recompute=True)
+        plan, joint_s = joint_search(others, program, budget, assemble, plan, progress)
+        bound_s = min(bound_s, joint_s)
+    if plan is None and not fit:
         found = search([replace(one, microbatches=one.microbatches[-1:]) for one in candidates], 1 << 62)
-    if found is None:
+        plan = assemble(found.chain, found.frontier) if found else None
+    if plan is None:
         raise does_not_fit(candidates, cluster, budget, lambda larger: _tight(program, larger, optimizer, precision))
-    plan = _assemble(program, cluster, found)
-    plan = replace(plan, model=model, optimizer=optimizer, precision=precision, memory_bytes=memory_bytes, pins=texts)
+    step_s = plan.predicted.step_s
+    plan = plan.with_prediction(gap=max(0.0, 1.0 - bound_s / step_s) if step_s else 0.0)
     named = _name_axes(program, plan)
     named.verify()
     return named
@@ -80,7 +97,12 @@ def _meshes(cluster: Cluster, pins: tuple[str, ...], max_axes: int) -> list[Mesh
 
 
 def _candidates(
-    program: Program, found: list[Mesh], pins: tuple[str, ...], optimizer: str, precision: str
+    program: Program,
+    found: list[Mesh],
+    pins: tuple[str, ...],
+    optimizer: str,
+    precision: str,
+    recompute: bool = False,
 ) -> list[Candidate]:
     """One per mesh that the pins allow; the first refusal is the answer where none does."""
     names = [parameter.name for parameter in program.parameters]
@@ -92,20 +114,20 @@ def _candidates(
         except PlanError as error:
             refused.append(error)
             continue
-        allowed.append(_candidate(program, mesh, parsed, Setting(optimizer, precision)))
+        allowed.append(_candidate(program, mesh, parsed, Setting(optimizer, precision), recompute))
     if not allowed:
         raise refused[0]
     return allowed
 
 
-def _candidate(program: Program, mesh: Mesh, pins: Pins, setting: Setting) -> Candidate:
+def _candidate(program: Program, mesh: Mesh, pins: Pins, setting: Setting, recompute: bool = False) -> Candidate:
     made: dict[int, Frontier] = {}
 
     def frontier(number: int) -> Frontier:
         if number not in made:
             made.clear()  # one at a time: tables are large
             small = program.at_batch(program.batch // number)
-            made[number] = Frontier(small, mesh, pins, replace(setting, microbatches=number))
+            made[number] = Frontier(small, mesh, pins, replace(setting, microbatches=number), recompute)
         return made[number]
 
     return Candidate("x".join(map(str, mesh.sizes)), _microbatches(program, mesh, pins), frontier)

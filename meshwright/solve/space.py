@@ -20,7 +20,7 @@ from meshwright.plan import ParameterPlan
 from meshwright.price.compute import op_seconds
 from meshwright.price.flow import settled
 from meshwright.price.parameter import Setting, local_bytes, parameter_price
-from meshwright.price.segment import collectives_s, kept_values, least_working_bytes, shards, storage_bases
+from meshwright.price.segment import collectives_s, kept_values, kernels, least_working_bytes, shards, storage_bases
 from meshwright.profile import op_kind, saved
 from meshwright.rules import Strategy, strategies
 from meshwright.solve.pins import Pins
@@ -30,10 +30,20 @@ Matrix = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """Something that an op's backward reads. bytes: of each strategy, the op's share. drop_s: what not keeping it takes
+    at least, per micro-batch: running again what makes it; infinite where it comes from outside the segment."""
+
+    bytes: Matrix
+    drop_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Space:
     """graph: at a fixed batch. uses: where each value is read, as (op index, operand position).
 
-    op_costs and op_bytes: per op, seconds and bytes kept of each strategy. matrices: conversions priced so far.
+    op_costs: per op, seconds of each strategy. op_kept: per op, what each of its parts of memory takes under each
+    strategy. matrices: conversions priced so far.
     """
 
     graph: SegmentGraph
@@ -48,7 +58,7 @@ class Space:
     bases: dict[str, str]
     outside: frozenset[str] = frozenset()
     op_costs: list[Matrix] = field(default_factory=list)
-    op_bytes: list[Matrix] = field(default_factory=list)
+    op_kept: list[tuple[Kept, ...]] = field(default_factory=list)
     matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
 
     def least_transient(self) -> int:
@@ -90,35 +100,42 @@ def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, p
     )
     for value, full_name in zip(fixed.params, names, strict=True):
         made.parameters[value.name] = _parameter_options(made, value, full_name)
+    seconds = [[_seconds(made, index, one) for one in found[index]] for index in range(len(fixed.ops))]
+    made.op_costs.extend(np.array([forward_s + backward_s for forward_s, backward_s in each]) for each in seconds)
+    again_s = {
+        v.name: min(one[0] for one in each) for op, each in zip(fixed.ops, seconds, strict=True) for v in op.results
+    }
     keepers = _keepers(made)
-    for index in range(len(fixed.ops)):
-        made.op_costs.append(np.array([_op_cost(made, index, one) for one in found[index]]))
-        made.op_bytes.append(np.array([_kept_bytes(made, index, one, keepers) for one in found[index]]))
+    made.op_kept.extend(tuple(_kept(made, index, keepers, again_s)) for index in range(len(fixed.ops)))
     return made
 
 
-def _op_cost(space: Space, index: int, made: Strategy) -> float:
+def _seconds(space: Space, index: int, made: Strategy) -> tuple[float, float]:
     """Local work and the collectives inside the lowering, forward and backward."""
     op, mesh = space.graph.ops[index], space.mesh
     seconds = op_seconds(op, made, space.values, mesh.sizes, mesh.device)
-    cost = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
-    if any(value.grad for value in op.results):
-        cost += seconds.backward_s + collectives_s(made.collectives_backward, mesh)
-    return cost
+    forward_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
+    if not any(value.grad for value in op.results):
+        return forward_s, 0.0
+    return forward_s, seconds.backward_s + collectives_s(made.collectives_backward, mesh)
 
 
-def _kept_bytes(space: Space, index: int, made: Strategy, keepers: dict[str, int]) -> float:
+def _kept(space: Space, index: int, keepers: dict[str, int], again_s: dict[str, float]) -> Iterator[Kept]:
     """This op's share of what backward reads; a storage that several ops keep is split between them, so that the sum
     over ops is never more than what is held."""
     op = space.graph.ops[index]
     if not any(value.grad for value in op.results):
-        return 0.0
-    total = float(saved(op, space.values).auxiliary_bytes // shards(made, space.mesh))
-    for name, layout in kept_values(op, made, space.values, space.outside):
-        value = space.values[name]
-        size = local_bytes(value.type.sizes, value.type.itemsize, layout, space.mesh)
-        total += size / keepers[space.bases[name]]
-    return total
+        return
+    mesh, values, found = space.mesh, space.values, space.strategies[index]
+    auxiliary = saved(op, values, kernels(mesh)).auxiliary_bytes
+    if auxiliary:
+        yield Kept(np.array([float(auxiliary // shards(made, mesh)) for made in found]), again_s[op.name])
+    columns = zip(*(kept_values(op, made, values, space.outside, mesh) for made in found), strict=True)
+    for column in columns:
+        name = column[0][0]
+        value, share = values[name], keepers[space.bases[name]]
+        sizes = [local_bytes(value.type.sizes, value.type.itemsize, layout, mesh) / share for _, layout in column]
+        yield Kept(np.array(sizes), again_s.get(space.bases[name], np.inf) / share)
 
 
 def _keepers(space: Space) -> dict[str, int]:
@@ -126,7 +143,9 @@ def _keepers(space: Space) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for op, found in space.each():
         if any(value.grad for value in op.results):
-            counts.update(space.bases[name] for name, _ in kept_values(op, found[0], space.values, space.outside))
+            counts.update(
+                space.bases[name] for name, _ in kept_values(op, found[0], space.values, space.outside, space.mesh)
+            )
     return dict(counts)
 
 

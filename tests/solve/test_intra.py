@@ -103,7 +103,8 @@ def test_a_chosen_plan_is_at_least_as_fast_as_every_baseline() -> None:
         program = capture(*small_model(name))
         cluster = load_cluster("local:3")
         chosen = make_plan(program, cluster)
-        for other in baselines(program, cluster):
-            assert other.plan is not None, other.why
-            assert chosen.predicted.step_s <= other.plan.predicted.step_s * 1.001
+        possible = [other for other in baselines(program, cluster) if other.step_s is not None]
+        assert len(possible) >= 7
+        for other in possible:
+            assert chosen.predicted.step_s <= (other.step_s or 0.0) * 1.001, other.name
     assert torch.is_grad_enabled()
