@@ -20,14 +20,15 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.solve.chain import chain_at, floor_s
 from meshwright.solve.frontier import Frontier
-from meshwright.solve.memory_chain import Instance, solve_instances
-from meshwright.solve.memory_plan import curves, with_chosen
+from meshwright.solve.memory_chain import Instance, least_peak_bytes, solve_instances
+from meshwright.solve.memory_plan import Curves, curves, with_chosen
 from meshwright.solve.mix import Chain
 from meshwright.solve.reprice import segment_points
 from meshwright.solve.search import Candidate, Progress
 from meshwright.solve.walk import walk
 
 PRICES = (1e-12, 1e-11, 3e-11, 1e-10, 3e-10, 1e-9)
+DEARER = (*PRICES[3:], 1e-8, 1e-6)
 MOST_REFINED = 10
 """Shardings whose segments are traced; each takes seconds."""
 
@@ -59,16 +60,32 @@ def joint_search(
         bounds.append(entry.bound_s)
         if entry.bound_s >= known_s or (best is not None and number >= MOST_REFINED):
             break
-        frontier = entry.candidate.frontier(entry.microbatches)
-        for price in (0.0, entry.price):
-            plan = refine(assemble(chain_at(frontier, price), frontier), program, budget_bytes)
-            if plan is not None and plan.predicted.step_s < (best.predicted.step_s if best else float("inf")):
-                best = plan
-                if progress:
-                    progress(
-                        f"{entry.candidate.name} x {entry.microbatches}, recomputing: {plan.predicted.step_s:.4g} s"
-                    )
+        plan = _fastest(entry, program, budget_bytes, assemble)
+        if plan is not None and plan.predicted.step_s < known_s:
+            best = plan
+            if progress:
+                progress(f"{entry.candidate.name} x {entry.microbatches}, recomputing: {plan.predicted.step_s:.4g} s")
     return best, min(bounds, default=known_s)
+
+
+def _fastest(entry: _Entry, program: Program, budget_bytes: int, assemble: Assemble) -> Plan | None:
+    """Of the sharding that is fastest with all the memory it wants, that of the best bound, and, as long as none
+    fits, those of dearer bytes."""
+    frontier = entry.candidate.frontier(entry.microbatches)
+    found: list[Plan] = []
+    for price in (0.0, entry.price, *(price for price in DEARER if price > entry.price)):
+        if found and price > entry.price:
+            break
+        plan = refine(assemble(chain_at(frontier, price), frontier), program, budget_bytes)
+        found += [plan] if plan else []
+    return min(found, key=lambda one: one.predicted.step_s, default=None)
+
+
+def least_bytes(candidate: Candidate, program: Program, assemble: Assemble) -> int:
+    """The least peak of the sharding that holds least, everything made again that can be."""
+    frontier = candidate.frontier(candidate.microbatches[-1])
+    instances, static, _ = _instances(assemble(chain_at(frontier, DEARER[-1]), frontier), program)
+    return least_peak_bytes(instances, static)
 
 
 def _entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> list[_Entry]:
@@ -101,25 +118,11 @@ def _best_bound(frontier: Frontier, budget_bytes: int, known_s: float) -> tuple[
 
 def refine(plan: Plan, program: Program, budget_bytes: int) -> Plan | None:
     """The plan with its sharding as it is, recomputing what it must to fit; None where even that does not fit."""
-    found = curves(program, plan, plan.mesh.device)
-    points = segment_points(plan, program)
-    static = sum(point.static_bytes for point in points)
-    instances = []
-    for options, point in zip(found.options, points, strict=True):
-        gathered = 2 * point.forward_transient_bytes - point.backward_transient_bytes
-        more = tuple(
-            replace(
-                kept,
-                forward_transient_bytes=kept.forward_transient_bytes + gathered,
-                backward_transient_bytes=kept.backward_transient_bytes + gathered,
-            )
-            for kept in options
-        )
-        instances.append(Instance(more, 0))
+    instances, static, found = _instances(plan, program)
     chosen = solve_instances(instances, budget_bytes, static)
     if chosen is None:
         return None
-    held = replace(found, static_bytes=static, gradients=(0,) * len(points))
+    held = replace(found, static_bytes=static, gradients=(0,) * len(instances))
     made = with_chosen(held, chosen, plan.memory_bytes)
     # What recomputing adds is counted on the traced pairs; all else is priced as every plan is.
     picked = [options[number] for options, number in zip(found.options, chosen.options, strict=True)]
@@ -134,3 +137,22 @@ def refine(plan: Plan, program: Program, budget_bytes: int) -> Plan | None:
         backward_s=before.backward_s + more_s,
         optimizer_s=before.optimizer_s,
     )
+
+
+def _instances(plan: Plan, program: Program) -> tuple[list[Instance], int, Curves]:
+    """What each segment may keep, with the weights it gathers beside; what is there all the time."""
+    found = curves(program, plan, plan.mesh.device)
+    points = segment_points(plan, program)
+    instances = []
+    for options, point in zip(found.options, points, strict=True):
+        gathered = 2 * point.forward_transient_bytes - point.backward_transient_bytes
+        more = tuple(
+            replace(
+                kept,
+                forward_transient_bytes=kept.forward_transient_bytes + gathered,
+                backward_transient_bytes=kept.backward_transient_bytes + gathered,
+            )
+            for kept in options
+        )
+        instances.append(Instance(more, 0))
+    return instances, sum(point.static_bytes for point in points), found

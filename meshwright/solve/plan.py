@@ -19,9 +19,10 @@ from meshwright.solve.account import collectives_of, communication_s
 from meshwright.solve.frontier import Frontier, Point
 from meshwright.solve.inputs import input_layouts
 from meshwright.solve.joint import joint_search
+from meshwright.solve.joint import least_bytes as least_recomputing
 from meshwright.solve.mix import Chain
 from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
-from meshwright.solve.refuse import does_not_fit
+from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.search import Candidate, Found, Progress, search
 
 
@@ -68,7 +69,10 @@ def make_plan(
         found = search([replace(one, microbatches=one.microbatches[-1:]) for one in candidates], 1 << 62)
         plan = assemble(found.chain, found.frontier) if found else None
     if plan is None:
-        raise does_not_fit(candidates, cluster, budget, lambda larger: _tight(program, larger, optimizer, precision))
+        least = min(least_of(one) for one in candidates)
+        if recompute:
+            least = min(least, *(least_recomputing(one, program, assemble) for one in candidates))
+        raise does_not_fit(cluster, budget, least, lambda larger: _tight(program, larger, optimizer, precision))
     step_s = plan.predicted.step_s
     plan = plan.with_prediction(gap=max(0.0, 1.0 - bound_s / step_s) if step_s else 0.0)
     named = _name_axes(program, plan)

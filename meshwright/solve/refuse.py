@@ -13,11 +13,8 @@ from meshwright.solve.search import Candidate
 MOST_DEVICES = 1 << 14
 
 
-def does_not_fit(
-    candidates: list[Candidate], cluster: Cluster, budget: int, tight: Callable[[Cluster], Candidate]
-) -> PlanError:
-    """`tight`: of a larger cluster, the mesh that leaves most room."""
-    least = min(_least(one) for one in candidates)
+def does_not_fit(cluster: Cluster, budget: int, least: int, tight: Callable[[Cluster], Candidate]) -> PlanError:
+    """least: the fewest bytes found to do. tight: of a larger cluster, the mesh that leaves most room."""
     device = cluster.mesh((cluster.device_count,)).device
     larger = _smallest_that_fits(cluster, budget, tight)
     more = f"use {larger.name} ({larger.device_count} devices), " if larger else "use more devices, "
@@ -28,7 +25,7 @@ def does_not_fit(
     )
 
 
-def _least(candidate: Candidate) -> int:
+def least_of(candidate: Candidate) -> int:
     """Fewest samples at a time, or as many as there are: the ends are tried."""
     numbers = {candidate.microbatches[0], candidate.microbatches[-1]}
     return min(least_bytes(candidate.frontier(number)) for number in sorted(numbers))
@@ -42,7 +39,7 @@ def _smallest_that_fits(cluster: Cluster, budget: int, tight: Callable[[Cluster]
 
     def fitting(n: int) -> Cluster | None:
         larger = load_cluster(f"{kind}:{n}")
-        return larger if _least(tight(larger)) <= budget else None
+        return larger if least_of(tight(larger)) <= budget else None
 
     low = int(count)
     try:
