@@ -49,7 +49,7 @@ class _Search:
     seen: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def price(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
-        key = (schedule, microbatches, *((r.first, r.end, r.stage, r.mesh, id(r.point)) for r in runs))
+        key = (schedule, microbatches, *((r.first, r.end, r.stage, r.mesh, r.point.cost) for r in runs))
         if key not in self.seen:
             self.simulated += 1
             found = price_pipeline(self.problem, runs, schedule, microbatches)

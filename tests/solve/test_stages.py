@@ -11,6 +11,7 @@ from meshwright.simulate import SegmentCost, Transfer
 from meshwright.solve.stages import solve_stages
 from meshwright.solve.stages_price import price_pipeline
 from meshwright.solve.stages_problem import Crossing, MeshClass, PlacedRun, StagePoint, StageProblem
+from meshwright.solve.stages_ranges import cluster
 
 SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
 
@@ -210,6 +211,32 @@ def test_a_searched_schedule_is_chosen_where_it_wins() -> None:
     assert found is not None
     assert found.schedule == "searched"
     assert found.step_s < 2 * 16 / 6 * (6 + 2)
+
+
+@pytest.mark.full
+def test_many_segments_on_many_devices() -> None:
+    """128 segments as 32 clusters on 16,384 devices: all of them used, the bound met within a twentieth."""
+    sizes = (64, 128, 256, 512, 1024)
+    meshes = tuple(MeshClass(str(size), (size,), 80 << 30) for size in sizes)
+
+    def points(first: int, end: int, mesh: int, count: int) -> list[StagePoint]:
+        n, size = end - first, sizes[mesh]
+        seconds = n * 3e4 / count / size * 1.03 ** (size / 64)
+        kept = int(4e12 * n / count / size)
+        both = ((1.0, kept), (1.3, kept // 10))
+        return [
+            StagePoint(SegmentCost(seconds, seconds * more, seconds, 0.0, 0.05, 0.02, 0.0, int(5e10 * n / size), held))
+            for more, held in both
+        ]
+
+    problem = StageProblem(
+        128, meshes, (16384,), points, lambda *_: Crossing(Transfer(1e-3), Transfer(1e-3)), (64, 256),
+        cuts=cluster([1.0] * 128, 32),
+    )  # fmt: skip
+    found = solve_stages(problem, budget=40)
+    assert found is not None
+    assert sum(sizes[run.mesh] for run in found.runs) == 16384
+    assert found.gap < 0.05
 
 
 def test_nothing_faster_than_what_is_known() -> None:
