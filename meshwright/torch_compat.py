@@ -42,9 +42,21 @@ def symbolic_kernels() -> AbstractContextManager[None]:
     return enable_python_dispatcher()
 
 
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """`torch.backends.mkldnn.flags` would also set what this build may not have, and warn."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
 def trace_joint(function: Callable[..., Any], inputs: list[Tensor], mode: AbstractContextManager[Any]) -> GraphModule:
     """The ATen graph of `function(*inputs)`, calls to `torch.autograd.grad` inside it included."""
-    with mode:
+    # Recurrent layers are written out in plain ops: the fused CPU kernel's backward cannot be run from a trace.
+    with mode, _without_onednn():
         return make_fx(function)(*inputs)
 
 

@@ -141,3 +141,35 @@ def test_a_compiled_graph_empties_the_list_it_is_given() -> None:
     assert not box
     torch.testing.assert_close((first, second), (x.t() * 2 + y.t(), x.sin()))
     assert first.stride() == (x.t() * 2 + y.t()).stride()
+
+
+def test_operators_name_their_arguments() -> None:
+    assert torch_compat.argument_names(torch.ops.aten.softmax.int) == ("self", "dim", "dtype")
+    assert torch_compat.argument_names(len) == ()
+
+
+def test_a_failed_export_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    class Asks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(torch_compat.DATA_DEPENDENT), torch_compat.without_reports():
+        exported(Asks())
+    assert capfd.readouterr().err == ""
+
+
+def test_recurrent_layers_are_traced_to_ops_that_run() -> None:
+    torch.manual_seed(0)
+    weights = [p.detach() for p in nn.LSTM(3, 4, batch_first=True).parameters()]
+
+    def joint(x: Tensor, *given: Tensor) -> list[Tensor]:
+        held = [tensor.detach().requires_grad_() for tensor in given]
+        state = [torch.zeros(1, 2, 4)] * 2
+        out = torch.ops.aten.lstm.input(x, state, held, True, 1, 0.0, True, False, True)[0]
+        return [out, *torch.autograd.grad(out.square().sum(), held)]
+
+    mode, inputs = torch_compat.fake_mode(), [torch.randn(2, 5, 3), *weights]
+    fakes = [torch_compat.fake_tensor(tuple(t.shape), t.dtype, mode) for t in inputs]
+    traced = torch_compat.functional(torch_compat.trace_joint(joint, fakes, mode), fakes, mode)
+    for found, true in zip(traced(*inputs), joint(*inputs), strict=True):
+        torch.testing.assert_close(found, true)

@@ -27,7 +27,7 @@ def show(
         markup=False,
     )
     out.print(
-        f"{show_count(profile.params)} parameters, {show_count(profile.forward_flops)}FLOP forward, "
+        f"{show_count(profile.params).strip()} parameters, {show_count(profile.forward_flops)}FLOP forward, "
         f"{show_count(profile.step_flops)}FLOP a step, {profile.distinct_segments} distinct segments"
     )
     for warning in warnings:

@@ -204,3 +204,22 @@ def test_a_backward_that_has_no_name_is_refused() -> None:
 def test_a_number_that_only_the_data_knows_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"depends on the data|could not be captured"):
         captured(lambda _, x: x * x.sum().item())
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+def test_recurrent_layers_are_one_op(kind: Any) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = kind(6, 6, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)[0].square().sum()
+
+    model, batch = Model(), {"x": torch.randn(4, 5, 6)}
+    program = capture(model, batch)
+    assert_runs_like(program, model, batch)
+    assert program.couples_samples == ()
+    assert sum("input" in op.target for _, op in program.ops()) == 1
