@@ -48,7 +48,7 @@ def inner_ops(op: Op, operands: Sequence[Value]) -> Iterator[Inner]:
     rows, tokens = row_count(op, operands), operands[0]
     known = {f"$p{i}": replace(value, name=f"$p{i}") for i, value in enumerate(operands[3:])}
     known |= {"$rows": Value("$rows", TensorType((rows, *tokens.type.sizes[1:]), tokens.type.dtype), True)}
-    known |= {"$ends": Value("$ends", TensorType((len(known),), "int32"))}
+    known |= {"$ends": Value("$ends", TensorType(operands[3].type.sizes[:1], "int32"))}
     known |= {"$ids": Value("$ids", TensorType((rows,), "int64"))}
     count = 0
     for target, args, kwargs, results in dict(op.kwargs)["body"]:
