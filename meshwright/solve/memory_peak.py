@@ -20,7 +20,8 @@ def peak_bytes(
 ) -> tuple[int, int]:
     """(the most bytes in use at a time, bytes in use at the end). `held`: placeholders that lie in memory anyway and
     are not counted; `stay`: those that are, and that the caller does not let go of."""
-    last = _last_uses(module, costs)
+    order = _kernels(module) if costs.fused else {node: i for i, node in enumerate(module.graph.nodes)}
+    last = _last_uses(module, costs, order)
     own = [n for n in module.graph.nodes if n.op == "placeholder" and n.name not in held]
     live = sum(storage_bytes(node) for node in own)
     counted = {node: storage_bytes(node) for node in own}
@@ -30,17 +31,18 @@ def peak_bytes(
     for node in own:
         if node not in last and node not in kept:
             live -= counted.pop(node)
-    ending: dict[fx.Node, list[fx.Node]] = {}
+    ending: dict[int, list[fx.Node]] = {}
     for storage, reader in last.items():
-        ending.setdefault(reader, []).append(storage)
-    for node in module.graph.nodes:
-        if node.op != "call_function":
-            continue
+        ending.setdefault(order[reader], []).append(storage)
+    nodes = sorted((node for node in order if node.op == "call_function"), key=order.__getitem__)
+    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
         for made in _made(node, costs, results):
             counted[made] = storage_bytes(made)
             live += counted[made]
         most = max(most, live + costs.working_bytes(node) + _left_bytes(node))
-        for storage in ending.get(node, ()):
+        if following is not None and order[following] == order[node]:
+            continue
+        for storage in ending.get(order[node], ()):
             if storage in counted and storage not in kept:
                 live -= counted.pop(storage)
     return most, live
@@ -66,19 +68,53 @@ def _left_bytes(node: fx.Node) -> int:
     return sum(item.untyped_storage().nbytes() for item in left)
 
 
-def _last_uses(module: fx.GraphModule, costs: NodeCosts) -> dict[fx.Node, fx.Node]:
+def _last_uses(module: fx.GraphModule, costs: NodeCosts, order: dict[fx.Node, int]) -> dict[fx.Node, fx.Node]:
     found: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
+
+    def use(storage: fx.Node, reader: fx.Node) -> None:
+        if storage not in found or order[found[storage]] < order[reader]:
+            found[storage] = reader
+
+    run = _run_at(module, costs, order) if costs.fused else {}
+    for node in order:
         if node.op == "call_function":
-            found[base(node)] = node
+            use(base(node), node)
             for other in node.all_input_nodes:
-                found[base(other)] = node
+                use(base(other), run.get(node, node))
     if costs.fused:
-        order = {node: index for index, node in enumerate(module.graph.nodes)}
         for earlier, later in _one_kernel(module):
             for storage in (base(earlier), *(base(other) for other in earlier.all_input_nodes)):
-                if order[found[storage]] < order[later]:
-                    found[storage] = later
+                use(storage, run.get(later, later))
+    return found
+
+
+def _run_at(module: fx.GraphModule, costs: NodeCosts, order: dict[fx.Node, int]) -> dict[fx.Node, fx.Node]:
+    """What is never written is computed where it is read: in the kernel of the last that does."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in reversed(module.graph.nodes):
+        if node.op == "call_function" and is_fusible(node) and (is_view(node) or not costs.is_written(node)):
+            users = [found.get(user, user) for user in node.users if user.op == "call_function"]
+            if users:
+                found[node] = max(users, key=order.__getitem__)
+    return found
+
+
+def _kernels(module: fx.GraphModule) -> dict[fx.Node, int]:
+    """When each node runs: one number for all that one kernel does. A fused op joins the first kernel that reads what
+    it reads, if all else it reads is there by then."""
+    partners: dict[fx.Node, list[fx.Node]] = {}
+    for earlier, later in _one_kernel(module):
+        partners.setdefault(later, []).append(earlier)
+    found: dict[fx.Node, int] = {}
+    for index, node in enumerate(module.graph.nodes):
+        ready = max((found[other] for other in node.all_input_nodes), default=0)
+        joined = [found[other] for other in partners.get(node, ()) if found[other] >= ready]
+        last = [base(other) for other in node.all_input_nodes if found[other] == ready]
+        if is_fusible(node) and last and all(is_fusible(other) for other in last):
+            joined.append(ready)
+        found[node] = min(joined, default=index)
+        if is_view(node) or is_part(node):
+            found[node] = ready
     return found
 
 
