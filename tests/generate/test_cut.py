@@ -14,7 +14,7 @@ from meshwright.capture import capture
 from meshwright.capture.program import SegmentGraph
 from meshwright.generate.cut import cut, cut_at, read_by_backward
 from meshwright.generate.joint import Joint, trace
-from meshwright.generate.pair import SegmentPair, make_pair, pair_of
+from meshwright.generate.pair import SegmentPair, compiled_pair, make_pair, pair_of
 from meshwright.generate.storage import base, is_view, runs_once
 
 
@@ -201,3 +201,15 @@ def test_running_statistics_are_updated_once() -> None:
     for name, tensor in kept.items():
         assert torch.equal(updates[name], tensor)
         assert not torch.equal(tensor, before[name])
+
+
+@pytest.mark.full
+def test_a_compiled_pair_computes_the_same() -> None:
+    graph = graph_of("llama")
+    recompute = ("silu", "mul_4", "rms_norm", "rms_norm_1")
+    truth, _ = step(make_pair(graph, recompute=recompute))
+    found, kept = step(compiled_pair(graph, "cpu", recompute, ()))
+    _, eager = step(make_pair(graph, recompute=recompute))
+    assert bytes_of(kept) == bytes_of(eager)
+    for left, right in zip(found, truth, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
