@@ -1,7 +1,7 @@
 """Plans a practitioner would write by hand, priced by the same model: pins on the same space.
 
 Each is taken at its best number of micro-batches and, where it has one, at its best tensor-parallel degree inside a
-host. The solver does not see them.
+host, everything kept. The solver does not see them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,14 @@ def _try(
 ) -> Baseline:
     try:
         plan = make_plan(
-            program, cluster, optimizer=optimizer, precision=precision, memory_bytes=memory_bytes, pins=pins, fit=False
+            program,
+            cluster,
+            optimizer=optimizer,
+            precision=precision,
+            memory_bytes=memory_bytes,
+            pins=pins,
+            fit=False,
+            recompute=False,
         )
     except PlanError as error:
         return Baseline(name, pins, why=error.given)

@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
     reference = reference_of(args)
     cluster = load_cluster(args.cluster)
     memory_bytes = parse_bytes(args.memory)
+    capture_s = time.process_time()
     program = capture(*reference.meta(args.global_batch), precision=args.precision)
+    capture_s = time.process_time() - capture_s
     plan = make_plan(
         program,
         cluster,
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         print(speed(plan, program))
         print(alternatives(plan, others))
     if args.json:
-        text = json.dumps(summary(plan, program, others, plan_s), indent=1)
+        text = json.dumps(summary(plan, program, others, plan_s, capture_s), indent=1)
         if args.json == "-":
             print(text)
         else:
@@ -101,12 +103,13 @@ def alternatives(plan: Plan, others: list[Baseline]) -> str:
     return "\n".join(lines)
 
 
-def summary(plan: Plan, program: Program, others: list[Baseline], plan_s: float) -> dict[str, Any]:
+def summary(plan: Plan, program: Program, others: list[Baseline], plan_s: float, capture_s: float) -> dict[str, Any]:
     from meshwright.solve.figures import fallback_ops, figures
 
     found = plan.predicted
     return {
         "plan_seconds": plan_s,
+        "capture_seconds": capture_s,
         "optimality_gap": found.gap,
         "solver_step_seconds": found.step_s,
         "predicted": figures(plan, program),
