@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from meshwright.layout import Layout
     from meshwright.plan.plan import Plan
     from meshwright.rules import register_rule
-    from meshwright.runtime.fit import fit
     from meshwright.runtime.checkpoint import load, save
     from meshwright.runtime.export import export
+    from meshwright.runtime.fit import fit
     from meshwright.runtime.loader import loader
     from meshwright.runtime.trainer import Trainer, parallelize
 
