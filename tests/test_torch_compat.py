@@ -130,6 +130,7 @@ print(second.get("key").decode(), own_store("b").add("n", 2), first is second)
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 def test_a_compiled_graph_empties_the_list_it_is_given() -> None:
     mode = torch_compat.fake_mode()
     fakes = [torch_compat.fake_tensor((4, 6), torch.float32, mode) for _ in range(2)]

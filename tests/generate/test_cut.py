@@ -204,6 +204,7 @@ def test_running_statistics_are_updated_once() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 def test_a_compiled_pair_computes_the_same() -> None:
     graph = graph_of("llama")
     recompute = ("silu", "mul_4", "rms_norm", "rms_norm_1")
