@@ -6,15 +6,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, product
+from itertools import accumulate, combinations, product
 from math import prod
 
 from meshwright.cluster.device import slowest
-from meshwright.cluster.mesh import FLAT, Axis, Hop, Mesh
+from meshwright.cluster.mesh import FLAT, Axis, Hop, Mesh, ranks_behind
 from meshwright.cluster.topology import Cluster, Group, Link
 from meshwright.errors import ClusterError
 
 _NAMES = {1: ("x",), 2: ("x", "y"), 3: ("x", "y", "z"), 4: ("x", "y", "z", "w")}
+_Reach = tuple[tuple[Link, float], ...]  # by level: a rank's link, and the bytes per second it gets there
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,13 @@ def bind_mesh(
         )
     places = _places(cluster)
     used = [places[rank] for rank in chosen]
-    load = _Load(used)
+    load, levels = _Load(used), cluster.root.levels()
 
     def axis(which: tuple[int, ...]) -> Axis:
         size = prod(shape[i] for i in which)
-        hops = _bind_axis(cluster, used, load, shape, which)
-        return Axis(FLAT.join(names[i] for i in which), size, hops, cluster.backend, cluster.overhead_s)
+        hops, *others = _bind_axis(levels, used, load, shape, which)
+        name = FLAT.join(names[i] for i in which)
+        return Axis(name, size, hops, cluster.backend, cluster.overhead_s, tuple(others))
 
     n_axes = range(len(shape))
     kinds = cluster.device_names()
@@ -105,57 +107,76 @@ def _places(cluster: Cluster) -> list[_Place]:
 
 
 def _bind_axis(
-    cluster: Cluster, used: list[_Place], load: _Load, shape: tuple[int, ...], which: tuple[int, ...]
-) -> tuple[Hop, ...]:
-    """Hops of the groups that vary along the axes `which`; where groups differ, the slowest counts."""
-    groups: dict[tuple[int, ...], list[_Place]] = defaultdict(list)
-    for place, coordinates in zip(used, product(*map(range, shape)), strict=True):
-        groups[tuple(c for i, c in enumerate(coordinates) if i not in which)].append(place)
-    hops = []
-    for depth, level in enumerate(cluster.root.levels()):
-        fans = [_fan(group, depth) for group in groups.values()]
-        if max(fans) > 1:
-            crossing = [p for group, fan in zip(groups.values(), fans, strict=True) if fan > 1 for p in group]
-            hops.append(_hop(level, max(fans), crossing, load, depth))
+    levels: tuple[str, ...], used: list[_Place], load: _Load, shape: tuple[int, ...], which: tuple[int, ...]
+) -> list[tuple[Hop, ...]]:
+    """The different hops that ranks make in the groups that vary along the axes `which`, the slowest first."""
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for position, coordinates in enumerate(product(*map(range, shape))):
+        groups[tuple(c for i, c in enumerate(coordinates) if i not in which)].append(position)
+    found = set()
+    for group in groups.values():
+        behind = Counter(child for position in group for child in used[position].children)
+        members = {pair for p in group for pair in zip(used[p].groups, used[p].children, strict=True)}
+        fans = Counter(inside for inside, _ in members)
+        for position in group:
+            sizes = tuple(fans[inside] for inside in used[position].groups)
+            found.add((load.kind[position], sizes, tuple(behind[child] for child in used[position].children)))
+    return _slowest_first({_hops(levels, load.reach[kind], sizes, behind) for kind, sizes, behind in found})
+
+
+def _hops(levels: tuple[str, ...], reach: _Reach, sizes: tuple[int, ...], behind: tuple[int, ...]) -> tuple[Hop, ...]:
+    """The hops of a rank, by level: what it gets there, the members of its group there, the ranks behind its own."""
+    hops, product = [], 1
+    for level, (link, bandwidth), size, ranks in zip(levels, reach, sizes, behind, strict=True):
+        if size > 1:
+            rate = bandwidth * link.kept_among(size)
+            hops.append(Hop(level, size, link.latency_s, rate, link.efficiency, 0 if ranks == product else ranks))
+            product = ranks * size
     return tuple(hops)
 
 
-def _hop(level: str, size: int, crossing: list[_Place], load: _Load, depth: int) -> Hop:
-    def bandwidth(place: _Place) -> float:
-        return load.rank_bandwidth(place, depth) * place.links[depth].kept_among(size)
+def _slowest_first(kinds: set[tuple[Hop, ...]]) -> list[tuple[Hop, ...]]:
+    """Without those that another is nowhere faster than; by the rate of a ring, then by latency."""
 
-    slowest_place = min(crossing, key=bandwidth)
-    return Hop(
-        level,
-        size,
-        max(place.links[depth].latency_s for place in crossing),
-        bandwidth(slowest_place),
-        slowest_place.links[depth].efficiency,
+    def order(hops: tuple[Hop, ...]) -> tuple[float, float, str]:
+        rate = min((n * hop.bandwidth for n, hop in zip(ranks_behind(hops), hops, strict=True)), default=0.0)
+        return rate, -sum(hop.latency_s for hop in hops), repr(hops)
+
+    if len(kinds) == 1:
+        return list(kinds)
+    return sorted((a for a in kinds if not any(a != b and _never_slower(a, b) for b in kinds)), key=order)
+
+
+def _never_slower(a: tuple[Hop, ...], b: tuple[Hop, ...]) -> bool:
+    return len(a) == len(b) and all(
+        (x.level, x.size, x.behind, x.efficiency) == (y.level, y.size, y.behind, y.efficiency)
+        and x.latency_s <= y.latency_s
+        and x.bandwidth >= y.bandwidth
+        for x, y in zip(a, b, strict=True)
     )
 
 
-def _fan(group: list[_Place], depth: int) -> int:
-    """The most members of one level-`depth` group that this communication group touches."""
-    members: dict[int, set[int]] = defaultdict(set)
-    for place in group:
-        members[place.groups[depth]].add(place.children[depth])
-    return max(len(children) for children in members.values())
-
-
 class _Load:
-    """How many ranks of the mesh sit in each group, and behind each member's uplink."""
+    """What each rank gets of its links: how many ranks of the mesh sit in each group, and behind each uplink.
+
+    `reach` lists the different cases, `kind` says which is each rank's.
+    """
 
     def __init__(self, used: list[_Place]) -> None:
         self.in_group = Counter(group for place in used for group in place.groups)
         self.behind = Counter(child for place in used for child in place.children)
+        numbers: dict[_Reach, int] = {}
+        self.kind = [numbers.setdefault(self._reach(place), len(numbers)) for place in used]
+        self.reach = list(numbers)
 
-    def rank_bandwidth(self, place: _Place, depth: int) -> float:
-        """What one rank gets at this level while all ranks of the mesh communicate.
+    def _reach(self, place: _Place) -> _Reach:
+        """What one rank gets at each level while all ranks of the mesh communicate.
 
-        Traffic that leaves a rack has also left a host, so every level above the innermost up to `depth` limits
-        it; the innermost link (NVLink) is not on the way to the network.
+        Traffic that leaves a rack has also left a host, so every level above the innermost up to a level limits
+        what crosses it; the innermost link (NVLink) is not on the way to the network.
         """
-        return min(self._share(place, level) for level in ([0] if depth == 0 else range(1, depth + 1)))
+        inside, *above = (self._share(place, depth) for depth in range(len(place.links)))
+        return tuple(zip(place.links, (inside, *accumulate(above, min)), strict=True))
 
     def _share(self, place: _Place, depth: int) -> float:
         link = place.links[depth]

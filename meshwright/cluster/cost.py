@@ -1,13 +1,13 @@
 """Seconds of a collective on a mesh axis: alpha-beta per algorithm, the best of those the backend has.
 
 With n ranks, B bytes, hops innermost first, at hop h: latency a_h, bytes per second of one rank b_h, s_h members
-and m_h = s_0 ... s_(h-1) ranks of the group below one member. What B counts is fixed per kind:
+and m_h = s_0 ... s_(h-1) ranks of the group behind one member. What B counts is fixed per kind:
 
     all_reduce: the tensor       all_gather: the output      reduce_scatter: the input
     all_to_all: the local input  broadcast, send: the tensor
 
 *Ring* (`_ring`). A ring passes every hop once per member, and a group may use all that its m_h ranks get of an
-uplink, so its rate is w = min_h(m_h b_h). Of its n-1 steps, k_h = (s_h - 1) s_(h+1) ... cross hop h at most:
+uplink, so its rate is w = min_h(m_h b_h). Of its n-1 steps, k_h = n/m_h - n/m_(h+1) cross hop h at most:
 
     gather = (n-1)/n B/w + sum_h k_h a_h            scatter alike; an all-reduce is a scatter and a gather
 
@@ -23,6 +23,8 @@ each tree); of two members each is the root of one tree and the leaf of the othe
 Fewer steps than a ring, so it wins when B is small; and half a ring's bytes between two hosts, whatever B is.
 
 NCCL sends small messages by a protocol with short latencies and a low rate (`_PROTOCOLS`); the best of both counts.
+Where hosts differ, every kind of rank has hops, and m_h, of its own, and an algorithm takes as long as the slowest
+kind: the most per byte, and the most latency. So another host never makes a collective cheaper.
 Every collective pays the axis's `overhead_s` once, which is why one flattened collective beats two.
 Each formula grows with B, and with n inside one level; so does their minimum.
 """
@@ -30,10 +32,11 @@ Each formula grows with B, and with n inside one level; so does their minimum.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
-from math import ceil, inf, log2
+from math import ceil, log2
 
-from meshwright.cluster.mesh import Axis
+from meshwright.cluster.mesh import Axis, ranks_behind
 from meshwright.errors import ClusterError
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
@@ -61,25 +64,28 @@ def collective_lines(kind: str, axis: Axis) -> tuple[Line, ...]:
     algorithms = (_GLOO if axis.backend == "gloo" else _NCCL)[kind]
     return tuple(
         (s_per_byte * slower, axis.overhead_s + latency_s * latency_share)
-        for s_per_byte, latency_s in (algorithm(axis, kind) for algorithm in algorithms)
+        for s_per_byte, latency_s in (_slowest(algorithm, axis, kind) for algorithm in algorithms)
         for slower, latency_share in _PROTOCOLS[axis.backend]
     )
 
 
+def _slowest(algorithm: Algorithm, axis: Axis, kind: str) -> Line:
+    """What the algorithm takes on the slowest kind of rank, per byte and in latency."""
+    if not axis.others:
+        return algorithm(axis, kind)
+    lines = [algorithm(replace(axis, hops=hops, others=()), kind) for hops in axis.kinds]
+    return max(s_per_byte for s_per_byte, _ in lines), max(latency_s for _, latency_s in lines)
+
+
 def _rate(axis: Axis, kind: str) -> float:
     """Bytes per second of a ring or tree through all hops."""
-    below, slowest = 1, inf
-    for hop in axis.hops:
-        slowest = min(slowest, below * hop.rate(kind))
-        below *= hop.size
-    return slowest
+    return min(behind * hop.rate(kind) for hop, behind in zip(axis.hops, ranks_behind(axis.hops), strict=True))
 
 
 def _ring(axis: Axis, kind: str) -> Line:
-    above, latency_s = 1, 0.0
-    for hop in reversed(axis.hops):
-        latency_s += (hop.size - 1) * above * hop.latency_s
-        above *= hop.size
+    members = [axis.size / behind for behind in ranks_behind(axis.hops)]
+    steps = [here - above for here, above in zip(members, [*members[1:], 1.0], strict=True)]
+    latency_s = sum(count * hop.latency_s for count, hop in zip(steps, axis.hops, strict=True))
     return (axis.size - 1) / axis.size / _rate(axis, kind), latency_s
 
 
@@ -111,10 +117,8 @@ def _tree(axis: Axis, kind: str) -> Line:
 
 def _double_tree(axis: Axis, kind: str) -> Line:
     """An all-reduce up and down two trees that share the bytes; what a member sends is in the module's text."""
-    below, slowest = 1, 0.0
-    for hop in axis.hops:
-        slowest = max(slowest, (1 if hop.size == 2 else 2) / below / hop.rate(kind))
-        below *= hop.size
+    hops = zip(axis.hops, ranks_behind(axis.hops), strict=True)
+    slowest = max((1 if hop.size == 2 else 2) / behind / hop.rate(kind) for hop, behind in hops)
     return slowest, 2 * _tree_latency_s(axis)
 
 
@@ -128,11 +132,8 @@ def _exchange(axis: Axis, kind: str) -> float:
 
     The hops are different wires and work at the same time, so the slowest decides.
     """
-    below, slowest = 1, 0.0
-    for hop in axis.hops:
-        slowest = max(slowest, max(0.0, 1 - below / axis.size) / hop.rate(kind))
-        below *= hop.size
-    return slowest
+    hops = zip(axis.hops, ranks_behind(axis.hops), strict=True)
+    return max((1 - behind / axis.size) / hop.rate(kind) for hop, behind in hops)
 
 
 def _pairwise(axis: Axis, kind: str) -> Line:

@@ -41,8 +41,8 @@ def meshes(cluster: Cluster, ranks: Sequence[int] | None = None, max_axes: int =
 
 def links_of(mesh: Mesh) -> object:
     """What a planner can see of a mesh: the multiset of its axes, and of the flattened ones, without names."""
-    own = sorted((axis.size, repr(axis.hops)) for axis in mesh.axes)
-    flat = sorted((axis.size, repr(axis.hops)) for axis in mesh.flat)
+    own = sorted((axis.size, repr(axis.kinds)) for axis in mesh.axes)
+    flat = sorted((axis.size, repr(axis.kinds)) for axis in mesh.flat)
     return (tuple(own), tuple(flat), mesh.device)
 
 

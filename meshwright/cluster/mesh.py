@@ -2,7 +2,8 @@
 
 An axis of size n that runs through 8 devices of each of 4 hosts has two Hops: 8 ranks over the host's links and
 4 hosts over the network. A hop's `bandwidth` is what *one rank* gets while every rank of the mesh communicates
-along the same axis, so contention for a host's uplink is already in it.
+along the same axis, so contention for a host's uplink is already in it. Where hosts differ, ranks of an axis make
+different hops: the axis holds each kind, and a collective takes as long as the slowest of them.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ FLAT = "*"  # joins the names of axes that act as one: "dp*tp"
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One level that a group crosses: `size` members there, and one rank's latency and bytes per second."""
+    """One level that a group crosses: `size` members there, and one rank's latency and bytes per second.
+
+    `behind` is how many ranks of the group sit behind the member; 0 says as many as the sizes of the hops before make.
+    """
 
     level: str
     size: int
     latency_s: float
     bandwidth: float
     efficiency: tuple[tuple[str, float], ...] = ()
+    behind: int = 0
 
     def rate(self, kind: str) -> float:
         """Bytes per second that a collective of this kind reaches: measured links know it per collective."""
@@ -37,11 +42,22 @@ class Hop:
         return self.bandwidth
 
 
+def ranks_behind(hops: tuple[Hop, ...]) -> list[int]:
+    """For every hop, how many ranks of the group sit behind one member."""
+    found: list[int] = []
+    product = 1
+    for hop in hops:
+        found.append(hop.behind or product)
+        product = found[-1] * hop.size
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Axis(HashedOnce):
-    """A named mesh axis: its size and, innermost first, the hops one of its groups makes.
+    """A named mesh axis: its size and, innermost first, the hops that its ranks make.
 
-    `overhead_s` is what starting any collective costs, whatever its size or group.
+    Where ranks differ, `hops` are those of the slowest and `others` those of every other kind. `overhead_s` is what
+    starting any collective costs, whatever its size or group.
     """
 
     name: str
@@ -49,12 +65,21 @@ class Axis(HashedOnce):
     hops: tuple[Hop, ...]
     backend: str = "nccl"
     overhead_s: float = 0.0
+    others: tuple[tuple[Hop, ...], ...] = ()
 
     __hash__ = HashedOnce.__hash__
 
+    @property
+    def kinds(self) -> tuple[tuple[Hop, ...], ...]:
+        """The hops of every kind of rank, the slowest first."""
+        return (self.hops, *self.others)
+
     def __str__(self) -> str:
-        hops = ", ".join(f"{hop.size} by {hop.level} {hop.bandwidth / 1e9:.4g} GB/s" for hop in self.hops)
-        return f"{self.name}={self.size}" + (f" ({hops})" if hops else "")
+        kinds = "; or ".join(
+            ", ".join(f"{hop.size} by {hop.level} {hop.bandwidth / 1e9:.4g} GB/s" for hop in hops)
+            for hops in self.kinds
+        )
+        return f"{self.name}={self.size}" + (f" ({kinds})" if kinds else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +164,8 @@ class Mesh(HashedOnce):
             if axis.size < 1:
                 raise ClusterError(f"mesh axis {axis.name} has size {axis.size}", "1 or more")
         for axis in self.axes + self.flat:
-            for hop in axis.hops:
-                if hop.size < 2 or hop.latency_s < 0 or not hop.bandwidth > 0:
+            for hop in (hop for hops in axis.kinds for hop in hops):
+                if hop.size < 2 or hop.latency_s < 0 or not hop.bandwidth > 0 or hop.behind < 0:
                     raise ClusterError(f"mesh axis {axis.name}: bad hop {hop}", "size > 1, positive bandwidth")
         if len(self.ranks) != self.world_size or len(set(self.ranks)) != len(self.ranks):
             raise ClusterError(f"mesh of {self.sizes} lists ranks {self.ranks}", f"{self.world_size} different")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
+from meshwright.cluster.mesh import Axis
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
 
@@ -31,8 +32,8 @@ def run_of(plan: Plan, path: str, extra: tuple[str, ...] = ()) -> Run:
     if not plan.model:
         raise PlanError(f"{path} names no model reference", "a plan made by `meshwright plan`", "use torchrun yourself")
     world = plan.world_size
-    inner = [hop.size for axis in plan.mesh.axes for hop in axis.hops if hop.level == _innermost(plan)]
-    per_host = prod(inner)
+    inside = _innermost(plan)
+    per_host = prod(max(_sizes_at(axis, inside), default=1) for axis in plan.mesh.axes)
     if world % per_host:
         per_host = world
     gpus = plan.mesh.axes[0].backend == "nccl" if plan.mesh.axes else False
@@ -41,7 +42,12 @@ def run_of(plan: Plan, path: str, extra: tuple[str, ...] = ()) -> Run:
 
 def _innermost(plan: Plan) -> str:
     """The level that devices of one host share: the first hop of an axis that has the most."""
-    return next((axis.hops[0].level for axis in reversed(plan.mesh.axes) if axis.hops), "")
+    longest = (max(axis.kinds, key=len) for axis in reversed(plan.mesh.axes))
+    return next((hops[0].level for hops in longest if hops), "")
+
+
+def _sizes_at(axis: Axis, level: str) -> Iterator[int]:
+    return (hop.size for hops in axis.kinds for hop in hops if hop.level == level)
 
 
 def torchrun(run: Run) -> str:

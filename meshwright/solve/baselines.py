@@ -112,7 +112,7 @@ def _parameter_server(program: Program, cluster: Cluster, ddp: Baseline) -> Base
     if ddp.plan is None or n == 1:
         return Baseline(SERVER, why=ddp.why or "one device has no server beside it")
     axis = ddp.plan.mesh.axes[0]
-    rate = min(hop.rate("send") for hop in axis.hops)
+    rate = min(hop.rate("send") for hops in axis.kinds for hop in hops)
     moved = sum(prod(p.type.sizes) * ITEM_BYTES[p.type.dtype] for p in program.parameters if p.trainable)
     found = ddp.plan.predicted
     step_s = found.step_s - found.parameters_s + 2 * (n - 1) * moved / rate
