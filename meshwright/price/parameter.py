@@ -87,7 +87,9 @@ def _price(
         summed = stored if plan.scatter else local_bytes(shape, wide, compute, mesh)
         step_s += (micro - 1) * (2 * summed + computed) / rate
         held += summed if sharded and not plan.scatter else 0
-    last_s = reductions(plan, micro) * gather.backward_s
+    # Gradients travel home in the dtype that is stored.
+    home = conversion(storage, compute, shape, wide, mesh, grad=True) if cast else gather
+    last_s = reductions(plan, micro) * home.backward_s
     return ParameterPrice(first_s, last_s, step_s, held, transient, gather)
 
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
+from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
 from meshwright.solve.intra import SegmentProblem, Solved, Tied, solve_segment
 from meshwright.solve.pins import Pins
-from meshwright.solve.space import Space, space
+from meshwright.solve.space import Space, skip_layout, space
 
 Options = tuple[int, ...]
 """Which option each part of a segment's boundary takes: inputs, outputs, tied weights."""
@@ -29,6 +30,8 @@ class Point:
 class Frontier:
     """A Program at the batch of one micro-batch, on one mesh. recompute: what backward reads may be made again.
 
+    skips: where many values are alive at once (a U-Net), per mesh axis whether those that cross more than one boundary
+    are sharded over samples or whole; None leaves each of them free.
     uses: the segments that read each parameter. last_reader: of each boundary value and tied weight.
     """
 
@@ -37,6 +40,7 @@ class Frontier:
     pins: Pins
     setting: Setting
     recompute: bool = False
+    skips: tuple[bool, ...] | None = None
     uses: dict[str, list[int]] = field(default_factory=dict)
     last_reader: dict[str, int] = field(default_factory=dict)
     _spaces: dict[int, Space] = field(default_factory=dict)
@@ -125,10 +129,20 @@ class Frontier:
             users = self.uses[name]
             if len(users) > 1:
                 tied[value.name] = Tied(self._tied_options(name), len(users) if users[0] == index else 0)
-        key = (segment.graph, tuple(tied.items()))
+        settled = self._settled(segment) if self.skips is not None else {}
+        key = (segment.graph, tuple(tied.items()), tuple(settled.items()))
         if key not in self._problems:
-            self._problems[key] = SegmentProblem(self.space(segment), tied)
+            self._problems[key] = SegmentProblem(self.space(segment), tied, settled)
         return self._problems[key]
+
+    def _settled(self, segment: Segment) -> dict[str, Layout]:
+        """The layout of each boundary value that crosses more than one boundary, by local name."""
+        here, far = self.space(segment), far_values(self.program)
+        graph = here.graph
+        locals_ = (*(value.name for value in graph.inputs), *graph.outputs)
+        pairs = zip(locals_, (*segment.inputs, *segment.outputs), strict=True)
+        assert self.skips is not None
+        return {local: skip_layout(here, local, self.skips) for local, name in pairs if name in far}
 
     def _tied_options(self, name: str) -> tuple[ParameterPlan, ...]:
         """What any of its users would choose from; the others convert inside the segment."""
@@ -140,3 +154,21 @@ class Frontier:
                 found.update(dict.fromkeys(self.space(segment).parameters[local]))
             self._tied[name] = tuple(found)
         return self._tied[name]
+
+
+def far_values(program: Program) -> set[str]:
+    """Values that are alive while a segment runs that does not read them."""
+    made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
+    readers: dict[str, list[int]] = {}
+    for index, segment in enumerate(program.segments):
+        for name in segment.inputs:
+            readers.setdefault(name, []).append(index)
+    return {name for name, found in readers.items() if found[-1] > made[name] + 1}
+
+
+def most_alive(program: Program) -> int:
+    """How many values cross a boundary at most."""
+    made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
+    last = {name: index for index, segment in enumerate(program.segments) for name in segment.inputs}
+    spans = [(made[name], index) for name, index in last.items()]
+    return max((sum(a <= k < b for a, b in spans) for k in range(len(program.segments))), default=0)

@@ -64,8 +64,11 @@ class SegmentProblem:
     boundary: inputs, outputs, tied weights. held: per option, bytes of weights with their states.
     """
 
-    def __init__(self, space: Space, tied: Mapping[str, Tied] | None = None) -> None:
-        self.space, self.tied = space, tied or {}
+    def __init__(
+        self, space: Space, tied: Mapping[str, Tied] | None = None, settled: Mapping[str, Layout] | None = None
+    ) -> None:
+        """settled: boundary values that may cross in one layout only."""
+        self.space, self.tied, self.settled = space, tied or {}, settled or {}
         self.micro = space.setting.microbatches
         self.build = ProblemBuilder()
         self._held: list[Floats] = []
@@ -128,7 +131,11 @@ class SegmentProblem:
 
     def _boundary(self, name: str) -> _Side:
         space = self.space
-        layouts = boundary_layouts(space.values[name], space.batch_dims[name], space.mesh, space.pins)
+        layouts: LayoutSet = (
+            (self.settled[name],)
+            if name in self.settled
+            else boundary_layouts(space.values[name], space.batch_dims[name], space.mesh, space.pins)
+        )
         return _Side(self._node(np.zeros(len(layouts)), name=f"{name} at the boundary"), layouts)
 
     def _arguments(self) -> None:

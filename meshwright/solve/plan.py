@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 from meshwright.capture.averaging import comes_apart
@@ -16,7 +17,7 @@ from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
 from meshwright.price.parameter import Setting, check_optimizer
 from meshwright.solve.account import collectives_of, communication_s
-from meshwright.solve.frontier import Frontier, Point
+from meshwright.solve.frontier import Frontier, Point, most_alive
 from meshwright.solve.inputs import input_layouts
 from meshwright.solve.joint import joint_search
 from meshwright.solve.joint import least_bytes as least_recomputing
@@ -24,6 +25,9 @@ from meshwright.solve.mix import Chain
 from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
 from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.search import Candidate, Found, Progress, search
+
+MOST_ALIVE = 4
+"""Values that cross a boundary; where there are more, those that cross several share one way of lying (`skips`)."""
 
 
 def make_plan(
@@ -118,20 +122,29 @@ def _candidates(
         except PlanError as error:
             refused.append(error)
             continue
-        allowed.append(_candidate(program, mesh, parsed, Setting(optimizer, precision), recompute))
+        crowded = most_alive(program) > MOST_ALIVE
+        for skips in product((True, False), repeat=len(mesh.axes)) if crowded else (None,):
+            allowed.append(_candidate(program, mesh, parsed, Setting(optimizer, precision), recompute, skips))
     if not allowed:
         raise refused[0]
     return allowed
 
 
-def _candidate(program: Program, mesh: Mesh, pins: Pins, setting: Setting, recompute: bool = False) -> Candidate:
+def _candidate(
+    program: Program,
+    mesh: Mesh,
+    pins: Pins,
+    setting: Setting,
+    recompute: bool = False,
+    skips: tuple[bool, ...] | None = None,
+) -> Candidate:
     made: dict[int, Frontier] = {}
 
     def frontier(number: int) -> Frontier:
         if number not in made:
             made.clear()  # one at a time: tables are large
             small = program.at_batch(program.batch // number)
-            made[number] = Frontier(small, mesh, pins, replace(setting, microbatches=number), recompute)
+            made[number] = Frontier(small, mesh, pins, replace(setting, microbatches=number), recompute, skips)
         return made[number]
 
     return Candidate("x".join(map(str, mesh.sizes)), _microbatches(program, mesh, pins), frontier)

@@ -171,6 +171,18 @@ def boundary_layouts(value: Value, batch_dims: frozenset[int], mesh: Mesh, pins:
     return tuple(layout for layout in map(Layout, product(*states)) if layout.is_even(shape, mesh.sizes))
 
 
+def skip_layout(space: Space, name: str, sharded: tuple[bool, ...]) -> Layout:
+    """Of the layouts in which a value may cross, the one that shards samples over just these axes, or comes nearest."""
+    batch_dims = space.batch_dims[name]
+    found = boundary_layouts(space.values[name], batch_dims, space.mesh, space.pins)
+
+    def misses(layout: Layout) -> int:
+        states = zip(layout.states, sharded, strict=True)
+        return sum((state.dim in batch_dims) != yes or (not yes and state.is_shard) for state, yes in states)
+
+    return min(found, key=misses)
+
+
 def wanted(space: Space, place: tuple[int, int]) -> list[Layout]:
     """The layout that each strategy of an op wants one of its operands in."""
     index, position = place

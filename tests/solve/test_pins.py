@@ -56,3 +56,13 @@ def test_a_batch_that_does_not_divide_is_refused_not_replicated() -> None:
     program = capture(*small_model("gpt"))
     with pytest.raises(PlanError, match=r"dp=2 with a global batch of 7"):
         make_plan(program.at_batch(7), load_cluster("local:2"), pins=("dp=2",))
+
+
+def test_a_model_with_many_values_alive_at_once_is_planned() -> None:
+    from meshwright.models.reference import parse_reference
+    from meshwright.solve.frontier import most_alive
+
+    program = capture(*parse_reference("unet?width=16").meta(8))
+    assert most_alive(program) > 4
+    plan = make_plan(program, load_cluster("local:2"), pins=("dp=2",))
+    assert all("S(0)" in choice.outputs[0] for choice in plan.choices[:-1]), "every skip is split over samples"
