@@ -270,7 +270,7 @@ _RULES: dict[str, Rule] = {
     **{f"conv_transpose{n}d": _always((0, 1)) for n in (1, 2, 3)},
     "matmul": _matmul,
     "dropout": _dropout(None),
-    "meshwright.dropout": _always(),
+    "meshwright.dropout": _always((1,)),  # its key; the mask is drawn again
     "placed_dropout": _always(),
     "index": _indexed,
     "index_put": _indexed,
