@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.errors import LayoutError
 from meshwright.layout.steps import Collective
 from meshwright.layout.transport import ProcessTransport, current_transport
 
@@ -100,9 +99,7 @@ def all_reduce_max(x: Tensor, axis: str) -> Tensor:
 @custom_op("meshwright::all_gather", mutates_args=())
 def all_gather(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
     """Concatenate the ranks' tensors along `dim`."""
-    pieces = current_transport().all_gather(x, axis)
-    if len(pieces) != size:
-        raise LayoutError(f"all_gather over {axis!r} of {len(pieces)} ranks was asked for {size}", "equal sizes")
+    pieces = current_transport(axis, size).all_gather(x, axis)
     _note("all_gather", axis, pieces)
     return _join(pieces, dim)
 
@@ -111,14 +108,14 @@ def all_gather(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
 def reduce_scatter(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
     """Sum over the ranks; each keeps its own of `size` equal pieces of `dim`."""
     _note("reduce_scatter", axis, x)
-    return current_transport().reduce_scatter(_split(x, dim, size), axis)
+    return current_transport(axis, size).reduce_scatter(_split(x, dim, size), axis)
 
 
 @custom_op("meshwright::all_to_all", mutates_args=())
 def all_to_all(x: Tensor, split_dim: int, concat_dim: int, axis: str, size: int) -> Tensor:
     """Send piece i of `split_dim` to rank i; concatenate what arrives along `concat_dim`."""
     _note("all_to_all", axis, x)
-    return _join(current_transport().all_to_all(_split(x, split_dim, size), axis), concat_dim)
+    return _join(current_transport(axis, size).all_to_all(_split(x, split_dim, size), axis), concat_dim)
 
 
 @custom_op("meshwright::exchange_rows", mutates_args=())
@@ -128,7 +125,7 @@ def exchange_rows(x: Tensor, counts: Tensor, rows: int, axis: str, size: int, ba
     `counts` [size, groups]: every rank's rows of every group; rank i holds the i-th part of the groups. `back`
     undoes it. A rank sends or gets back all of its own `rows`; how many it holds in between is data.
     """
-    mine = current_transport().index(axis)
+    mine = current_transport(axis, size).index(axis)
     parts = counts.reshape(size, size, -1)
     sent, held = parts[mine].sum(1).tolist(), parts[:, mine].sum(1).tolist()
     groups = torch.arange(parts.shape[2], device=x.device).repeat(size)
@@ -144,7 +141,7 @@ def exchange_rows(x: Tensor, counts: Tensor, rows: int, axis: str, size: int, ba
 def ring_shift(x: Tensor, axis: str, size: int) -> Tensor:
     """Hand the tensor to the next rank of the axis, and take the one before's."""
     _note("send", axis, x)
-    mine = current_transport().index(axis)
+    mine = current_transport(axis, size).index(axis)
     sent, received = ([int(rank == (mine + way) % size) for rank in range(size)] for way in (1, -1))
     moved = current_transport().exchange(x.contiguous().view(1, -1), sent, received, axis)
     return moved.view(x.shape)
@@ -154,7 +151,7 @@ def ring_shift(x: Tensor, axis: str, size: int) -> Tensor:
 def take_slice(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
     """This rank's own of `size` equal pieces of `dim`."""
     length = x.shape[dim] // size
-    piece = x.narrow(dim, current_transport().index(axis) * length, length)
+    piece = x.narrow(dim, current_transport(axis, size).index(axis) * length, length)
     return piece.clone(memory_format=torch.contiguous_format)
 
 
@@ -163,7 +160,7 @@ def place_slice(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
     """`size` times as long in `dim`: this rank's tensor at its own place, zeros elsewhere."""
     length = x.shape[dim]
     out = _resized(x, dim, length * size).zero_()
-    out.narrow(dim, current_transport().index(axis) * length, length).copy_(x)
+    out.narrow(dim, current_transport(axis, size).index(axis) * length, length).copy_(x)
     return out
 
 

@@ -22,7 +22,8 @@ from meshwright.layout.flattened import Place, padded, run_flattened, trimmed
 from meshwright.layout.path import Conversion, conversion
 from meshwright.layout.states import Layout
 from meshwright.layout.steps import Op, Step
-from meshwright.layout.transport import current_transport
+from meshwright.layout.transport import current_transport, installed_transport
+from meshwright.torch_compat import is_fake
 
 MeshLike = Mesh | Mapping[str, int]
 
@@ -38,8 +39,9 @@ def convert(
 ) -> Tensor:
     """This rank's piece of a value in `source`, as its piece in `target`; the gradient takes the dual path.
 
-    `shape` is the global shape; without it, pieces are taken to be even. `grad=False` says that no gradient
-    will flow, which makes R and I the same.
+    `shape` is the global shape. Without it, pieces must be even, and ranks that hold shards compare their sizes
+    first: one small collective per axis, which a given `shape` saves. `grad=False` says that no gradient will flow,
+    which makes R and I the same.
     """
     path, place = _plan(x, source, target, source, mesh, shape, grad)
     for step in path.steps:
@@ -84,8 +86,15 @@ def _plan(
     shape: tuple[int, ...] | None,
     grad: bool,
 ) -> tuple[Conversion, Place]:
+    _check_types(x, source, target, mesh)
     mesh = mesh if isinstance(mesh, Mesh) else logical_mesh(mesh)
     held.check(shape if shape is not None else x.shape, mesh.sizes)
+    if source != target and installed_transport() is not None and not is_fake(x):
+        for axis in mesh.axes:
+            if axis.size > 1:
+                current_transport(axis.name, axis.size)
+        if shape is None:
+            _check_even(x, held, mesh)
     if shape is None:
         shape = held.global_shape(x.shape, mesh.sizes)
     target.check(shape, mesh.sizes)
@@ -98,6 +107,33 @@ def _plan(
             "pass `shape=` if sizes are uneven",
         )
     return path, place
+
+
+def _check_types(x: Tensor, source: Layout, target: Layout, mesh: MeshLike) -> None:
+    if not isinstance(x, Tensor):
+        raise LayoutError(f"a conversion of {x!r}", "a tensor: this rank's piece")
+    for layout in (source, target):
+        if not isinstance(layout, Layout):
+            raise LayoutError(f"layout {layout!r}", "a Layout", 'write Layout.parse("[S(0), R]")')
+    if not isinstance(mesh, Mesh | Mapping):
+        raise LayoutError(f"mesh {mesh!r}", "a Mesh, or axis names with sizes", 'write {"dp": 2, "tp": 4}')
+
+
+def _check_even(x: Tensor, held: Layout, mesh: Mesh) -> None:
+    """That all ranks hold pieces of one shape: uneven ones would send other sizes than their peers expect."""
+    sharding = [axis.name for axis, state in zip(mesh.axes, held, strict=True) if state.is_shard and axis.size > 1]
+    if not sharding:
+        return
+    most_least = torch.tensor([x.shape, [-length for length in x.shape]], dtype=torch.int64, device=x.device)
+    for name in sharding:
+        most_least = current_transport().all_reduce(most_least, name, "max")
+    most, least = most_least.abs().tolist()
+    if most != least:
+        raise LayoutError(
+            f"pieces of a value in {held} have lengths from {least} to {most}",
+            "pieces of one shape, where `shape=` is not given",
+            "pass `shape=`, the global shape; its pieces are those of `torch.chunk`",
+        )
 
 
 def _place(path: Conversion, mesh: Mesh, shape: tuple[int, ...]) -> Place:

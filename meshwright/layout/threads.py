@@ -78,6 +78,9 @@ class ThreadTransport:
             raise LayoutError(f"no mesh axis {unknown[0]!r}", f"one of {list(self._coordinates)}")
         return names
 
+    def size(self, axis: str) -> int:
+        return prod(self._world.sizes[name] for name in self._names(axis))
+
     def index(self, axis: str) -> int:
         index = 0
         for name in self._names(axis):
@@ -90,9 +93,8 @@ class ThreadTransport:
         """`alike`: the ranks' tensors have one shape."""
         names = self._names(axis)
         others = tuple(at for name, at in self._coordinates.items() if name not in names)
-        size = prod(self._world.sizes[name] for name in names)
         what = f"{kind}({axis}) of {tuple(x.shape) if alike else 'rows'} {x.dtype}"
-        return self._world.meeting(axis, others, size).exchange(self.index(axis), what, x.detach(), combine)
+        return self._world.meeting(axis, others, self.size(axis)).exchange(self.index(axis), what, x.detach(), combine)
 
     def all_reduce(self, x: Tensor, axis: str, op: str) -> Tensor:
         def combine(all_x: list[Tensor]) -> Tensor:

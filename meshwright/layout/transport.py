@@ -28,8 +28,9 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class Transport(Protocol):
-    """What the collective ops need: this rank's place on an axis, and five exchanges."""
+    """What the collective ops need: an axis's ranks, this rank's place among them, and five exchanges."""
 
+    def size(self, axis: str) -> int: ...
     def index(self, axis: str) -> int: ...
     def all_reduce(self, x: Tensor, axis: str, op: str) -> Tensor: ...
     def all_gather(self, x: Tensor, axis: str) -> Tensor: ...
@@ -47,14 +48,25 @@ class _Installed:
 _simulated = threading.local()
 
 
-def current_transport() -> Transport:
-    """The transport in force: the simulated rank's own on its thread, else the process's."""
-    transport: Transport | None = getattr(_simulated, "transport", None) or _Installed.transport
+def installed_transport() -> Transport | None:
+    """The transport in force: the simulated rank's own on its thread, else the process's; None where there is none."""
+    return getattr(_simulated, "transport", None) or _Installed.transport
+
+
+def current_transport(axis: str = "", size: int = 0) -> Transport:
+    """The transport in force. Given an axis and its size, its group must have as many ranks."""
+    transport = installed_transport()
     if transport is None:
         raise LayoutError(
             "a collective ran with no transport installed",
             "an enclosing `use_transport(...)` or `simulate(...)`",
             "wrap the call: `with use_transport(ProcessTransport.from_mesh(mesh)): ...`",
+        )
+    if size and transport.size(axis) != size:
+        raise LayoutError(
+            f"mesh axis {axis!r} of size {size}, whose group has {transport.size(axis)} ranks",
+            "a mesh with the sizes of the transport's groups",
+            "make both from the same sizes",
         )
     return transport
 
@@ -112,6 +124,9 @@ class ProcessTransport:
         if axis not in self._groups:
             raise LayoutError(f"no process group for axis {axis!r}", f"one of {sorted(self._groups)}")
         return self._groups[axis]
+
+    def size(self, axis: str) -> int:
+        return dist.get_world_size(self.group(axis))
 
     def index(self, axis: str) -> int:
         return dist.get_rank(self.group(axis))

@@ -108,6 +108,57 @@ def test_a_trace_shows_the_raw_ops_and_needs_no_process_group() -> None:
     assert traced(mesh, "[S(0), S(1)]", "[R, R]", (4, 4)) == ["all_gather", "reduce_scatter"]
 
 
+@pytest.mark.parametrize("target", ["[I]", "[R]", "[P]", "[S(1)]"])
+def test_uneven_pieces_need_the_global_shape(target: str) -> None:
+    rows, mesh = torch.arange(10.0).reshape(5, 2).chunk(3), {"a": 3}
+
+    def with_shape(shape: tuple[int, ...] | None) -> list[Tensor]:
+        to = Layout.parse(target)
+        return simulate(mesh, lambda rank: convert(rows[rank], Layout.parse("[S(0)]"), to, mesh, shape=shape))
+
+    with pytest.raises(LayoutError, match=r"lengths from \[1, 2\] to \[2, 2\](.|\n)*pass `shape=`"):
+        with_shape(None)
+    assert_holds(with_shape((5, 2)), torch.cat(rows), Layout.parse(target), logical_mesh(mesh), "P")
+
+
+def test_even_pieces_need_no_shape_and_comparing_them_is_not_a_step() -> None:
+    rows, mesh = torch.arange(12.0).reshape(6, 2).chunk(6), {"a": 2, "b": 3}
+
+    def gathered(rank: int) -> tuple[Tensor, list[Collective]]:
+        with record() as log:
+            return convert(rows[rank], Layout.parse("[S(0), S(0)]"), Layout.parse("[I, I]"), mesh), log
+
+    for whole, log in simulate(mesh, gathered):
+        assert torch.equal(whole, torch.cat(rows))
+        assert [step.kind for step in log] == ["all_gather"]
+
+
+@pytest.mark.parametrize("source", ["[P]", "[I]", "[R]", "[S(0)]"])
+@pytest.mark.parametrize("target", ["[P]", "[I]", "[S(0)]", "[S(1)]"])
+def test_a_mesh_of_another_size_than_the_group_is_refused(source: str, target: str) -> None:
+    if source == target:
+        return
+    for shape in (None, (6, 6)):
+        piece = torch.ones((3, 6) if shape and source == "[S(0)]" else (6, 6))
+        with pytest.raises(LayoutError, match="mesh axis 'a' of size 2, whose group has 3 ranks"):
+            simulate(
+                {"a": 3},
+                lambda _, x=piece, shape=shape: convert(  # type: ignore[misc]
+                    x, Layout.parse(source), Layout.parse(target), {"a": 2}, shape=shape
+                ),
+            )
+
+
+def test_what_is_no_tensor_layout_or_mesh_is_refused() -> None:
+    x, source, target = torch.ones(2, 2), Layout.parse("[S(0)]"), Layout.parse("[I]")
+    with pytest.raises(LayoutError, match="a tensor"):
+        convert([1, 2], source, target, {"a": 2})  # type: ignore[arg-type]
+    with pytest.raises(LayoutError, match=r"Layout\.parse"):
+        convert(x, "[S(0)]", target, {"a": 2})  # type: ignore[arg-type]
+    with pytest.raises(LayoutError, match="axis names with sizes"):
+        convert(x, source, target, 2)  # type: ignore[arg-type]
+
+
 def test_a_piece_of_the_wrong_shape_is_refused() -> None:
     mesh = logical_mesh({"a": 2})
     with pytest.raises(LayoutError, match=r"piece of shape \(3, 4\)"):

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from meshwright.cluster import Mesh, logical_mesh
+from meshwright.errors import LayoutError
 from meshwright.layout import Layout, all_layouts, conversion
 from meshwright.layout import collectives as ops
 from meshwright.layout.convert import convert
@@ -137,3 +138,36 @@ def bfloat16_sums(rank: int) -> list[float]:
 
 def test_bfloat16_reduces_on_gloo(gloo: GlooPool) -> None:
     assert gloo.run(bfloat16_sums) == [[21.0, 6.0, float(rank)] for rank in range(6)]
+
+
+def refusals(rank: int) -> list[str]:
+    """What uneven pieces without `shape=`, and meshes of another size than the group, are told on real processes."""
+    transport, told = ProcessTransport.from_ranks(torch.arange(6), ["a"]), []
+    rows = torch.arange(22.0).reshape(11, 2).chunk(6)[rank].contiguous()
+    tries = [
+        (rows, "[S(0)]", "[I]", 6),
+        (rows, "[S(0)]", "[S(1)]", 6),
+        (torch.ones(4, 4), "[P]", "[I]", 4),
+        (torch.ones(4, 4), "[P]", "[S(0)]", 2),
+        (torch.ones(2, 4), "[S(0)]", "[S(1)]", 2),
+        (torch.ones(4, 4), "[I]", "[S(0)]", 2),
+    ]
+    with use_transport(transport):
+        for x, source, target, size in tries:
+            with pytest.raises(LayoutError) as refused:
+                convert(x, Layout.parse(source), Layout.parse(target), {"a": size})
+            told.append(refused.value.given)
+        # And the group still works.
+        assert torch.equal(
+            convert(rows, Layout.parse("[S(0)]"), Layout.parse("[I]"), {"a": 6}, shape=(11, 2))[-1:], LAST
+        )
+    return told
+
+
+LAST = torch.tensor([[20.0, 21.0]])
+
+
+def test_real_ranks_refuse_what_they_disagree_about(gloo: GlooPool) -> None:
+    for told in gloo.run(refusals):
+        assert told[:2] == ["pieces of a value in [S(0)] have lengths from [1, 2] to [2, 2]"] * 2
+        assert [text.split(",")[0] for text in told[2:]] == [f"mesh axis 'a' of size {n}" for n in (4, 2, 2, 2)]
