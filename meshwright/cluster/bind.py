@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, combinations, product
@@ -44,6 +44,8 @@ def bind_mesh(
             f"a shape with a product of at most {cluster.device_count}",
             "choose a smaller mesh or more hosts",
         )
+    if ranks is not None and not isinstance(ranks, Iterable):
+        raise ClusterError(f"a mesh on ranks {ranks!r}", f"{world} numbers of devices", "write ranks=(0, 1)")
     chosen = tuple(ranks) if ranks is not None else tuple(range(world))
     numbers = [rank for rank in chosen if isinstance(rank, int) and 0 <= rank < cluster.device_count]
     if len(set(numbers)) != world or len(chosen) != world:

@@ -50,7 +50,7 @@ def _presets() -> int:
     for name in PRESETS:
         cluster = load_cluster(f"{name}:2")
         alone = load_cluster(name)
-        device = cluster.devices[0]
+        device = alone.devices[0]
         network = describe_link(cluster.root.link) if cluster.root.level != "host" else "-"
         table.add_row(
             name,

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from math import ceil, log2
+from math import ceil, inf, log2
 
 from meshwright.cluster.mesh import Axis, ranks_behind
 from meshwright.errors import ClusterError
@@ -47,8 +47,12 @@ Algorithm = Callable[[Axis, str], Line]
 
 def collective_s(kind: str, n_bytes: float, axis: Axis) -> float:
     """Seconds for one collective of `kind` while all groups of the axis run it at the same time."""
-    if n_bytes < 0:
-        raise ClusterError(f"a collective of {n_bytes} bytes", "0 or more")
+    try:
+        fine = 0 <= n_bytes < inf
+    except TypeError:
+        fine = False
+    if not fine:
+        raise ClusterError(f"a collective of {n_bytes!r} bytes", "a number, 0 or more")
     return min(fixed_s + s_per_byte * n_bytes for s_per_byte, fixed_s in collective_lines(kind, axis))
 
 

@@ -56,6 +56,8 @@ def place(cluster: Cluster, sizes: Sequence[int], devices: Sequence[str | None] 
 
 
 def _check_sizes(cluster: Cluster, sizes: Sequence[int]) -> None:
+    if not isinstance(sizes, Sequence):
+        raise ClusterError(f"stages of {sizes!r} devices", "a list of sizes, one per stage", "write [2, 2, 4]")
     if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
         raise ClusterError(f"stages of {list(sizes)} devices", "whole numbers, 1 or more")
     if sum(sizes) > cluster.device_count:

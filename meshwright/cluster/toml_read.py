@@ -23,7 +23,7 @@ from meshwright.cluster.device import Achievable, Device
 from meshwright.cluster.profile_load import device_of
 from meshwright.cluster.toml_lines import Where
 from meshwright.cluster.toml_table import Table
-from meshwright.cluster.topology import BACKENDS, Cluster, Group, Link, Member
+from meshwright.cluster.topology import BACKENDS, MOST_TAPER, Cluster, Group, Link, Member
 from meshwright.cluster.units import parse_bytes, parse_count, parse_rate, parse_seconds
 from meshwright.errors import ClusterError
 
@@ -41,6 +41,8 @@ _DEVICE_FIELDS = (
     "profile",
 )
 _DTYPES = ("float8", "bfloat16", "float16", "tf32", "float32", "float64")
+_OP_KINDS = ("matmul", "attention", "convolution", "memory")
+_MOST_EFFICIENCY = 10.0
 _DEVICE_KINDS = ("cuda", "cpu")
 _HOST_FIELDS = ("count", "device", "devices", "link", "uplink")
 _TOP_FIELDS = ("name", "backend", "overhead", "device", "level", "host", "sources")
@@ -115,7 +117,7 @@ def _peaks(table: Table) -> tuple[tuple[str, float], ...]:
 def _achievable(table: Table) -> tuple[Achievable, ...]:
     if "achievable" not in table:
         return ()
-    entries, found = table.child("achievable"), []
+    entries, found = table.child("achievable", _OP_KINDS), []
     for kind, value in entries.data.items():
         if isinstance(value, Mapping):
             entry = entries.child(kind, ("fraction", "half_work"))
@@ -132,7 +134,7 @@ def _link(table: Table) -> Link:
     efficiency: tuple[tuple[str, float], ...] = ()
     if "efficiency" in table:
         entries = table.child("efficiency", KINDS)
-        efficiency = tuple((kind, entries.figure(kind, parse_count, positive=True)) for kind in entries.data)
+        efficiency = tuple((kind, _efficiency(entries, kind)) for kind in entries.data)
     shared = table.data.get("shared", False)
     if not isinstance(shared, bool):
         raise table.where.error(table.field("shared"), f"is {shared!r}", "true or false")
@@ -142,8 +144,23 @@ def _link(table: Table) -> Link:
         count=table.whole("links", 1),
         shared=shared,
         efficiency=efficiency,
-        taper=table.figure("taper", parse_count, 0.0),
+        taper=_taper(table),
     )
+
+
+def _efficiency(table: Table, kind: str) -> float:
+    """What a collective reaches: over 1 where detection measured a rate low, but a percentage is a slip."""
+    value = table.figure(kind, parse_count, positive=True)
+    if value > _MOST_EFFICIENCY:
+        raise table.where.error(table.field(kind), f"is {table.data[kind]!r}", "a fraction, such as 0.9")
+    return value
+
+
+def _taper(table: Table) -> float:
+    value = table.figure("taper", parse_count, 0.0)
+    if value > MOST_TAPER:
+        raise table.where.error(table.field("taper"), f"is {table.data['taper']!r}", f"from 0 to {MOST_TAPER:g}")
+    return value
 
 
 def _root(top: Table, levels: list[tuple[str, Table]], device_names: set[str]) -> Group:
@@ -194,9 +211,11 @@ def _host(table: Table, level: str, link: Link, device_names: set[str]) -> Membe
 def _host_devices(table: Table, device_names: set[str]) -> tuple[Member, ...]:
     """`device = "a"`, `devices = 8`; or lists of equal length for a host that mixes types."""
     devices, counts = table.need("device"), table.need("devices")
+    if devices == []:
+        raise table.where.error(table.field("device"), "is []", f"one of {sorted(device_names)}, or some of them")
     if not isinstance(devices, list):
         devices, counts = [devices], [counts]
-    if not isinstance(counts, list) or len(counts) != len(devices) or not devices:
+    if not isinstance(counts, list) or len(counts) != len(devices):
         raise table.where.error(table.field("devices"), f"is {counts!r}", f"{len(devices)} numbers, one per device")
     for device in devices:
         if not isinstance(device, str) or device not in device_names:

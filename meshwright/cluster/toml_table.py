@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
 from typing import Any
 
 from meshwright.cluster.toml_lines import Where
 
 Convert = Callable[[object], float]
 
+_LEAST_FIGURE, _MOST_FIGURE = 1e-9, 1e30  # beyond these, seconds would be infinite
 _MOST = 1_000_000  # a larger count is a slip, and would only be noticed when memory runs out
 
 
@@ -63,8 +63,10 @@ class Table:
             number = convert(value)
         except ValueError as error:
             raise self.where.error(self.field(key), f"is {value!r}", str(error)) from None
-        if not isfinite(number) or number < 0 or (positive and number == 0):
-            raise self.where.error(self.field(key), f"is {value!r}", "a positive figure" if positive else "0 or more")
+        least = _LEAST_FIGURE if positive else 0.0
+        if not least <= number <= _MOST_FIGURE:
+            expected = "a positive figure" if positive else "0 or more"
+            raise self.where.error(self.field(key), f"is {value!r}", f"{expected}, at most {_MOST_FIGURE:g}")
         return number
 
     def whole(self, key: str, default: int | None = None) -> int:

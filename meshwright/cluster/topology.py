@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cluster.device import Device
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from meshwright.cluster.mesh import Mesh
 
 BACKENDS = ("nccl", "gloo")
+MOST_TAPER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,15 @@ class Link:
         return float((members / 2) ** -self.taper) if members > 2 else 1.0
 
     def verify(self, where: str) -> None:
-        if self.latency_s < 0 or not self.bandwidth > 0 or self.count < 1 or self.taper < 0:
-            raise ClusterError(f"{where}: {self}", "latency >= 0, bandwidth > 0, count >= 1, taper >= 0")
+        figures = {
+            "latency_s": (self.latency_s, 0 <= self.latency_s < inf, "0 or more seconds"),
+            "bandwidth": (self.bandwidth, 0 < self.bandwidth < inf, "more than 0 bytes per second"),
+            "count": (self.count, self.count >= 1, "1 or more links"),
+            "taper": (self.taper, 0 <= self.taper <= MOST_TAPER, f"from 0 to {MOST_TAPER:g}"),
+        }
+        for name, (value, fine, expected) in figures.items():
+            if not fine:
+                raise ClusterError(f"{where}: {name} is {value}", expected)
         for kind, fraction in self.efficiency:
             if not fraction > 0:
                 raise ClusterError(f"{where}: efficiency of {kind} is {fraction}", "a positive fraction")

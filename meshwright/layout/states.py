@@ -52,10 +52,10 @@ R = State("R")
 I = State("I")  # noqa: E741  the letter is the project's word for it
 
 
-@lru_cache
+@lru_cache(typed=True)
 def S(dim: int) -> State:  # noqa: N802  written as in the text form
     """Sharded on tensor dim `dim`."""
-    if not isinstance(dim, int) or dim < 0:
+    if not isinstance(dim, int) or isinstance(dim, bool) or dim < 0:
         raise LayoutError(f"S({dim!r})", "a dim counted from 0")
     return State("S", dim)
 

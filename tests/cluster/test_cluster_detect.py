@@ -16,6 +16,7 @@ import torch.distributed as dist
 from meshwright.cluster import load_cluster
 from meshwright.cluster.command import add_parser
 from meshwright.cluster.detect import _missing
+from meshwright.cluster.units import format_bytes
 from meshwright.errors import ClusterError
 
 ROOT = Path(__file__).parents[2]
@@ -146,5 +147,9 @@ def test_show_and_presets_print_trees_and_bandwidths() -> None:
     tree = run_command("show", "dgx-h100:4", "--sources")
     for part in ("dgx-h100:4: 32 devices", "8 x 50 GB/s each way", "450 GB/s", "8 x H100-SXM-80GB", "nccl src/graph"):
         assert part in tree
-    assert "gb200-nvl72" in run_command("presets")
+    listed = run_command("presets")
+    assert "gb200-nvl72" in listed
+    memory = format_bytes(load_cluster("local").devices[0].memory_bytes)
+    assert memory in run_command("show", "local")
+    assert memory in next(line for line in listed.splitlines() if "local" in line)
     assert "[level.pod]" in run_command("show", "dgx-h100:4", "--toml")

@@ -9,7 +9,18 @@ import sys
 
 import pytest
 
-from meshwright.cluster import Cluster, Group, Link, Member, Mesh, collective_s, load_cluster, logical_mesh, meshes
+from meshwright.cluster import (
+    Cluster,
+    Group,
+    Link,
+    Member,
+    Mesh,
+    collective_s,
+    load_cluster,
+    logical_mesh,
+    meshes,
+    place,
+)
 from meshwright.errors import ClusterError
 
 
@@ -85,6 +96,7 @@ def test_bad_meshes_are_refused_by_name() -> None:
         (((2,), None, (0, -1)), "numbers from 0 to 15"),
         (((2,), None, ("a", "b")), "numbers from 0 to 15"),
         (((2,), None, (0,)), r"ranks \[0\]"),
+        (((2,), None, 5), "ranks 5"),
     ],
 )
 def test_what_is_no_mesh_is_refused(arguments: tuple[object, ...], message: str) -> None:
@@ -110,8 +122,13 @@ def test_bad_arguments_are_refused_by_name() -> None:
         Mesh.from_json({"axes": []})
     with pytest.raises(ClusterError, match=r"mesh\.axis"):
         collective_s("all_reduce", 1, "dp")  # type: ignore[arg-type]
-    with pytest.raises(ClusterError, match="-1 bytes"):
-        collective_s("all_reduce", -1, cluster.mesh((8,)).axes[0])
+    for n_bytes in (-1, float("nan"), float("inf"), "1", None):
+        with pytest.raises(ClusterError, match=f"{n_bytes!r} bytes"):
+            collective_s("all_reduce", n_bytes, cluster.mesh((8,)).axes[0])  # type: ignore[arg-type]
+    with pytest.raises(ClusterError, match="taper is 1000"):
+        Link(1e-6, 1e9, taper=1e3).verify("pod")
+    with pytest.raises(ClusterError, match=r"stages of 5 devices(.|\n)*one per stage"):
+        place(cluster, 5)  # type: ignore[arg-type]
 
 
 def test_clusters_and_paths_import_without_torch() -> None:

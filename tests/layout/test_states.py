@@ -26,6 +26,13 @@ def test_text_form() -> None:
     assert Layout.parse(" [ S(10),P , I]") == Layout.of(S(10), P, I)
 
 
+@pytest.mark.parametrize("dim", [True, False, -1, 1.0, "1"])
+def test_a_dim_is_a_whole_number(dim: object) -> None:
+    S(0), S(1)
+    with pytest.raises(LayoutError, match="a dim counted from 0"):
+        S(dim)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("text", ["S(0)", "[S]", "[Q]", "[S(-1)]", "[R,]", "[S(0) R]"])
 def test_bad_text_is_refused(text: str) -> None:
     with pytest.raises(LayoutError, match="layout"):
