@@ -32,8 +32,7 @@ def bind_mesh(
     cluster: Cluster, shape: tuple[int, ...], names: Sequence[str] | None, ranks: Sequence[int] | None
 ) -> Mesh:
     """The mesh of this shape over the given devices of the cluster (the first ones by default)."""
-    if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in shape):
-        raise ClusterError(f"a mesh of shape {shape}", "whole numbers, 1 or more", "write (2, 8)")
+    _check_shape(shape)
     names = tuple(names) if names is not None else _NAMES.get(len(shape), tuple(f"x{i}" for i in range(len(shape))))
     if len(names) != len(shape) or any(not isinstance(name, str) for name in names):
         raise ClusterError(f"mesh shape {shape} with axis names {names}", "one name per axis")
@@ -75,8 +74,14 @@ def bind_mesh(
     return mesh
 
 
+def _check_shape(shape: tuple[int, ...]) -> None:
+    if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in shape):
+        raise ClusterError(f"a mesh of shape {shape}", "whole numbers, 1 or more", "write (2, 8)")
+
+
 def logical_mesh(sizes: Mapping[str, int]) -> Mesh:
     """A mesh given by axis names and sizes alone, on the `local` preset: for tests and for pure layout work."""
+    _check_shape(tuple(sizes.values()))  # here, since a cache takes 2.0 for 2
     return _logical_mesh(tuple(sizes.items()))
 
 

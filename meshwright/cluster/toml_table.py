@@ -65,8 +65,8 @@ class Table:
             raise self.where.error(self.field(key), f"is {value!r}", str(error)) from None
         least = _LEAST_FIGURE if positive else 0.0
         if not least <= number <= _MOST_FIGURE:
-            expected = "a positive figure" if positive else "0 or more"
-            raise self.where.error(self.field(key), f"is {value!r}", f"{expected}, at most {_MOST_FIGURE:g}")
+            expected = f"a positive figure, from {least:g}" if positive else "0 or more, up"
+            raise self.where.error(self.field(key), f"is {value!r}", f"{expected} to {_MOST_FIGURE:g}")
         return number
 
     def whole(self, key: str, default: int | None = None) -> int:

@@ -147,6 +147,8 @@ class Layout(HashedOnce):
     @classmethod
     def from_placements(cls, placements: Sequence[Placement], replicated: State = R) -> Layout:
         """From DTensor placements; `replicated` says which of R and I a `Replicate` stands for."""
+        if not isinstance(placements, Sequence):
+            raise LayoutError(f"placements {placements!r}", "a list of placements, one per mesh axis")
         return cls(tuple(_from_placement(placement, replicated) for placement in placements))
 
     def check(self, shape: Sequence[int], mesh_sizes: Sequence[int]) -> None:

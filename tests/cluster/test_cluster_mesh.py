@@ -125,6 +125,10 @@ def test_bad_arguments_are_refused_by_name() -> None:
     for n_bytes in (-1, float("nan"), float("inf"), "1", None):
         with pytest.raises(ClusterError, match=f"{n_bytes!r} bytes"):
             collective_s("all_reduce", n_bytes, cluster.mesh((8,)).axes[0])  # type: ignore[arg-type]
+    logical_mesh({"x": 1}), logical_mesh({"x": 2})
+    for size in ("2", 0, True, 2.0):
+        with pytest.raises(ClusterError, match="whole numbers"):
+            logical_mesh({"x": size})  # type: ignore[dict-item]
     with pytest.raises(ClusterError, match="taper is 1000"):
         Link(1e-6, 1e9, taper=1e3).verify("pod")
     with pytest.raises(ClusterError, match=r"stages of 5 devices(.|\n)*one per stage"):
