@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
+from meshwright.layout import Layout
 from meshwright.plan import Plan
 from meshwright.price.segment import price_segment
 from meshwright.rules import strategies
@@ -49,10 +50,10 @@ def _of_parameter(plan: Plan, program: Program, name: str) -> list[Alternative]:
         if option.compute != plan.parameters[name].compute:
             continue  # another compute layout is another strategy of the op that reads it
         point = price_segment(here.graph, choice, given | {local: option}, plan.mesh, setting, uses)
-        when = "gathered for each use" if option.regather else "gathered once a step"
-        text = f"stored {option.storage}, used {option.compute}" + (
-            f", {when}" if option.storage != option.compute else ""
-        )
+        text = f"stored {option.storage}, used {option.compute}"
+        pieces = [Layout.parse(layout).shard_factor(plan.mesh.sizes) for layout in (option.storage, option.compute)]
+        if pieces[0] > pieces[1]:
+            text += ", gathered for each use" if option.regather else ", gathered once a step"
         text += ", gradient brought home each micro-batch" if option.scatter else ""
         more_s = point.seconds(plan.microbatches) - base.seconds(plan.microbatches)
         found.append(Alternative(text, more_s, point.held_bytes - base.held_bytes, option == plan.parameters[name]))
