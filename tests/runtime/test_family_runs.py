@@ -22,6 +22,8 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
+pytestmark = pytest.mark.full
+
 KINDS: dict[str, Callable[[int], tuple[str, ...]]] = {
     "chosen": lambda n: (),
     "data": lambda n: (f"dp={n}", "zero=0"),

@@ -71,7 +71,7 @@ def plain(name: str) -> tuple[list[float], dict[str, Tensor]]:
     return losses, {key: parameter.detach() for key, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt", marks=pytest.mark.full)])
 def test_every_budget_trains_as_the_plain_model_does(name: str) -> None:
     losses, weights = plain(name)
     _, limits = budgets(name)

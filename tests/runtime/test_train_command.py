@@ -54,6 +54,7 @@ def alive(process: int) -> bool:
     return True
 
 
+@pytest.mark.full
 def test_it_goes_on_from_a_checkpoint_on_fewer_ranks(tmp_path: Path) -> None:
     shared = ["--global-batch", "6", "--lr", "1e-2"]
     whole, first, second = (tmp_path / f"{name}.json" for name in ("whole", "first", "second"))
@@ -118,6 +119,7 @@ def test_one_message_each(arguments: tuple[str, ...], message: str, capfd: pytes
     assert "Traceback" not in error
 
 
+@pytest.mark.full
 def test_late_ranks_are_named() -> None:
     run = start("--nproc", "2", "--steps", "1000000", "--timeout", "15")
     deadline = time.monotonic() + PATIENCE_S

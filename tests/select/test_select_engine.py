@@ -99,6 +99,7 @@ def test_usage_and_cost_in_kernels_are_those_of_the_problem() -> None:
         assert rows.total_cost(a, np.array(choice)) == pytest.approx(problem.total_cost(choice))
 
 
+@pytest.mark.full
 def test_the_search_for_large_cores_is_feasible_and_close_to_its_bound() -> None:
     problem = grid(9, 4, limit=1500.0)
     best = Best(problem, Budget(seconds=60, work=30.0), 0.0, np.zeros(problem.nodes, dtype=np.int64))
