@@ -26,6 +26,9 @@ from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
 from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.search import Candidate, Found, Progress, search
 
+ROUNDING = 1e-12
+"""A gap below this is that of adding the same seconds in another order."""
+
 MOST_ALIVE = 4
 """Values that cross a boundary; where there are more, those that cross several share one way of lying (`skips`)."""
 
@@ -78,7 +81,8 @@ def make_plan(
             least = min(least, *(least_recomputing(one, program, assemble) for one in candidates))
         raise does_not_fit(cluster, budget, least, lambda larger: _tight(program, larger, optimizer, precision))
     step_s = plan.predicted.step_s
-    plan = plan.with_prediction(gap=max(0.0, 1.0 - bound_s / step_s) if step_s else 0.0)
+    gap = 1.0 - bound_s / step_s if step_s else 0.0
+    plan = plan.with_prediction(gap=gap if gap > ROUNDING else 0.0)
     named = _name_axes(program, plan)
     named.verify()
     return named
