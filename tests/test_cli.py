@@ -46,8 +46,12 @@ def test_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["predicted"]["step_seconds"] > 0
     assert [entry["name"] for entry in found["baselines"]] == [
         "data parallel (DDP)",
+        "parameter server",
+        "ZeRO-1",
+        "ZeRO-2",
         "fully sharded (ZeRO-3)",
         "tensor parallel",
+        "tensor + sequence",
     ]
 
 
