@@ -14,7 +14,7 @@ COMMANDS = {
     "plan": ("meshwright.solve.command", "find the fastest plan that fits, and show what others would cost"),
     "explain": ("meshwright.solve.explain_command", "explain a plan, a part of it, or how two plans differ"),
     "code": ("meshwright.generate.command", "print the Python that a plan makes each rank run"),
-    "simulate": ("meshwright.simulate.command", "play a plan with predicted durations and show where time goes"),
+    "simulate": ("meshwright.solve.simulate_command", "play a plan with predicted durations and show where time goes"),
     "train": ("meshwright.runtime.command", "train a model under a plan on local processes"),
     "launch": ("meshwright.runtime.launch_command", "write the script that starts a plan on its hosts"),
     "solve": ("meshwright.select.command", "solve a selection problem from a file"),

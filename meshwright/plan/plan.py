@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.layout import Collective, Layout
 from meshwright.plan.frontier import Choice
+from meshwright.plan.stages import stage_commons
 
-SCHEMA = 1
+SCHEMA = 2
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "searched")
+"""What plans of several stages may say; those of one are `one-stage`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterPlan:
-    """Where a parameter lives (`storage`, the optimizer's layout) and what the segments compute with.
+    """Where a parameter lives (`storage`, the optimizer's layout) and what the segments compute with, both on the
+    mesh of the first stage that reads it.
 
     dtype: of what is stored, its gradient and optimizer state; segments compute in the Program's own.
     regather: the compute copy is dropped after forward and gathered again for backward (ZeRO-3). scatter: the
@@ -36,20 +41,31 @@ class ParameterPlan:
 
 @dataclass(frozen=True, slots=True)
 class InputPlan:
-    """A batch tensor: its whole shape and dtype, and the layout in which ranks read it."""
+    """A batch tensor: its whole shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: str
-    layout: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Segments [first, end) on one mesh."""
+    """Segments [first, end) on one mesh, whose ranks are numbers of processes.
+
+    inputs: the layout in which its ranks read each batch tensor that they need. prologue: how the common values that
+    its segments read are made there, in the order of `stage_commons`. guests: weights that live on an earlier stage and
+    that this one reads too, with the layout it computes in.
+    """
 
     first: int
     end: int
     mesh: Mesh
+    inputs: dict[str, str]
+    prologue: Choice
+    guests: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def segments(self) -> range:
+        return range(self.first, self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +92,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Choices are shared: `segments[i]` is the index in `choices` of what segment i does.
+    """Choices are shared: `segments[i]` is the index in `choices` of what segment i does, on the mesh of its stage.
 
-    inputs: the batch tensors, by name. prologue: how common values are made from them.
+    stages: in chain order; those on the same ranks are one physical stage that runs several parts of the chain.
+    inputs: the batch tensors, by name.
     """
 
     fingerprint: str
@@ -87,7 +104,6 @@ class Plan:
     cluster: str
     stages: tuple[Stage, ...]
     inputs: dict[str, InputPlan]
-    prologue: Choice
     choices: tuple[Choice, ...]
     segments: tuple[int, ...]
     parameters: dict[str, ParameterPlan]
@@ -120,7 +136,35 @@ class Plan:
     @property
     def mesh(self) -> Mesh:
         """The mesh of a plan of one stage."""
+        if len(self.stages) != 1:
+            raise PlanError(f"a plan of {len(self.stages)} stages", "one stage, for a mesh of the whole plan")
         return self.stages[0].mesh
+
+    @property
+    def groups(self) -> tuple[tuple[Stage, ...], ...]:
+        """The physical stages: those of `stages` that the same ranks run."""
+        found: dict[frozenset[int], list[Stage]] = {}
+        for stage in self.stages:
+            found.setdefault(frozenset(stage.mesh.ranks), []).append(stage)
+        return tuple(map(tuple, found.values()))
+
+    def stage_of(self, segment: int) -> Stage:
+        """The stage that runs a segment."""
+        for stage in self.stages:
+            if stage.first <= segment < stage.end:
+                return stage
+        raise PlanError(f"segment {segment}", f"one of {len(self.segments)}")
+
+    def stage_at(self, rank: int) -> int:
+        """The number of a rank's physical stage, in `groups`."""
+        for number, group in enumerate(self.groups):
+            if rank in group[0].mesh.ranks:
+                return number
+        raise PlanError(f"rank {rank}", f"one of the plan's {self.world_size} ranks")
+
+    def home(self, program: Program, parameter: str) -> Stage:
+        """The stage where a parameter lives: the first that reads it."""
+        return self.stage_of(program.uses_of(parameter)[0])
 
     @property
     def microbatch(self) -> int:
@@ -129,15 +173,21 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        return sum(stage.mesh.world_size for stage in self.stages)
+        return len({rank for stage in self.stages for rank in stage.mesh.ranks})
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether any segment keeps something else than autograd would."""
+        return any(choice.recompute or choice.keep or choice.chunks > 1 for choice in self.choices)
 
     def choice(self, segment: int) -> Choice:
         return self.choices[self.segments[segment]]
 
     def common_layouts(self, program: Program, segment: int) -> dict[str, Layout]:
         """The layouts of a segment's common values, under their local names."""
-        made = {name: entry.layout for name, entry in self.inputs.items()}
-        made |= dict(zip(program.commons, self.prologue.outputs, strict=True))
+        stage = self.stage_of(segment)
+        names = stage_commons(program, stage.first, stage.end)
+        made = stage.inputs | dict(zip(names, stage.prologue.outputs, strict=True))
         bound = program.segments[segment]
         pairs = zip(program.graph(bound).commons, bound.commons, strict=True)
         return {value.name: Layout.parse(made[name]) for value, name in pairs}
@@ -191,21 +241,41 @@ class Plan:
         for index, choice in enumerate(self.segments):
             if not 0 <= choice < len(self.choices):
                 raise PlanError(f"segments[{index}] is {choice}", f"0 to {len(self.choices) - 1}")
-        axes = len(self.mesh.axes)
-        texts = [(f"inputs.{name}", entry.layout) for name, entry in self.inputs.items()]
-        for index, choice_made in enumerate(self.choices):
-            texts += [(f"choices[{index}].inputs", text) for text in choice_made.inputs]
-            texts += [(f"choices[{index}].outputs", text) for text in choice_made.outputs]
-        for name, parameter in self.parameters.items():
-            texts += [
-                (f"parameters.{name}.storage", parameter.storage),
-                (f"parameters.{name}.compute", parameter.compute),
-            ]
-        for field, text in texts:
-            if len(Layout.parse(text).states) != axes:
-                raise PlanError(f"{field} is {text}", f"one state for each of the {axes} mesh axes")
         for stage in self.stages:
             stage.mesh.verify()
+        for field_name, text, axes in self._layouts():
+            if len(Layout.parse(text).states) not in axes:
+                wanted = " or ".join(map(str, sorted(axes)))
+                raise PlanError(f"{field_name} is {text}", f"one state for each of the {wanted} mesh axes")
+        self._check_ranks()
+
+    def _layouts(self) -> Iterator[tuple[str, str, set[int]]]:
+        """Every layout of the plan: where it stands, its text, and how many axes it may have."""
+        for number, stage in enumerate(self.stages):
+            axes, where = {len(stage.mesh.axes)}, f"stages[{number}]"
+            yield from ((f"{where}.inputs.{name}", text, axes) for name, text in stage.inputs.items())
+            yield from ((f"{where}.prologue.outputs", text, axes) for text in stage.prologue.outputs)
+            yield from ((f"{where}.guests.{name}", text, axes) for name, text in stage.guests.items())
+            for index in dict.fromkeys(self.segments[stage.first : stage.end]):
+                choice = self.choices[index]
+                yield from ((f"choices[{index}].inputs", text, axes) for text in choice.inputs)
+                yield from ((f"choices[{index}].outputs", text, axes) for text in choice.outputs)
+        anywhere = {len(stage.mesh.axes) for stage in self.stages}
+        for name, parameter in self.parameters.items():
+            yield f"parameters.{name}.storage", parameter.storage, anywhere
+            yield f"parameters.{name}.compute", parameter.compute, anywhere
+
+    def _check_ranks(self) -> None:
+        """Two stages share all their ranks or none."""
+        sets = [frozenset(stage.mesh.ranks) for stage in self.stages]
+        for number, ranks in enumerate(sets):
+            for other in range(number):
+                both = ranks & sets[other]
+                if both and ranks != sets[other]:
+                    raise PlanError(
+                        f"stages {other} and {number} share ranks {sorted(both)} and not the others",
+                        "stages that share all their ranks or none",
+                    )
 
     def check_program(self, program: Program) -> None:
         """Refuse a plan that was made for another model."""

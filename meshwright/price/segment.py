@@ -13,7 +13,7 @@ from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, FrontierPoint, ParameterPlan
 from meshwright.price.compute import op_seconds
 from meshwright.price.flow import Flow, flow
-from meshwright.price.parameter import Setting, local_bytes, parameter_price
+from meshwright.price.parameter import ParameterPrice, Setting, local_bytes, parameter_price
 from meshwright.profile import is_view, saved
 from meshwright.profile.saved import DeviceKind
 from meshwright.rules import Strategy
@@ -48,11 +48,7 @@ def price_segment(
         forward_s += step.conversion.forward_s
         backward_s += step.conversion.backward_s
         working = max(working, step.conversion.transient_bytes)
-    prices = [
-        parameter_price(value, parameters[value.name], mesh, setting, uses[value.name])
-        for value in graph.params
-        if value.name in uses
-    ]
+    prices = parameter_prices(graph, parameters, uses, mesh, setting)
     gathered = sum(price.transient_bytes for price in prices)
     return FrontierPoint(
         choice=choice,
@@ -68,6 +64,21 @@ def price_segment(
         forward_transient_bytes=working + gathered,
         backward_transient_bytes=2 * working + gathered,
     )
+
+
+def parameter_prices(
+    graph: SegmentGraph,
+    parameters: Mapping[str, ParameterPlan],
+    uses: Mapping[str, int],
+    mesh: Mesh,
+    setting: Setting,
+) -> list[ParameterPrice]:
+    """Of the parameters that count here: those in `uses`."""
+    return [
+        parameter_price(value, parameters[value.name], mesh, setting, uses[value.name])
+        for value in graph.params
+        if value.name in uses
+    ]
 
 
 def collectives_s(collectives: tuple[Collective, ...], mesh: Mesh) -> float:

@@ -17,7 +17,7 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
     micro = plan.microbatches
     for index, segment in enumerate(program.segments):
         graph = program.graph(segment).at(plan.microbatch)
-        run = flow(graph, plan.choice(index), plan.mesh, plan.common_layouts(program, index))
+        run = flow(graph, plan.choice(index), plan.stage_of(index).mesh, plan.common_layouts(program, index))
         carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
         values = graph.values()
         for name, made in run.strategies.items():
@@ -29,6 +29,12 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
     found += parameter_collectives(plan, program)
     found += count_collectives(plan, program)
     return tuple(found)
+
+
+def accounted(plan: Plan, program: Program) -> Plan:
+    """The plan with its collectives, and what they take, in its prediction."""
+    found = collectives_of(plan, program)
+    return plan.with_prediction(collectives=found, communication_s=communication_s(found, plan.mesh))
 
 
 def communication_s(collectives: tuple[Collective, ...], mesh: Mesh) -> float:

@@ -12,7 +12,7 @@ from meshwright.plan import Plan
 from meshwright.price.segment import price_segment
 from meshwright.rules import strategies
 from meshwright.solve.pins import Pins
-from meshwright.solve.reprice import setting_of
+from meshwright.solve.points import setting_of
 from meshwright.solve.space import space
 
 

@@ -12,24 +12,37 @@ from meshwright.capture.program import Op, Program, Value
 from meshwright.cluster import Mesh
 from meshwright.layout import Layout
 from meshwright.plan import Choice, InputPlan
+from meshwright.plan.stages import stage_inputs, stage_prologue
 from meshwright.price.flow import Flow, flow, invariant, settled
 from meshwright.rules import Strategy, strategies
 
 Wishes = dict[str, set[Layout]]
 
 
-def input_layouts(program: Program, mesh: Mesh, choices: Sequence[Choice]) -> tuple[dict[str, InputPlan], Choice]:
-    """(the batch tensors, the prologue's Choice)."""
+def input_plans(program: Program) -> dict[str, InputPlan]:
+    """The batch tensors."""
+    fixed = {value.name: value.type.at(program.batch) for value in program.inputs}
+    return {name: InputPlan(kind.sizes, kind.dtype) for name, kind in fixed.items()}
+
+
+def input_layouts(
+    program: Program, mesh: Mesh, choices: Sequence[Choice], first: int = 0
+) -> tuple[dict[str, str], Choice]:
+    """(the layouts of the batch tensors, the prologue's Choice) of the stage that runs segments from `first` on so.
+
+    `program` is at the batch that runs at a time.
+    """
     wishes: Wishes = {}
     seen: dict[str, Flow] = {}
-    for segment, choice in zip(program.segments, choices, strict=True):
+    end = first + len(choices)
+    for segment, choice in zip(program.segments[first:end], choices, strict=True):
         graph = program.graph(segment).at(program.batch)
         key = f"{segment.graph} {choice}"
         if key not in seen:
             seen[key] = flow(graph, choice, mesh)
         for value, name in zip(graph.commons, segment.commons, strict=True):
             wishes.setdefault(name, set()).update(_wanted(seen[key], value))
-    prologue = program.prologue.at(program.batch)
+    prologue = stage_prologue(program, first, end).at(program.batch)
     values = prologue.values()
     chosen: dict[str, str] = {}
     layouts: dict[str, Layout] = {}
@@ -39,11 +52,7 @@ def input_layouts(program: Program, mesh: Mesh, choices: Sequence[Choice]) -> tu
         layouts.update((v.name, settled(layout, False)) for v, layout in zip(op.results, made.results, strict=True))
         for name, layout in zip(op.operands(), made.operands, strict=True):
             wishes.setdefault(name, set()).add(settled(layout, False))
-    inputs = {}
-    for value in program.inputs:
-        fixed = value.type.at(program.batch)
-        layout = _agreed(wishes.get(value.name, set()), mesh)
-        inputs[value.name] = InputPlan(fixed.sizes, fixed.dtype, str(layout))
+    inputs = {name: str(_agreed(wishes.get(name, set()), mesh)) for name in stage_inputs(program, first, end)}
     outputs = tuple(str(layouts[name]) for name in prologue.outputs)
     return inputs, Choice(-1, (), outputs, dict(reversed(chosen.items())))
 

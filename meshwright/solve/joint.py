@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
+from meshwright.solve.account import accounted
 from meshwright.solve.chain import chain_at, floor_s
 from meshwright.solve.frontier import Frontier
 from meshwright.solve.memory_chain import Instance, least_peak_bytes, solve_instances
-from meshwright.solve.memory_plan import Curves, curves, with_chosen
+from meshwright.solve.memory_plan import with_kept
 from meshwright.solve.mix import Chain
-from meshwright.solve.reprice import segment_points
+from meshwright.solve.points import Ways, prediction
 from meshwright.solve.search import Candidate, Progress
 from meshwright.solve.walk import walk
 
@@ -84,8 +85,8 @@ def _fastest(entry: _Entry, program: Program, budget_bytes: int, assemble: Assem
 def least_bytes(candidate: Candidate, program: Program, assemble: Assemble) -> int:
     """The least peak of the sharding that holds least, everything made again that can be."""
     frontier = candidate.frontier(candidate.microbatches[-1])
-    instances, static, _ = _instances(assemble(chain_at(frontier, DEARER[-1]), frontier), program)
-    return least_peak_bytes(instances, static)
+    ways = Ways.of(assemble(chain_at(frontier, DEARER[-1]), frontier), program)
+    return least_peak_bytes(_instances(ways), _static_bytes(ways))
 
 
 def _entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> list[_Entry]:
@@ -118,41 +119,24 @@ def _best_bound(frontier: Frontier, budget_bytes: int, known_s: float) -> tuple[
 
 def refine(plan: Plan, program: Program, budget_bytes: int) -> Plan | None:
     """The plan with its sharding as it is, recomputing what it must to fit; None where even that does not fit."""
-    instances, static, found = _instances(plan, program)
-    chosen = solve_instances(instances, budget_bytes, static)
+    ways = Ways.of(plan, program)
+    chosen = solve_instances(_instances(ways), budget_bytes, _static_bytes(ways))
     if chosen is None:
         return None
-    held = replace(found, static_bytes=static, gradients=(0,) * len(instances))
-    made = with_chosen(held, chosen, plan.memory_bytes)
-    # What recomputing adds is counted on the traced pairs; all else is priced as every plan is.
-    picked = [options[number] for options, number in zip(found.options, chosen.options, strict=True)]
-    more_s = max(
-        0.0, sum(kept.seconds - options[0].seconds for kept, options in zip(picked, found.options, strict=True))
-    )
-    more_s *= plan.microbatches
-    before = plan.predicted
-    return made.with_prediction(
-        step_s=before.step_s + more_s,
-        forward_s=before.forward_s,
-        backward_s=before.backward_s + more_s,
-        optimizer_s=before.optimizer_s,
+    picked = [options[number] for options, number in zip(ways.curves.options, chosen.options, strict=True)]
+    points = [ways.point(index, kept) for index, kept in enumerate(picked)]
+    return accounted(
+        replace(with_kept(plan, picked), predicted=prediction(points, plan.microbatches, exact_peak=True)), program
     )
 
 
-def _instances(plan: Plan, program: Program) -> tuple[list[Instance], int, Curves]:
-    """What each segment may keep, with the weights it gathers beside; what is there all the time."""
-    found = curves(program, plan, plan.mesh.device)
-    points = segment_points(plan, program)
-    instances = []
-    for options, point in zip(found.options, points, strict=True):
-        gathered = 2 * point.forward_transient_bytes - point.backward_transient_bytes
-        more = tuple(
-            replace(
-                kept,
-                forward_transient_bytes=kept.forward_transient_bytes + gathered,
-                backward_transient_bytes=kept.backward_transient_bytes + gathered,
-            )
-            for kept in options
-        )
-        instances.append(Instance(more, 0))
-    return instances, sum(point.static_bytes for point in points), found
+def _instances(ways: Ways) -> list[Instance]:
+    """What each segment may keep, with the weights it gathers beside."""
+    return [
+        Instance([ways.beside_weights(index, kept) for kept in options])
+        for index, options in enumerate(ways.curves.options)
+    ]
+
+
+def _static_bytes(ways: Ways) -> int:
+    return sum(point.static_bytes for point in ways.points)

@@ -22,7 +22,7 @@ from meshwright.plan.units import show_bytes
 from meshwright.price.flow import invariant
 from meshwright.price.parameter import STATES, Setting, local_bytes
 from meshwright.profile.operands import type_bytes
-from meshwright.solve.inputs import input_layouts
+from meshwright.solve.inputs import input_layouts, input_plans
 from meshwright.solve.memory import Kept, kept_curve
 from meshwright.solve.memory_chain import Chosen, Instance, least_peak_bytes, solve_instances
 from meshwright.solve.memory_nodes import NodeCosts
@@ -51,6 +51,19 @@ class Curves:
     def least_bytes(self) -> int:
         """No choice needs less; at the step all gradients are there."""
         return max(least_peak_bytes(self.instances(), self.static_bytes), self.static_bytes + sum(self.gradients))
+
+    def priced(self, index: int, choice: Choice) -> Kept:
+        """The way of this instance that a Choice asks for. Raises PlanError where it is none of its options."""
+        wanted = (choice.recompute, choice.keep, choice.chunks)
+        for kept in self.options[index]:
+            if (kept.recompute, kept.keep, kept.chunks) == wanted:
+                return kept
+        raise PlanError(
+            f"segment {self.program.segments[index].name} recomputes {list(choice.recompute)} and keeps "
+            f"{list(choice.keep)} in {choice.chunks} chunks",
+            f"one of its {len(self.options[index])} ways between keeping all and making all again",
+            "undo the edit, or plan again",
+        )
 
     def within(self, budget_bytes: int | None) -> Plan:
         """The fastest plan inside the budget. Raises PlanError that names the least."""
@@ -132,8 +145,9 @@ def _static_bytes(program: Program, plan: Plan) -> tuple[int, tuple[int, ...]]:
     prologue = sharded_prologue(program, plan)
     values = prologue.values()
     static += sum(type_bytes(values[name].type) for name in dict.fromkeys(prologue.outputs))
-    for entry in plan.inputs.values():
-        static += local_bytes(entry.shape, ITEM_BYTES[entry.dtype], Layout.parse(entry.layout), plan.mesh)
+    for name, layout in plan.stages[0].inputs.items():
+        entry = plan.inputs[name]
+        static += local_bytes(entry.shape, ITEM_BYTES[entry.dtype], Layout.parse(layout), plan.mesh)
     return static, tuple(gradients)
 
 
@@ -142,16 +156,29 @@ def _stored_bytes(plan: Plan, parameter: Parameter) -> int:
     return local_bytes(parameter.type.sizes, ITEM_BYTES[entry.dtype], Layout.parse(entry.storage), plan.mesh)
 
 
+def with_kept(plan: Plan, picked: Sequence[Kept]) -> Plan:
+    """The plan with what each instance keeps; its prediction is not touched."""
+    return with_choices(
+        plan,
+        [
+            replace(plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks)
+            for index, kept in enumerate(picked)
+        ],
+    )
+
+
+def with_choices(plan: Plan, chosen: Sequence[Choice]) -> Plan:
+    """The plan with these Choices, one per segment; equal ones are shared."""
+    choices: list[Choice] = []
+    for choice in chosen:
+        if choice not in choices:
+            choices.append(choice)
+    return replace(plan, choices=tuple(choices), segments=tuple(choices.index(choice) for choice in chosen))
+
+
 def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan:
     plan = found.plan
     picked = [options[index] for options, index in zip(found.options, chosen.options, strict=True)]
-    choices: list[Choice] = []
-    segments = []
-    for index, kept in enumerate(picked):
-        choice = replace(plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks)
-        if choice not in choices:
-            choices.append(choice)
-        segments.append(choices.index(choice))
     resident = sum(kept.resident_bytes for kept in picked)
     peak = max(chosen.peak_bytes, found.static_bytes + sum(found.gradients))
     forward_s, backward_s = sum(kept.forward_s for kept in picked), sum(kept.backward_s for kept in picked)
@@ -168,9 +195,7 @@ def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan
         peak_bytes=peak,
         gap=(chosen.seconds - chosen.bound_s) / step_s if step_s else 0.0,
     )
-    return replace(
-        plan, choices=tuple(choices), segments=tuple(segments), predicted=predicted, memory_bytes=budget_bytes
-    )
+    return replace(with_kept(plan, picked), predicted=predicted, memory_bytes=budget_bytes)
 
 
 def _does_not_fit(found: Curves, budget: int) -> PlanError:
@@ -213,9 +238,8 @@ def one_device_plan(
         model="",
         batch=program.batch,
         cluster=cluster,
-        stages=(Stage(0, len(segments), mesh),),
-        inputs=inputs,
-        prologue=prologue,
+        stages=(Stage(0, len(segments), mesh, inputs, prologue),),
+        inputs=input_plans(program),
         choices=tuple(choices),
         segments=segments,
         parameters=parameters,

@@ -10,8 +10,8 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cli import main
 from meshwright.cluster import load_cluster
-from meshwright.simulate.plan import simulate_plan
 from meshwright.solve.plan import make_plan
+from meshwright.solve.simulated import simulate_plan
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 

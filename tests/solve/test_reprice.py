@@ -15,6 +15,7 @@ from meshwright.plan import Plan
 from meshwright.solve.alternatives import alternatives_of
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice
+from meshwright.solve.simulated import simulate_plan
 
 
 @pytest.mark.parametrize("precision", ["fp32", "mixed"])
@@ -25,11 +26,32 @@ def test_the_price_of_a_plan_is_what_the_solver_reports(name: str, precision: st
     micro = () if program.couples_samples else ("microbatch=3",)
     for pins in ((), ("zero=3", *micro), micro):
         plan = make_plan(program, load_cluster("local:2"), precision=precision, pins=pins)
-        again = reprice(plan, program)
-        assert again.predicted.step_s == pytest.approx(plan.predicted.step_s, rel=1e-9)
-        for field in ("peak_bytes", "static_bytes", "resident_bytes", "transient_bytes"):
-            assert getattr(again.predicted, field) == getattr(plan.predicted, field)
-        assert sorted(map(str, again.predicted.collectives)) == sorted(map(str, plan.predicted.collectives))
+        check_price(plan, program)
+
+
+def check_price(plan: Plan, program: Program) -> None:
+    again = reprice(plan, program)
+    assert again.predicted.step_s == pytest.approx(plan.predicted.step_s, rel=1e-9)
+    for field in ("peak_bytes", "static_bytes", "resident_bytes", "transient_bytes"):
+        assert getattr(again.predicted, field) == getattr(plan.predicted, field)
+    assert sorted(map(str, again.predicted.collectives)) == sorted(map(str, plan.predicted.collectives))
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_the_price_of_a_recomputing_plan_is_what_the_solver_reports(name: str) -> None:
+    program = capture(*small_model(name))
+    free = make_plan(program, load_cluster("local:2"), recompute=False, pins=("dp=2", "zero=0", "microbatch=1"))
+    limit = free.predicted.static_bytes + free.predicted.resident_bytes // 2 + free.predicted.transient_bytes
+    plan = make_plan(program, load_cluster("local:2"), memory_bytes=limit, pins=free.pins)
+    assert plan.recomputes
+    assert plan.predicted.step_s > free.predicted.step_s
+    check_price(plan, program)
+    timeline = simulate_plan(plan, program)
+    assert timeline.step_s == pytest.approx(plan.predicted.step_s, rel=1e-6)
+    last = program.graphs[plan.choices[-1].graph]
+    odd = replace(plan.choices[-1], keep=tuple(op.results[0].name for op in last.ops))
+    with pytest.raises(PlanError, match="recomputes"):
+        reprice(replace(plan, choices=(*plan.choices[:-1], odd)), program)
 
 
 @pytest.fixture(scope="module")

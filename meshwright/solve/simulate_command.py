@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.errors import PlanError
     from meshwright.models.reference import parse_reference
     from meshwright.plan import Plan
-    from meshwright.simulate.plan import simulate_plan
+    from meshwright.solve.simulated import simulate_plan
 
     plan = Plan.load(args.plan)
     if not plan.model:

@@ -1,0 +1,49 @@
+"""What a run of segments needs of the batch and of the prologue: each stage makes and reads its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from meshwright.capture.program import Op, Program, SegmentGraph
+
+
+def stage_commons(program: Program, first: int, end: int) -> tuple[str, ...]:
+    """The prologue's results that segments [first, end) read, in the Program's order."""
+    read = {name for segment in program.segments[first:end] for name in segment.commons}
+    return tuple(name for name in program.commons if name in read)
+
+
+def stage_prologue(program: Program, first: int, end: int) -> SegmentGraph:
+    """The part of the prologue that makes them; its outputs stand in the order of `stage_commons`."""
+    wanted = set(stage_commons(program, first, end))
+    graph = program.prologue
+    pairs = zip(program.commons, graph.outputs, strict=True)
+    outputs = tuple(output for name, output in pairs if name in wanted)
+    ops = needed_ops(graph, outputs)
+    read = {name for op in ops for name in op.uses()} | set(outputs)
+    return replace(
+        graph,
+        commons=tuple(value for value in graph.commons if value.name in read),
+        buffers=tuple(value for value in graph.buffers if value.name in read),
+        ops=ops,
+        outputs=outputs,
+    )
+
+
+def stage_inputs(program: Program, first: int, end: int) -> tuple[str, ...]:
+    """The batch tensors that segments [first, end) or their part of the prologue read."""
+    read = {name for segment in program.segments[first:end] for name in segment.commons}
+    read |= {value.name for value in stage_prologue(program, first, end).commons}
+    return tuple(value.name for value in program.inputs if value.name in read)
+
+
+def needed_ops(graph: SegmentGraph, wanted: Iterable[str]) -> tuple[Op, ...]:
+    """The ops that the wanted values are computed by."""
+    kept: list[Op] = []
+    needed = set(wanted)
+    for op in reversed(graph.ops):
+        if needed & {value.name for value in op.results}:
+            needed |= set(op.uses())
+            kept.append(op)
+    return tuple(reversed(kept))

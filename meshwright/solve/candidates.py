@@ -1,0 +1,114 @@
+"""What a search runs over: every mesh that the pins allow, with the numbers of micro-batches to look at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+from meshwright.capture.averaging import comes_apart
+from meshwright.capture.program import Program
+from meshwright.cluster import Cluster, Mesh
+from meshwright.cluster.enumerate import meshes, per_host
+from meshwright.errors import PlanError
+from meshwright.price.parameter import Setting
+from meshwright.solve.frontier import Frontier, most_alive
+from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
+from meshwright.solve.search import Candidate
+
+MOST_ALIVE = 4
+"""Values that cross a boundary; where there are more, those that cross several share one way of lying (`skips`)."""
+
+
+def allowed_meshes(cluster: Cluster, pins: tuple[str, ...], max_axes: int) -> list[Mesh]:
+    """All shapes of the cluster's devices, or the one that a pin names."""
+    shape = pinned_mesh(pins)
+    if shape is None:
+        return meshes(cluster, max_axes=max_axes)
+    if prod(shape) != cluster.device_count or len(shape) > 4:
+        raise PlanError(
+            f"pin mesh={'x'.join(map(str, shape))} on {cluster.device_count} devices",
+            f"at most four axis sizes whose product is {cluster.device_count}",
+            "change the pin or the cluster",
+        )
+    return [cluster.mesh(shape)]
+
+
+def candidates_on(
+    program: Program,
+    found: list[Mesh],
+    pins: tuple[str, ...],
+    setting: Setting,
+    recompute: bool = False,
+) -> list[Candidate]:
+    """One per mesh that the pins allow; the first refusal is the answer where none does."""
+    names = [parameter.name for parameter in program.parameters]
+    allowed, refused = [], []
+    for mesh in found:
+        try:
+            parsed = parse_pins(pins, mesh, names)
+            _check_batch(program, mesh, parsed)
+        except PlanError as error:
+            refused.append(error)
+            continue
+        crowded = most_alive(program) > MOST_ALIVE
+        for skips in product((True, False), repeat=len(mesh.axes)) if crowded else (None,):
+            allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips))
+    if not allowed:
+        raise refused[0]
+    return allowed
+
+
+def tight_candidate(program: Program, cluster: Cluster, setting: Setting) -> Candidate:
+    """A mesh of hosts by devices of a host: where weights and activations can be cut most."""
+    inner = per_host(cluster)
+    shape = (cluster.device_count // inner, inner) if inner < cluster.device_count else (inner,)
+    return _candidate(program, cluster.mesh(shape), Pins(), setting)
+
+
+def _candidate(
+    program: Program,
+    mesh: Mesh,
+    pins: Pins,
+    setting: Setting,
+    recompute: bool = False,
+    skips: tuple[bool, ...] | None = None,
+) -> Candidate:
+    made: dict[int, Frontier] = {}
+
+    def frontier(number: int) -> Frontier:
+        if number not in made:
+            made.clear()  # one at a time: tables are large
+            small = program.at_batch(program.batch // number)
+            made[number] = Frontier(small, mesh, pins, replace(setting, microbatches=number), recompute, skips)
+        return made[number]
+
+    return Candidate("x".join(map(str, mesh.sizes)), _microbatches(program, mesh, pins), frontier)
+
+
+def _microbatches(program: Program, mesh: Mesh, pins: Pins) -> tuple[int, ...]:
+    """Numbers that cut the batch evenly; one where samples are coupled, since cutting changes the mathematics."""
+    if pins.microbatches:
+        return (pins.microbatches,)
+    if program.couples_samples or not comes_apart(program):
+        return (1,)
+    ways = prod(mesh.sizes[axis] for axis in pins.dp_axes)
+    return tuple(number for number in range(1, program.batch + 1) if program.batch % (number * ways) == 0)
+
+
+def _check_batch(program: Program, mesh: Mesh, pins: Pins) -> None:
+    number = pins.microbatches or 1
+    at_a_time = f"a global batch of {program.batch}" + (f" in {number} parts" if number > 1 else "")
+    if program.batch % number:
+        raise PlanError(
+            f"pin microbatch={number} with a global batch of {program.batch}",
+            "a number that divides it",
+            "change the batch or the pin",
+        )
+    ways = prod(mesh.sizes[axis] for axis in pins.dp_axes)
+    if program.batch // number % ways:
+        raise PlanError(
+            f"pin dp={ways} with {at_a_time}",
+            "a batch that divides evenly",
+            "change the batch or the pins",
+        )

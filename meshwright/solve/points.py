@@ -1,0 +1,121 @@
+"""A plan's FrontierPoints and its prediction, made from the plan alone: op by op on the unfolded program.
+
+What recomputing adds is counted on the traced pairs: the seconds of the chosen cut beside those of the cut that keeps
+all, the bytes that it keeps, and the peaks of its halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from meshwright.capture.program import Program
+from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Prediction
+from meshwright.price.parameter import Setting
+from meshwright.price.segment import parameter_prices, price_segment
+from meshwright.solve.memory import Kept
+from meshwright.solve.memory_plan import Curves, curves, with_choices
+
+
+def setting_of(plan: Plan) -> Setting:
+    return Setting(plan.optimizer, plan.precision, plan.microbatches)
+
+
+def plan_points(plan: Plan, program: Program) -> list[FrontierPoint]:
+    """What every segment costs under the plan."""
+    if not plan.recomputes:
+        return keeping_all(plan, program)
+    found = Ways.of(plan, program)
+    return [found.point(i, found.curves.priced(i, plan.choice(i))) for i in range(len(program.segments))]
+
+
+def keeping_all(plan: Plan, program: Program) -> list[FrontierPoint]:
+    """As if every segment kept what autograd keeps; those that are alike are priced once."""
+    known: dict[object, FrontierPoint] = {}
+    found = []
+    for index, segment in enumerate(program.segments):
+        parameters, charged = _parameters(plan, program, index)
+        key = (plan.segments[index], tuple(parameters.items()), tuple(charged.items()))
+        if key not in known:
+            graph = program.graph(segment).at(plan.microbatch)
+            known[key] = price_segment(graph, plan.choice(index), parameters, plan.mesh, setting_of(plan), charged)
+        found.append(known[key])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What each segment of a sharded plan may keep, and its point when it does. gathered: bytes of weights beside."""
+
+    points: list[FrontierPoint]
+    gathered: list[int]
+    curves: Curves
+
+    @classmethod
+    def of(cls, plan: Plan, program: Program) -> Ways:
+        every = range(len(program.segments))
+        bare = with_choices(plan, [replace(plan.choice(i), recompute=(), keep=(), chunks=1) for i in every])
+        gathered = []
+        for index, segment in enumerate(program.segments):
+            prices = parameter_prices(
+                program.graph(segment), *_parameters(plan, program, index), plan.mesh, setting_of(plan)
+            )
+            gathered.append(sum(price.transient_bytes for price in prices))
+        return cls(keeping_all(bare, program), gathered, curves(program, bare, plan.mesh.device))
+
+    def beside_weights(self, index: int, kept: Kept) -> Kept:
+        """The same with the gathered weights among its transients."""
+        more = self.gathered[index]
+        return replace(
+            kept,
+            forward_transient_bytes=kept.forward_transient_bytes + more,
+            backward_transient_bytes=kept.backward_transient_bytes + more,
+        )
+
+    def point(self, index: int, kept: Kept) -> FrontierPoint:
+        point, found = self.points[index], self.beside_weights(index, kept)
+        more_s = max(0.0, kept.seconds - self.curves.options[index][0].seconds)
+        return replace(
+            point,
+            choice=replace(point.choice, recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks),
+            backward_input_s=point.backward_input_s + more_s,
+            resident_bytes=found.resident_bytes,
+            forward_transient_bytes=found.forward_transient_bytes,
+            backward_transient_bytes=found.backward_transient_bytes,
+        )
+
+
+def _parameters(plan: Plan, program: Program, index: int) -> tuple[dict[str, ParameterPlan], dict[str, int]]:
+    """By local name: what was decided for each, and of those that count here how many segments use them."""
+    segment = program.segments[index]
+    pairs = [(v.name, name) for v, name in zip(program.graphs[segment.graph].params, segment.params, strict=True)]
+    charged = {local: len(uses) for local, name in pairs if (uses := program.uses_of(name))[0] == index}
+    return {local: plan.parameters[name] for local, name in pairs}, charged
+
+
+def prediction(points: Sequence[FrontierPoint], microbatches: int, exact_peak: bool) -> Prediction:
+    """Of a plan of one stage, its collectives and gap yet to come.
+
+    exact_peak: the transients are those of traced pairs, so what later segments will keep counts only once they run.
+    Otherwise everything held counts at every moment.
+    """
+    static = sum(point.static_bytes for point in points)
+    resident = sum(point.resident_bytes for point in points)
+    peak = static + resident + max(point.transient_bytes for point in points)
+    if exact_peak:
+        held = accumulate(point.resident_bytes for point in points)
+        peak = static + max(before + point.transient_bytes for before, point in zip(held, points, strict=True))
+    return Prediction(
+        step_s=sum(point.seconds(microbatches) for point in points),
+        forward_s=microbatches * sum(point.forward_s for point in points),
+        backward_s=microbatches * sum(point.backward_s for point in points),
+        parameters_s=sum(point.first_s + point.last_s for point in points),
+        communication_s=0.0,
+        optimizer_s=sum(point.step_s for point in points),
+        static_bytes=static,
+        resident_bytes=resident,
+        transient_bytes=max(0, peak - static - resident),
+        peak_bytes=peak,
+        gap=0.0,
+    )
