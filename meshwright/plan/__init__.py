@@ -2,6 +2,9 @@
 
 from meshwright.plan.frontier import Choice, FrontierPoint
 from meshwright.plan.instruction import Instruction
-from meshwright.plan.plan import InputPlan, ParameterPlan, Plan, Prediction, Stage
+from meshwright.plan.plan import InputPlan, ParameterPlan, Plan, Prediction, Stage, StagePrediction, Wire
 
-__all__ = ["Choice", "FrontierPoint", "InputPlan", "Instruction", "ParameterPlan", "Plan", "Prediction", "Stage"]
+__all__ = [
+    "Choice", "FrontierPoint", "InputPlan", "Instruction", "ParameterPlan", "Plan", "Prediction", "Stage",
+    "StagePrediction", "Wire",
+]  # fmt: skip

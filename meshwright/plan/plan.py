@@ -69,11 +69,42 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Wire:
+    """From one physical stage to another, by their numbers in `Plan.groups`: what one rank gets when all of them send."""
+
+    source: int
+    target: int
+    latency_s: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class StagePrediction:
+    """One rank of a physical stage. The tuples have an entry for each of its runs: seconds of a micro-batch, send_s to
+    hand on what it makes. resident_bytes: of a micro-batch in flight. busy_s, exposed_s, bubble_s: of a step, as the
+    simulator has them."""
+
+    forward_s: tuple[float, ...]
+    backward_input_s: tuple[float, ...]
+    backward_weight_s: tuple[float, ...]
+    send_s: tuple[float, ...]
+    in_flight: int
+    static_bytes: int
+    resident_bytes: int
+    transient_bytes: int
+    peak_bytes: int
+    busy_s: float
+    exposed_s: float
+    bubble_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """Seconds of one step on the slowest device, bytes at the peak of the fullest one, and the proven gap.
 
     step_s is the sum of forward, backward, parameters (gathers and gradient reductions) and optimizer;
-    communication_s is the part of it that collectives take.
+    communication_s is the part of it that collectives take. Of a pipeline these are the figures of the stage with most
+    work, and step_s is more by what it waits.
     """
 
     step_s: float
@@ -88,6 +119,8 @@ class Prediction:
     peak_bytes: int
     gap: float
     collectives: tuple[Collective, ...] = ()
+    stages: tuple[StagePrediction, ...] = ()
+    bubble: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +128,7 @@ class Plan:
     """Choices are shared: `segments[i]` is the index in `choices` of what segment i does, on the mesh of its stage.
 
     stages: in chain order; those on the same ranks are one physical stage that runs several parts of the chain.
-    inputs: the batch tensors, by name.
+    inputs: the batch tensors, by name. wires: between stages that exchange anything.
     """
 
     fingerprint: str
@@ -114,6 +147,7 @@ class Plan:
     optimizer: str = "adamw"
     memory_bytes: int | None = None
     pins: tuple[str, ...] = ()
+    wires: tuple[Wire, ...] = ()
     schema: int = SCHEMA
 
     def __str__(self) -> str:

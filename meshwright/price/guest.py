@@ -1,0 +1,42 @@
+"""A weight that a stage reads and an earlier one stores: its copy comes once a step, its gradient goes back once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.capture.program import ITEM_BYTES, Value
+from meshwright.cluster import Mesh
+from meshwright.layout import I, Layout, conversion
+from meshwright.price.handover import Rate, hand_over_s
+from meshwright.price.parameter import Setting, local_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GuestPrice:
+    """first_s: the copy arrives. last_s: its gradient is reduced here and handed back. held_bytes: copy and gradient."""
+
+    first_s: float
+    last_s: float
+    held_bytes: int
+
+
+def whole(layout: Layout) -> Layout:
+    """The same pieces with nothing left to reduce."""
+    return Layout(tuple(state if state.is_shard else I for state in layout.states))
+
+
+def guest_price(
+    value: Value, compute: Layout, mesh: Mesh, home: tuple[Mesh, Layout], setting: Setting, there: Rate, back: Rate
+) -> GuestPrice:
+    """`compute`: the layout on the guest's mesh; home: the mesh and compute layout that it comes from."""
+    shape, narrow = value.type.sizes, value.type.itemsize
+    wide = ITEM_BYTES[setting.storage_dtype(value.type.dtype)]
+    here, source = (mesh, whole(compute)), (home[0], whole(home[1]))
+    first_s = hand_over_s(shape, narrow, source, here, there)
+    copy = local_bytes(shape, narrow, compute, mesh)
+    if not value.grad:
+        return GuestPrice(first_s, 0.0, copy)
+    reduced_s = conversion(whole(compute), compute, shape, wide, mesh, grad=True).backward_s
+    return GuestPrice(
+        first_s, reduced_s + hand_over_s(shape, wide, here, source, back), copy + local_bytes(shape, wide, compute, mesh)
+    )

@@ -1,0 +1,92 @@
+"""Seconds of handing a value from one stage's mesh to another's.
+
+`route_s` prices the very slices that the runtime sends (`layout.crossmesh`). `least_s` is its closed form, every byte
+spread evenly over the ranks: for searching, and for meshes so large that listing every pair of ranks would be in vain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from meshwright.cluster import Mesh
+from meshwright.layout import Layout
+from meshwright.layout.crossmesh import Pair, Side, route
+from meshwright.plan import Plan
+
+MOST_PAIRS = 1 << 12
+"""Ranks of one mesh times ranks of the other, up to which slices are listed one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one rank gets: seconds to begin, bytes per second."""
+
+    latency_s: float
+    bandwidth: float
+
+
+def inner_rate(mesh: Mesh) -> Rate:
+    """Between ranks of one mesh: its slowest links."""
+    hops = [hop for axis in (*mesh.axes, *mesh.flat) for hops in axis.kinds for hop in hops]
+    if not hops:
+        return Rate(0.0, float("inf"))
+    return Rate(max(hop.latency_s for hop in hops), min(hop.rate("send") for hop in hops))
+
+
+def hand_over_s(
+    shape: tuple[int, ...], itemsize: int, source: tuple[Mesh, Layout], target: tuple[Mesh, Layout], between: Rate
+) -> float:
+    """A value of this shape from one mesh and layout to another."""
+    if source[0].world_size * target[0].world_size <= MOST_PAIRS:
+        return route_s(shape, itemsize, source, target, between)
+    bytes_ = itemsize * prod(shape)
+    pieces = target[1].shard_factor(target[0].sizes)
+    return least_s(bytes_, source[0].world_size, target[0].world_size, pieces, between, inner_rate(target[0]))
+
+
+@lru_cache(maxsize=1 << 14)
+def route_s(
+    shape: tuple[int, ...], itemsize: int, source: tuple[Mesh, Layout], target: tuple[Mesh, Layout], between: Rate
+) -> float:
+    pair = pair_of(frozenset(source[0].ranks), between, inner_rate(target[0]))
+    return route(shape, Side(*source), Side(*target), itemsize, pair).seconds(itemsize, pair)
+
+
+def pair_of(sources: frozenset[int], between: Rate, inner: Rate) -> Pair:
+    def pair(source: int, target: int) -> tuple[float, float]:
+        rate = between if source in sources else inner
+        return rate.latency_s, rate.bandwidth
+
+    return pair
+
+
+def least_s(bytes_: float, senders: int, takers: int, pieces: int, between: Rate, inner: Rate) -> float:
+    """`pieces`: into how many the takers cut the value; ranks that want the same piece may share it among them."""
+    alike = takers // pieces
+    direct_s = between.latency_s + max(bytes_ / pieces, bytes_ * alike / senders) / between.bandwidth
+    if alike == 1:
+        return direct_s
+    first_s = between.latency_s + bytes_ / min(senders, takers) / between.bandwidth
+    second_s = (alike - 1) * (inner.latency_s + bytes_ / takers / inner.bandwidth)
+    return min(direct_s, first_s + second_s)
+
+
+def rates(plan: Plan) -> dict[tuple[int, int], Rate]:
+    """Between physical stages, by their numbers in `plan.groups`."""
+    return {(wire.source, wire.target): Rate(wire.latency_s, wire.bandwidth) for wire in plan.wires}
+
+
+def stage_pair(plan: Plan) -> Pair:
+    """What any two ranks of a plan get: its wires between stages, the mesh's own links inside one."""
+    known = rates(plan)
+    stage_of = {rank: number for number, group in enumerate(plan.groups) for rank in group[0].mesh.ranks}
+    inner = [inner_rate(group[0].mesh) for group in plan.groups]
+
+    def pair(source: int, target: int) -> tuple[float, float]:
+        a, b = stage_of[source], stage_of[target]
+        rate = inner[a] if a == b else known[a, b]
+        return rate.latency_s, rate.bandwidth
+
+    return pair
