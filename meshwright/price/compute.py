@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from meshwright.capture.program import Op, Value
 from meshwright.cluster import Device
 from meshwright.cluster.profile_load import profile_of
-from meshwright.price.kernels import Case, device_seconds, host_seconds, literals, name_of, tensor
+from meshwright.price.case import Case, tensor
+from meshwright.price.kernels import device_seconds, host_seconds, literals, name_of
 from meshwright.rules import Strategy
 
 _Local = tuple[tuple[int, ...], str, bool]

@@ -1,0 +1,27 @@
+"""Attention."""
+
+from __future__ import annotations
+
+from math import prod
+
+from meshwright.price.case import Case, Seconds
+from meshwright.profile.attention import is_causal
+from meshwright.profile.count import RING
+
+
+def attention(case: Case) -> Seconds:
+    query, key = case.operands[:2]
+    grouped = len(query.shape) > 2 and query.shape[-3] != key.shape[-3]
+    masks = case.operands[3:]
+    variant = "grouped" if grouped else "causal" if is_causal(case.op) else "plain"
+    if masks or case.name == "causal_attention":
+        variant = "bias" if any(mask.grad for mask in masks) else "mask"
+        variant = "strided" if case.unfused else variant
+    rows, seq, width = prod(query.shape[:-1]), key.shape[-2], query.shape[-1]
+    if case.name == RING:  # plain products, block by block
+        variant, seq = "strided", seq * dict(case.op.kwargs)["size"]
+    sides = (
+        case.on.attention_s(variant, side, case.dtype, case.itemsize, rows, seq, width)
+        for side in ("forward", "backward")
+    )
+    return next(sides), next(sides)

@@ -1,0 +1,45 @@
+"""A mixture of experts: the experts' own ops, and what brings tokens to them and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from meshwright.capture.program import TensorType, Value
+from meshwright.price.case import Case, Seconds, tensor
+from meshwright.profile.mixture import inner_ops
+from meshwright.profile.operands import packet
+
+
+def experts(case: Case) -> Iterator[Case]:
+    """The ops inside."""
+    values = [
+        Value(name, TensorType(local.shape, local.dtype), local.grad)
+        for name, local in zip(case.op.operands(), case.operands, strict=True)
+    ]
+    for inner in inner_ops(case.op, values):
+        operands, results = (
+            tuple(tensor(value.type.sizes, value.type.dtype, value.grad) for value in side)
+            for side in (inner.operands, inner.op.results)
+        )
+        yield Case(inner.op, packet(inner.op.target), operands, results, case.on)
+
+
+def dispatch_seconds(case: Case) -> Seconds:
+    """Two sorts, two gathers, weights, a sum."""
+    picks = prod(case.operands[1].shape)
+    rows = tensor((picks, *case.operands[0].shape[1:]), case.dtype, True)
+    forward_s = 2 * case.on.kernel_s("sort.forward", "int64", 8 * picks)
+    forward_s += 2 * case.kernel("gather.forward", 2 * rows.bytes) + case.kernel("broadcast.forward", 2 * rows.bytes)
+    backward_s = 2 * case.kernel("gather.backward", 2 * rows.bytes)
+    backward_s += 2 * case.kernel("broadcast.backward", 3 * rows.bytes)
+    width, tokens = rows.shape[-1], prod(case.results[0].shape)
+    backward_s += case.on.rows_s("mean", "forward", case.dtype, case.itemsize, picks, width)
+    each = max(1, picks * width // tokens)
+    forward_s += case.on.rows_s("column_sum", "forward", case.dtype, case.itemsize, tokens, each)
+    return forward_s, backward_s
+
+
+def dispatch_host(case: Case) -> list[Seconds]:
+    counts = {"sort": 2, "gather": 3, "multiply": 1, "column_sum": 1, "fill": 3, "view": 2}
+    return [case.on.host(name, case.dtype) for name, count in counts.items() for _ in range(count)]

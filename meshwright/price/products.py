@@ -1,0 +1,58 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+from math import prod
+
+from meshwright.price.case import Case, Seconds
+
+
+def linear(case: Case) -> Seconds:
+    x, weight = case.operands[:2]
+    n, k = weight.shape if len(weight.shape) == 2 else (1, weight.shape[0])
+    m = prod(x.shape[:-1])
+    on, dtype, itemsize = case.on, case.dtype, case.itemsize
+    forward_s = on.matmul_s("nt", dtype, itemsize, m, n, k)
+    backward_s = on.matmul_s("nn", dtype, itemsize, m, k, n) if x.grad else 0.0
+    backward_s += on.matmul_s("tn", dtype, itemsize, n, k, m) if weight.grad else 0.0
+    if len(case.operands) > 2 and case.operands[2].grad:
+        backward_s += on.rows_s("column_sum", "forward", dtype, itemsize, n, m)
+    return forward_s, backward_s
+
+
+def matmul(case: Case) -> Seconds:
+    """[..., m, k] by [..., k, n]; leading dims of both are a batch, those of the first alone are rows."""
+    first = 1 if case.name in ("addmm", "baddbmm") else 0
+    a, b = case.operands[first : first + 2]
+    k = a.shape[-1]
+    n = b.shape[-1] if len(b.shape) > 1 else 1
+    batch = prod(b.shape[:-2])
+    m = max(1, prod(case.results[0].shape) // max(1, n * batch))
+    on, dtype, itemsize = case.on, case.dtype, case.itemsize
+    forward_s = on.matmul_s("nn", dtype, itemsize, m, n, k, batch)
+    backward_s = on.matmul_s("nt", dtype, itemsize, m, k, n, batch) if a.grad else 0.0
+    backward_s += on.matmul_s("tn", dtype, itemsize, k, n, m, batch) if b.grad else 0.0
+    return forward_s, backward_s
+
+
+def grouped(case: Case) -> Seconds:
+    """Rows [r, k], each by the matrix [k, n] of its group."""
+    rows, weights = case.operands[:2]
+    (r, k), n = rows.shape, weights.shape[2]
+    on, dtype, itemsize = case.on, case.dtype, case.itemsize
+    forward, inputs, weight = on.grouped(dtype, r)
+    forward_s = forward * on.matmul_s("nt", dtype, itemsize, r, n, k)
+    backward_s = inputs * on.matmul_s("nn", dtype, itemsize, r, k, n) if rows.grad else 0.0
+    backward_s += weight * on.matmul_s("tn", dtype, itemsize, k, n, r) if weights.grad else 0.0
+    return forward_s, backward_s
+
+
+def einsum(case: Case) -> Seconds:
+    """As one product of its factors' sizes: a batch of what both have is not told apart."""
+    a, b = case.operands[:2] if len(case.operands) > 1 else (case.operands[0], case.operands[0])
+    whole = prod(case.results[0].shape)
+    k = max(1, round((prod(a.shape) * prod(b.shape) / max(1, whole)) ** 0.5))
+    m = max(1, prod(a.shape) // k)
+    n = max(1, whole // m)
+    forward_s = case.on.matmul_s("nn", case.dtype, case.itemsize, m, n, k)
+    return forward_s, forward_s * case.grads
