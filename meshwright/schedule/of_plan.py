@@ -1,0 +1,72 @@
+"""The lists of a plan: what every physical stage does in a step, from the plan alone."""
+
+from __future__ import annotations
+
+from meshwright.capture.program import Program
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+from meshwright.schedule.lists import Lists, lists
+from meshwright.schedule.one_stage import plan_instructions
+from meshwright.schedule.orders import ORDERS, Order
+from meshwright.schedule.pipeline import Pipeline, Reads, Run
+from meshwright.schedule.searched import Durations, searched
+
+
+def plan_pipeline(plan: Plan, program: Program) -> Pipeline:
+    """Runs are the plan's stages; a run's stage is its number in `plan.groups`."""
+    runs = tuple(Run(stage.first, stage.end, plan.stage_at(stage.mesh.ranks[0])) for stage in plan.stages)
+    types = {parameter.name: parameter.type.dtype for parameter in program.parameters}
+    moved = {
+        name for name, entry in plan.parameters.items() if (entry.storage, entry.dtype) != (entry.compute, types[name])
+    }
+    again = {name for name, entry in plan.parameters.items() if entry.regather}
+    gathered, regathered = set[int](), set[int]()
+    for stage in plan.stages:
+        for index in stage.segments:
+            own = set(program.segments[index].params)
+            homely = own - set(stage.guests)
+            if moved & homely or own & set(stage.guests):
+                gathered.add(index)
+            if again & homely:
+                regathered.add(index)
+    found = Pipeline(
+        runs, plan.microbatches, reads_of(program), frozenset(), frozenset(gathered), frozenset(regathered)
+    )
+    found.verify()
+    return found
+
+
+def reads_of(program: Program) -> Reads:
+    """Who reads whose values."""
+    made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
+    pairs = {(made[name], index) for index, segment in enumerate(program.segments) for name in segment.inputs}
+    return tuple(sorted(pairs))
+
+
+def plan_lists(plan: Plan, program: Program) -> Lists:
+    """One list a physical stage, in the order of `plan.groups`; all ranks of a stage run the same."""
+    if len(plan.stages) == 1:
+        return (plan_instructions(plan, program),)
+    pipeline = plan_pipeline(plan, program)
+    return lists(pipeline, plan_order(plan, pipeline))
+
+
+def plan_order(plan: Plan, pipeline: Pipeline) -> Order:
+    """A searched order is found again from the plan's own predictions."""
+    if plan.schedule in ORDERS:
+        return ORDERS[plan.schedule](pipeline)
+    if plan.schedule != "searched":
+        raise PlanError(f"schedule is {plan.schedule!r}", f"one of {', '.join(ORDERS)}, searched", "set it back")
+    if len(plan.predicted.stages) != pipeline.stages:
+        raise PlanError("a searched schedule without predictions of its stages", "a plan as it was made", "plan again")
+    rows: list[tuple[float, float, float, float]] = []
+    at = [0] * pipeline.stages
+    for run in pipeline.runs:
+        stage, place = plan.predicted.stages[run.stage], at[run.stage]
+        at[run.stage] += 1
+        columns = (stage.forward_s, stage.backward_input_s, stage.backward_weight_s, stage.send_s)
+        rows.append((columns[0][place], columns[1][place], columns[2][place], columns[3][place]))
+    transfers = {(i, i + 1): row[3] for i, row in enumerate(rows[:-1])}
+    forward_s, input_s, weight_s = (tuple(row[k] for row in rows) for k in range(3))
+    in_flight = [stage.in_flight for stage in plan.predicted.stages]
+    return searched(pipeline, Durations(forward_s, input_s, weight_s, transfers), in_flight)
