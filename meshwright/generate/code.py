@@ -74,7 +74,7 @@ def _pieces(plan: Plan) -> str:
 def _layouts(program: Program, plan: Plan, index: int) -> dict[str, Layout]:
     choice: Choice = plan.choice(index)
     graph = program.graph(program.segments[index]).at(plan.microbatch)
-    found: Flow = flow(graph, choice, plan.mesh, plan.common_layouts(program, index))
+    found: Flow = flow(graph, choice, plan.stage_of(index).mesh, plan.common_layouts(program, index))
     return found.layouts
 
 

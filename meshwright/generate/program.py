@@ -10,7 +10,8 @@ from meshwright.generate.chunk import ChunkedPair, check_chunkable, chunked
 from meshwright.generate.pair import SegmentPair, compiled_pair, make_pair
 from meshwright.generate.shard import shard
 from meshwright.layout import Layout
-from meshwright.plan import Plan
+from meshwright.plan import Plan, Stage
+from meshwright.plan.stages import stage_prologue
 from meshwright.price.flow import flow
 
 Pair = SegmentPair | ChunkedPair
@@ -25,17 +26,18 @@ class Generated:
     pairs: tuple[Pair, ...]
 
 
-def sharded_prologue(program: Program, plan: Plan) -> SegmentGraph:
-    graph = program.prologue.at(plan.microbatch)
-    commons = {name: Layout.parse(plan.inputs[name].layout) for name in (value.name for value in graph.commons)}
-    outputs = tuple(map(Layout.parse, plan.prologue.outputs))
-    return shard(flow(graph, plan.prologue, plan.mesh, commons), outputs)
+def sharded_prologue(program: Program, plan: Plan, stage: Stage | None = None) -> SegmentGraph:
+    """What a stage makes of the prologue; of a plan of one stage, all of it."""
+    here = stage or plan.stages[0]
+    graph = stage_prologue(program, here.first, here.end).at(plan.microbatch)
+    commons = {value.name: Layout.parse(here.inputs[value.name]) for value in graph.commons}
+    return shard(flow(graph, here.prologue, here.mesh, commons), tuple(map(Layout.parse, here.prologue.outputs)))
 
 
 def sharded_segment(program: Program, plan: Plan, index: int, batch: int) -> SegmentGraph:
     """One rank's graph of one segment at this batch."""
     choice, commons = plan.choice(index), plan.common_layouts(program, index)
-    run = flow(program.graph(program.segments[index]).at(batch), choice, plan.mesh, commons)
+    run = flow(program.graph(program.segments[index]).at(batch), choice, plan.stage_of(index).mesh, commons)
     return shard(run, tuple(map(Layout.parse, choice.outputs)))
 
 

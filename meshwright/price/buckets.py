@@ -49,29 +49,29 @@ class Transfers:
 
 def gathered(plan: Plan, program: Program, segment: int, *, again: bool) -> Transfers:
     """From storage to compute layout, where `segment` is the first to need it; `again`: those it gathers each time."""
-    found = []
+    mesh, found = plan.stage_of(segment).mesh, []
     for parameter in _params(program, segment):
         entry = plan.parameters[parameter.name]
-        first = program.uses_of(parameter.name)[0] == segment
-        if entry.regather == again and (again or first):
-            path = _path(parameter, entry, plan.mesh, parameter.type.itemsize)
+        uses = program.uses_of(parameter.name)
+        if entry.regather == again and (uses[0] == segment or (again and plan.stage_of(uses[0]).mesh is mesh)):
+            path = _path(parameter, entry, mesh, parameter.type.itemsize)
             ops = tuple(step.forward_op for step in path.steps)
             found.append((parameter, ops, Layout.parse(entry.storage), parameter.type.itemsize))
-    return _together(found, plan.mesh)
+    return _together(found, mesh)
 
 
 def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Transfers:
     """Gradients from compute to storage layout, of parameters first used here; `scatter`: after each micro-batch."""
-    found = []
+    mesh, found = plan.stage_of(segment).mesh, []
     for parameter in _params(program, segment):
         entry = plan.parameters[parameter.name]
         if parameter.trainable and entry.scatter == scatter and program.uses_of(parameter.name)[0] == segment:
             itemsize = ITEM_BYTES[entry.dtype]
-            path = _path(parameter, entry, plan.mesh, itemsize)
+            path = _path(parameter, entry, mesh, itemsize)
             ops = tuple(step.backward_op for step in reversed(path.steps))
-            layout = Layout.parse(entry.storage if _kinds(ops, plan.mesh) == ["reduce_scatter"] else entry.compute)
+            layout = Layout.parse(entry.storage if _kinds(ops, mesh) == ["reduce_scatter"] else entry.compute)
             found.append((parameter, ops, layout, itemsize))
-    return _together(found, plan.mesh)
+    return _together(found, mesh)
 
 
 def parameter_collectives(plan: Plan, program: Program) -> Iterator[Collective]:
@@ -94,7 +94,8 @@ def _collectives(plan: Plan, program: Program, transfers: Transfers, forward: bo
         yield from (bucket.collective,) * times(bucket.names[0])
     for name in transfers.alone:
         parameter, entry = program.parameter(name), plan.parameters[name]
-        path = _path(parameter, entry, plan.mesh, parameter.type.itemsize if forward else ITEM_BYTES[entry.dtype])
+        mesh = plan.home(program, name).mesh
+        path = _path(parameter, entry, mesh, parameter.type.itemsize if forward else ITEM_BYTES[entry.dtype])
         yield from (path.forward if forward else path.backward) * times(name)
 
 

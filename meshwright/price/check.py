@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 
 from meshwright.capture.program import Program, Segment, SegmentGraph
+from meshwright.cluster import Mesh
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
-from meshwright.plan import Choice, Plan
+from meshwright.plan import Choice, Plan, Stage
+from meshwright.plan.plan import SCHEDULES
+from meshwright.plan.stages import stage_inputs, stage_prologue
 from meshwright.price.flow import flow, invariant
 from meshwright.price.parameter import Setting, check_optimizer
 
@@ -26,11 +29,13 @@ def check_plan(plan: Plan, program: Program) -> None:
     known = ("bf16", "mixed") if half else ("fp32",)
     if plan.precision not in known:
         raise PlanError(f"precision is {plan.precision!r}", f"{' or '.join(known)} for this model", "undo the edit")
-    if plan.schedule != "one-stage" or len(plan.stages) != 1:
-        given = f"schedule is {plan.schedule!r} with {len(plan.stages)} stages"
-        raise PlanError(given, "'one-stage' with one, the only schedule that runs so far", "set it back")
+    orders: tuple[str, ...] = ("one-stage",) if len(plan.stages) == 1 else SCHEDULES
+    if plan.schedule not in orders:
+        given = f"schedule is {plan.schedule!r} with {len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
+        raise PlanError(given, " or ".join(orders), "set it back")
     _check_inputs(plan, program)
-    _check_prologue(plan, program)
+    for number in range(len(plan.stages)):
+        _check_prologue(plan, program, number)
     _check_parameters(plan, program)
     _check_segments(plan, program)
 
@@ -43,16 +48,23 @@ def _check_inputs(plan: Plan, program: Program) -> None:
         if (entry.shape, entry.dtype) != (expected[name].sizes, expected[name].dtype):
             given = f"inputs.{name} is {entry.dtype} of shape {entry.shape}"
             raise PlanError(given, f"{expected[name]} at batch {plan.batch}", "undo the edit, or plan again")
-        _check_layout(f"inputs.{name}.layout", entry.layout, entry.shape, plan, "SI")
+    for number, stage in enumerate(plan.stages):
+        needed = stage_inputs(program, stage.first, stage.end)
+        if set(stage.inputs) != set(needed):
+            given = f"stages[{number}].inputs are {', '.join(stage.inputs) or 'none'}"
+            raise PlanError(given, ", ".join(needed) or "none", "undo the edit")
+        for name, layout in stage.inputs.items():
+            _check_layout(f"stages[{number}].inputs.{name}", layout, plan.inputs[name].shape, stage.mesh, "SI")
 
 
-def _check_prologue(plan: Plan, program: Program) -> None:
-    graph = program.prologue
-    if len(plan.prologue.outputs) != len(graph.outputs) or plan.prologue.inputs:
-        given = f"prologue has {len(plan.prologue.inputs)} inputs and {len(plan.prologue.outputs)} outputs"
+def _check_prologue(plan: Plan, program: Program, number: int) -> None:
+    stage = plan.stages[number]
+    graph, made = stage_prologue(program, stage.first, stage.end), stage.prologue
+    if len(made.outputs) != len(graph.outputs) or made.inputs:
+        given = f"stages[{number}].prologue has {len(made.inputs)} inputs and {len(made.outputs)} outputs"
         raise PlanError(given, f"0 and {len(graph.outputs)}", "undo the edit")
-    commons = {value.name: Layout.parse(plan.inputs[value.name].layout) for value in graph.commons}
-    flow(graph.at(plan.microbatch), plan.prologue, plan.mesh, commons)
+    commons = {value.name: Layout.parse(stage.inputs[value.name]) for value in graph.commons}
+    flow(graph.at(plan.microbatch), made, stage.mesh, commons)
 
 
 def _check_parameters(plan: Plan, program: Program) -> None:
@@ -65,23 +77,39 @@ def _check_parameters(plan: Plan, program: Program) -> None:
         stored = Setting(plan.optimizer, plan.precision).storage_dtype(parameter.type.dtype)
         if entry.dtype != stored:
             raise PlanError(f"{field}.dtype is {entry.dtype}", stored, "undo the edit")
-        _check_layout(f"{field}.storage", entry.storage, parameter.type.sizes, plan, "SI")
-        _check_layout(f"{field}.compute", entry.compute, parameter.type.sizes, plan, "SIR")
+        mesh = plan.home(program, parameter.name).mesh
+        _check_layout(f"{field}.storage", entry.storage, parameter.type.sizes, mesh, "SI")
+        _check_layout(f"{field}.compute", entry.compute, parameter.type.sizes, mesh, "SIR")
 
 
 def _check_segments(plan: Plan, program: Program) -> None:
     if len(plan.segments) != len(program.segments):
         raise PlanError(f"segments has {len(plan.segments)} entries", f"{len(program.segments)}, as the model has")
-    made: dict[str, str] = {}
+    made: dict[str, tuple[str, Stage]] = {}
     for index, segment in enumerate(program.segments):
-        choice, field = plan.choice(index), f"choices[{plan.segments[index]}]"
+        choice, field, stage = plan.choice(index), f"choices[{plan.segments[index]}]", plan.stage_of(index)
         _check_choice(choice, field, segment, program.graph(segment))
-        _check_handover(choice, field, segment, made)
-        _check_weights(plan, choice, field, segment, program.graph(segment))
-        made.update(zip(segment.outputs, choice.outputs, strict=True))
-    if made[program.loss] != str(invariant(plan.mesh)):
-        raise PlanError(f"the loss is handed over as {made[program.loss]}", str(invariant(plan.mesh)), "undo the edit")
+        _check_handover(choice, field, segment, made, stage)
+        _check_weights(plan, program, index, field)
+        made.update((name, (text, stage)) for name, text in zip(segment.outputs, choice.outputs, strict=True))
+    last, wanted = made[program.loss][0], str(invariant(plan.stages[-1].mesh))
+    if last != wanted:
+        raise PlanError(f"the loss is handed over as {last}", wanted, "undo the edit")
+    _check_guests(plan, program)
     _check_strategies(plan, program)
+
+
+def _check_guests(plan: Plan, program: Program) -> None:
+    """A stage has a copy of each weight that it reads and that lives elsewhere, and of no other."""
+    for number, stage in enumerate(plan.stages):
+        read = {name for segment in program.segments[stage.first : stage.end] for name in segment.params}
+        wanted = sorted(name for name in read if plan.home(program, name) is not stage)
+        if sorted(stage.guests) != wanted:
+            given = f"stages[{number}].guests are {', '.join(sorted(stage.guests)) or 'none'}"
+            raise PlanError(given, ", ".join(wanted) or "none", "undo the edit")
+        for name, text in stage.guests.items():
+            shape = program.parameter(name).type.sizes
+            _check_layout(f"stages[{number}].guests.{name}", text, shape, stage.mesh, "SIR")
 
 
 def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGraph) -> None:
@@ -100,23 +128,35 @@ def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGr
         raise PlanError(f"{field}.strategies names {', '.join(extra)}", "ops of the segment", "undo the edit")
 
 
-def _check_handover(choice: Choice, field: str, segment: Segment, made: dict[str, str]) -> None:
+def _check_handover(
+    choice: Choice, field: str, segment: Segment, made: dict[str, tuple[str, Stage]], stage: Stage
+) -> None:
+    """Inside a stage a value is read as it was handed over; between stages in any layout but partial sums."""
     for name, layout in zip(segment.inputs, choice.inputs, strict=True):
-        if made[name] != layout:
+        given, source = made[name]
+        if source is stage and given != layout:
             raise PlanError(
                 f"{field}.inputs reads {layout} in segment {segment.name}",
-                f"{made[name]}, in which the segment before hands it over",
+                f"{given}, in which the segment before hands it over",
                 "make the two the same",
             )
-
-
-def _check_weights(plan: Plan, choice: Choice, field: str, segment: Segment, graph: SegmentGraph) -> None:
-    for value, name in zip(graph.params, segment.params, strict=True):
-        used, compute = choice.parameters.get(value.name), plan.parameters[name].compute
-        if used != compute:
+        if source is not stage and "P" in given + layout:
             raise PlanError(
-                f"{field}.parameters.{value.name} is {used}", f"{compute}, as parameters.{name}.compute says"
+                f"{name} goes from one stage to another as {given}, is read as {layout}",
+                "no partial sums between stages",
+                "reduce it before, or cut the stages elsewhere",
             )
+
+
+def _check_weights(plan: Plan, program: Program, index: int, field: str) -> None:
+    segment, stage, choice = program.segments[index], plan.stage_of(index), plan.choice(index)
+    for value, name in zip(program.graph(segment).params, segment.params, strict=True):
+        used, where = choice.parameters.get(value.name), f"parameters.{name}.compute"
+        compute: str | None = plan.parameters[name].compute
+        if plan.home(program, name) is not stage:
+            compute, where = stage.guests.get(name), f"guests.{name}"
+        if used != compute:
+            raise PlanError(f"{field}.parameters.{value.name} is {used}", f"{compute}, as {where} says")
 
 
 def _check_strategies(plan: Plan, program: Program) -> None:
@@ -127,17 +167,17 @@ def _check_strategies(plan: Plan, program: Program) -> None:
         key = (plan.segments[index], tuple(commons.items()))
         if key not in seen:
             seen.add(key)
-            flow(program.graph(segment).at(plan.microbatch), plan.choice(index), plan.mesh, commons)
+            flow(program.graph(segment).at(plan.microbatch), plan.choice(index), plan.stage_of(index).mesh, commons)
 
 
-def _check_layout(field: str, text: str, shape: tuple[int, ...], plan: Plan, kinds: str) -> None:
+def _check_layout(field: str, text: str, shape: tuple[int, ...], mesh: Mesh, kinds: str) -> None:
     layout = Layout.parse(text)
     try:
-        layout.check(shape, plan.mesh.sizes)
+        layout.check(shape, mesh.sizes)
     except LayoutError as error:
         raise PlanError(f"{field}: {error.given}", error.expected, "undo the edit") from error
     wrong = [str(state) for state in layout if state.kind not in kinds]
-    if wrong or not layout.is_even(shape, plan.mesh.sizes):
+    if wrong or not layout.is_even(shape, mesh.sizes):
         allowed = ", ".join("S(dim)" if kind == "S" else kind for kind in kinds)
         raise PlanError(
             f"{field} is {text} for shape {shape}", f"states {allowed} that divide it evenly", "undo the edit"

@@ -20,6 +20,7 @@ def count_collectives(plan: Plan, program: Program) -> tuple[Collective, ...]:
         return ()
     last = len(program.segments) - 1
     graph = program.graph(program.segments[last]).at(plan.microbatch)
-    made = flow(graph, plan.choice(last), plan.mesh, plan.common_layouts(program, last)).strategies[found.op]
+    mesh = plan.stages[-1].mesh
+    made = flow(graph, plan.choice(last), mesh, plan.common_layouts(program, last)).strategies[found.op]
     axis = str(dict(made.lowering.kwargs).get("rows", ""))
     return (Collective("all_reduce", axis, COUNT_BYTES * plan.microbatches),) if axis else ()

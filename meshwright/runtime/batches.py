@@ -26,7 +26,7 @@ class Batches:
     def __init__(self, plan: Plan, coordinates: Sequence[int], device: torch.device) -> None:
         self.plan, self.coordinates, self.device = plan, coordinates, device
         self.names = list(plan.inputs)
-        self.layouts = {name: Layout.parse(entry.layout) for name, entry in plan.inputs.items()}
+        self.layouts = {name: Layout.parse(text) for name, text in plan.stages[0].inputs.items()}
         self.cut = {
             name: plan.microbatches if entry.shape[0] == plan.batch else 1 for name, entry in plan.inputs.items()
         }

@@ -36,7 +36,7 @@ def tokens(plan: Plan) -> int:
 
 def mfu(plan: Plan, program: Program) -> float:
     """FLOPs of forward and backward, recomputation not counted, over what the devices could do at their dense peak."""
-    peak = sum(stage.mesh.world_size * stage.mesh.device.peak_flops(_dtype(program)) for stage in plan.stages)
+    peak = sum(stage.mesh.world_size * stage.mesh.device.peak_flops(_dtype(program)) for stage, *_ in plan.groups)
     return step_flops(program) / (plan.predicted.step_s * peak) if plan.predicted.step_s else 0.0
 
 

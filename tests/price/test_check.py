@@ -54,8 +54,8 @@ UP = "layers.0.up.weight"
         (lambda p: p["choices"][1].update(graph=0), "graph is 0"),
         (lambda p: p["choices"][1].update(recompute=["nonsense~2"]), "keep names nonsense~2"),
         (lambda p: p.update(schedule="gpipe"), "schedule is 'gpipe'"),
-        (lambda p: p["prologue"].update(outputs=["[I]"]), "prologue has 0 inputs and 1 outputs"),
-        (lambda p: p["prologue"]["strategies"].update(cos="zz"), "strategies.cos"),
+        (lambda p: p["stages"][0]["prologue"].update(outputs=["[I]"]), "prologue has 0 inputs and 1 outputs"),
+        (lambda p: p["stages"][0]["prologue"]["strategies"].update(cos="zz"), "strategies.cos"),
     ],
 )
 def test_an_edit_that_would_compute_something_else_is_refused(
