@@ -31,5 +31,11 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
     return tuple(found)
 
 
+def accounted(plan: Plan, program: Program) -> Plan:
+    """The plan with its collectives, and what they take, in its prediction."""
+    found = collectives_of(plan, program)
+    return plan.with_prediction(collectives=found, communication_s=communication_s(found, plan.mesh))
+
+
 def communication_s(collectives: tuple[Collective, ...], mesh: Mesh) -> float:
     return sum(collective_s(item.kind, item.bytes, mesh.axis(item.axis)) for item in collectives)

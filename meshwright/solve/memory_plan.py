@@ -52,6 +52,19 @@ class Curves:
         """No choice needs less; at the step all gradients are there."""
         return max(least_peak_bytes(self.instances(), self.static_bytes), self.static_bytes + sum(self.gradients))
 
+    def priced(self, index: int, choice: Choice) -> Kept:
+        """The way of this instance that a Choice asks for. Raises PlanError where it is none of its options."""
+        wanted = (choice.recompute, choice.keep, choice.chunks)
+        for kept in self.options[index]:
+            if (kept.recompute, kept.keep, kept.chunks) == wanted:
+                return kept
+        raise PlanError(
+            f"segment {self.program.segments[index].name} recomputes {list(choice.recompute)} and keeps "
+            f"{list(choice.keep)} in {choice.chunks} chunks",
+            f"one of its {len(self.options[index])} ways between keeping all and making all again",
+            "undo the edit, or plan again",
+        )
+
     def within(self, budget_bytes: int | None) -> Plan:
         """The fastest plan inside the budget. Raises PlanError that names the least."""
         budget = budget_bytes if budget_bytes is not None else self.plan.mesh.device.usable_bytes
@@ -143,16 +156,29 @@ def _stored_bytes(plan: Plan, parameter: Parameter) -> int:
     return local_bytes(parameter.type.sizes, ITEM_BYTES[entry.dtype], Layout.parse(entry.storage), plan.mesh)
 
 
+def with_kept(plan: Plan, picked: Sequence[Kept]) -> Plan:
+    """The plan with what each instance keeps; its prediction is not touched."""
+    return with_choices(
+        plan,
+        [
+            replace(plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks)
+            for index, kept in enumerate(picked)
+        ],
+    )
+
+
+def with_choices(plan: Plan, chosen: Sequence[Choice]) -> Plan:
+    """The plan with these Choices, one per segment; equal ones are shared."""
+    choices: list[Choice] = []
+    for choice in chosen:
+        if choice not in choices:
+            choices.append(choice)
+    return replace(plan, choices=tuple(choices), segments=tuple(choices.index(choice) for choice in chosen))
+
+
 def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan:
     plan = found.plan
     picked = [options[index] for options, index in zip(found.options, chosen.options, strict=True)]
-    choices: list[Choice] = []
-    segments = []
-    for index, kept in enumerate(picked):
-        choice = replace(plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks)
-        if choice not in choices:
-            choices.append(choice)
-        segments.append(choices.index(choice))
     resident = sum(kept.resident_bytes for kept in picked)
     peak = max(chosen.peak_bytes, found.static_bytes + sum(found.gradients))
     forward_s, backward_s = sum(kept.forward_s for kept in picked), sum(kept.backward_s for kept in picked)
@@ -169,9 +195,7 @@ def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan
         peak_bytes=peak,
         gap=(chosen.seconds - chosen.bound_s) / step_s if step_s else 0.0,
     )
-    return replace(
-        plan, choices=tuple(choices), segments=tuple(segments), predicted=predicted, memory_bytes=budget_bytes
-    )
+    return replace(with_kept(plan, picked), predicted=predicted, memory_bytes=budget_bytes)
 
 
 def _does_not_fit(found: Curves, budget: int) -> PlanError:
