@@ -1,10 +1,11 @@
 """Real architectures of `transformers` (and U-Nets) at small sizes: which can be captured and profiled, and why not.
 
-    python bench/architectures.py [--only gpt2,t5] [--run] [--limit 300] [--json out/architectures.json]
+    python bench/architectures.py [--only gpt2,t5] [--run] [--resume] [--limit 300] [--json out/architectures.json]
 
 Each has a process of its own with a limit of CPU seconds. It is built on meta in training mode with its loss,
 captured, verified, and profiled for both kinds of device in fp32 and for the GPU in bf16. `--run` also executes
-Program and model on real tensors and compares loss and gradients. At least 70 of the 77 must pass.
+Program and model on real tensors and compares loss and gradients. At least 70 of the 77 must pass. The JSON is written
+after each; `--resume` keeps the rows that it has (those that were compared, with `--run`) and tries the others.
 """
 
 from __future__ import annotations
@@ -119,23 +120,41 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--run", action="store_true", help="also execute and compare")
+    parser.add_argument("--resume", action="store_true", help="keep what an interrupted run has written")
     parser.add_argument("--limit", type=int, default=300, help="CPU seconds for each")
     parser.add_argument("--json", metavar="FILE", default="out/architectures.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     names = args.only.split(",") if args.only else list(ARCHITECTURES)
-    rows = []
+    path = Path(args.json)
+    done = known(path, args.run) if args.resume else {}
     for name in names:
-        rows.append(child(name, args.run, args.limit))
-        print(line(rows[-1]), flush=True)
+        if name not in done:
+            done[name] = child(name, args.run, args.limit)
+            write(path, done)
+        print(line(done[name]), flush=True)
+    rows = [done[name] for name in names]
     good = sum(row["ok"] for row in rows)
     print(f"{good} of {len(rows)} architectures capture, verify and profile")
-    Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(args.json).write_text(
-        json.dumps({"passed": good, "tried": len(rows), "rows": rows}, indent=1) + "\n", encoding="utf-8"
-    )
+    for row in rows:
+        if not row["ok"]:
+            print(f"  not {row['name']}: {row['note']}")
     return 0 if good >= min(WANTED, len(rows)) else 1
+
+
+def known(path: Path, executed: bool) -> dict[str, Row]:
+    """The rows of an earlier run that are as much as is asked for now."""
+    if not path.exists():
+        return {}
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return {row["name"]: row for row in rows if not executed or row.get("equal") or not row["ok"]}
+
+
+def write(path: Path, done: dict[str, Row]) -> None:
+    found = {"passed": sum(row["ok"] for row in done.values()), "tried": len(done), "rows": list(done.values())}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def child(name: str, execute: bool, limit_s: int) -> Row:

@@ -9,9 +9,9 @@ from typing import Any
 
 from meshwright.capture.couple import couplings
 from meshwright.capture.cut import cut, split_common
-from meshwright.capture.experts import fuse
 from meshwright.capture.fold import floats, merge, structure
 from meshwright.capture.lenders import without_lenders
+from meshwright.capture.mixtures import fuse
 from meshwright.capture.program import Coupling, Op, Program, Ref, Scalar, Segment, SegmentGraph, Value
 from meshwright.capture.random import KEYS
 from meshwright.capture.read import Flat

@@ -55,7 +55,8 @@ def inner_ops(op: Op, operands: Sequence[Value]) -> Iterator[Inner]:
         refs = map_leaves((args, kwargs), _as_ref)
         call = Op(target, refs[0], refs[1], ())
         read = tuple(known[name] for name in call.operands())
-        made = [Value(f"$v{count + i}", _result(target, read, rows, results), True) for i in range(results)]
+        type_ = _result(target, read, rows, results)
+        made = [Value(f"$v{count + i}", type_, type_.is_float) for i in range(results)]
         known |= {value.name: value for value in made}
         count += results
         yield Inner(Op(target, refs[0], refs[1], tuple(made)), read)
@@ -71,6 +72,10 @@ def _result(target: str, operands: Sequence[Value], rows: int, results: int) -> 
         return TensorType((rows, operands[1].type.sizes[-1]), first.dtype)
     if target == "aten.index.Tensor":
         return TensorType((rows, *first.sizes[1:]), first.dtype)
+    if target == "aten.ge.Scalar":
+        return TensorType(first.sizes, "bool")
+    if target == "aten.unsqueeze.default":
+        return TensorType((*first.sizes, 1), first.dtype)
     return TensorType((*first.sizes[:-1], first.sizes[-1] // results), first.dtype)
 
 
