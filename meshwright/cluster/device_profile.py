@@ -148,6 +148,7 @@ class Tables:
     images: Mapping[str, Mapping[str, list[list[float]]]]
     grouped: Mapping[str, list[list[float]]]
     host: Mapping[str, Mapping[str, tuple[float, ...]]]
+    pairs: Mapping[str, Mapping[str, tuple[float, ...]]]
     optimizers: Mapping[str, OptimizerCost]
 
 
@@ -253,13 +254,16 @@ class DeviceProfile:
         share = min(1.0, max(0.0, log(max(rows, 1) / low) / log(high / low)))
         return [a ** (1 - share) * b**share for a, b in zip(few, many, strict=True)]
 
-    def host(self, name: str, dtype: str = "float32") -> tuple[float, float]:
-        """Host seconds of asking for an op, forward and backward, in the midst of a step."""
-        ops = self.tables.host.get(_table_dtype(dtype))
+    def host(self, name: str, dtype: str = "float32", pair: bool = False) -> tuple[float, float]:
+        """Host seconds of asking for an op, forward and backward, in the midst of a step.
+
+        `pair`: as segment pairs ask, by plain kernels and without autograd; as eager PyTorch does otherwise.
+        """
+        ops = (pair and self.tables.pairs.get(_table_dtype(dtype))) or self.tables.host.get(_table_dtype(dtype))
         if not ops:
             return 0.0, 0.0
         forward_s, backward_s = ops.get(name, (0.0, 0.0))
-        forward, backward, _ = ops["eager"]
+        forward, backward = ops["eager"][:2]
         return forward_s * forward * self.host_scale, backward_s * backward * self.host_scale
 
     def optimizer(self, name: str, dtype: str, tensors: int, n_bytes: float) -> tuple[float, float]:
@@ -269,6 +273,13 @@ class DeviceProfile:
         eager = self.tables.host.get(_table_dtype(dtype), {}).get("eager", (1.0, 1.0, 1.0))[2]
         host_s = (cost.fixed_s + cost.tensor_s * tensors) * self.host_scale * eager
         return host_s, (curve(n_bytes) + cost.tensor_device_s * tensors) / self._memory
+
+    def update_s(self, name: str, dtype: str, n_bytes: float) -> tuple[float, float]:
+        """(host, device) seconds that one tensor adds to an optimizer's step over many."""
+        cost = self.tables.optimizers[name]
+        last, last_s = (cost.curves.get(_table_dtype(dtype)) or next(iter(cost.curves.values()))).points[-1]
+        host_s = cost.tensor_s * self.host_scale
+        return host_s, (last_s * n_bytes / last + cost.tensor_device_s) / self._memory
 
     def _peak(self, dtype: str) -> float:
         return self._peaks.get(dtype) or self._peaks[_NEAREST.get(dtype, "float32")]

@@ -23,7 +23,10 @@ REFERENCE = {"cuda": "H200-SXM-141GB", "cpu": "cpu"}
 
 _FIGURES = ("memory_bytes", "reserve_bytes", "memory_bandwidth", "launch_s")
 _TABLES = ("kernels", "grids", "factors", "host", "optimizers")
-_KNOWN = ("schema", "name", "kind", "like", "peaks", "achievable", "reached", "host_link", "measured", "sources")
+_KNOWN = (
+    *("schema", "name", "kind", "like", "peaks", "achievable", "reached", "host_link", "measured", "sources"),
+    "pairs",
+)
 
 
 def shipped() -> list[str]:
@@ -106,11 +109,12 @@ class _Check:
         for name, grids in data["grids"].items():
             for dtype, grid in self.table(f"grids.{name}", grids).items():
                 self.grid(f"grids.{name}.{dtype}", grid)
-        for dtype, ops in data["host"].items():
-            if "eager" not in self.table(f"host.{dtype}", ops):
-                raise self.fail(f"host.{dtype}.eager", None, "3 numbers")
-            for name, numbers in ops.items():
-                self.numbers(f"host.{dtype}.{name}", numbers, 3 if name == "eager" else 2)
+        for part in ("host", "pairs"):
+            for dtype, ops in self.table(part, data.get(part, {})).items():
+                if "eager" not in self.table(f"{part}.{dtype}", ops):
+                    raise self.fail(f"{part}.{dtype}.eager", None, "3 numbers")
+                for name, numbers in ops.items():
+                    self.numbers(f"{part}.{dtype}.{name}", numbers, 3 if name == "eager" else 2)
         for name, cost in data["optimizers"].items():
             for key in ("fixed_s", "tensor_s", "tensor_device_s"):
                 self.positive(f"optimizers.{name}.{key}", self.table(f"optimizers.{name}", cost).get(key), zero=True)
@@ -190,6 +194,7 @@ def tables(name: str) -> Tables:
         images=data["factors"].get("images", {}),
         grouped=data["factors"].get("grouped", {}),
         host={dtype: {op: tuple(each) for op, each in ops.items()} for dtype, ops in data["host"].items()},
+        pairs={dtype: {op: tuple(each) for op, each in ops.items()} for dtype, ops in data.get("pairs", {}).items()},
         optimizers={
             key: OptimizerCost(
                 cost["fixed_s"],

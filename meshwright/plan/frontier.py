@@ -31,9 +31,13 @@ class FrontierPoint:
     """Seconds and bytes of a segment on one device of the mesh.
 
     forward_s, backward_input_s, backward_weight_s: per micro-batch. first_s, last_s, step_s: once per step
-    (parameter gathers, gradient reduction, optimizer). overlappable_s: the part of first_s and last_s that may
-    run beside compute. resident_bytes: kept per micro-batch in flight. static_bytes: parameters, gradients,
+    (parameter gathers, gradient reduction, optimizer). overlappable_s: the part of first_s and last_s that the runtime
+    runs beside compute. resident_bytes: kept per micro-batch in flight. static_bytes: parameters, gradients,
     optimizer. transients: on top, while the segment runs.
+
+    again_s: the part of first_s that is paid at each use, scatter_s: that of last_s after each micro-batch; both of a
+    whole step. late_bytes: what gradients take beyond their storage until they are reduced. The host's seconds of
+    asking for it all: forward_host_s, backward_host_s per micro-batch, step_host_s per step; zero on a CPU.
     """
 
     choice: Choice
@@ -48,6 +52,12 @@ class FrontierPoint:
     resident_bytes: int
     forward_transient_bytes: int
     backward_transient_bytes: int
+    again_s: float = 0.0
+    scatter_s: float = 0.0
+    late_bytes: int = 0
+    forward_host_s: float = 0.0
+    backward_host_s: float = 0.0
+    step_host_s: float = 0.0
 
     @property
     def backward_s(self) -> float:

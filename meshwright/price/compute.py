@@ -18,12 +18,17 @@ _Local = tuple[tuple[int, ...], str, bool]
 
 @dataclass(frozen=True, slots=True)
 class OpSeconds:
-    """Of the device; and of the host that asks for the op meanwhile: a step takes the longer of the two sums."""
+    """Of the device; and of the host that asks for the op meanwhile: a step takes the longer of the two sums.
+
+    Eager PyTorch keeps what backward needs as it goes (`host`); a segment pair calls plain kernels (`pair`).
+    """
 
     forward_s: float
     backward_s: float
     forward_host_s: float = 0.0
     backward_host_s: float = 0.0
+    forward_pair_s: float = 0.0
+    backward_pair_s: float = 0.0
 
 
 def op_seconds(
@@ -60,9 +65,9 @@ def _seconds(
     if found is None:
         local = (tuple(tensor(*one) for one in side) for side in (operands, results))
         case = Case(run, name_of(run), next(local), next(local), profile, unfused)
-        device_s, host_s = device_seconds(case), host_seconds(case)
         back = any(grad for _, _, grad in results)
-        found = OpSeconds(device_s[0], device_s[1] if back else 0.0, host_s[0], host_s[1] if back else 0.0)
+        sides = (device_seconds(case), host_seconds(case), host_seconds(case, pair=True))
+        found = OpSeconds(*(seconds for side in sides for seconds in (side[0], side[1] if back else 0.0)))
         profile.memo[key] = found
     assert isinstance(found, OpSeconds)
     return found

@@ -31,11 +31,11 @@ def device_seconds(case: Case) -> Seconds:
     return KERNELS.get(case.name, OTHER).seconds(case)
 
 
-def host_seconds(case: Case) -> Seconds:
-    """Of the host: forward, and backward as if the results had gradients."""
+def host_seconds(case: Case, pair: bool = False) -> Seconds:
+    """Of the host: forward, and backward as if the results had gradients. `pair`: as part of a segment pair."""
     name = case.name
     if name in MIXTURES:
-        return _sum([*map(host_seconds, experts(case)), *dispatch_host(case)])
+        return _sum([*(host_seconds(inner, pair) for inner in experts(case)), *dispatch_host(case, pair)])
     key = KERNELS.get(name, OTHER).host or ("view" if name in VIEWS else "binary" if case.grads > 1 else "multiply")
     if key == "added":
         key = "scaled" if len(case.operands) < 2 else "reduced" if elementwise.broadcasts(case) else "added"
@@ -43,7 +43,7 @@ def host_seconds(case: Case) -> Seconds:
         key = "linear_plain"
     elif key == "convolution" and convolution.window_size(case) == 1:
         key = "convolution_1x1"
-    return case.on.host(key, case.dtype)
+    return case.on.host(key, case.dtype, pair)
 
 
 def _mixture(case: Case) -> Seconds:

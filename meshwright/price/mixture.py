@@ -40,6 +40,6 @@ def dispatch_seconds(case: Case) -> Seconds:
     return forward_s, backward_s
 
 
-def dispatch_host(case: Case) -> list[Seconds]:
+def dispatch_host(case: Case, pair: bool) -> list[Seconds]:
     counts = {"sort": 2, "gather": 3, "multiply": 1, "column_sum": 1, "fill": 3, "view": 2}
-    return [case.on.host(name, case.dtype) for name, count in counts.items() for _ in range(count)]
+    return [case.on.host(name, case.dtype, pair) for name, count in counts.items() for _ in range(count)]

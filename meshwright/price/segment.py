@@ -13,6 +13,7 @@ from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, FrontierPoint, ParameterPlan
 from meshwright.price.compute import op_seconds
 from meshwright.price.flow import Flow, flow
+from meshwright.price.overlap import reduces_beside
 from meshwright.price.parameter import ParameterPrice, Setting, local_bytes, parameter_price
 from meshwright.profile import is_view, saved
 from meshwright.profile.saved import DeviceKind
@@ -35,20 +36,23 @@ def price_segment(
     uses = {value.name: 1 for value in graph.params} if charged is None else charged
     found = flow(graph, choice, mesh)
     values = graph.values()
-    forward_s = backward_s = 0.0
+    forward_s = backward_s = forward_host_s = backward_host_s = 0.0
     working = 0
     for op in graph.ops:
         made = found.strategies[op.name]
         seconds = op_seconds(op, made, values, mesh.sizes, mesh.device)
         forward_s += seconds.forward_s + collectives_s(made.collectives_forward, mesh)
+        forward_host_s += seconds.forward_pair_s
+        backward_host_s += seconds.backward_pair_s
         if any(value.grad for value in op.results):
             backward_s += seconds.backward_s + collectives_s(made.collectives_backward, mesh)
-        working = max(working, _working_bytes(op, made, values, mesh))
+        working = max(working, working_bytes(op, made, values, mesh))
     for step in found.moves.values():
         forward_s += step.conversion.forward_s
         backward_s += step.conversion.backward_s
         working = max(working, step.conversion.transient_bytes)
     prices = parameter_prices(graph, parameters, uses, mesh, setting)
+    plans = [parameters[value.name] for value in graph.params if value.name in uses]
     gathered = sum(price.transient_bytes for price in prices)
     return FrontierPoint(
         choice=choice,
@@ -58,11 +62,17 @@ def price_segment(
         first_s=sum(price.first_s for price in prices),
         last_s=sum(price.last_s for price in prices),
         step_s=sum(price.step_s for price in prices),
-        overlappable_s=sum(price.first_s + price.last_s for price in prices),
+        overlappable_s=sum(price.last_s for price in prices) if reduces_beside(mesh) else 0.0,
         static_bytes=sum(price.static_bytes for price in prices),
         resident_bytes=resident_bytes(found),
         forward_transient_bytes=working + gathered,
         backward_transient_bytes=2 * working + gathered,
+        again_s=sum(price.first_s for price, plan in zip(prices, plans, strict=True) if plan.regather),
+        scatter_s=sum(price.last_s for price, plan in zip(prices, plans, strict=True) if plan.scatter),
+        late_bytes=sum(price.late_bytes for price in prices),
+        forward_host_s=forward_host_s,
+        backward_host_s=backward_host_s,
+        step_host_s=sum(price.step_host_s for price in prices),
     )
 
 
@@ -140,10 +150,10 @@ def shards(made: Strategy, mesh: Mesh) -> int:
 def least_working_bytes(op: Op, found: Iterable[Strategy], values: Mapping[str, Value], mesh: Mesh) -> int:
     """Of the strategies of an op, the least that running it takes, backward included."""
     factor = 2 if any(value.grad for value in op.results) else 1
-    return factor * min(_working_bytes(op, made, values, mesh) for made in found)
+    return factor * min(working_bytes(op, made, values, mesh) for made in found)
 
 
-def _working_bytes(op: Op, made: Strategy, values: Mapping[str, Value], mesh: Mesh) -> int:
+def working_bytes(op: Op, made: Strategy, values: Mapping[str, Value], mesh: Mesh) -> int:
     """Operands and results, at the sizes one rank has."""
     names = [
         *zip(op.operands(), made.operands, strict=True),

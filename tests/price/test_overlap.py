@@ -1,0 +1,90 @@
+"""A step as executed: reductions beside backward, gathers waited for, the longer of host and device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.cluster import load_cluster
+from meshwright.plan import Choice, FrontierPoint
+from meshwright.price.overlap import host_seconds, late_bytes, overlapped, reduces_beside
+
+BLANK = FrontierPoint(Choice(0, (), (), {}), *(0.0,) * 7, *(0,) * 4)
+
+
+def point(forward_s: float, backward_s: float, reduced_s: float = 0.0, **more: Any) -> FrontierPoint:
+    """One whose reduction may run beside backward."""
+    made = replace(BLANK, forward_s=forward_s, backward_input_s=backward_s, last_s=reduced_s, overlappable_s=reduced_s)
+    return replace(made, **more)
+
+
+def test_without_anything_overlappable_it_is_the_sum() -> None:
+    points = [replace(point(1, 2, 3, first_s=0.5, step_s=0.25), overlappable_s=0.0) for _ in range(3)]
+    assert overlapped(points, 4) == pytest.approx(sum(one.seconds(4) for one in points))
+
+
+def test_short_reductions_are_hidden_but_for_the_last() -> None:
+    assert overlapped([point(1, 2, 0.5) for _ in range(4)]) == pytest.approx(4 * 3 + 0.5)
+
+
+def test_long_reductions_queue_up_behind_the_first_backward() -> None:
+    """Backward begins with the last segment; its reduction starts when that is done."""
+    assert overlapped([point(1, 2, 5) for _ in range(4)]) == pytest.approx(4 * 1 + 2 + 4 * 5)
+
+
+def test_gradients_are_reduced_after_the_last_micro_batch() -> None:
+    points = [point(1, 2, 3) for _ in range(2)]
+    assert overlapped(points, 3) == pytest.approx(2 * 6 + 2 + 2 + 2 * 3)
+
+
+def test_scattered_gradients_are_reduced_after_each() -> None:
+    """Nine seconds of reductions over three micro-batches hide behind them, but for the very last."""
+    points = [point(1, 2, 3, scatter_s=3.0), point(1, 2)]
+    assert overlapped(points, 3) == pytest.approx(3 * 6 + 1)
+
+
+def test_gathers_are_waited_for() -> None:
+    once, each = point(1, 2, first_s=4.0), point(1, 2, first_s=4.0, again_s=4.0)
+    assert overlapped([once]) == overlapped([each]) == pytest.approx(7)
+
+
+def test_a_slow_host_bounds_the_step() -> None:
+    points = [point(1, 2, forward_host_s=2.0, backward_host_s=3.0, step_host_s=0.5) for _ in range(2)]
+    assert host_seconds(points, 2) == pytest.approx(2 * 2 * 5 + 1)
+    assert overlapped(points, 2) == host_seconds(points, 2)
+    quick = [replace(one, forward_host_s=0.1, backward_host_s=0.1) for one in points]
+    assert overlapped(quick, 2) == pytest.approx(12)
+
+
+def test_gradients_that_wait_take_memory() -> None:
+    slow = [point(1, 2, 5, late_bytes=100) for _ in range(4)]
+    assert late_bytes(slow) == 300  # all but the first segment's own
+    quick = [point(1, 2, 0.5, late_bytes=100) for _ in range(4)]
+    assert late_bytes(quick) == 100  # that of the segment before, for a while
+    assert late_bytes([replace(one, overlappable_s=0.0) for one in slow]) == 0
+
+
+@given(
+    st.lists(st.tuples(*(st.floats(0, 4),) * 4, st.floats(0, 1), st.booleans()), min_size=1, max_size=5),
+    st.integers(1, 4),
+)
+def test_it_lies_between_compute_and_the_sum(rows: list[tuple[Any, ...]], microbatches: int) -> None:
+    points = [
+        point(forward_s, backward_s, last_s, first_s=first_s, again_s=first_s * share, scatter_s=last_s * scatter)
+        for forward_s, backward_s, last_s, first_s, share, scatter in rows
+    ]
+    found = overlapped(points, microbatches)
+    sums = sum(one.seconds(microbatches) for one in points)
+    assert sums - sum(one.overlappable_s for one in points) <= found * (1 + 1e-9) + 1e-9
+    assert found <= sums * (1 + 1e-9) + 1e-9
+    assert found + 1e-9 >= sum(one.overlappable_s for one in points)
+
+
+def test_reductions_run_beside_backward_on_cpu_ranks_alone() -> None:
+    assert reduces_beside(load_cluster("local:2").mesh((2,)))
+    assert not reduces_beside(load_cluster("local:2").mesh((1,)))
+    assert not reduces_beside(load_cluster("dgx-h100").mesh((8,)))
