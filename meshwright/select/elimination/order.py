@@ -56,11 +56,13 @@ class Order:
         costs = np.append(costs, np.zeros(self.offsets[-1] - len(costs)))
         if self.members is not None and self.starts is not None:
             classes = np.minimum.reduceat(costs[self.members], self.starts)
-            begin = 0
+            room = np.empty(sum([step.left.stored for step in self.steps]))
+            begin = filled = 0
             for step in self.steps:
-                end = begin + step.view.size
-                found.append(step.least(classes[begin:end], found))
-                begin = end
+                end, full = begin + step.view.size, filled + step.left.stored
+                step.fill(room[filled:full], classes[begin:end], found)
+                found.append(room[filled:full])
+                begin, filled = end, full
         return Filled(self, costs, found, self._least(costs, found))
 
     def _least(self, costs: Floats, found: Sequence[Floats]) -> Floats:
@@ -243,8 +245,9 @@ class _Work:
                 seen = axes.get(other)
                 axes[other] = view if seen is None else self.views.join(seen, view)
         last = by_size[-1].nodes if by_size else ()
-        order = [node, *(other for other in axes if other not in last), *last]
-        return {other: axes[other] for other in dict.fromkeys(order)}
+        order = dict.fromkeys([node, *(other for other in axes if other not in last), *last])
+        longest = max((other for other in order if other != node), key=lambda other: axes[other].size, default=node)
+        return {other: axes[other] for other in [*(each for each in order if each != longest), longest]}
 
 
 def _edges(problem: Problem, views: Views) -> list[Factor]:

@@ -14,25 +14,34 @@ from math import prod
 
 import numpy as np
 
-from meshwright.select.elimination.dense import WHOLE
+from meshwright.select.elimination.dense import sum_into
 from meshwright.select.elimination.factor import ONE_CELL, Factor, ImpossibleError
 from meshwright.select.elimination.relation import Columns
 from meshwright.select.elimination.views import View, Views
 from meshwright.select.problem import Floats, Ints
 
+# Entries up to which all levels are summed in one piece.
+WHOLE = 200_000
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A message by row: single entries, or whole stretches of them (`width` > 1) as blocks of the given shape."""
+    """A factor by row. `pick`: which of its own rows; these are its cells times those of its other nodes that the step
+    constrains. `order`: its axes with these first; `finer`: where its blocks repeat entries; `shape`: of its blocks.
+    """
 
     factor: Factor
     pick: Ints
-    width: int
+    order: tuple[int, ...]
+    finer: tuple[tuple[int, Ints], ...]
     shape: tuple[int, ...]
 
-    def between(self, values: Floats, begin: int, end: int) -> Floats:
-        found = (values.reshape(-1, self.width) if self.width > 1 else values)[self.pick[begin:end]]
-        return found.reshape(-1, *self.shape)
+    def blocks(self, values: Floats) -> Floats:
+        """A block of `shape` for each of the factor's own rows."""
+        table = values.reshape(len(self.factor.cells), *self.factor.sizes[self.factor.split :]).transpose(self.order)
+        for axis, index in self.finer:
+            table = table.take(index, axis)
+        return table.reshape(-1, *self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +64,26 @@ class SparseStep:
     def entries(self) -> int:
         return len(self.own) * prod(self.block)
 
-    def least(self, costs: Floats, found: Sequence[Floats]) -> Floats:
-        """The values of `left`, for the costs of the node's classes and the values of earlier steps."""
+    def fill(self, out: Floats, costs: Floats, found: Sequence[Floats]) -> None:
+        """Puts the values of `left` into `out`, for the costs of the node's classes and the values of earlier steps."""
+        blocks = [part.blocks(found[part.factor.step]) for part in self.parts]
         first = self.levels[0]
         together = self.entries <= WHOLE
-        total = self._sum(costs, found, 0, len(self.own) if together else first)
+        total = self._sum(costs, blocks, 0, len(self.own) if together else first)
         least, begin = total[:first], first
         for count in self.levels[1:]:
-            rival = total[begin : begin + count] if together else self._sum(costs, found, begin, begin + count)
+            rival = total[begin : begin + count] if together else self._sum(costs, blocks, begin, begin + count)
             np.minimum(least[:count], rival, out=least[:count])
             begin += count
-        return least[self.back].reshape(-1)
+        least.take(self.back, axis=0, out=out.reshape(-1, *self.block), mode="clip")
 
-    def _sum(self, costs: Floats, found: Sequence[Floats], begin: int, end: int) -> Floats:
+    def _sum(self, costs: Floats, blocks: list[Floats], begin: int, end: int) -> Floats:
         """Rows `begin` to `end`."""
         parts = [costs[self.own[begin:end]].reshape(-1, *(1,) * len(self.block))]
         parts += [table[begin:end] for table in self.constants]
-        parts += [part.between(found[part.factor.step], begin, end) for part in self.parts]
+        parts += [table.take(part.pick[begin:end], 0) for part, table in zip(self.parts, blocks, strict=True)]
         parts.sort(key=lambda part: part.size)
-        total = parts[0] + np.zeros((1, *self.block))
-        for part in parts[1:]:
-            total += part
-        return total
+        return sum_into(np.empty((end - begin, *self.block)), parts)
 
 
 def sparse_step(
@@ -101,7 +108,7 @@ def sparse_step(
         if factor.values is None:
             parts.append(rows)
         else:
-            constants.append(rows.between(factor.values, 0, len(key)))
+            constants.append(rows.blocks(factor.values)[rows.pick])
     block = tuple(axes[other].size for other in free)
     return SparseStep(node, axes[node], factors, left, columns[node], block, tuple(_by_shape(constants)), tuple(parts),
                       levels, back)  # fmt: skip
@@ -123,25 +130,23 @@ def _levels(key: Ints) -> tuple[Ints, tuple[int, ...], Ints, Ints]:
 
 def _rows(factor: Factor, axes: dict[int, View], columns: Columns, free: list[int], views: Views) -> Rows:
     """Where the entries of a factor are stored, by row and by the free nodes among its own."""
-    own_free = [other for other in free if other in factor.nodes]
-    shape = tuple(axes[other].size if other in own_free else 1 for other in free)
-    aligned = list(factor.nodes[len(factor.nodes) - len(own_free) :]) == own_free and all(
-        axes[node] is view for node, view in zip(factor.nodes, factor.views, strict=True) if node in own_free
+    split = factor.split
+    named = dict(zip(factor.nodes, factor.views, strict=True))
+    fixed = [node for node in factor.nodes[split:] if node in columns]
+    spread = [node for node in free if node in named]
+    pick: Ints = np.zeros(len(columns[next(iter(columns))]), dtype=np.int64)
+    for node in factor.nodes[:split]:
+        pick = pick * named[node].size + views.translation(axes[node], named[node])[columns[node]]
+    pick = np.searchsorted(factor.cells, pick) if split else pick
+    for node in fixed:
+        pick = pick * named[node].size + views.translation(axes[node], named[node])[columns[node]]
+    order = (0, *(1 + factor.nodes.index(node) - split for node in (*fixed, *spread)))
+    finer = tuple(
+        (1 + len(fixed) + i, views.translation(axes[node], named[node]))
+        for i, node in enumerate(spread)
+        if axes[node] is not named[node]
     )
-    at: list[Ints | int] = []
-    for node, view in zip(factor.nodes, factor.views, strict=True):
-        if node in columns:
-            at.append(views.translation(axes[node], view)[columns[node]].reshape(-1, *(1,) * len(free)))
-        elif aligned:
-            at.append(0)
-        else:
-            spread = [axes[node].size if other == node else 1 for other in free]
-            at.append(views.translation(axes[node], view).reshape(1, *spread))
-    pick = factor.places(at)
-    if aligned:
-        width = prod(shape)
-        return Rows(factor, pick.reshape(-1) // width, width, shape)
-    return Rows(factor, pick, 1, shape)
+    return Rows(factor, pick, order, finer, tuple(axes[node].size if node in named else 1 for node in free))
 
 
 def _by_shape(constants: list[Floats]) -> list[Floats]:
