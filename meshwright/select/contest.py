@@ -90,7 +90,7 @@ def _problem(body: _Body) -> Problem:
     return Problem(
         offsets=offsets,
         costs=_forbid(_flat(nodes.costs)),
-        edge_nodes=np.array(edges.nodes, dtype=np.int64).reshape(-1, 2),
+        edge_nodes=_pairs(edges.nodes, "edge"),
         edge_offsets=_running(np.array([len(c) for c in edges.costs], dtype=np.int64)),
         edge_costs=_forbid(_flat(edges.costs)),
         limits=np.full(rows, np.inf if body.usage_limit is None else body.usage_limit),
@@ -103,12 +103,20 @@ def _problem(body: _Body) -> Problem:
 
 
 def _intervals(pairs: list[tuple[int, int]]) -> tuple[Ints, Ints]:
-    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    array = _pairs(pairs, "the interval of node")
     for node in np.flatnonzero(array[:, 0] < 0)[:1]:
         raise ProblemError(f"node {node} is alive over {array[node].tolist()}", "moments from 0 on")
     for node in np.flatnonzero(array[:, 1] < array[:, 0])[:1]:
         raise ProblemError(f"node {node} is alive over {array[node].tolist()}", "a begin not after its end")
     return array[:, 0], array[:, 1]
+
+
+def _pairs(pairs: list[tuple[int, int]], what: str) -> Ints:
+    try:
+        return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    except OverflowError as fault:
+        index = next(i for i, pair in enumerate(pairs) if max(map(abs, pair)) >= 2**63)
+        raise ProblemError(f"{what} {index} is {list(pairs[index])}", "numbers below 2**63") from fault
 
 
 def _maximal_moments(begin: Ints, end: Ints, live: np.ndarray) -> tuple[int, Ints, Ints]:
@@ -117,12 +125,9 @@ def _maximal_moments(begin: Ints, end: Ints, live: np.ndarray) -> tuple[int, Int
     Moment t is kept when something begins at t and the next change after t is an end: the live set at t is then a local
     maximum of a sequence that moves by inclusion.
     """
-    span = int(end.max(initial=0)) + 1
-    begins = np.bincount(begin[live], minlength=span) > 0
-    ends = np.bincount(end[live], minlength=span) > 0
-    change = np.flatnonzero(begins | ends)
-    following = ends[change[1:]]
-    kept = change[:-1][begins[change[:-1]] & following]
+    change = np.unique(np.concatenate((begin[live], end[live])))
+    begins, ends = np.isin(change, begin[live]), np.isin(change, end[live])
+    kept = change[:-1][begins[:-1] & ends[1:]]
     return len(kept), np.searchsorted(kept, begin), np.searchsorted(kept, end)
 
 

@@ -36,13 +36,26 @@ class InfeasibleError(ProblemError):
     """It was proven that no choice meets the constraints."""
 
 
-def no_choice(by: str) -> InfeasibleError:
-    """For a proof that names no single node or row."""
-    return InfeasibleError(
+def no_choice(by: str, problem: Problem | None = None) -> InfeasibleError:
+    """Names the node or the edge of `problem` that rules out everything on its own, if there is one."""
+    alone = None if problem is None else _ruled_out(problem)
+    return alone or InfeasibleError(
         f"no choice meets all limits and forbidden pairs (proven by {by})",
         "limits and pairs that leave at least one choice",
         "raise the limits or allow more pairs",
     )
+
+
+def _ruled_out(problem: Problem) -> InfeasibleError | None:
+    for node in range(problem.nodes):
+        if np.isinf(problem.costs[problem.offsets[node] : problem.offsets[node + 1]]).all():
+            given = f"all {problem.options(node)} options of {problem.label(node)} are forbidden"
+            return InfeasibleError(given, "an option of finite cost")
+    for edge, (a, b) in enumerate(problem.edge_nodes.tolist()):
+        if np.isinf(problem.matrix(edge)).all():
+            given = f"edge {edge} forbids every pair of {problem.label(a)} and {problem.label(b)}"
+            return InfeasibleError(given, "a pair of finite cost")
+    return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,6 +114,17 @@ def test_a_limit_nothing_can_meet_is_refused_with_its_numbers() -> None:
         solve(build.build())
 
 
+def test_what_rules_out_everything_on_its_own_is_named() -> None:
+    build = ProblemBuilder()
+    a, b = build.node([0.0, 1.0], name="norm"), build.node([0.0], name="add")
+    build.edge(a, b, [[np.inf], [np.inf]])
+    for method in ("auto", "elimination"):
+        with pytest.raises(InfeasibleError, match=r"edge 0 forbids every pair of node 0 \(norm\) and node 1 \(add\)"):
+            solve(build.build(), method=method)
+        with pytest.raises(InfeasibleError, match=r"all 2 options of node 0 \(norm\) are forbidden"):
+            solve(replace(build.build(), costs=np.array([np.inf, np.inf, 0.0])), method=method)
+
+
 def test_when_none_is_found_the_selection_says_which_row_and_by_how_much() -> None:
     problem = two_nodes()
     selection = solve(replace(problem, limits=np.array([11.0])), method="rl", work=0.01)
@@ -155,6 +166,20 @@ def test_negative_and_backward_intervals_are_refused(tmp_path: Path) -> None:
         path = tmp_path / "bad.json"
         path.write_text(json.dumps(bad))
         with pytest.raises(ProblemError, match=f"node 1 .*{interval[0]}, {interval[1]}"):
+            load(path)
+
+
+def test_moments_may_be_far_apart_but_not_beyond_64_bits(tmp_path: Path) -> None:
+    far, path = json.loads(json.dumps(EXAMPLE)), tmp_path / "far.json"
+    far["problem"] |= {"usage_limit": 10}
+    far["problem"]["nodes"]["intervals"] = [[0, 10**15], [10**14, 10**16]]
+    path.write_text(json.dumps(far))
+    assert solve(load(path)).choice == (1, 0)
+    for where, value, words in (("nodes", "intervals", "interval of node 1"), ("edges", "nodes", "edge 0")):
+        bad = json.loads(json.dumps(far))
+        bad["problem"][where][value][-1][1] = 10**25
+        path.write_text(json.dumps(bad))
+        with pytest.raises(ProblemError, match=rf"{words} is .*1{'0' * 25}"):
             load(path)
 
 

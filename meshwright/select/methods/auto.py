@@ -67,7 +67,7 @@ def _quick(problem: Problem, budget: Budget, done: list[str]) -> tuple[list[int]
         return None
     filled = order.run(problem.costs)
     if np.isinf(filled.value):
-        raise no_choice("elimination")
+        raise no_choice("elimination", problem)
     choice = filled.choice()
     budget.charge(order.entries + 2000 * problem.nodes)
     done.append(f"elimination of {problem.nodes} nodes, {order.entries} table entries")

@@ -29,7 +29,7 @@ def search(problem: Problem, budget: Budget, seed: int) -> tuple[list[int], floa
     while True:
         filled = order.run(problem.costs + prices.of_options())
         if np.isinf(filled.value):
-            raise no_choice("elimination")
+            raise no_choice("elimination", problem)
         choice = np.array(filled.choice())
         bound = max(bound, filled.value - prices.of_limits())
         keeper.offer(choice)

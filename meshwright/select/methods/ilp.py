@@ -35,5 +35,5 @@ def _beside(best: Best) -> str:
             for bound, choice in child.news(wait_s=min(0.5, max(0.01, best.budget.left()))):
                 best.note(bound, choice)
         if child.ended == INFEASIBLE:
-            raise no_choice("HiGHS")
+            raise no_choice("HiGHS", best.problem)
         return child.ended or "stopped"
