@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from meshwright.solve.exact import exact_chain, is_small
 from meshwright.solve.frontier import Frontier, Options
 from meshwright.solve.mix import Chain, mixed
 from meshwright.solve.walk import walk
@@ -21,6 +22,9 @@ DEAREST = 1e-6
 """Seconds per byte held, at which a device would rather move anything than keep it."""
 
 ROUNDS = 8
+
+CLOSED = 1e-9
+"""The gap that is none: seconds added up in another order."""
 
 
 @dataclass(slots=True)
@@ -70,14 +74,19 @@ def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("i
     if search.fits(free) or search.bound_s >= known_s:
         return (free if search.fits(free) else None), search.bound_s
     least = search.ask(DEAREST)
-    if not search.fits(least):
-        return None, search.bound_s
-    _bracket(search, free, least, known_s)
-    if search.bound_s >= known_s:
-        return None, search.bound_s
+    if search.fits(least):
+        _bracket(search, free, least, known_s)
+        if search.bound_s >= known_s:
+            return None, search.bound_s
     fitting = [chain for chain in search.chains if search.fits(chain)]
     fitting += mixed(search.frontier, search.chains, budget_bytes)
-    return min(fitting, key=lambda chain: chain.seconds, default=None), search.bound_s
+    best = min(fitting, key=lambda chain: chain.seconds, default=None)
+    if (best is None or best.seconds > search.bound_s * (1 + CLOSED)) and is_small(frontier):
+        exact, bound_s = exact_chain(frontier, budget_bytes, least.price)
+        if exact is not None and (best is None or exact.seconds < best.seconds):
+            best = exact
+        return best, max(search.bound_s, min(bound_s, best.seconds if best else bound_s))
+    return best, search.bound_s
 
 
 def least_bytes(frontier: Frontier) -> int:

@@ -10,7 +10,7 @@ from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
-from meshwright.solve.intra import SegmentProblem, Solved, Tied, solve_segment
+from meshwright.solve.intra import Answer, SegmentProblem, Solved, Tied, solve_segment
 from meshwright.solve.pins import Pins
 from meshwright.solve.space import Space, skip_layout, space
 
@@ -96,11 +96,11 @@ class Frontier:
         return self._leasts[segment.graph]
 
     def solve(self, index: int, price_per_byte: float) -> Solved:
-        segment = self.program.segments[index]
-        problem = self._problem(index, segment)
+        problem = self.problem(index)
         key = (id(problem), price_per_byte)
         if key not in self._solved:
-            self._solved[key] = solve_segment(problem, price_per_byte, segment.graph, self.recompute)
+            graph = self.program.segments[index].graph
+            self._solved[key] = solve_segment(problem, price_per_byte, graph, self.recompute)
         return self._solved[key]
 
     def point(self, index: int, options: Options, price_per_byte: float) -> Point:
@@ -108,12 +108,14 @@ class Frontier:
         found = self.solve(index, price_per_byte)
         key = (id(found), options)
         if key not in self._points:
-            answer = found.answer(options)
-            graph = found.segment.space.graph
-            charged = self._charged(index)
-            point = price_segment(graph, answer.choice, answer.parameters, self.mesh, self.setting, charged)
-            self._points[key] = Point(point, answer.parameters)
+            self._points[key] = self.priced(index, found.answer(options))
         return self._points[key]
+
+    def priced(self, index: int, answer: Answer) -> Point:
+        """What a segment does, priced from scratch."""
+        graph, charged = self.problem(index).space.graph, self._charged(index)
+        point = price_segment(graph, answer.choice, answer.parameters, self.mesh, self.setting, charged)
+        return Point(point, answer.parameters)
 
     def _charged(self, index: int) -> dict[str, int]:
         """Parameters that count in this segment, by local name, and how many segments use each: tied ones count in
@@ -122,7 +124,9 @@ class Frontier:
         pairs = zip(self.program.graphs[segment.graph].params, segment.params, strict=True)
         return {value.name: len(self.uses[name]) for value, name in pairs if self.uses[name][0] == index}
 
-    def _problem(self, index: int, segment: Segment) -> SegmentProblem:
+    def problem(self, index: int) -> SegmentProblem:
+        """Of one segment; segments that are alike share it."""
+        segment = self.program.segments[index]
         graph = self.program.graphs[segment.graph]
         tied = {}
         for value, name in zip(graph.params, segment.params, strict=True):
