@@ -9,13 +9,14 @@ from typing import Any
 
 from meshwright.capture.couple import couplings
 from meshwright.capture.cut import cut, split_common
+from meshwright.capture.flat import Flat
 from meshwright.capture.fold import floats, merge, structure
 from meshwright.capture.lenders import without_lenders
 from meshwright.capture.mixtures import fuse
 from meshwright.capture.program import Coupling, Op, Program, Ref, Scalar, Segment, SegmentGraph, Value
 from meshwright.capture.random import KEYS
-from meshwright.capture.read import Flat
 from meshwright.capture.sizes import BatchSize
+from meshwright.errors import CaptureError
 
 PROLOGUE = -1
 Names = tuple[str, ...]
@@ -28,6 +29,12 @@ def build(flat: Flat, batch: int, *, max_ops: int = 24) -> Program:
     kept = {flat.loss, *(new for _, new in flat.updates)}
     flat = replace(flat, ops=tuple(fuse(without_lenders(flat.ops), _all_values(flat), kept)))
     chain, common = split_common(flat)
+    if not any(value.name == flat.loss for op in chain for value in op.results):
+        raise CaptureError(
+            "the loss depends on no parameter of the model",
+            "a loss that is computed with its parameters",
+            "check what the model, or the loss function, returns",
+        )
     natural = cut(chain, max_ops)
     spans = merge(natural, max_ops)
     bodies = [[op for piece in natural[start:end] for op in piece] for start, end in spans]

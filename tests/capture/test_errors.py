@@ -37,6 +37,11 @@ def test_a_batch_without_a_batch_dim() -> None:
         capture(nn.Linear(4, 1), (torch.tensor(1.0),))
 
 
+def test_a_loss_of_the_data_alone() -> None:
+    with pytest.raises(CaptureError, match="depends on no parameter"):
+        capture(nn.Linear(4, 1), (torch.ones(2, 4),), lambda y, x: (x * x).sum())
+
+
 def test_an_empty_batch() -> None:
     with pytest.raises(ModelError, match="the batch is empty"):
         capture(nn.Linear(4, 1), {})
