@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from meshwright.cluster.device import Device
-from meshwright.cluster.toml_read import merge_equal
-from meshwright.cluster.topology import Cluster, Group, Link, Member
+from meshwright.cluster.topology import Cluster, Group, Link, Member, merge_equal
 from meshwright.errors import ClusterError
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -201,3 +201,14 @@ def describe_link(link: Link) -> str:
     shared = ", shared" if link.shared else ""
     taper = f", taper {link.taper:.3g}" if link.taper else ""
     return f"{many}{link.bandwidth / 1e9:.4g} GB/s each way, {link.latency_s * 1e6:.3g} us{shared}{taper}"
+
+
+def merge_equal(members: list[Member]) -> tuple[Member, ...]:
+    """Neighbours that are equal become one member with a count."""
+    merged: list[Member] = []
+    for member in members:
+        if merged and (merged[-1].of, merged[-1].uplink) == (member.of, member.uplink):
+            merged[-1] = Member(member.of, merged[-1].count + member.count, member.uplink)
+        else:
+            merged.append(member)
+    return tuple(merged)

@@ -99,7 +99,7 @@ def test_groups_grow_with_levels_and_probes_with_members() -> None:
     survey.cluster()
     n_hosts, n_levels = 32, 3
     assert len(prober.groups) == n_levels
-    assert len(survey.probed) < 2.5 * n_hosts * n_levels  # of 32640 pairs of ranks
+    assert len(survey.probes.known) < 2.5 * n_hosts * n_levels  # of 32640 pairs of ranks
 
 
 def test_one_host_that_is_slow_inside_keeps_its_own_link() -> None:

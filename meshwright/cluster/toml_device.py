@@ -1,0 +1,74 @@
+"""Read a `[device.NAME]` table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshwright.cluster.device import Achievable, Device
+from meshwright.cluster.profile_load import device_of
+from meshwright.cluster.toml_table import Table
+from meshwright.cluster.units import parse_bytes, parse_count, parse_rate, parse_seconds
+from meshwright.errors import ClusterError
+
+DEVICE_FIELDS = ("kind", "memory", "reserve", "memory_bandwidth", "launch", "peaks", "achievable", "profile")
+_DTYPES = ("float8", "bfloat16", "float16", "tf32", "float32", "float64")
+_OP_KINDS = ("matmul", "attention", "convolution", "memory")
+_DEVICE_KINDS = ("cuda", "cpu")
+
+
+def read_device(name: str, table: Table) -> Device:
+    """A device's figures; those that are not given are its profile's, where it names one."""
+    known = _profiled(table)
+    peaks = known.peaks if known and "peaks" not in table else _peaks(table)
+    memory_bytes = int(table.figure("memory", parse_bytes, known.memory_bytes if known else None, positive=True))
+    reserve_bytes = int(table.figure("reserve", parse_bytes, known.reserve_bytes if known else 0.0))
+    if reserve_bytes >= memory_bytes:
+        raise table.where.error(table.field("reserve"), f"is {table.data['reserve']!r}", "less than `memory`")
+    return Device(
+        name=name,
+        kind=table.one_of("kind", _DEVICE_KINDS, known.kind if known else "cuda"),
+        peaks=peaks,
+        memory_bytes=memory_bytes,
+        memory_bandwidth=table.figure(
+            "memory_bandwidth", parse_rate, known.memory_bandwidth if known else None, positive=True
+        ),
+        launch_s=table.figure("launch", parse_seconds, known.launch_s if known else 0.0),
+        reserve_bytes=reserve_bytes,
+        achievable=known.achievable if known and "achievable" not in table else _achievable(table),
+        profile=known.profile if known else "",
+    )
+
+
+def _profiled(table: Table) -> Device | None:
+    """The device of the profile that is named: a shipped one, or a file (beside this one, if its path is relative)."""
+    if "profile" not in table:
+        return None
+    name = table.text("profile", "")
+    if name.endswith(".json"):
+        name = str((Path(table.where.file).parent / name).absolute())
+    try:
+        return device_of(name)
+    except ClusterError as error:
+        raise table.where.error(table.field("profile"), f"is {name!r}: {error.given}", error.expected) from error
+
+
+def _peaks(table: Table) -> tuple[tuple[str, float], ...]:
+    peaks = table.child("peaks", _DTYPES)
+    return tuple((dtype, peaks.figure(dtype, parse_count, positive=True)) for dtype in table.keys("peaks"))
+
+
+def _achievable(table: Table) -> tuple[Achievable, ...]:
+    if "achievable" not in table:
+        return ()
+    entries, found = table.child("achievable", _OP_KINDS), []
+    for kind, value in entries.data.items():
+        if isinstance(value, Mapping):
+            entry = entries.child(kind, ("fraction", "half_work"))
+            half = entry.figure("half_work", parse_count, 0.0)
+            found.append(Achievable(kind, entry.figure("fraction", parse_count, positive=True), half))
+        else:
+            found.append(Achievable(kind, entries.figure(kind, parse_count, positive=True)))
+        if found[-1].fraction > 1:
+            raise table.where.error(entries.field(kind), f"is {found[-1].fraction}", "a fraction of at most 1")
+    return tuple(found)
