@@ -6,54 +6,14 @@ a traced graph is the same on every rank. Each op returns a fresh tensor, as cus
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.layout.steps import Collective
+from meshwright.layout.record import note, note_bytes, own_logs, record
 from meshwright.layout.transport import ProcessTransport, current_transport
-
-_thread_logs = threading.local()
-_process_logs: list[list[Collective]] = []
-
-
-@contextmanager
-def record() -> Iterator[list[Collective]]:
-    """Collect every communicating op this rank executes inside the block, in order."""
-    logs = _logs()
-    log: list[Collective] = []
-    logs.append(log)
-    try:
-        yield log
-    finally:
-        # By identity: two empty logs are equal, and the wrong one must not go.
-        logs[:] = [other for other in logs if other is not log]
-
-
-def _logs() -> list[list[Collective]]:
-    """A simulated rank has logs of its own; a process has one set, which autograd's threads share."""
-    logs: list[list[Collective]] | None = getattr(_thread_logs, "logs", None)
-    return _process_logs if logs is None else logs
-
-
-@contextmanager
-def own_logs() -> Iterator[None]:
-    """Give the calling thread logs of its own: one simulated rank."""
-    _thread_logs.logs = []
-    try:
-        yield
-    finally:
-        del _thread_logs.logs
-
-
-def _note(kind: str, axis: str, tensor: Tensor) -> None:
-    for log in _logs():
-        log.append(Collective(kind, axis, tensor.numel() * tensor.element_size()))
 
 
 def _split(x: Tensor, dim: int, size: int) -> Tensor:
@@ -76,7 +36,7 @@ def _resized(x: Tensor, dim: int, length: int) -> Tensor:
 @custom_op("meshwright::all_reduce", mutates_args=())
 def all_reduce(x: Tensor, axis: str) -> Tensor:
     """Sum over the ranks of the axis."""
-    _note("all_reduce", axis, x)
+    note("all_reduce", axis, x)
     return current_transport().all_reduce(x, axis, "sum")
 
 
@@ -85,14 +45,14 @@ def sum_in_place(x: Tensor, axis: str) -> Tensor:
     transport = current_transport()
     if not isinstance(transport, ProcessTransport):
         return x.copy_(all_reduce(x, axis))
-    _note("all_reduce", axis, x)
+    note("all_reduce", axis, x)
     return transport.sum_in_place(x, axis)
 
 
 @custom_op("meshwright::all_reduce_max", mutates_args=())
 def all_reduce_max(x: Tensor, axis: str) -> Tensor:
     """Maximum over the ranks of the axis."""
-    _note("all_reduce", axis, x)
+    note("all_reduce", axis, x)
     return current_transport().all_reduce(x, axis, "max")
 
 
@@ -100,21 +60,21 @@ def all_reduce_max(x: Tensor, axis: str) -> Tensor:
 def all_gather(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
     """Concatenate the ranks' tensors along `dim`."""
     pieces = current_transport(axis, size).all_gather(x, axis)
-    _note("all_gather", axis, pieces)
+    note("all_gather", axis, pieces)
     return _join(pieces, dim)
 
 
 @custom_op("meshwright::reduce_scatter", mutates_args=())
 def reduce_scatter(x: Tensor, dim: int, axis: str, size: int) -> Tensor:
     """Sum over the ranks; each keeps its own of `size` equal pieces of `dim`."""
-    _note("reduce_scatter", axis, x)
+    note("reduce_scatter", axis, x)
     return current_transport(axis, size).reduce_scatter(_split(x, dim, size), axis)
 
 
 @custom_op("meshwright::all_to_all", mutates_args=())
 def all_to_all(x: Tensor, split_dim: int, concat_dim: int, axis: str, size: int) -> Tensor:
     """Send piece i of `split_dim` to rank i; concatenate what arrives along `concat_dim`."""
-    _note("all_to_all", axis, x)
+    note("all_to_all", axis, x)
     return _join(current_transport(axis, size).all_to_all(_split(x, split_dim, size), axis), concat_dim)
 
 
@@ -130,8 +90,7 @@ def exchange_rows(x: Tensor, counts: Tensor, rows: int, axis: str, size: int, ba
     sent, held = parts[mine].sum(1).tolist(), parts[:, mine].sum(1).tolist()
     groups = torch.arange(parts.shape[2], device=x.device).repeat(size)
     order = groups.repeat_interleave(parts[:, mine].flatten().to(x.device)).argsort(stable=True)
-    for log in _logs():
-        log.append(Collective("all_to_all", axis, rows * x.shape[1:].numel() * x.element_size()))
+    note_bytes("all_to_all", axis, rows * x.shape[1:].numel() * x.element_size())
     if back:
         return current_transport().exchange(x[order.argsort()], held, sent, axis)
     return current_transport().exchange(x, sent, held, axis)[order]
@@ -140,7 +99,7 @@ def exchange_rows(x: Tensor, counts: Tensor, rows: int, axis: str, size: int, ba
 @custom_op("meshwright::ring_shift", mutates_args=())
 def ring_shift(x: Tensor, axis: str, size: int) -> Tensor:
     """Hand the tensor to the next rank of the axis, and take the one before's."""
-    _note("send", axis, x)
+    note("send", axis, x)
     mine = current_transport(axis, size).index(axis)
     sent, received = ([int(rank == (mine + way) % size) for rank in range(size)] for way in (1, -1))
     moved = current_transport().exchange(x.contiguous().view(1, -1), sent, received, axis)
@@ -181,7 +140,8 @@ def axis_index(axis: str) -> Tensor:
 @all_reduce.register_fake
 @all_reduce_max.register_fake
 @keep_on_first.register_fake
-def _same(x: Tensor, axis: str) -> Tensor:
+@ring_shift.register_fake
+def _same(x: Tensor, axis: str, size: int = 0) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -224,11 +184,6 @@ def _exchange_again(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, Non
 exchange_rows.register_autograd(_exchange_again, setup_context=_keep_counts)
 
 
-@ring_shift.register_fake
-def _shifted(x: Tensor, axis: str, size: int) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 @axis_index.register_fake
 def _scalar(axis: str) -> Tensor:
     return torch.empty((), dtype=torch.int64)
@@ -246,6 +201,7 @@ __all__ = [
     "place_slice",
     "record",
     "reduce_scatter",
+    "ring_shift",
     "sum_in_place",
     "take_slice",
 ]
