@@ -36,6 +36,10 @@ class RuleError(MeshwrightError):
     """A sharding rule is malformed or contradicts its op."""
 
 
+class RuleWarning(UserWarning):
+    """An op runs alike on every device because no rule was found for it, or a registered placement is wrong."""
+
+
 class ProblemError(MeshwrightError):
     """A selection problem is malformed or cannot be met."""
 

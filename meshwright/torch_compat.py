@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -199,3 +200,55 @@ def compile_boxed(module: GraphModule) -> Callable[[list[Tensor]], tuple[Any, ..
         return tuple(compiled(box))
 
     return run
+
+
+def without_onednn() -> AbstractContextManager[None]:
+    """Inside, recurrent layers run as plain ops."""
+    return _without_onednn()
+
+
+def bare_mesh(size: int) -> Any:
+    """A DeviceMesh of CPU devices without process groups: whatever communicates over it raises."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh("cpu", list(range(size)), _init_backend=False, _rank=0)
+
+
+def as_dtensor(local: Tensor, mesh: Any, placement: Any) -> Any:
+    """A DTensor on a mesh of one axis; nothing is sent to make it."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(local, mesh, [placement], run_check=False)
+
+
+def tensor_spec(whole: Tensor, mesh: Any) -> Any:
+    """What `register_sharding` hands to a user's function in a tensor's place."""
+    from torch.distributed.tensor import Replicate
+
+    return as_dtensor(whole, mesh, Replicate())._spec
+
+
+def placement_kind(placement: Any) -> tuple[str, int]:
+    """`shard` with its dim, `replicate`, `sum`; anything else under a name of its own."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if type(placement) is Shard:
+        return "shard", placement.dim
+    if type(placement) is Replicate:
+        return "replicate", 0
+    is_sum = type(placement) is Partial and placement.reduce_op == "sum"
+    return ("sum", 0) if is_sum else (type(placement).__name__, 0)
+
+
+def dtensor_is_loaded() -> bool:
+    """Whether anyone in this process can have registered a sharding with DTensor."""
+    return "torch.distributed.tensor" in sys.modules
+
+
+def registered_sharding(operator: Any) -> Callable[..., Any] | None:
+    """The function that a user gave to DTensor's `register_sharding` for this operator."""
+    from torch.distributed.tensor import DTensor
+
+    held: Any = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs.get(operator)
+    is_users = isinstance(held, partial) and held.func.__module__.endswith("_register_sharding")
+    return held.args[0] if is_users else None

@@ -174,3 +174,40 @@ def test_recurrent_layers_are_traced_to_ops_that_run() -> None:
     traced = torch_compat.functional(torch_compat.trace_joint(joint, fakes, mode), fakes, mode)
     for found, true in zip(traced(*inputs), joint(*inputs), strict=True):
         torch.testing.assert_close(found, true)
+
+
+def test_dtensor_says_where_results_are_and_raises_where_it_would_communicate() -> None:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    mesh = torch_compat.bare_mesh(2)
+    rows = torch_compat.as_dtensor(torch.rand(2, 6, requires_grad=True), mesh, Shard(0))
+    with torch_compat.without_onednn():
+        result = torch.ops.aten.cosine_similarity.default(rows.unsqueeze(1), rows.unsqueeze(1), 2)
+    assert torch_compat.placement_kind(result.placements[0]) == ("shard", 0)
+    (gradient,) = torch.autograd.grad(result, rows, torch_compat.as_dtensor(torch.ones(2, 1), mesh, Shard(0)))
+    assert gradient.placements == (Shard(0),)
+    total = rows.sum(0)
+    assert torch_compat.placement_kind(total.placements[0]) == ("sum", 0)
+    assert torch_compat.placement_kind(Partial("max"))[0] not in ("sum", "shard", "replicate")
+    assert torch_compat.placement_kind(Replicate()) == ("replicate", 0)
+    with pytest.raises(AttributeError):
+        total.exp()
+    with pytest.raises(NotImplementedError):
+        torch.ops.aten._trilinear.default(rows, rows, rows, [0], [0], [0], [1])
+
+
+def test_what_users_register_with_dtensor_is_found() -> None:
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    assert torch_compat.dtensor_is_loaded()
+    torch.library.custom_op("mw_compat::twice", lambda x: 2 * x, mutates_args=(), schema="(Tensor x) -> Tensor")
+
+    def sharding(x: object) -> list[tuple[list[Shard], list[Shard]]]:
+        return [([Shard(0)], [Shard(0)])]
+
+    register_sharding(torch.ops.mw_compat.twice.default)(sharding)
+    assert torch_compat.registered_sharding(torch.ops.mw_compat.twice.default) is sharding
+    assert torch_compat.registered_sharding(torch.ops.aten.mm.default) is None
+    spec = torch_compat.tensor_spec(torch.rand(4, 6), torch_compat.bare_mesh(2))
+    assert (spec.ndim, tuple(spec.shape)) == (2, (4, 6))

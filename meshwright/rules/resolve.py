@@ -1,4 +1,4 @@
-"""Which rule serves an op: our table, then a user's rule, then one discovered by running it, then `I` everywhere."""
+"""Which rule serves an op: our table, a user's rule, DTensor's, one found by running the op, then `I` everywhere."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from meshwright.rules.signature import Signature, parse
 from meshwright.rules.table import RULES
 
 _USER: dict[str, Rule] = {}
+_FOUND: dict[object, Rule | None] = {}
 
 # Capture turns the random ops it knows into ops that draw by counter. Others are refused: run as they are, every rank
 # would draw its own (or the same) numbers and the result would depend on the plan.
@@ -27,7 +28,8 @@ RANDOM = frozenset(f"aten.{name}" for name in _RANDOM.split())
 def resolve_rule(op: Op, types: tuple[TensorType, ...] | None = None) -> Rule:
     """The rule for this op, with the tier it came from. An op nobody knows runs alike on every rank.
 
-    `types` of its operands, sizes fixed: with them, such an op is first tried on small tensors (see `discover`).
+    `types` of its operands, sizes fixed: with them, DTensor is asked about such an op (see `adopt`), and then it is
+    tried on small tensors (see `discover`).
     """
     _refuse_random(op)
     for rules in (RULES, _USER):
@@ -36,10 +38,34 @@ def resolve_rule(op: Op, types: tuple[TensorType, ...] | None = None) -> Rule:
                 return rules[key]
     if types is None or any(isinstance(size, BatchSize) for type_ in types for size in type_.shape):
         return FALLBACK
-    from meshwright.rules.discover import discovered
+    return _found(Call(op, types)) or FALLBACK
 
-    found = discovered(Call(op, types))
-    return FALLBACK if found is None else Rule(lambda call: found, tier="discovered", shown=str(found))
+
+def _found(call: Call) -> Rule | None:
+    """The rule of an op that is neither in the table nor registered with us, looked for once per op and shapes."""
+    from meshwright.rules.adopt import given_to_dtensor, registered
+    from meshwright.rules.findings import key_of
+
+    sharding = given_to_dtensor(call)
+    key = (key_of(call), sharding)
+    if key not in _FOUND:
+        _FOUND[key] = registered(call, sharding) if sharding else _searched(call)
+    return _FOUND[key]
+
+
+def _searched(call: Call) -> Rule | None:
+    """What DTensor says of the op, and what running it shows beyond that; all of it proven."""
+    from meshwright.rules.adopt import adoptions
+    from meshwright.rules.discover import experiments
+    from meshwright.rules.findings import prove_findings, sample
+
+    small = sample(call)
+    if small is None:
+        return None
+    theirs = set(adoptions(small))
+    found = sorted(dict.fromkeys((*theirs, *experiments(small))), key=lambda one: (one.carries, str(one)))
+    proven = prove_findings(small, found)
+    return proven.rule(call, "discovered" if theirs.isdisjoint(proven.findings) else "dtensor")
 
 
 def tier(op: Op, values: Mapping[str, Value] | None = None) -> Tier:

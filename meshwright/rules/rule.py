@@ -19,7 +19,7 @@ from meshwright.rules.signature import Signature, parse
 LOWERINGS = "meshwright.rules.lowerings"
 """The module of the functions that lowerings name; named, not imported, so that rules need no torch."""
 
-Tier = Literal["table", "user", "discovered", "fallback"]
+Tier = Literal["table", "user", "dtensor", "discovered", "fallback"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Rule:
 
     def uneven_factors(self, call: Call, signature: Signature) -> frozenset[str]:
         """The factors that may be cut unevenly: where a dim holds others beside one, its pieces would not align."""
-        allowed = (self.lower is keep and self.tier != "discovered") if self.uneven is None else self.uneven
+        allowed = self.lower is keep if self.uneven is None else self.uneven
         factors = allowed(call) if callable(allowed) else signature.factors() if allowed else ()
         merged = {f for term in signature.terms() for dim in term.dims if len(dim) > 1 for f in dim}
         shown = {f for term in signature.terms() for dim in term.dims for f in dim}

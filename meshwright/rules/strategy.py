@@ -80,6 +80,12 @@ def strategies(op: Op, values: Mapping[str, Value], mesh: Mesh, *, uneven: bool 
     return tuple(builder.build(factors) for factors in builder.choices(uneven))
 
 
+def strategies_of(rule: Rule, op: Op, values: Mapping[str, Value], mesh: Mesh) -> tuple[Strategy, ...]:
+    """As `strategies`, under a rule that need not be the one that serves the op."""
+    builder = _Builder.under(rule, Call.of(op, values), mesh)
+    return tuple(builder.build(factors) for factors in builder.choices())
+
+
 def strategy(
     op: Op, values: Mapping[str, Value], mesh: Mesh, factors: str | Factors, *, at: Coordinates | None = None
 ) -> Strategy:
@@ -123,7 +129,10 @@ class _Builder:
     @classmethod
     def of(cls, op: Op, values: Mapping[str, Value], mesh: Mesh) -> _Builder:
         call = Call.of(op, values)
-        rule = resolve_rule(op, call.types)
+        return cls.under(resolve_rule(op, call.types), call, mesh)
+
+    @classmethod
+    def under(cls, rule: Rule, call: Call, mesh: Mesh) -> _Builder:
         signature = rule.bind(call)
         return cls(rule, call, mesh, signature, signature.sizes(call.types, call.result_types))
 
