@@ -19,7 +19,10 @@ from meshwright.solve.mix import Chain, mixed
 from meshwright.solve.walk import walk
 
 DEAREST = 1e-6
-"""Seconds per byte held, at which a device would rather move anything than keep it."""
+"""Seconds per byte held, at which a device would rather move anything than keep it; more where steps are long."""
+
+CAPS = 4
+"""How often what an op may need while it runs is lowered to what the bytes held leave it."""
 
 ROUNDS = 8
 
@@ -39,7 +42,8 @@ class _Search:
 
     def ask(self, price: float) -> Chain:
         cost, path = walk(self.frontier, price)
-        self.bound_s = max(self.bound_s, cost - price * self.room_bytes)
+        if self.frontier.cap_bytes is None:
+            self.bound_s = max(self.bound_s, cost - price * self.room_bytes)
         self.chains.append(_chain(self.frontier, path, price))
         return self.chains[-1]
 
@@ -73,7 +77,10 @@ def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("i
     free = search.ask(0.0)
     if search.fits(free) or search.bound_s >= known_s:
         return (free if search.fits(free) else None), search.bound_s
-    least = search.ask(DEAREST)
+    dearest = max(DEAREST, free.seconds / max(1, budget_bytes))
+    least = search.ask(dearest)
+    if not search.fits(least):
+        least = _lower(search, least)
     if search.fits(least):
         _bracket(search, free, least, known_s)
         if search.bound_s >= known_s:
@@ -92,6 +99,20 @@ def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("i
 def least_bytes(frontier: Frontier) -> int:
     """The peak of the chain found at the highest price per byte."""
     return _Search(frontier, 0, 0).ask(DEAREST).peak_bytes
+
+
+def _lower(search: _Search, over: Chain) -> Chain:
+    """The chain that holds least, when ops may need no more than it leaves them; the search goes on with that cap."""
+    for _ in range(CAPS):
+        cap = search.budget_bytes - over.held_bytes
+        if cap <= 0 or (search.frontier.cap_bytes is not None and cap >= search.frontier.cap_bytes):
+            return over
+        search.frontier = search.frontier.capped(cap)
+        over = _chain(search.frontier, walk(search.frontier, over.price)[1], over.price)
+        search.chains.append(over)
+        if search.fits(over):
+            return over
+    return over
 
 
 def _bracket(search: _Search, over: Chain, within: Chain, known_s: float) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshwright.price.parameter import local_bytes, parameter_price
-from meshwright.price.segment import kept_values, kernels, shards, working_bytes
+from meshwright.price.segment import kept_values, kernels, shards
 from meshwright.profile import saved
 from meshwright.select import InfeasibleError, ProblemBuilder, solve
 from meshwright.select.problem import Floats
@@ -102,12 +102,7 @@ class _Whole:
                 price = parameter_price(value, plan, space.mesh, space.setting, max(1, uses))
                 size = price.transient_bytes if uses else 0
                 self.build.use(row, first + own.makers[value.name].node, option, size)
-        asked = {
-            first + own.op_nodes[place]: np.array(
-                [2.0 * working_bytes(op, made, space.values, space.mesh) for made in found]
-            )
-            for place, (op, found) in enumerate(space.each())
-        }
+        asked = {first + node: space.running_bytes(place) for place, node in enumerate(own.op_nodes)}
         levels = np.unique(np.concatenate(list(asked.values())))
         level = self.build.node(np.zeros(len(levels)), name=f"segment {index} runs")
         for option, size in enumerate(levels):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
@@ -31,7 +31,7 @@ class Frontier:
     """A Program at the batch of one micro-batch, on one mesh. recompute: what backward reads may be made again.
 
     skips: where many values are alive at once (a U-Net), per mesh axis whether those that cross more than one boundary
-    are sharded over samples or whole; None leaves each of them free.
+    are sharded over samples or whole; None leaves each of them free. cap_bytes: no op may need more while it runs.
     uses: the segments that read each parameter. last_reader: of each boundary value and tied weight.
     """
 
@@ -41,6 +41,7 @@ class Frontier:
     setting: Setting
     recompute: bool = False
     skips: tuple[bool, ...] | None = None
+    cap_bytes: int | None = None
     uses: dict[str, list[int]] = field(default_factory=dict)
     last_reader: dict[str, int] = field(default_factory=dict)
     _spaces: dict[int, Space] = field(default_factory=dict)
@@ -56,6 +57,10 @@ class Frontier:
                 self.uses.setdefault(name, []).append(index)
             self.last_reader.update((name, index) for name in segment.inputs)
         self.last_reader.update((name, users[-1]) for name, users in self.uses.items() if len(users) > 1)
+
+    def capped(self, cap_bytes: int) -> Frontier:
+        """The same without what needs more while it runs."""
+        return replace(self, cap_bytes=cap_bytes, uses={}, last_reader={}, _solved={}, _points={})
 
     def boundary(self, index: int) -> tuple[str, ...]:
         """What a segment shares with others: inputs, outputs, tied weights, by full name."""
@@ -100,7 +105,7 @@ class Frontier:
         key = (id(problem), price_per_byte)
         if key not in self._solved:
             graph = self.program.segments[index].graph
-            self._solved[key] = solve_segment(problem, price_per_byte, graph, self.recompute)
+            self._solved[key] = solve_segment(problem, price_per_byte, graph, self.recompute, self.cap_bytes)
         return self._solved[key]
 
     def point(self, index: int, options: Options, price_per_byte: float) -> Point:

@@ -96,17 +96,20 @@ class SegmentProblem:
         except ProblemError:
             return None
 
-    def at(self, price_per_byte: float, recompute: bool) -> Problem:
+    def at(self, price_per_byte: float, recompute: bool, cap_bytes: int | None = None) -> Problem:
         """The Problem with every held byte charged; `recompute`: what backward reads may be made again instead, at no
-        less than the seconds of what makes it."""
-        if not price_per_byte:
+        less than the seconds of what makes it. cap_bytes: what needs more while it runs is not to be had."""
+        if not price_per_byte and cap_bytes is None:
             return self.problem
         costs = self.problem.costs + price_per_byte * self.held
-        for node, kept in zip(self.op_nodes, self.space.op_kept, strict=True):
+        for index, (node, kept) in enumerate(zip(self.op_nodes, self.space.op_kept, strict=True)):
             where = slice(self.problem.offsets[node], self.problem.offsets[node + 1])
             for part in kept:
                 charge = price_per_byte * part.bytes
                 costs[where] += np.minimum(charge, self.micro * part.drop_s) if recompute else charge
+            if cap_bytes is not None:
+                running = self.space.running_bytes(index)
+                costs[where][running > max(cap_bytes, running.min())] = np.inf
         return replace(self.problem, costs=costs)
 
     def answer(self, picked: list[int], graph_index: int, objective: float) -> Answer:
@@ -234,8 +237,14 @@ class Solved:
         return self.segment.answer(picked, self.graph_index, float(self.costs[options]))
 
 
-def solve_segment(segment: SegmentProblem, price_per_byte: float, graph_index: int, recompute: bool = False) -> Solved:
-    problem = segment.at(price_per_byte, recompute)
+def solve_segment(
+    segment: SegmentProblem,
+    price_per_byte: float,
+    graph_index: int,
+    recompute: bool = False,
+    cap_bytes: int | None = None,
+) -> Solved:
+    problem = segment.at(price_per_byte, recompute, cap_bytes)
     if segment.prepared is None:
         shape = [len(side.layouts) for side in segment.boundary]
         costs = np.array([_solve_at(segment, problem, options)[0] for options in np.ndindex(*shape)]).reshape(shape)

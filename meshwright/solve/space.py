@@ -20,7 +20,15 @@ from meshwright.plan import ParameterPlan
 from meshwright.price.compute import op_seconds
 from meshwright.price.flow import settled
 from meshwright.price.parameter import Setting, local_bytes, parameter_price
-from meshwright.price.segment import collectives_s, kept_values, kernels, least_working_bytes, shards, storage_bases
+from meshwright.price.segment import (
+    collectives_s,
+    kept_values,
+    kernels,
+    least_working_bytes,
+    shards,
+    storage_bases,
+    working_bytes,
+)
 from meshwright.profile import op_kind, saved
 from meshwright.rules import Strategy, strategies
 from meshwright.solve.pins import Pins
@@ -60,6 +68,12 @@ class Space:
     op_costs: list[Matrix] = field(default_factory=list)
     op_kept: list[tuple[Kept, ...]] = field(default_factory=list)
     matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
+
+    def running_bytes(self, index: int) -> Matrix:
+        """What each strategy of an op needs while it runs, backward included, as `price_segment` counts it."""
+        op = self.graph.ops[index]
+        found = [2.0 * working_bytes(op, made, self.values, self.mesh) for made in self.strategies[index]]
+        return np.array(found)
 
     def least_transient(self) -> int:
         """What some op needs to run, whatever it is given."""
