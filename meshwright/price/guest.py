@@ -13,7 +13,7 @@ from meshwright.price.parameter import Setting, local_bytes
 
 @dataclass(frozen=True, slots=True)
 class GuestPrice:
-    """first_s: the copy arrives. last_s: its gradient is reduced here and handed back. held_bytes: copy and gradient."""
+    """first_s: the copy comes. last_s: its gradient is reduced here and handed back. held_bytes: copy and gradient."""
 
     first_s: float
     last_s: float
@@ -37,6 +37,5 @@ def guest_price(
     if not value.grad:
         return GuestPrice(first_s, 0.0, copy)
     reduced_s = conversion(whole(compute), compute, shape, wide, mesh, grad=True).backward_s
-    return GuestPrice(
-        first_s, reduced_s + hand_over_s(shape, wide, here, source, back), copy + local_bytes(shape, wide, compute, mesh)
-    )
+    last_s = reduced_s + hand_over_s(shape, wide, here, source, back)
+    return GuestPrice(first_s, last_s, copy + local_bytes(shape, wide, compute, mesh))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
-from meshwright.plan import Plan
+from meshwright.plan import Instruction, Plan
+from meshwright.plan.instruction import PER_MICROBATCH
 from meshwright.schedule.lists import Lists, lists
 from meshwright.schedule.one_stage import plan_instructions
 from meshwright.schedule.orders import ORDERS, Order
@@ -29,8 +32,15 @@ def plan_pipeline(plan: Plan, program: Program) -> Pipeline:
                 gathered.add(index)
             if again & homely:
                 regathered.add(index)
+    recomputed = {index for index in range(len(plan.segments)) if plan.choice(index).recompute}
     found = Pipeline(
-        runs, plan.microbatches, reads_of(program), frozenset(), frozenset(gathered), frozenset(regathered)
+        runs,
+        plan.microbatches,
+        reads_of(program),
+        frozenset(),
+        frozenset(gathered),
+        frozenset(regathered),
+        frozenset(recomputed),
     )
     found.verify()
     return found
@@ -70,3 +80,24 @@ def plan_order(plan: Plan, pipeline: Pipeline) -> Order:
     forward_s, input_s, weight_s = (tuple(row[k] for row in rows) for k in range(3))
     in_flight = [stage.in_flight for stage in plan.predicted.stages]
     return searched(pipeline, Durations(forward_s, input_s, weight_s, transfers), in_flight)
+
+
+def forward_only(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """What of a list evaluating takes: forwards, what they read and send, and the parameters they need."""
+    found: list[Instruction] = []
+    computes = [one for one in instructions if one.kind in PER_MICROBATCH]
+    following: dict[int | None, list[str]] = {}
+    for one in computes:
+        following.setdefault(one.segment, []).append(one.kind)
+    done = dict.fromkeys(following, 0)
+    for one in instructions:
+        if one.kind in PER_MICROBATCH:
+            done[one.segment] += 1
+        kinds, at = following.get(one.segment, []), done.get(one.segment, 0)
+        if (
+            one.kind in ("forward", "send", "receive")
+            or (one.kind == "gather" and kinds[at] == "forward")
+            or (one.kind == "free" and kinds[at - 1] == "forward")
+        ):
+            found.append(one)
+    return tuple(found)

@@ -7,12 +7,13 @@ is below the best are walked, as many as the budget of simulations allows: where
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
 from meshwright.errors import PlanError
 from meshwright.simulate import Timeline
-from meshwright.solve.stages_bound import Bound, options
+from meshwright.solve.stages_bound import Bound, Options, options
 from meshwright.solve.stages_interleaved import interleaved_pipelines, least_interleaved_s
 from meshwright.solve.stages_price import price_pipeline
 from meshwright.solve.stages_problem import PlacedRun, StageProblem, StageSolution
@@ -63,11 +64,18 @@ class _Search:
         return self.simulated >= self.budget
 
 
-def solve_stages(problem: StageProblem, budget: int = 200, known_s: float = inf) -> StageSolution | None:
-    """None where no pipeline is faster than `known_s`. `budget`: simulations."""
+def solve_stages(
+    problem: StageProblem,
+    budget: int = 200,
+    known_s: float = inf,
+    made: Mapping[int, Options | None] | None = None,
+) -> StageSolution | None:
+    """None where no pipeline is faster than `known_s`. `budget`: simulations. `made`: the rows for each number of
+    micro-batches, where they are made already."""
     problem.verify()
     search = _Search(problem, budget, known_s)
-    made = {count: options(problem, count) for count in problem.microbatches}
+    if made is None:
+        made = {count: options(problem, count) for count in problem.microbatches}
     families = [
         _Family(Bound(problem, found, schedule, count))
         for schedule in problem.schedules

@@ -20,7 +20,7 @@ without a dead end (`Bound.walk`). Memory: stage k from the end holds what its s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
@@ -46,7 +46,7 @@ class Options:
     Rows of one `group` differ in the point alone; `fixed_s` is what a step takes besides its micro-batches.
     """
 
-    points: tuple[StagePoint, ...]
+    points: Sequence[StagePoint]
     begin: Ints
     end: Ints
     mesh: Ints

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -13,18 +14,47 @@ from meshwright.solve.stages_problem import PlacedRun, StageProblem
 
 Played = tuple[Lists, Messages]
 
+LONG = 6
+"""Micro-batches a stage, after which every round is taken to be like the one before."""
+
 
 def price_pipeline(
     problem: StageProblem, runs: Sequence[PlacedRun], schedule: str, microbatches: int
 ) -> Timeline | None:
-    """The simulated step, or None where it does not fit the devices' memory."""
+    """The simulated step, or None where it does not fit the devices' memory. A long step is read off shorter ones."""
     costs = _costs(problem, runs, microbatches)
-    played, messages = _lists(problem, runs, costs, schedule, microbatches)
-    found = simulate(played, costs, spans=False, messages=messages)
+    stages = 1 + max(run.stage for run in runs)
+    short, period = LONG * stages, stages
+    if microbatches <= short + period:
+        found = _play(problem, runs, costs, schedule, microbatches)
+    else:
+        rest = (microbatches - short) % period
+        less, found = (_play(problem, runs, costs, schedule, count) for count in (short + rest, short + rest + period))
+        found = _longer(less, found, (microbatches - short - rest - period) // period)
     for run in runs:
         if found.stages[run.stage].peak_bytes > problem.meshes[run.mesh].memory_bytes:
             return None
     return found
+
+
+def _play(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, schedule: str, microbatches: int) -> Timeline:
+    played, messages = _lists(problem, runs, costs, schedule, microbatches)
+    return simulate(played, costs, spans=False, messages=messages)
+
+
+def _longer(less: Timeline, more: Timeline, times: int) -> Timeline:
+    """What so many more rounds of micro-batches would take, each as long as the last one was."""
+    stages = tuple(
+        replace(
+            b,
+            end_s=b.end_s + times * (b.end_s - a.end_s),
+            busy_s=b.busy_s + times * (b.busy_s - a.busy_s),
+            exposed_s=b.exposed_s + times * (b.exposed_s - a.exposed_s),
+            bubble_s=b.bubble_s + times * (b.bubble_s - a.bubble_s),
+        )
+        for a, b in zip(less.stages, more.stages, strict=True)
+    )
+    return replace(more, step_s=more.step_s + times * (more.step_s - less.step_s), stages=stages)
 
 
 def _lists(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, schedule: str, microbatches: int) -> Played:
@@ -76,9 +106,13 @@ def room(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, microba
 
 def _costs(problem: StageProblem, runs: Sequence[PlacedRun], microbatches: int) -> Costs:
     transfers: dict[tuple[int, int, int], Transfer] = {}
+    placed = problem.placed(runs, microbatches) if problem.placed else None
     for i, (run, after) in enumerate(pairwise(runs)):
         if run.stage != after.stage:
-            found = problem.crossing(run.end, run.mesh, run.point.leave, after.mesh, after.point.enter, microbatches)
+            found = placed[i] if placed is not None else None
+            if found is None:
+                ends = (run.mesh, run.point.leave, after.mesh, after.point.enter)
+                found = problem.crossing(run.end, *ends, microbatches)
             transfers[i, run.stage, after.stage] = found.forward
             transfers[i, after.stage, run.stage] = found.backward
     ranks = {run.stage: problem.meshes[run.mesh].ranks for run in runs}

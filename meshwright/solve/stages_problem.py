@@ -59,7 +59,8 @@ Crossings = Callable[[int, int, Hashable, int, Hashable, int], Crossing]
 @dataclass(frozen=True, slots=True)
 class StageProblem:
     """cuts: where a stage may begin or end, 0 and `segments` among them; anywhere unless given. interleave: how many
-    runs a stage may have under `interleaved`, besides one. overlap: as in `Costs`."""
+    runs a stage may have under `interleaved`, besides one. overlap: as in `Costs`. placed: what handing over from each
+    run to the next takes once all stages have their devices, for so many micro-batches; as `crossing` says if None."""
 
     segments: int
     meshes: tuple[MeshClass, ...]
@@ -72,6 +73,7 @@ class StageProblem:
     cuts: tuple[int, ...] | None = None
     interleave: tuple[int, ...] = (2,)
     overlap: bool = False
+    placed: Callable[[Sequence[PlacedRun], int], Sequence[Crossing | None]] | None = None
 
     @property
     def all_cuts(self) -> tuple[int, ...]:

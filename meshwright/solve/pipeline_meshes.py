@@ -1,0 +1,123 @@
+"""Classes of submeshes that a pipeline's stages may take, and what joins two of them.
+
+Searched: sizes that divide a host, and hosts in powers of two or divisors of their number, none smaller than a
+MOST_UNITS-th of the cluster; meshes of up to two axes, the inner one within a host where there are several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from meshwright.capture.program import Program
+from meshwright.cluster import Cluster, Mesh
+from meshwright.cluster.enumerate import per_host
+from meshwright.cluster.submesh import place, submeshes
+from meshwright.errors import MeshwrightError, PlanError
+from meshwright.price.handover import Rate
+from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
+
+MOST_UNITS = 64
+ALL_SIZES = 8
+"""On so few devices stages of every size are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageMesh:
+    """`mesh` stands for all of its class. devices: how many it takes of each type of the cluster."""
+
+    mesh: Mesh
+    pins: Pins
+    devices: tuple[int, ...]
+    memory_bytes: int
+
+    @property
+    def ranks(self) -> int:
+        return self.mesh.world_size
+
+    @property
+    def name(self) -> str:
+        return "x".join(map(str, self.mesh.sizes))
+
+    @property
+    def place(self) -> tuple[int, str | None]:
+        """How many devices and of which type; None where it mixes types."""
+        return self.ranks, self.mesh.device.name if sum(map(bool, self.devices)) == 1 else None
+
+
+def device_counts(cluster: Cluster, ranks: Iterable[int]) -> tuple[int, ...]:
+    kinds = cluster.device_names()
+    found = [kinds[rank] for rank in ranks]
+    return tuple(found.count(device.name) for device in cluster.devices)
+
+
+def stage_sizes(cluster: Cluster, stages: int | None = None) -> list[int]:
+    """Numbers of devices that a stage may have; `stages`: only such as leave room for so many."""
+    total, inner = cluster.device_count, per_host(cluster)
+    if total <= ALL_SIZES:
+        found = list(range(1, total))
+    else:
+        hosts = -(-total // inner)
+        wholes = [k for k in range(1, hosts + 1) if k & (k - 1) == 0 or hosts % k == 0]
+        found = [n for n in range(1, inner) if inner % n == 0] + [inner * k for k in wholes]
+    least = max(1, total // MOST_UNITS)
+    return [n for n in sorted(set(found)) if least <= n < total and (stages is None or n <= total - stages + 1)]
+
+
+def stage_meshes(
+    cluster: Cluster, program: Program, pins: Sequence[str], budget_bytes: int | None, stages: int | None = None
+) -> list[StageMesh]:
+    """Every class that the pins allow."""
+    names = [parameter.name for parameter in program.parameters]
+    shape, inner = pinned_mesh(pins), per_host(cluster)
+    found = []
+    for size in stage_sizes(cluster, stages):
+        for mesh in submeshes(cluster, size, 2 if shape is None else max(1, len(shape))):
+            if shape is None and size > inner and len(mesh.sizes) > 1 and inner % mesh.sizes[-1]:
+                continue
+            if shape is not None and mesh.sizes != shape:
+                continue
+            try:
+                parsed = parse_pins(pins, mesh, names)
+            except PlanError:
+                continue
+            usable = mesh.device.usable_bytes
+            limit = usable if budget_bytes is None else min(usable, budget_bytes)
+            found.append(StageMesh(mesh, parsed, device_counts(cluster, mesh.ranks), limit))
+    return found
+
+
+class Wires:
+    """Rates between stages, by the devices they sit on."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._classes: dict[object, Rate] = {}
+        self._known: dict[object, Rate] = {}
+
+    def between_classes(self, one: StageMesh, other: StageMesh) -> Rate:
+        """As if there were these two stages alone: the best that any placing gives."""
+        key = (one.place, other.place)
+        if key not in self._classes:
+            pair = (one.place, other.place)
+            try:
+                ranks = place(self.cluster, [size for size, _ in pair], [kind for _, kind in pair])
+            except MeshwrightError:
+                ranks = [tuple(range(one.ranks)), tuple(range(one.ranks, one.ranks + other.ranks))]
+            self._classes[key] = self.between(*ranks)
+        return self._classes[key]
+
+    def between(self, sources: Sequence[int], targets: Sequence[int]) -> Rate:
+        """What one rank gets while as many pairs as there can be send at once."""
+        key = (tuple(sources), tuple(targets))
+        if key not in self._known:
+            pairs = min(len(sources), len(targets))
+            chosen = [*_spread(sources, pairs), *_spread(targets, pairs)]
+            hops = [hop for hops in self.cluster.mesh((2, pairs), ranks=chosen).axes[0].kinds for hop in hops]
+            slowest = min(hop.rate("send") for hop in hops)
+            self._known[key] = Rate(max(hop.latency_s for hop in hops) + self.cluster.overhead_s, slowest)
+        return self._known[key]
+
+
+def _spread(ranks: Sequence[int], count: int) -> list[int]:
+    return [ranks[i * len(ranks) // count] for i in range(count)]
