@@ -2,6 +2,7 @@
 
 from meshwright.rules.resolve import register_rule, resolve_rule, tier
 from meshwright.rules.rule import Call, Lowering, Rule, Split
+from meshwright.rules.served import served, warn_of_fallbacks
 from meshwright.rules.signature import CARRY, Signature
 from meshwright.rules.strategy import Strategy, parse_factors, strategies, strategy
 
@@ -16,7 +17,9 @@ __all__ = [
     "parse_factors",
     "register_rule",
     "resolve_rule",
+    "served",
     "strategies",
     "strategy",
     "tier",
+    "warn_of_fallbacks",
 ]

@@ -20,6 +20,8 @@ LOWERINGS = "meshwright.rules.lowerings"
 """The module of the functions that lowerings name; named, not imported, so that rules need no torch."""
 
 Tier = Literal["table", "user", "dtensor", "discovered", "fallback"]
+TIERS: tuple[Tier, ...] = ("table", "user", "dtensor", "discovered", "fallback")
+"""Where an op's rule may come from, in the order in which it is looked for."""
 
 
 @dataclass(frozen=True, slots=True)

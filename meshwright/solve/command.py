@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from meshwright.models.arguments import add_model_arguments, reference_of
@@ -38,11 +39,11 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from meshwright.capture import capture
     from meshwright.cluster import load_cluster
-    from meshwright.errors import ModelError
+    from meshwright.errors import ModelError, RuleWarning
     from meshwright.plan.describe import describe
     from meshwright.plan.units import parse_bytes
     from meshwright.solve.baselines import baselines
-    from meshwright.solve.figures import speed
+    from meshwright.solve.figures import speed, unserved
     from meshwright.solve.plan import make_plan
 
     start_s = time.perf_counter()
@@ -54,16 +55,18 @@ def run(args: argparse.Namespace) -> int:
     capture_s = time.process_time()
     program = capture(*reference.meta(args.global_batch), precision=args.precision)
     capture_s = time.process_time() - capture_s
-    plan = make_plan(
-        program,
-        cluster,
-        model=str(reference),
-        memory_bytes=memory_bytes,
-        optimizer=args.optimizer,
-        precision=args.precision,
-        pins=args.pin,
-        progress=_progress if args.json != "-" and sys.stderr.isatty() else None,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "no rule was found", RuleWarning)  # it is printed with the plan
+        plan = make_plan(
+            program,
+            cluster,
+            model=str(reference),
+            memory_bytes=memory_bytes,
+            optimizer=args.optimizer,
+            precision=args.precision,
+            pins=args.pin,
+            progress=_progress if args.json != "-" and sys.stderr.isatty() else None,
+        )
     plan_s = time.perf_counter() - start_s
     others = baselines(program, cluster, args.optimizer, args.precision, memory_bytes)
     if args.output:
@@ -71,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         print(describe(plan))
         print(speed(plan, program))
+        if line := unserved(program):
+            print(line)
         print(alternatives(plan, others))
     if args.json:
         text = json.dumps(summary(plan, program, others, plan_s, capture_s), indent=1)
@@ -104,9 +109,10 @@ def alternatives(plan: Plan, others: list[Baseline]) -> str:
 
 
 def summary(plan: Plan, program: Program, others: list[Baseline], plan_s: float, capture_s: float) -> dict[str, Any]:
-    from meshwright.solve.figures import fallback_ops, figures
+    from meshwright.rules import served
+    from meshwright.solve.figures import figures
 
-    found = plan.predicted
+    found, tiers = plan.predicted, served(program)
     return {
         "plan_seconds": plan_s,
         "capture_seconds": capture_s,
@@ -120,7 +126,8 @@ def summary(plan: Plan, program: Program, others: list[Baseline], plan_s: float,
             | ({"why": other.why} if other.why else {})
             for other in others
         ],
-        "fallback_ops": fallback_ops(program),
+        "fallback_ops": list(tiers["fallback"]),
+        "rule_tiers": {name: list(targets) for name, targets in tiers.items()},
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.profile import backward_flops, forward_flops
-from meshwright.rules import tier
+from meshwright.rules import served
 
 
 def figures(plan: Plan, program: Program) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def step_flops(program: Program) -> int:
     return sum(per_graph[segment.graph] for segment in program.segments)
 
 
-def fallback_ops(program: Program) -> list[str]:
-    """Ops that have no rule and for which running them on small tensors found none: alike on every device."""
-    fixed = [graph.at(program.batch) for graph in program.graphs]
-    return sorted({op.target for graph in fixed for op in graph.ops if tier(op, graph.values()) == "fallback"})
+def unserved(program: Program) -> str:
+    """A line that names the ops without a rule; nothing where there are none."""
+    targets = served(program)["fallback"]
+    return f"  no rule was found for {', '.join(targets)}: run alike on every device" if targets else ""
 
 
 def _dtype(program: Program) -> str:

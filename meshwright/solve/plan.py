@@ -9,6 +9,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting, check_optimizer
+from meshwright.rules import warn_of_fallbacks
 from meshwright.solve.assemble import assemble, name_axes
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidate
 from meshwright.solve.frontier import Frontier
@@ -43,6 +44,7 @@ def make_plan(
     be made again in backward.
     """
     check_optimizer(optimizer)
+    warn_of_fallbacks(program)
     texts, setting = tuple(pins), Setting(optimizer, precision)
     meshes = allowed_meshes(cluster, texts, max_axes)
     candidates = candidates_on(program, meshes, texts, setting)
