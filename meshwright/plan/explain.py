@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from meshwright.cluster import collective_s
 from meshwright.layout import Layout
 from meshwright.plan.describe import describe
+from meshwright.plan.describe_pipeline import explain_pipeline
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
 
@@ -14,6 +15,8 @@ ACTS = {"I": "the same on every device", "P": "partial sums", "R": "whole"}
 
 
 def explain(plan: Plan) -> str:
+    if len(plan.stages) > 1:
+        return explain_pipeline(plan)
     lines = [describe(plan), "", "what happens between segments:", *_boundaries(plan), "", "where the time goes:"]
     lines += _time(plan)
     lines += ["", "where the memory goes, on each device:", *_memory(plan), "", _binding(plan)]
@@ -49,6 +52,8 @@ def _time(plan: Plan) -> list[str]:
     found = plan.predicted
     rows = [("forward", found.forward_s), ("backward", found.backward_s)]
     rows += [("gathering weights, reducing gradients", found.parameters_s), ("optimizer", found.optimizer_s)]
+    rows += [("of it hidden behind backward", -found.hidden_s)] if found.hidden_s > 1e-9 * found.step_s else []
+    rows += [("waiting for the host", found.host_s)] if found.host_s > 1e-9 * found.step_s else []
     lines = [_share(name, seconds, found.step_s) for name, seconds in rows]
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     counts: Counter[tuple[str, str]] = Counter()
@@ -56,7 +61,7 @@ def _time(plan: Plan) -> list[str]:
         seconds[item.kind, item.axis] += collective_s(item.kind, item.bytes, plan.mesh.axis(item.axis))
         counts[item.kind, item.axis] += 1
     if seconds:
-        lines.append("  of it, communication (nothing of it overlaps with compute):")
+        lines.append("  of it, communication" + (", some of it beside backward:" if found.hidden_s else ":"))
     for (kind, axis), spent in sorted(seconds.items(), key=lambda entry: -entry[1]):
         lines.append("  " + _share(f"{counts[kind, axis]} x {kind} over {axis}", spent, found.step_s))
     return lines

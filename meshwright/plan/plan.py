@@ -102,8 +102,9 @@ class StagePrediction:
 class Prediction:
     """Seconds of one step on the slowest device, bytes at the peak of the fullest one, and the proven gap.
 
-    step_s is the sum of forward, backward, parameters (gathers and gradient reductions) and optimizer;
-    communication_s is the part of it that collectives take. Of a pipeline these are the figures of the stage with most
+    step_s is the sum of forward, backward, parameters (gathers and gradient reductions) and optimizer, less what of it
+    runs beside compute (hidden_s), and what the device waits for its host (host_s); communication_s is the part of it
+    that collectives take. Of a pipeline these are the figures of the stage with most
     work, and step_s is more by what it waits.
     """
 
@@ -121,6 +122,8 @@ class Prediction:
     collectives: tuple[Collective, ...] = ()
     stages: tuple[StagePrediction, ...] = ()
     bubble: float = 0.0
+    hidden_s: float = 0.0
+    host_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

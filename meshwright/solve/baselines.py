@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from meshwright.capture.program import ITEM_BYTES, Program
-from meshwright.cluster import Cluster
+from meshwright.cluster import Cluster, collective_s
 from meshwright.cluster.enumerate import per_host
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
@@ -112,8 +112,8 @@ def _parameter_server(program: Program, cluster: Cluster, ddp: Baseline) -> Base
     if ddp.plan is None or n == 1:
         return Baseline(SERVER, why=ddp.why or "one device has no server beside it")
     axis = ddp.plan.mesh.axes[0]
-    rate = min(hop.rate("send") for hops in axis.kinds for hop in hops)
     moved = sum(prod(p.type.sizes) * ITEM_BYTES[p.type.dtype] for p in program.parameters if p.trainable)
     found = ddp.plan.predicted
-    step_s = found.step_s - found.parameters_s + 2 * (n - 1) * moved / rate
+    messages_s = 2 * (n - 1) * collective_s("send", moved, axis)
+    step_s = found.step_s + found.hidden_s - found.parameters_s + messages_s
     return Baseline(SERVER, ddp.pins, step_s, found.peak_bytes, ddp.fits)

@@ -11,6 +11,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.errors import PlanError
+from meshwright.price.overlap import reduces_beside
 from meshwright.price.parameter import Setting
 from meshwright.solve.frontier import Frontier, most_alive
 from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
@@ -53,7 +54,9 @@ def candidates_on(
             continue
         crowded = most_alive(program) > MOST_ALIVE
         for skips in product((True, False), repeat=len(mesh.axes)) if crowded else (None,):
-            allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips))
+            # What runs beside compute counts in full or not at all; the second bounds, the first may find better.
+            for beside in (1.0, 0.0) if reduces_beside(mesh) and not recompute else (0.0,):
+                allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, beside))
     if not allowed:
         raise refused[0]
     return allowed
@@ -73,6 +76,7 @@ def _candidate(
     setting: Setting,
     recompute: bool = False,
     skips: tuple[bool, ...] | None = None,
+    beside: float = 0.0,
 ) -> Candidate:
     made: dict[int, Frontier] = {}
 
@@ -80,7 +84,8 @@ def _candidate(
         if number not in made:
             made.clear()  # one at a time: tables are large
             small = program.at_batch(program.batch // number)
-            made[number] = Frontier(small, mesh, pins, replace(setting, microbatches=number), recompute, skips)
+            more = replace(setting, microbatches=number)
+            made[number] = Frontier(small, mesh, pins, more, recompute, skips, beside=beside)
         return made[number]
 
     return Candidate("x".join(map(str, mesh.sizes)), _microbatches(program, mesh, pins), frontier)

@@ -42,7 +42,7 @@ class _Search:
 
     def ask(self, price: float) -> Chain:
         cost, path = walk(self.frontier, price)
-        if self.frontier.cap_bytes is None:
+        if self.frontier.cap_bytes is None and self.frontier.bounds:
             self.bound_s = max(self.bound_s, cost - price * self.room_bytes)
         self.chains.append(_chain(self.frontier, path, price))
         return self.chains[-1]
@@ -85,14 +85,15 @@ def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("i
         _bracket(search, free, least, known_s)
         if search.bound_s >= known_s:
             return None, search.bound_s
-    fitting = [chain for chain in search.chains if search.fits(chain)]
-    fitting += mixed(search.frontier, search.chains, budget_bytes)
+    met = search.chains + mixed(search.frontier, search.chains, budget_bytes)
+    fitting = [chain for chain in met if search.fits(chain)]
     best = min(fitting, key=lambda chain: chain.seconds, default=None)
     if (best is None or best.seconds > search.bound_s * (1 + CLOSED)) and is_small(frontier):
         exact, bound_s = exact_chain(frontier, budget_bytes, least.price)
         if exact is not None and (best is None or exact.seconds < best.seconds):
             best = exact
-        return best, max(search.bound_s, min(bound_s, best.seconds if best else bound_s))
+        if frontier.bounds:
+            search.bound_s = max(search.bound_s, min(bound_s, best.seconds if best else bound_s))
     return best, search.bound_s
 
 
@@ -120,7 +121,9 @@ def _bracket(search: _Search, over: Chain, within: Chain, known_s: float) -> Non
     for _ in range(ROUNDS):
         if search.bound_s >= known_s or within.held_bytes >= over.held_bytes:
             return
-        price = (within.seconds - over.seconds) / (over.held_bytes - within.held_bytes)
+        beside = search.frontier.beside
+        more_s = within.weighed_s(beside) - over.weighed_s(beside)
+        price = more_s / (over.held_bytes - within.held_bytes)
         if not 0 < price <= DEAREST:
             return
         chain = search.ask(price)

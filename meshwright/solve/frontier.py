@@ -8,6 +8,7 @@ from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan
+from meshwright.price.overlap import reduces_beside
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
 from meshwright.solve.intra import Answer, SegmentProblem, Solved, Tied, solve_segment
@@ -32,6 +33,7 @@ class Frontier:
 
     skips: where many values are alive at once (a U-Net), per mesh axis whether those that cross more than one boundary
     are sharded over samples or whole; None leaves each of them free. cap_bytes: no op may need more while it runs.
+    beside: the weight of what runs beside compute; at 0 a chain's cost is below its true step, at 1 it is the sum.
     uses: the segments that read each parameter. last_reader: of each boundary value and tied weight.
     """
 
@@ -42,6 +44,7 @@ class Frontier:
     recompute: bool = False
     skips: tuple[bool, ...] | None = None
     cap_bytes: int | None = None
+    beside: float = 1.0
     uses: dict[str, list[int]] = field(default_factory=dict)
     last_reader: dict[str, int] = field(default_factory=dict)
     _spaces: dict[int, Space] = field(default_factory=dict)
@@ -57,6 +60,11 @@ class Frontier:
                 self.uses.setdefault(name, []).append(index)
             self.last_reader.update((name, index) for name in segment.inputs)
         self.last_reader.update((name, users[-1]) for name, users in self.uses.items() if len(users) > 1)
+
+    @property
+    def bounds(self) -> bool:
+        """Whether a chain's cost is never above its step."""
+        return not self.beside or not reduces_beside(self.mesh)
 
     def capped(self, cap_bytes: int) -> Frontier:
         """The same without what needs more while it runs."""
@@ -141,7 +149,7 @@ class Frontier:
         settled = self._settled(segment) if self.skips is not None else {}
         key = (segment.graph, tuple(tied.items()), tuple(settled.items()))
         if key not in self._problems:
-            self._problems[key] = SegmentProblem(self.space(segment), tied, settled)
+            self._problems[key] = SegmentProblem(self.space(segment), tied, settled, self.beside)
         return self._problems[key]
 
     def _settled(self, segment: Segment) -> dict[str, Layout]:

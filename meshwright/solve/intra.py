@@ -24,6 +24,7 @@ from meshwright.errors import ProblemError
 from meshwright.layout import Layout
 from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import invariant, settled
+from meshwright.price.overlap import reduces_beside
 from meshwright.price.parameter import parameter_price
 from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
 from meshwright.select.problem import Floats
@@ -65,10 +66,16 @@ class SegmentProblem:
     """
 
     def __init__(
-        self, space: Space, tied: Mapping[str, Tied] | None = None, settled: Mapping[str, Layout] | None = None
+        self,
+        space: Space,
+        tied: Mapping[str, Tied] | None = None,
+        settled: Mapping[str, Layout] | None = None,
+        beside: float = 1.0,
     ) -> None:
-        """settled: boundary values that may cross in one layout only."""
+        """settled: boundary values that may cross in one layout only. beside: the weight of reductions that run beside
+        backward."""
         self.space, self.tied, self.settled = space, tied or {}, settled or {}
+        self.hidden = 1.0 - beside if reduces_beside(space.mesh) else 0.0
         self.micro = space.setting.microbatches
         self.build = ProblemBuilder()
         self._held: list[Floats] = []
@@ -154,9 +161,8 @@ class SegmentProblem:
             costs, held = np.zeros(len(options)), np.zeros(len(options))
             if uses:
                 prices = [parameter_price(value, plan, self.space.mesh, self.space.setting, uses) for plan in options]
-                costs, held = (
-                    np.array([getattr(price, key) for price in prices]) for key in ("total_s", "static_bytes")
-                )
+                costs = np.array([price.total_s - self.hidden * price.last_s for price in prices])
+                held = np.array([float(price.static_bytes) for price in prices])
             self.options[value.name] = options
             layouts = tuple(settled(Layout.parse(plan.compute), value.grad) for plan in options)
             self.makers[value.name] = _Side(self._node(costs, held, value.name), layouts)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.plan import FrontierPoint
+from meshwright.price.overlap import late_bytes, overlapped
 from meshwright.select.problem import Floats, Ints
 from meshwright.solve.frontier import Frontier, Options, Point
 
@@ -22,7 +24,10 @@ State = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """points[i]: what segment i does, between the boundary options[i]. price: per byte, at which it was found."""
+    """points[i]: what segment i does, between the boundary options[i]. price: per byte, at which it was found.
+
+    seconds: of a step as it is executed. peak_bytes: with gradients that wait for their reduction.
+    """
 
     points: tuple[Point, ...]
     options: tuple[Options, ...]
@@ -31,7 +36,16 @@ class Chain:
 
     @property
     def seconds(self) -> float:
-        return sum(point.point.seconds(self.microbatches) for point in self.points)
+        return overlapped(self._points, self.microbatches)
+
+    def weighed_s(self, beside: float) -> float:
+        """What runs beside compute counted at this weight."""
+        hidden_s = sum(point.overlappable_s for point in self._points)
+        return sum(point.seconds(self.microbatches) for point in self._points) - (1 - beside) * hidden_s
+
+    @property
+    def _points(self) -> list[FrontierPoint]:
+        return [point.point for point in self.points]
 
     @property
     def held_bytes(self) -> int:
@@ -43,7 +57,7 @@ class Chain:
 
     @property
     def peak_bytes(self) -> int:
-        return self.held_bytes + self.transient_bytes
+        return self.held_bytes + self.transient_bytes + late_bytes(self._points, self.microbatches)
 
 
 @dataclass(frozen=True, slots=True)

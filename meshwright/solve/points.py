@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from meshwright.capture.program import Program
 from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Prediction
+from meshwright.price.overlap import late_bytes, overlapped
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.solve.memory import Kept
@@ -106,8 +107,10 @@ def prediction(points: Sequence[FrontierPoint], microbatches: int, exact_peak: b
     if exact_peak:
         held = accumulate(point.resident_bytes for point in points)
         peak = static + max(before + point.transient_bytes for before, point in zip(held, points, strict=True))
+    peak += late_bytes(points, microbatches)
+    alone_s, step_s = sum(point.seconds(microbatches) for point in points), overlapped(points, microbatches)
     return Prediction(
-        step_s=sum(point.seconds(microbatches) for point in points),
+        step_s=step_s,
         forward_s=microbatches * sum(point.forward_s for point in points),
         backward_s=microbatches * sum(point.backward_s for point in points),
         parameters_s=sum(point.first_s + point.last_s for point in points),
@@ -118,4 +121,6 @@ def prediction(points: Sequence[FrontierPoint], microbatches: int, exact_peak: b
         transient_bytes=max(0, peak - static - resident),
         peak_bytes=peak,
         gap=0.0,
+        hidden_s=max(0.0, alone_s - step_s),
+        host_s=max(0.0, step_s - alone_s),
     )

@@ -40,7 +40,7 @@ def search(candidates: list[Candidate], budget_bytes: int, progress: Progress | 
     for candidate in candidates:
         try:
             first = candidate.frontier(candidate.microbatches[0])
-            floors.append((floor_s(first), candidate))
+            floors.append((floor_s(first) if first.bounds else 0.0, candidate))
         except PlanError as error:
             refused.append(error)
     if not floors:
@@ -57,11 +57,11 @@ def search(candidates: list[Candidate], budget_bytes: int, progress: Progress | 
             known_s = best[0].seconds if best else float("inf")
             if frontier.least_held() + frontier.least_transient() > budget_bytes:
                 continue
-            if price and (bound_s := bound_at(frontier, price, budget_bytes)) >= known_s:
+            if price and frontier.bounds and (bound_s := bound_at(frontier, price, budget_bytes)) >= known_s:
                 bounds.append(bound_s)
                 continue
             chain, bound_s = solve_chain(frontier, budget_bytes, known_s)
-            bounds.append(bound_s)
+            bounds += [bound_s] if frontier.bounds else []
             if chain is not None and chain.seconds < known_s:
                 best, price = (chain, frontier), chain.price
                 if progress:
