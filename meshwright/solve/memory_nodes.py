@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from meshwright.cluster import Device, Mesh, collective_s
 from meshwright.cluster.profile_load import profile_of
-from meshwright.generate.storage import is_part, is_view
+from meshwright.generate.storage import base, is_part, is_view
 
 ELEMENTWISE = torch.Tag.pointwise
 FUSED_BESIDES = frozenset(
@@ -30,9 +30,9 @@ FUSED_BESIDES = frozenset(
         "gather.default", "embedding.default", "native_dropout.default", "argmax.default", "where.self",
         "masked_fill.Scalar", "silu_backward.default", "gelu_backward.default", "threshold_backward.default",
         "tanh_backward.default", "sigmoid_backward.default", "_fused_rms_norm.default",
-        "_fused_rms_norm_backward.default",
+        "_fused_rms_norm_backward.default", "nll_loss_backward.default", "embedding_dense_backward.default",
     )
-)  # fmt: skip
+) | {"meshwright.gpu_rms_norm.default", "meshwright.gpu_rms_norm_backward.default"}  # fmt: skip
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
 SHORTEST_S = 2e-6
 """No kernel takes less, however little it moves."""
@@ -46,7 +46,7 @@ class NodeCosts:
     def __init__(self, device: Device, fused: bool = False, mesh: Mesh | None = None) -> None:
         self.device, self.fused, self.mesh = device, fused, mesh
         self._profile = profile_of(device)
-        self._rate = device.memory_bandwidth * device.achievable_fraction("memory")
+        self.rate = device.memory_bandwidth * device.achievable_fraction("memory")
 
     def seconds(self, node: fx.Node) -> float:
         if node.op != "call_function" or is_part(node) or is_view(node):
@@ -58,9 +58,33 @@ class NodeCosts:
         if self.fused and is_fusible(node):
             if not self.is_written(node):
                 return 0.0
-            return written / self._rate
+            return written / self.rate
         read = sum(_bytes(_tensors(other.meta.get("val"))) for other in dict.fromkeys(node.all_input_nodes))
-        return self._product(node) or SHORTEST_S + (read + written) / self._rate
+        return self._product(node) or SHORTEST_S + (read + written) / self.rate
+
+    def slowness(self, node: fx.Node) -> float:
+        """How much longer a fused op takes than its bytes do: a softmax over long rows, as it is seen alone; an
+        embedding's gradient, which is filled with zeros, added to and rounded."""
+        if str(node.target) == "aten.embedding_dense_backward.default":
+            return 5.0
+        if "_softmax" not in str(node.target):
+            return 1.0
+        value = node.meta["val"]
+        dim = node.args[2] if "backward" in str(node.target) else node.args[1]
+        width = max(1, value.shape[dim]) if isinstance(dim, int) and value.dim() else 1
+        side, moves = ("backward", 3) if "backward" in str(node.target) else ("forward", 2)
+        itemsize, units = value.element_size(), max(1, value.numel() // width)
+        dtype = str(value.dtype).removeprefix("torch.")
+        alone_s = self._profile.rows_s("softmax", side, dtype, itemsize, units, width)
+        return max(1.0, alone_s * self.rate / (moves * itemsize * units * width))
+
+    def makes_again_s(self, node: fx.Node, reads: bool) -> float:
+        """What running an op once more adds. `reads`: a fused op as a kernel of its own; else it joins one that reads
+        what it reads."""
+        found = self.seconds(node)
+        if not (self.fused and reads and is_fusible(node)) or node.op != "call_function" or is_part(node):
+            return found
+        return found + _bytes(t for n in _stored(node) for t in _tensors(n.meta.get("val"))) / self.rate
 
     def is_written(self, node: fx.Node) -> bool:
         """Whether the node's result is memory at all: not what fused ops alone read."""
@@ -69,8 +93,11 @@ class NodeCosts:
         return any(not is_fusible(user) for user in _readers(node))
 
     def working_bytes(self, node: fx.Node) -> int:
-        """What a kernel allocates besides its results: fused attention sums the queries' gradient in 32 bits."""
+        """What a kernel allocates besides its results: fused attention sums the queries' gradient in 32 bits, and so
+        does a compiled embedding its weight's."""
         name = str(node.target)
+        if self.fused and name == "aten.embedding_dense_backward.default":
+            return int(4 * node.meta["val"].numel())
         if "attention" not in name or "backward" not in name or self.device.kind != "cuda":
             return 0
         query = node.args[1]
@@ -96,7 +123,8 @@ class NodeCosts:
             grouped, causal = query[-3] != key[-3], any(arg is True for arg in node.args[3:])
             variant = "grouped" if grouped else "causal" if causal else "plain"
             side = "backward" if backward else "forward"
-            return self._profile.attention_s(variant, side, dtype, itemsize, prod(query[:-1]), key[-2], query[-1])
+            sizes = (prod(query[:-2]), query[-2], key[-2], query[-1])
+            return self._profile.attention_s(variant, side, dtype, itemsize, *sizes)
         if name.startswith("aten.convolution"):
             return self._convolution(node, shapes, dtype, itemsize)
         return 0.0
@@ -130,6 +158,12 @@ def is_fusible(node: fx.Node) -> bool:
     if is_part(node) or is_view(node):
         return True
     return ELEMENTWISE in getattr(node.target, "tags", ()) or str(node.target) in FUSED_BESIDES
+
+
+def _stored(node: fx.Node) -> list[fx.Node]:
+    """The operands of a fused op that are memory: not what other fused ops hand it in registers."""
+    found = dict.fromkeys(node.all_input_nodes)
+    return [other for other in found if base(other).op == "placeholder" or not is_fusible(base(other))]
 
 
 def _readers(node: fx.Node) -> Iterable[fx.Node]:
