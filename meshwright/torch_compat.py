@@ -252,3 +252,17 @@ def registered_sharding(operator: Any) -> Callable[..., Any] | None:
     held: Any = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs.get(operator)
     is_users = isinstance(held, partial) and held.func.__module__.endswith("_register_sharding")
     return held.args[0] if is_users else None
+
+
+def tensor_counts(operator: Any) -> tuple[int, int, int | None] | None:
+    """The fewest and the most tensors that an operator takes, and how many it returns (None for a list); None where it
+    has no schema or takes a list of tensors."""
+    schema = getattr(operator, "_schema", None)
+    if schema is None:
+        return None
+    kinds = [str(argument.type) for argument in schema.arguments]
+    if any("Tensor" in kind and kind not in ("Tensor", "Optional[Tensor]") for kind in kinds):
+        return None
+    made = [str(result.type) for result in schema.returns]
+    least, optional = kinds.count("Tensor"), kinds.count("Optional[Tensor]")
+    return least, least + optional, len(made) if set(made) <= {"Tensor"} else None

@@ -211,3 +211,12 @@ def test_what_users_register_with_dtensor_is_found() -> None:
     assert torch_compat.registered_sharding(torch.ops.aten.mm.default) is None
     spec = torch_compat.tensor_spec(torch.rand(4, 6), torch_compat.bare_mesh(2))
     assert (spec.ndim, tuple(spec.shape)) == (2, (4, 6))
+
+
+def test_operators_say_how_many_tensors_they_take_and_make() -> None:
+    aten = torch.ops.aten
+    assert torch_compat.tensor_counts(aten.linear.default) == (2, 3, 1)
+    assert torch_compat.tensor_counts(aten.topk.default) == (1, 1, 2)
+    assert torch_compat.tensor_counts(aten.split.Tensor) == (1, 1, None)
+    assert torch_compat.tensor_counts(aten.cat.default) is None
+    assert torch_compat.tensor_counts(len) is None

@@ -1,6 +1,7 @@
 """Rules: what an op's dims mean, and every way to run it on a mesh that follows."""
 
-from meshwright.rules.resolve import register_rule, resolve_rule, tier
+from meshwright.rules.register import register_rule
+from meshwright.rules.resolve import resolve_rule, tier
 from meshwright.rules.rule import Call, Lowering, Rule, Split
 from meshwright.rules.served import served, warn_of_fallbacks
 from meshwright.rules.signature import CARRY, Signature

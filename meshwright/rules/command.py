@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator
 
-from meshwright.rules.resolve import user_rules
+from meshwright.rules.register import user_rules
 from meshwright.rules.table import FAMILIES, UNPROVEN
 
 PROVEN = "2, 3, 2x2"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from meshwright.capture.program import Op, TensorType, Value
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import RuleError
-from meshwright.rules.rule import Call, Lowering, Rule, Split, Tier, keep
+from meshwright.rules.register import packet, prove_user_rule, user_rule
+from meshwright.rules.rule import Call, Rule, Tier
 from meshwright.rules.shapes import opaque
-from meshwright.rules.signature import Signature, parse
+from meshwright.rules.signature import Signature
 from meshwright.rules.table import RULES
 
-_USER: dict[str, Rule] = {}
 _FOUND: dict[object, Rule | None] = {}
 
 # Capture turns the random ops it knows into ops that draw by counter. Others are refused: run as they are, every rank
@@ -32,13 +32,17 @@ def resolve_rule(op: Op, types: tuple[TensorType, ...] | None = None) -> Rule:
     tried on small tensors (see `discover`).
     """
     _refuse_random(op)
-    for rules in (RULES, _USER):
-        for key in (op.target, packet(op.target)):
-            if key in rules:
-                return rules[key]
+    for key in (op.target, packet(op.target)):
+        if key in RULES:
+            return RULES[key]
+    users = user_rule(op.target)
     if types is None or any(isinstance(size, BatchSize) for type_ in types for size in type_.shape):
-        return FALLBACK
-    return _found(Call(op, types)) or FALLBACK
+        return users or FALLBACK
+    call = Call(op, types)
+    if users:
+        prove_user_rule(users, call)
+        return users
+    return _found(call) or FALLBACK
 
 
 def _found(call: Call) -> Rule | None:
@@ -72,30 +76,6 @@ def tier(op: Op, values: Mapping[str, Value] | None = None) -> Tier:
     """Where this op's rule comes from. Without the values it reads, only table, user and fallback are told apart."""
     types = None if values is None else tuple(values[name].type for name in op.operands())
     return resolve_rule(op, types).tier
-
-
-def register_rule(target: str, signature: str, lower: Callable[[Split], Lowering] = keep) -> Rule:
-    """A user's rule for an op that our table does not have; `target` as an Op writes it."""
-    if target in RULES or packet(target) in RULES:
-        raise RuleError(f"a rule for {target}", "an op that the table does not have", "see `meshwright rules`")
-    parse(signature)
-    _USER[target] = Rule(signature, lower, "user")
-    return _USER[target]
-
-
-def user_rules() -> Mapping[str, Rule]:
-    """The rules that users have registered in this process."""
-    return dict(_USER)
-
-
-def forget_rule(target: str) -> None:
-    """Take a user's rule back."""
-    _USER.pop(target, None)
-
-
-def packet(target: str) -> str:
-    """`aten.add.Tensor` -> `aten.add`: the name that the overloads of an operator share."""
-    return target if ":" in target else target.rpartition(".")[0]
 
 
 def _all_invariant(call: Call) -> Signature:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from meshwright.capture import counter
 from meshwright.rules.prove import TOLERANCE, Case, case
-from meshwright.rules.resolve import packet
+from meshwright.rules.register import packet
 from meshwright.rules.table import RULES, UNPROVEN
 
 

@@ -11,11 +11,11 @@ import user_ops  # noqa: F401  the targets below name it
 from rule_cases import f
 
 from meshwright.cluster import logical_mesh
-from meshwright.errors import RuleError, VerifyError
+from meshwright.errors import RuleError
 from meshwright.layout.steps import Collective
 from meshwright.rules import Lowering, Split, register_rule
 from meshwright.rules.prove import Case, case, prove
-from meshwright.rules.resolve import forget_rule
+from meshwright.rules.register import forget_rule
 from meshwright.rules.rule import keep
 
 MESH = logical_mesh({"x": 2})
@@ -83,7 +83,7 @@ def test_a_wrong_local_shape_is_caught() -> None:
         results = tuple(replace(value, type=replace(value.type, shape=(1, 2, 3))) for value in op.results)
         return Lowering(replace(op, results=results))
 
-    with pytest.raises(VerifyError, match=r"makes float64\[1, 2, 3\]"):
+    with pytest.raises(RuleError, match=r"makes float64\[1, 2, 3\]"):
         prove_with(given, "(a b) c -> a b! c", pretend)
 
     def lengthen(split: Split) -> Lowering:

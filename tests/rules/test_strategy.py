@@ -14,7 +14,7 @@ from meshwright.errors import ClusterError, LayoutError, RuleError, VerifyError
 from meshwright.layout import Collective, Layout, S
 from meshwright.rules import register_rule, resolve_rule, strategies, strategy, tier
 from meshwright.rules.prove import Case, case, prove
-from meshwright.rules.resolve import forget_rule
+from meshwright.rules.register import forget_rule
 
 SDPA = "aten.scaled_dot_product_attention.default"
 

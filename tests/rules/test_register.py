@@ -1,0 +1,72 @@
+"""What a user may register as a rule, and what is refused, by one message each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import user_ops  # noqa: F401  the targets below name it
+from rule_cases import f
+
+import meshwright as mw
+from meshwright.cluster import logical_mesh
+from meshwright.errors import RuleError
+from meshwright.rules import strategies
+from meshwright.rules.prove import case
+from meshwright.rules.register import forget_rule, user_rules
+
+CDIST = "aten.cdist.default"
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    for target in user_rules():
+        forget_rule(target)
+
+
+BAD: list[tuple[tuple[Any, ...], str]] = [
+    ((CDIST, "b m k"), r"the rule 'b m k' of aten\.cdist\.default: .* has no arrow"),
+    ((CDIST, "b m k, b n k -> b m n["), "at most one"),
+    ((CDIST, "b m k, (b n k -> b m n"), r"names, 1, \.\.\., \(h d\) and h!"),
+    ((CDIST, "b m k, b n k -> b m n[q=P]"), r"says what happens on \['q'\]"),
+    ((CDIST, "b m k, b n k -> b m n[b=Z]"), "one of I, P, R"),
+    ((CDIST, "b m k -> b m"), "has 1 operands\n.*2, one per tensor"),
+    ((CDIST, "b m k, b n k -> b m n, b"), "has 2 results\n.*1, one per tensor"),
+    ((CDIST, None), "None as the rule of aten.cdist.default"),
+    ((CDIST, "b m k, b n k -> b m n", 3), "3 as the lowering of aten.cdist.default"),
+    ((3, "b -> b"), "a rule for 3\n.*an op by name"),
+    (("aten.nothing.default", "b -> b"), "aten.nothing.default, which cannot be found"),
+    (("no_such_module:f", "b -> b"), "no_such_module:f, which cannot be found"),
+    (("nonsense", "b -> b"), "nonsense, which is no operator"),
+    (("aten.linear.default", "b k, n k -> b n"), "an op that the table does not have"),
+    (("user_ops:softened", "b, b -> b"), "has 2 operands\n.*0 to 1"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_rules_are_refused_by_name(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        mw.register_rule(*arguments)
+
+
+def test_a_name_without_overload_stands_for_all_of_them() -> None:
+    mw.register_rule("aten.cdist", "b m k!, b n k! -> b m n")
+    given = case(CDIST, f(4, 6, 8), f(4, 2, 8))
+    made = strategies(given.op, given.values(), logical_mesh({"x": 2}))
+    assert [one.text for one in made] == ["-", "b", "m", "n"]
+
+
+def test_a_wrong_rule_is_refused_when_it_first_serves_an_op() -> None:
+    mw.register_rule("user_ops:softened", "b n -> b n")
+    given = case("user_ops:softened", f(4, 6))
+    with pytest.raises(RuleError, match=r"the rule registered for user_ops:softened is wrong: .*is off by"):
+        strategies(given.op, given.values(), logical_mesh({"x": 3}))
+
+
+def test_a_rule_that_does_not_fit_a_call_names_the_op() -> None:
+    mw.register_rule(CDIST, "m k!, n k! -> m n")
+    given = case(CDIST, f(4, 6, 8), f(4, 2, 8))
+    with pytest.raises(RuleError, match=r"the rule registered for aten\.cdist\.default is wrong: a tensor float64"):
+        strategies(given.op, given.values(), logical_mesh({"x": 2}))
