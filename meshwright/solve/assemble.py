@@ -1,13 +1,9 @@
-"""From the chain that was chosen to a Plan in writing, its mesh axes named after what they came to do."""
+"""From the chain that was chosen to a Plan in writing."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
-
 from meshwright.capture.program import Program
-from meshwright.cluster import FLAT, Cluster
-from meshwright.layout import Collective, Layout
+from meshwright.cluster import Cluster
 from meshwright.plan import Choice, ParameterPlan, Plan, Stage
 from meshwright.solve.account import accounted
 from meshwright.solve.frontier import Frontier, Point
@@ -48,24 +44,3 @@ def _parameters(program: Program, points: tuple[Point, ...]) -> dict[str, Parame
         for value, name in zip(program.graphs[segment.graph].params, segment.params, strict=True):
             found.setdefault(name, point.parameters[value.name])
     return {parameter.name: found[parameter.name] for parameter in program.parameters}
-
-
-def name_axes(program: Program, plan: Plan) -> Plan:
-    """`dp` where more weights are used whole by different samples, `tp` where more are split, else `rep`."""
-    counts = [Counter[str]() for _ in plan.mesh.axes]
-    for parameter in program.parameters:
-        for count, state in zip(counts, Layout.parse(plan.parameters[parameter.name].compute), strict=True):
-            count[state.kind] += 1
-    names: list[str] = []
-    for count in counts:
-        role = "rep" if not count["R"] and not count["S"] else "dp" if count["R"] >= count["S"] else "tp"
-        again = sum(name.startswith(role) for name in names)
-        names.append(f"{role}{again + 1}" if again else role)
-    new = dict(zip(plan.mesh.names, names, strict=True))
-    renamed = tuple(
-        Collective(item.kind, FLAT.join(new[part] for part in item.axis.split(FLAT)), item.bytes)
-        for item in plan.predicted.collectives
-    )
-    mesh = plan.mesh.renamed(tuple(names))
-    stages = tuple(replace(stage, mesh=mesh) for stage in plan.stages)
-    return replace(plan, stages=stages).with_prediction(collectives=renamed)

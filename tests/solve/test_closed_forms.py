@@ -15,6 +15,7 @@ from meshwright.cluster import Cluster, Device
 from meshwright.cluster.topology import Group, Link, Member
 from meshwright.layout import Collective
 from meshwright.models.bert import Block
+from meshwright.models.moe import Experts
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
@@ -81,6 +82,26 @@ def test_a_transformer_layer_takes_two_all_reduces_each_way_less_the_first() -> 
     layers = 2
     plan = planned(Encoder(layers, 128), (8, 8, 128), SPLIT)
     assert plan.predicted.collectives == (Collective("all_reduce", "tp", 8 * 8 * 128 * 4),) * (4 * layers - 1)
+
+
+class Mixture(nn.Module):
+    def __init__(self, hidden: int, experts: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(hidden, hidden, bias=False)
+        self.experts = Experts(hidden, 4 * hidden, experts, 2, False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = self.first(x)
+        return F.mse_loss(x + self.experts(x)[0], y)
+
+
+def test_experts_are_split_and_tokens_sent_to_them_and_back() -> None:
+    """Two all-to-alls each way, of a device's tokens twice over, since each goes to two experts."""
+    plan = planned(Mixture(64, 16), (64, 16, 64), SPLIT)
+    assert plan.mesh.names == ("ep",)
+    assert plan.parameters["experts.up"].compute == plan.parameters["experts.down"].compute == "[S(0)]"
+    sent = [item for item in plan.predicted.collectives if item.kind == "all_to_all"]
+    assert sent == [Collective("all_to_all", "ep", 2 * 64 * 16 * 64 * 4 // 4)] * 4
 
 
 def moved(plan: Plan, n: int) -> float:

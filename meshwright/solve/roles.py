@@ -1,0 +1,80 @@
+"""Mesh axes named after what they came to do in a plan.
+
+dp: weights used whole by different samples. cp: by different parts of the same samples (context parallel). tp: weights
+split. ep: of the weights that are split, all are experts. rep: everybody does the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from meshwright.capture.experts import MIX
+from meshwright.capture.program import Program
+from meshwright.capture.sizes import BatchSize
+from meshwright.cluster import FLAT
+from meshwright.layout import Layout
+from meshwright.plan import Plan, Stage
+
+
+def name_axes(program: Program, plan: Plan) -> Plan:
+    """The plan with its axes renamed, stage by stage; collectives too."""
+    stages, renamed = [], list(plan.predicted.collectives)
+    for stage in plan.stages:
+        names = _distinct([_role(program, plan, stage, axis) for axis in range(len(stage.mesh.axes))])
+        stages.append(replace(stage, mesh=stage.mesh.renamed(names)))
+        new = dict(zip(stage.mesh.names, names, strict=True))
+        renamed = [
+            replace(item, axis=FLAT.join(new.get(part, part) for part in item.axis.split(FLAT))) for item in renamed
+        ]
+    return replace(plan, stages=tuple(stages)).with_prediction(collectives=tuple(renamed))
+
+
+def _role(program: Program, plan: Plan, stage: Stage, axis: int) -> str:
+    experts = _expert_weights(program)
+    used: Counter[str] = Counter()
+    split_only_experts = True
+    for index in range(stage.first, stage.end):
+        segment = program.segments[index]
+        for value, name in zip(program.graphs[segment.graph].params, segment.params, strict=True):
+            kind = Layout.parse(plan.choice(index).parameters[value.name])[axis].kind
+            used[kind] += 1
+            split_only_experts &= kind != "S" or name in experts
+    if used["S"] and (split_only_experts or used["S"] > used["R"]):
+        return "ep" if split_only_experts else "tp"
+    if not used["R"]:
+        return "tp" if used["S"] else "rep"
+    return "dp" if _over_samples(program, plan, stage, axis) else "cp"
+
+
+def _over_samples(program: Program, plan: Plan, stage: Stage, axis: int) -> bool:
+    """Whether what crosses boundaries is sharded over samples at least as often as over anything else."""
+    samples = others = 0
+    for index in range(stage.first, stage.end):
+        graph, choice = program.graphs[program.segments[index].graph], plan.choice(index)
+        values = graph.values()
+        names = (*(value.name for value in graph.inputs), *graph.outputs)
+        for name, text in zip(names, (*choice.inputs, *choice.outputs), strict=True):
+            dim = Layout.parse(text)[axis].dim
+            if dim is not None:
+                over = isinstance(values[name].type.shape[dim], BatchSize)
+                samples, others = samples + over, others + (not over)
+    return samples >= others
+
+
+def _expert_weights(program: Program) -> set[str]:
+    found = set()
+    for segment in program.segments:
+        graph = program.graphs[segment.graph]
+        read = {name for op in graph.ops if op.target == MIX for name in op.operands()}
+        pairs = zip(graph.params, segment.params, strict=True)
+        found |= {name for value, name in pairs if value.name in read and len(value.type.shape) == 3}
+    return found
+
+
+def _distinct(roles: list[str]) -> tuple[str, ...]:
+    names: list[str] = []
+    for role in roles:
+        again = sum(name.startswith(role) for name in names)
+        names.append(f"{role}{again + 1}" if again else role)
+    return tuple(names)
