@@ -55,7 +55,9 @@ class _World:
         with self._lock:
             if self._broken:
                 raise threading.BrokenBarrierError
-            return self._meetings.setdefault((axis, others), _Meeting(size))
+            if (axis, others) not in self._meetings:
+                self._meetings[axis, others] = _Meeting(size)
+            return self._meetings[axis, others]
 
     def abort(self) -> None:
         """Wake every waiting rank: one of them has failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ from meshwright.layout.collectives import record
 from meshwright.layout.convert import convert, convert_gradient, convert_value
 from meshwright.layout.threads import simulate
 
+if TYPE_CHECKING:
+    from processes import GlooPool
+
 CASES = [
     ({"a": 2}, (4, 6)),
     ({"a": 3}, (7, 3, 2)),
@@ -29,9 +33,13 @@ CASES = [
 
 
 def convert_all_pairs(sizes: dict[str, int], shape: tuple[int, ...], sample: int | None = None) -> None:
-    mesh = logical_mesh(sizes)
     pairs = list(product(all_layouts(len(shape), len(sizes)), repeat=2))
-    pairs = random.Random(0).sample(pairs, sample) if sample else pairs
+    convert_pairs(sizes, shape, random.Random(0).sample(pairs, sample) if sample else pairs)
+
+
+def convert_pairs(sizes: dict[str, int], shape: tuple[int, ...], pairs: list[tuple[Layout, Layout]]) -> None:
+    mesh = logical_mesh(sizes)
+    paths = [conversion(source, target, shape, 8, mesh) for source, target in pairs]
     torch.manual_seed(0)
     full, gradient = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
     values = [pieces(full, source, mesh, "P") for source, _ in pairs]
@@ -54,9 +62,8 @@ def convert_all_pairs(sizes: dict[str, int], shape: tuple[int, ...], sample: int
         assert_holds([rank[i][0] for rank in ranks], full, target, mesh, "P")
         assert_holds([rank[i][1] for rank in ranks], gradient, source, mesh, "R")
         assert_holds([rank[i][2] for rank in ranks], gradient, source, mesh, "R")
-        path = conversion(source, target, shape, 8, mesh)
-        assert tuple(ranks[0][i][3]) == path.forward, path
-        assert tuple(ranks[0][i][4]) == path.backward, path
+        assert tuple(ranks[0][i][3]) == paths[i].forward, paths[i]
+        assert tuple(ranks[0][i][4]) == paths[i].backward, paths[i]
 
 
 @pytest.mark.parametrize(("sizes", "shape"), CASES)
@@ -71,10 +78,18 @@ def test_some_pairs_on_three_axes(shape: tuple[int, ...], sample: int) -> None:
     convert_all_pairs({"a": 2, "b": 2, "c": 2}, shape, sample)
 
 
+def convert_a_share(rank: int, shape: tuple[int, ...], shares: int) -> int:
+    """Every `shares`-th pair, in batches: their tensors need not all be there at once."""
+    pairs = list(product(all_layouts(len(shape), 3), repeat=2))[rank::shares]
+    for begin in range(0, len(pairs), 500):
+        convert_pairs({"a": 2, "b": 2, "c": 2}, shape, pairs[begin : begin + 500])
+    return len(pairs)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("shape", [(8, 4), (3, 5)])
-def test_every_pair_on_three_axes(shape: tuple[int, ...]) -> None:
-    convert_all_pairs({"a": 2, "b": 2, "c": 2}, shape)
+def test_every_pair_on_three_axes(gloo: GlooPool, shape: tuple[int, ...]) -> None:
+    assert sum(gloo.run(convert_a_share, shape, 6, timeout_s=3600)) == 125**2
 
 
 def test_without_gradient_replicated_and_invariant_cost_nothing_between_them() -> None:

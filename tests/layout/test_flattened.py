@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from math import prod
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from layout_pieces import assert_holds, cut, pieces
-from test_convert_gloo import addend, settle
+from layout_pieces import assert_holds, pieces
+from layout_ranks import Sizes, rank_of_mesh
 from torch import Tensor
 
 from meshwright.cluster import Mesh, load_cluster, logical_mesh
@@ -20,12 +19,9 @@ from meshwright.layout.flattened import Place
 from meshwright.layout.moves import moves
 from meshwright.layout.stepprice import price_step
 from meshwright.layout.threads import simulate
-from meshwright.layout.transport import ProcessTransport, use_transport
 
 if TYPE_CHECKING:
     from processes import GlooPool
-
-Sizes = dict[str, int]
 
 
 def flattened_steps(n_dims: int, n_axes: int, count: int) -> list[Step]:
@@ -90,22 +86,15 @@ def test_all_flattened_steps(sizes: Sizes, shape: tuple[int, ...], count: int) -
 
 
 def on_processes(rank: int, sizes: Sizes, shape: tuple[int, ...], count: int) -> int:
-    mesh, n = logical_mesh(sizes), prod(sizes.values())
-    transport = ProcessTransport.from_ranks(torch.arange(n).reshape(*sizes.values()), list(sizes))
-    if rank >= n:
-        return 0
-    at, generator = mesh.coordinates(rank), torch.Generator().manual_seed(0)
-    full = torch.randn(shape, dtype=torch.float64, generator=generator)
-    gradient = torch.randn(shape, dtype=torch.float64, generator=generator)
     steps = flattened_steps(len(shape), len(sizes), count)
-    with use_transport(transport):
-        for step in steps:
-            place = place_of(step, mesh, shape, rank)
-            y = run_op(step.forward_op, addend(full, step.source, mesh, at, "P"), step.source, step.target, place)
-            torch.testing.assert_close(settle(y, step.target, mesh, "P"), cut(full, step.target, mesh, at))
-            g = addend(gradient, step.target, mesh, at, "R")
+    with rank_of_mesh(rank, sizes, shape) as here:
+        for step in steps if here else ():
+            place = place_of(step, here.mesh, shape, rank)
+            x = here.addend(here.full, step.source, "P")
+            here.assert_holds(run_op(step.forward_op, x, step.source, step.target, place), here.full, step.target, "P")
+            g = here.addend(here.gradient, step.target, "R")
             g = run_op(step.backward_op, g, step.target, step.source, place)
-            torch.testing.assert_close(settle(g, step.source, mesh, "R"), cut(gradient, step.source, mesh, at))
+            here.assert_holds(g, here.gradient, step.source, "R")
     return len(steps)
 
 
