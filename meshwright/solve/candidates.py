@@ -17,6 +17,9 @@ from meshwright.solve.frontier import Frontier, most_alive
 from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
 from meshwright.solve.search import Candidate
 
+BESIDE = (1.0, 0.5, 0.25, 0.0)
+"""Weights of what runs beside compute. A step is a maximum, not a sum: the last weight bounds it, each may find it."""
+
 MOST_ALIVE = 4
 """Values that cross a boundary; where there are more, those that cross several share one way of lying (`skips`)."""
 
@@ -54,8 +57,7 @@ def candidates_on(
             continue
         crowded = most_alive(program) > MOST_ALIVE
         for skips in product((True, False), repeat=len(mesh.axes)) if crowded else (None,):
-            # What runs beside compute counts in full or not at all; the second bounds, the first may find better.
-            for beside in (1.0, 0.0) if reduces_beside(mesh) and not recompute else (0.0,):
+            for beside in BESIDE if reduces_beside(mesh) and not recompute else (0.0,):
                 allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, beside))
     if not allowed:
         raise refused[0]
