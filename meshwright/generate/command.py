@@ -19,6 +19,7 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.capture import Precision, capture
     from meshwright.errors import PlanError
     from meshwright.generate.code import code
+    from meshwright.generate.pair import SegmentPair
     from meshwright.generate.program import generate
     from meshwright.models.reference import parse_reference
     from meshwright.plan import Plan
@@ -36,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not 0 <= args.pair < len(program.segments):
         raise PlanError(f"--pair {args.pair}", f"a segment from 0 to {len(program.segments) - 1}")
-    pair = generate(program, plan).pairs[args.pair]
+    pair = generate(program, plan, stage=plan.stage_of(args.pair)).pairs[args.pair]
+    if not isinstance(pair, SegmentPair):
+        pair = pair.part
     print(f"# saved: {', '.join(pair.saved)}")
     print(pair.halves.first.code.replace("def forward(self, ", "def forward("))
     print(pair.halves.second.code.replace("def forward(self, ", "def backward("))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshwright.capture.program import Program, SegmentGraph
@@ -19,11 +20,11 @@ Pair = SegmentPair | ChunkedPair
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """sharded and pairs: per segment, shared objects where segments are alike."""
+    """One stage's: its part of the prologue; sharded and pairs by segment, shared objects where segments are alike."""
 
     prologue: SegmentGraph
-    sharded: tuple[SegmentGraph, ...]
-    pairs: tuple[Pair, ...]
+    sharded: dict[int, SegmentGraph]
+    pairs: dict[int, Pair]
 
 
 def sharded_prologue(program: Program, plan: Plan, stage: Stage | None = None) -> SegmentGraph:
@@ -42,28 +43,37 @@ def sharded_segment(program: Program, plan: Plan, index: int, batch: int) -> Seg
 
 
 def sharded_segments(program: Program, plan: Plan) -> tuple[SegmentGraph, ...]:
-    """One rank's graph of each segment; alike segments share one object."""
+    """One rank's graph of each segment; alike segments of a stage share one object."""
     if len(plan.segments) != len(program.segments):
         raise RunError(f"the plan has {len(plan.segments)} segments", f"{len(program.segments)}, as the model has")
-    made: dict[tuple[int, tuple[tuple[str, Layout], ...], tuple[float, ...]], SegmentGraph] = {}
-    found = []
-    for index, segment in enumerate(program.segments):
+    return tuple(_sharded(program, plan, range(len(program.segments))).values())
+
+
+def _sharded(program: Program, plan: Plan, indices: Iterable[int]) -> dict[int, SegmentGraph]:
+    made: dict[object, SegmentGraph] = {}
+    found = {}
+    for index in indices:
         commons = plan.common_layouts(program, index)
-        key = (plan.segments[index], tuple(commons.items()), segment.scalars)
+        mesh = plan.stage_of(index).mesh
+        key = (plan.segments[index], tuple(commons.items()), program.segments[index].scalars, mesh)
         if key not in made:
             made[key] = sharded_segment(program, plan, index, plan.microbatch)
-        found.append(made[key])
-    return tuple(found)
+        found[index] = made[key]
+    return found
 
 
-def generate(program: Program, plan: Plan, device: str = "cpu", compiled: bool = False) -> Generated:
-    """`compiled`: each pair by inductor, once per distinct one."""
-    segments = sharded_segments(program, plan)
+def generate(
+    program: Program, plan: Plan, device: str = "cpu", compiled: bool = False, stage: Stage | None = None
+) -> Generated:
+    """What a stage runs; all of a plan of one. `compiled`: each pair by inductor, once per distinct one."""
+    here = stage or plan.stages[0]
+    segments = _sharded(program, plan, here.segments)
     pairs: dict[int, Pair] = {}
-    for index, graph in enumerate(segments):
+    for index, graph in segments.items():
         if id(graph) not in pairs:
             pairs[id(graph)] = _pair(program, plan, index, graph, device, compiled)
-    return Generated(sharded_prologue(program, plan), segments, tuple(pairs[id(graph)] for graph in segments))
+    prologue = sharded_prologue(program, plan, here)
+    return Generated(prologue, segments, {index: pairs[id(graph)] for index, graph in segments.items()})
 
 
 def _pair(program: Program, plan: Plan, index: int, graph: SegmentGraph, device: str, compiled: bool) -> Pair:

@@ -33,8 +33,14 @@ def split(whole: fx.GraphModule, first_outputs: int, own: frozenset[str]) -> Hal
     """
     outputs = outputs_of(whole)
     early = ancestors(node for node in outputs[:first_outputs] if isinstance(node, fx.Node))
+    return split_at(whole, early, first_outputs, own)
+
+
+def split_at(whole: fx.GraphModule, early: set[fx.Node], first_outputs: int, own: frozenset[str]) -> Halves:
+    """The same, where the first part is all of `early`: a set that holds what its members are computed from."""
+    outputs = outputs_of(whole)
     # A part of an op's several results belongs where the op runs: tuples do not cross.
-    early |= {node for node in whole.graph.nodes if is_part(node) and node.args[0] in early}
+    early = early | {node for node in whole.graph.nodes if is_part(node) and node.args[0] in early}
     needed = ancestors(node for node in outputs[first_outputs:] if isinstance(node, fx.Node))
     placeholders = [node for node in whole.graph.nodes if node.op == "placeholder"]
     late = {node for node in needed if node not in early and node.op != "placeholder"}

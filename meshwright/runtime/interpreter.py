@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,10 +13,14 @@ from meshwright.capture.counter import RandomState, random_state
 from meshwright.capture.execute import run_graph
 from meshwright.capture.program import Program, Segment
 from meshwright.errors import RunError
-from meshwright.generate.program import Generated
+from meshwright.generate.pieces import Pieces, Rest, WholePieces, pieces
+from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction
+from meshwright.plan.stages import stage_commons
+from meshwright.runtime.batches import Batches
 from meshwright.runtime.evaluation import in_eval_mode
-from meshwright.runtime.store import Store
+from meshwright.runtime.exchange import Exchange
+from meshwright.runtime.parts import Part
 from meshwright.runtime.weigh import Weigher
 
 
@@ -23,156 +28,282 @@ from meshwright.runtime.weigh import Weigher
 class MicroBatch:
     """One micro-batch on its way: boundary values, what forwards saved, gradients on their way back.
 
-    weight: its share in the loss; a micro-batch of weight zero, all of whose targets are ignored, is not run.
-    random: what its random numbers are made from.
+    values, gradients: by name and by the first segment of the stage whose layout they have. commons: those of a stage,
+    while its forward runs. weight: its share in the loss; a micro-batch of weight zero, all of whose targets are
+    ignored, is not run. random: what its random numbers are made from. rest: what weight halves wait with.
     """
 
-    values: dict[str, Tensor]
+    number: int
+    batch: Mapping[str, Tensor]
     weight: float
     random: RandomState
+    values: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    commons: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     saved: dict[int, list[Tensor]] = field(default_factory=dict)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
+    rest: dict[int, Rest] = field(default_factory=dict)
+    gradients: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    uses: Counter[str] = field(default_factory=Counter)
+    loss: Tensor | None = None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it keeps alive, the batch aside."""
+        yield from self.values.values()
+        yield from self.gradients.values()
+        for commons in self.commons.values():
+            yield from commons.values()
+        for saved in self.saved.values():
+            yield from saved
+        for rest in self.rest.values():
+            yield from rest.tensors()
 
 
 class Interpreter:
-    """Plays a step; `progress` is told each instruction before it runs."""
+    """Plays a step; `progress` is told each instruction before it runs. held_bytes: with `counts`, the most that
+    micro-batches kept alive at once in the last step: saved values, boundary values, gradients, what is under way."""
 
     def __init__(
         self,
         program: Program,
-        generated: Generated,
-        store: Store,
+        parts: Sequence[Part],
+        exchange: Exchange,
         buffers: dict[str, Tensor],
-        device: torch.device,
+        batches: Batches,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.program, self.generated, self.store = program, generated, store
-        self.buffers, self.device, self.progress = buffers, device, progress
-        self.weigher = Weigher(program, generated, store.plan.microbatches, device)
+        self.program, self.parts, self.exchange, self.batches = program, parts, exchange, batches
+        self.buffers, self.device, self.progress = buffers, batches.device, progress
+        self.plan = batches.plan
+        last = next((part for part in parts if part.stage.end == len(program.segments)), None)
+        self.weigher = Weigher(program, last.generated if last else None, self.plan.microbatches, self.device)
         self.micro: list[MicroBatch] = []
-        self.last_reader = {name: i for i, segment in enumerate(program.segments) for name in segment.inputs}
+        self.part_of = {index: part for part in parts for index in part.stage.segments}
+        self.evaluating, self.counts, self.held_bytes = False, False, 0
+        self._pieces: dict[tuple[int, bool], Pieces | WholePieces] = {}
 
     def run(
         self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]], random: RandomState
     ) -> Tensor:
         """One step up to the optimizer's; returns the loss of all micro-batches."""
+        self.evaluating, self.held_bytes = False, 0
         self._begin(batches, random)
+        self.exchange.guests.lend()
+        self._play(instructions)
+        for part in self.parts:
+            part.store.wait()
+        self.exchange.guests.collect()
+        return self._end()
+
+    def evaluate(self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """The loss in eval mode; gathers what it needs and keeps nothing."""
+        self.evaluating = True
+        self._begin(batches, RandomState(dropout=False))
+        self.exchange.guests.lend()
+        self._play(instructions)
+        self.exchange.guests.forget()
+        return self._end()
+
+    def _play(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
-            self.progress(str(instruction))
-            self._execute(instruction)
-        self.store.end_step()
-        return self._loss()
+            self.progress(self.exchange.told(instruction))
+            try:
+                self._execute(instruction)
+            except RunError:
+                raise
+            except Exception as error:
+                if len(self.plan.stages) == 1:
+                    raise
+                raise self.exchange.failure(instruction, error) from error
+            if self.counts:
+                self._count()
 
     def _begin(self, batches: Sequence[Mapping[str, Tensor]], random: RandomState) -> None:
-        weights, rows = self.weigher.weights(batches, self.buffers), self.store.plan.microbatch
+        rows = self.plan.microbatch
+        weights = self._weights(batches)
         self.micro = [
-            MicroBatch(dict(batch), weight, replace(random, first_row=number * rows, rows=rows))
-            for number, (batch, weight) in enumerate(zip(batches, weights, strict=True))
+            MicroBatch(k, batch, weight, replace(random, first_row=k * rows, rows=rows), uses=self.exchange.uses.copy())
+            for k, (batch, weight) in enumerate(zip(batches, weights, strict=True))
         ]
 
-    def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """The loss in eval mode; gathers what it needs and keeps nothing."""
-        self._begin(batches, RandomState(dropout=False))
-        for micro in self.micro:
-            self._prologue(micro)
-            for index, segment in enumerate(self.program.segments):
-                self.progress(f"evaluate {index}")
-                self.store.gather(index)
-                graph = in_eval_mode(self.generated.sharded[index])
-                found = run_graph(graph, self._arguments(index, segment, micro), self.device)
-                micro.values.update(zip(segment.outputs, (found[name] for name in graph.outputs), strict=True))
-                self._drop(index, segment, micro)
-                self.store.free(segment.params)
-        self.store.end_step()
-        return self._loss()
+    def _weights(self, batches: Sequence[Mapping[str, Tensor]]) -> list[float]:
+        if not self.weigher.counts:
+            return self.weigher.alike(len(batches))
+        last = self.parts[-1]
+        found = None
+        if last.stage.end == len(self.program.segments):
+            with use_transport(last.transport):
+                own = [self.batches.of_stage(last.stage.first, batch) for batch in batches]
+                found = self.weigher.weights(own, self.buffers)
+        return self.exchange.share_numbers(found, len(batches))
 
-    def _loss(self) -> Tensor:
-        losses = [micro.values[self.program.loss] * micro.weight for micro in self.micro if micro.weight != 0]
+    def _end(self) -> Tensor:
+        losses = [micro.loss * micro.weight for micro in self.micro if micro.loss is not None]
+        self.exchange.finish()
+        for part in self.parts:
+            part.store.end_step()
+        found = None
+        if losses:
+            found = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         self.micro = []
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        return self.exchange.share_loss(found)
 
-    def _execute(self, instruction: Instruction) -> None:
-        if instruction.kind == "step":
+    def _execute(self, one: Instruction) -> None:
+        if one.kind == "step":
             return
-        index = instruction.segment
+        index = one.segment
         assert index is not None
-        segment = self.program.segments[index]
-        if instruction.kind in ("forward", "backward"):
-            assert instruction.microbatch is not None
-            micro = self.micro[instruction.microbatch]
-            if micro.weight != 0:
-                (self._forward if instruction.kind == "forward" else self._backward)(index, segment, micro)
-        elif instruction.kind == "gather":
-            self.store.gather(index)
-        elif instruction.kind == "free":
-            self.store.free(segment.params)
-        elif instruction.kind == "reduce":
-            self.store.reduce(index)
-        else:
-            raise RunError(f"instruction `{instruction}`", "one that a run without pipeline knows")
+        if one.microbatch is None:
+            self._parameters(one.kind, index)
+            return
+        micro = self.micro[one.microbatch]
+        if micro.weight == 0:
+            return
+        if one.peer is not None:
+            self.exchange.transfer(one, micro)
+            return
+        part, segment = self.part_of[index], self.program.segments[index]
+        with use_transport(part.transport):
+            if one.kind == "forward":
+                (self._evaluate if self.evaluating else self._forward)(part, index, segment, micro)
+            elif one.kind == "recompute":
+                made = self._pieces_of(part, index, True)
+                micro.saved[index] = made.restore(micro.saved[index], self._params(part, index, segment))
+            elif one.kind == "backward_weight":
+                made = self._pieces_of(part, index, self._recomputed(index))
+                gradients = made.weight_half(micro.rest.pop(index), self._params(part, index, segment))
+                self._add(part, index, segment, gradients, [])
+            else:
+                self._backward(one.kind, part, index, segment, micro)
 
-    def _forward(self, index: int, segment: Segment, micro: MicroBatch) -> None:
-        if index == 0:
-            self._prologue(micro)
-        pair = self.generated.pairs[index]
-        outputs, updates, micro.saved[index] = pair.forward(self._arguments(index, segment, micro))
+    def _parameters(self, kind: str, index: int) -> None:
+        part = self.part_of[index]
+        with use_transport(part.transport):
+            if kind == "gather":
+                self.exchange.guests.take(index)
+                part.store.gather(index)
+            elif kind == "free":
+                part.store.free(self.program.segments[index].params)
+            else:
+                part.store.reduce(index)
+                self.exchange.guests.give_back(index)
+
+    def _forward(self, part: Part, index: int, segment: Segment, micro: MicroBatch) -> None:
+        pair = part.generated.pairs[index]
+        outputs, updates, micro.saved[index] = pair.forward(self._arguments(part, index, segment, micro))
         local = dict(zip((value.name for value in pair.graph.buffers), segment.buffers, strict=True))
         self.buffers.update((local[name], tensor) for name, tensor in updates.items())
-        micro.values.update(zip(segment.outputs, outputs, strict=True))
-        self._drop(index, segment, micro)
+        self._made(part, index, segment, micro, outputs)
 
-    def _arguments(self, index: int, segment: Segment, micro: MicroBatch) -> dict[str, Tensor]:
-        graph, values = self.generated.pairs[index].graph, micro.values
+    def _evaluate(self, part: Part, index: int, segment: Segment, micro: MicroBatch) -> None:
+        graph = in_eval_mode(part.generated.sharded[index])
+        found = run_graph(graph, self._arguments(part, index, segment, micro), self.device)
+        self._made(part, index, segment, micro, [found[name] for name in graph.outputs])
+
+    def _made(self, part: Part, index: int, segment: Segment, micro: MicroBatch, outputs: Sequence[Tensor]) -> None:
+        """Results take their place; boundary values go with their last reader, common ones with their stage's."""
+        first = part.stage.first
+        for name, tensor in zip(segment.outputs, outputs, strict=True):
+            if name == self.program.loss:
+                micro.loss = tensor
+            else:
+                micro.values[name, first] = tensor
+        for name in dict.fromkeys(segment.inputs):
+            self.exchange.used(name, micro)
+        if index == part.stage.end - 1:
+            micro.commons.pop(first, None)
+
+    def _arguments(self, part: Part, index: int, segment: Segment, micro: MicroBatch) -> dict[str, Tensor]:
+        if part.stage.first not in micro.commons:
+            micro.commons[part.stage.first] = self._commons(part, micro)
+        graph, commons = part.generated.sharded[index], micro.commons[part.stage.first]
+        values = {name: self.exchange.value(name, part, micro) for name in dict.fromkeys(segment.inputs)}
         found = dict(zip((v.name for v in graph.inputs), (values[n] for n in segment.inputs), strict=True))
-        found |= dict(zip((v.name for v in graph.commons), (values[n] for n in segment.commons), strict=True))
+        found |= dict(zip((v.name for v in graph.commons), (commons[n] for n in segment.commons), strict=True))
         found |= dict(zip((v.name for v in graph.buffers), (self.buffers[n] for n in segment.buffers), strict=True))
-        return found | self._params(index, segment)
+        return found | self._params(part, index, segment)
 
-    def _drop(self, index: int, segment: Segment, micro: MicroBatch) -> None:
-        """Boundary values go with their last reader."""
-        for name in segment.inputs:
-            if self.last_reader[name] == index:
-                del micro.values[name]
-
-    def _prologue(self, micro: MicroBatch) -> None:
-        prologue = self.generated.prologue
+    def _commons(self, part: Part, micro: MicroBatch) -> dict[str, Tensor]:
+        """Of one stage: its part of the batch, and what its part of the prologue makes."""
+        prologue, stage = part.generated.prologue, part.stage
+        batch = self.batches.of_stage(stage.first, micro.batch)
         with random_state(micro.random):
-            found = run_graph(prologue, micro.values | self.buffers, self.device)
-        micro.values.update(zip(self.program.commons, (found[name] for name in prologue.outputs), strict=True))
+            found = run_graph(prologue, batch | self.buffers, self.device)
+        names = stage_commons(self.program, stage.first, stage.end)
+        return batch | dict(zip(names, (found[name] for name in prologue.outputs), strict=True))
 
-    def _backward(self, index: int, segment: Segment, micro: MicroBatch) -> None:
-        pair = self.generated.pairs[index]
+    def _backward(self, kind: str, part: Part, index: int, segment: Segment, micro: MicroBatch) -> None:
+        pair = part.generated.pairs[index]
         local = pair.graph.values()
         incoming = [
-            self._gradient(name, micro)
+            self._gradient(name, part, micro)
             for name, output in zip(segment.outputs, pair.graph.outputs, strict=True)
             if local[output].grad
         ]
-        inputs, params = pair.backward(micro.saved.pop(index), self._params(index, segment), incoming)
+        params, saved = self._params(part, index, segment), micro.saved.pop(index)
+        weights: dict[str, Tensor | None] = {}
+        again = self._recomputed(index)
+        if kind == "backward_input":
+            made = self._pieces_of(part, index, again)
+            inputs, micro.rest[index] = made.input_half(saved, params, incoming)
+        elif again:
+            inputs, weights = self._pieces_of(part, index, True).backward(saved, params, incoming)
+        else:
+            inputs, weights = pair.backward(saved, params, incoming)
         names = dict(zip((value.name for value in pair.graph.inputs), segment.inputs, strict=True))
         for key, gradient in inputs.items():
             if gradient is not None:
-                found = micro.gradients.get(names[key])
-                micro.gradients[names[key]] = gradient if found is None else found + gradient
-        full = dict(zip((value.name for value in pair.graph.params), segment.params, strict=True))
-        # Two parameters, or one and an input, may be handed the same gradient: each gets its own.
-        seen = {_storage(tensor) for tensor in (*inputs.values(), *incoming) if tensor is not None}
-        for key, gradient in params.items():
+                place = (names[key], part.stage.first)
+                found = micro.gradients.get(place)
+                micro.gradients[place] = gradient if found is None else found + gradient
+        if kind == "backward":
+            self._add(part, index, segment, weights, [*inputs.values(), *incoming])
+
+    def _add(
+        self,
+        part: Part,
+        index: int,
+        segment: Segment,
+        gradients: Mapping[str, Tensor | None],
+        others: Sequence[Tensor | None],
+    ) -> None:
+        """Two parameters, or one and an input, may be handed the same gradient: each gets its own."""
+        graph = part.generated.pairs[index].graph
+        full = dict(zip((value.name for value in graph.params), segment.params, strict=True))
+        seen = {_storage(tensor) for tensor in others if tensor is not None}
+        for key, gradient in gradients.items():
             if gradient is None:
                 continue
             own = _storage(gradient)
-            self.store.add_gradient(full[key], gradient.clone() if own in seen else gradient)
+            part.store.add_gradient(full[key], gradient.clone() if own in seen else gradient)
             seen.add(own)
-        self.store.scatter(index)
+        part.store.scatter(index)
 
-    def _params(self, index: int, segment: Segment) -> dict[str, Tensor]:
-        graph = self.generated.pairs[index].graph
-        return {v.name: self.store.compute(name) for v, name in zip(graph.params, segment.params, strict=True)}
+    def _recomputed(self, index: int) -> bool:
+        return index in self.exchange.recomputed
 
-    def _gradient(self, name: str, micro: MicroBatch) -> Tensor:
+    def _pieces_of(self, part: Part, index: int, restored: bool) -> Pieces | WholePieces:
+        pair = part.generated.pairs[index]
+        key = (id(pair), restored)
+        if key not in self._pieces:
+            self._pieces[key] = pieces(pair, restored=restored)
+        return self._pieces[key]
+
+    def _params(self, part: Part, index: int, segment: Segment) -> dict[str, Tensor]:
+        graph = part.generated.sharded[index]
+        return {v.name: part.store.compute(name) for v, name in zip(graph.params, segment.params, strict=True)}
+
+    def _gradient(self, name: str, part: Part, micro: MicroBatch) -> Tensor:
         if name == self.program.loss:
-            return torch.full_like(micro.values[name], micro.weight)
-        return micro.gradients.pop(name)
+            assert micro.loss is not None
+            return torch.full_like(micro.loss, micro.weight)
+        return self.exchange.gradient(name, part, micro)
+
+    def _count(self) -> None:
+        found = {_storage(tensor): tensor for micro in self.micro for tensor in micro.tensors()}
+        known = {_storage(t) for part in self.parts for t in (*part.store.locals.values(), *part.store.copies.values())}
+        known |= {_storage(t) for micro in self.micro for t in micro.batch.values()}
+        known |= {_storage(t) for t in self.buffers.values()}
+        own = sum(t.untyped_storage().nbytes() for place, t in found.items() if place not in known)
+        self.held_bytes = max(self.held_bytes, own + self.exchange.bytes_under_way())
 
 
 def _storage(tensor: Tensor) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.errors import RunError
@@ -30,7 +29,7 @@ class Loader:
 
     def __init__(self, dataset: Samples, plan: Plan, seed: int, shuffle: bool) -> None:
         self.dataset, self.plan, self.seed, self.shuffle = dataset, plan, seed, shuffle
-        self.batches = Batches(plan, coordinates(plan), torch.device("cpu"))
+        self.batches = Batches(plan, torch.device("cpu"))
         self.length = len(dataset) // plan.batch
         self.samples = 0
         if not self.length:
@@ -63,12 +62,12 @@ class Loader:
         return order
 
     def _read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        where = {name: self.batches.index(name) for name in self.plan.inputs}
+        where = {name: self.batches.index(name) for name in self.batches.names}
         rows = {name: _rows(index[0]) for name, index in where.items()}
         read = {row: self._sample(numbers[row]) for row in sorted({row for listed in rows.values() for row in listed})}
         return {
             name: torch.stack([read[row][name] for row in rows[name]])[(slice(None), *where[name][1:])]
-            for name in self.plan.inputs
+            for name in where
         }
 
     def _sample(self, number: int) -> dict[str, Tensor]:
@@ -87,16 +86,6 @@ class Loader:
 def loader(dataset: Samples, plan: Plan, *, seed: int = 0, shuffle: bool = True) -> Loader:
     """This rank's reader of a data set; give it to `save` and `load` to keep its position."""
     return Loader(dataset, plan, seed, shuffle)
-
-
-def coordinates(plan: Plan) -> tuple[int, ...]:
-    """This rank's place on the plan's mesh; ranks run through it with the last axis fastest."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    found: list[int] = []
-    for size in reversed(plan.mesh.sizes):
-        rank, place = divmod(rank, size)
-        found.insert(0, place)
-    return tuple(found)
 
 
 def _rows(index: slice | list[int]) -> list[int]:

@@ -13,7 +13,7 @@ from meshwright.capture.program import Parameter, Program
 from meshwright.layout import Layout
 from meshwright.layout.convert import convert_gradient, convert_value
 from meshwright.layout.transport import Transport
-from meshwright.plan import Plan
+from meshwright.plan import Plan, Stage
 from meshwright.price.buckets import Transfers, gathered, reduced
 from meshwright.runtime.buckets import move
 from meshwright.runtime.overlap import Overlap
@@ -23,18 +23,32 @@ Source = Callable[[Parameter, Layout, torch.dtype], Tensor]
 
 
 class Store:
-    """One rank's share of the parameters, and what is gathered from it while a step runs."""
+    """One rank's share of the parameters that live on a stage, and what is gathered from it while a step runs.
+
+    guests: parameters of other stages that this one reads; their copies are put here, and their gradients fetched.
+    """
 
     def __init__(
-        self, program: Program, plan: Plan, source: Source, mesh: DeviceMesh, beside: Transport | None = None
+        self,
+        program: Program,
+        plan: Plan,
+        source: Source,
+        mesh: DeviceMesh,
+        beside: Transport | None = None,
+        stage: Stage | None = None,
     ) -> None:
-        """beside: what carries reductions while backward goes on; without it, it waits for them."""
-        self.plan, self.mesh = plan, plan.mesh
+        """beside: what carries reductions while backward goes on; without it, it waits for them. stage: the only one
+        unless given."""
+        here = plan.stages[0] if stage is None else stage
+        self.plan, self.mesh, self.guests = plan, here.mesh, here.guests
+        own = [parameter for parameter in program.parameters if plan.home(program, parameter.name) is here]
         self.shapes = {parameter.name: parameter.type.sizes for parameter in program.parameters}
         self.dtypes = {parameter.name: getattr(torch, parameter.type.dtype) for parameter in program.parameters}
         self.wide = {name: getattr(torch, entry.dtype) for name, entry in plan.parameters.items()}
         self.layouts = {
-            name: (Layout.parse(entry.storage), Layout.parse(entry.compute)) for name, entry in plan.parameters.items()
+            parameter.name: (Layout.parse(entry.storage), Layout.parse(entry.compute))
+            for parameter in own
+            for entry in (plan.parameters[parameter.name],)
         }
         self.stored: dict[str, nn.Parameter] = {}
         self.locals: dict[str, Tensor] = {}
@@ -42,10 +56,11 @@ class Store:
         self.gradients: dict[str, Tensor] = {}
         self.summed: set[str] = set()
         self.overlap: Overlap[dict[str, Tensor]] = Overlap(beside)
-        numbers = range(len(program.segments))
-        self.gathers = [[gathered(plan, program, n, again=flag) for flag in (False, True)] for n in numbers]
-        self.reductions = [[reduced(plan, program, n, scatter=flag) for flag in (False, True)] for n in numbers]
-        for parameter in program.parameters:
+        self.gathers = {n: [gathered(plan, program, n, again=flag) for flag in (False, True)] for n in here.segments}
+        self.reductions = {
+            n: [reduced(plan, program, n, scatter=flag) for flag in (False, True)] for n in here.segments
+        }
+        for parameter in own:
             storage = self.layouts[parameter.name][0]
             local = source(parameter, storage, self.wide[parameter.name])
             tensor = as_dtensor(local, mesh, storage, self.shapes[parameter.name])
@@ -72,7 +87,7 @@ class Store:
 
     def free(self, names: Iterable[str]) -> None:
         for name in names:
-            if self.plan.parameters[name].regather:
+            if self.plan.parameters[name].regather and name not in self.guests:
                 self.copies.pop(name, None)
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
@@ -115,6 +130,20 @@ class Store:
             local = convert_gradient(gradient, storage, compute, self.mesh, shape=self.shapes[name])
             found[name] = local if local.untyped_storage().nbytes() == local.nbytes else local.clone()
         return found
+
+    def guest_gradient(self, name: str) -> Tensor | None:
+        """What this stage's segments have summed for a guest, in its compute layout and the storage dtype."""
+        self.summed.discard(name)
+        found = self.gradients.pop(name, None)
+        return None if found is None else found.to(self.wide[name])
+
+    def add_stored(self, gradients: dict[str, Tensor]) -> None:
+        """Gradients that come in the storage layout, from stages that had these parameters as guests."""
+        self._hand_over([gradients])
+
+    def wait(self) -> None:
+        """Until every reduction that was begun is over."""
+        self._hand_over(self.overlap.finished(wait=True))
 
     def _hand_over(self, done: list[dict[str, Tensor]]) -> None:
         """Reduced gradients become those of the stored parameters, or are added to them."""

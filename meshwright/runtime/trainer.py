@@ -11,24 +11,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
 
 from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
 from meshwright.errors import RunError
-from meshwright.generate.program import generate
-from meshwright.layout.transport import use_transport
 from meshwright.plan import Plan
 from meshwright.price.check import check_plan
 from meshwright.runtime.batches import Batches, Index
+from meshwright.runtime.clip import clip_gradients
+from meshwright.runtime.exchange import Exchange
 from meshwright.runtime.interpreter import Interpreter
 from meshwright.runtime.optimizers import expect_optimizer
+from meshwright.runtime.parts import Place, make_parts
 from meshwright.runtime.peers import check_peers
 from meshwright.runtime.sources import Weights, weights_of
-from meshwright.runtime.store import Store
-from meshwright.runtime.watch import Watch, WatchedTransport, default_timeout_s
-from meshwright.schedule import plan_instructions
+from meshwright.runtime.watch import Watch, default_timeout_s
+from meshwright.schedule.of_plan import forward_only, plan_lists
 from meshwright.torch_compat import fake_mode, fake_tensor
 
 
@@ -54,58 +53,82 @@ class Trainer:
     ) -> None:
         self.plan, self.program, self.device = plan, program, device
         self.seed, self.debug, self.steps = settings.seed, settings.debug, 0
-        self.mesh = init_device_mesh(device.type, plan.mesh.sizes, mesh_dim_names=plan.mesh.names)
         self.watch = Watch(settings.timeout_s)
-        self.transport = WatchedTransport.from_mesh(self.mesh).watched_by(self.watch)
-        self.coordinates = tuple(self.transport.index(name) for name in plan.mesh.names)
-        self.instructions = plan_instructions(plan, program)
-        self._batches = Batches(plan, self.coordinates, device)
-        beside = None
-        if device.type == "cpu" and plan.world_size > 1:
-            beside = WatchedTransport.beside(self.mesh.mesh, plan.mesh.names).watched_by(self.watch)
-        store = Store(program, plan, weights.source(plan.mesh.sizes, self.coordinates), self.mesh, beside)
+        self.stage = plan.stage_at(dist.get_rank()) if len(plan.stages) > 1 else 0
+        self.instructions = plan_lists(plan, program)[self.stage]
+        self._batches = Batches(plan, device)
+        parts = make_parts(weights, plan, program, Place(device, self.watch, settings.compiled))
         used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
         named = weights.model.named_parameters(remove_duplicate=False)
         self._unused = {name: weights.whole(name) for name, _ in named if name not in used}
-        self._interpreter = Interpreter(
-            program,
-            generate(program, plan, device.type, settings.compiled),
-            store,
-            _buffers(weights, program, device),
-            device,
-            self.watch.at,
-        )
+        exchange = Exchange(plan, program, parts, device)
+        buffers = _buffers(weights, program, device)
+        self._interpreter = Interpreter(program, parts, exchange, buffers, self._batches, self.watch.at)
         expect_optimizer(self.parameters(), plan.optimizer)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        return iter(self._interpreter.store.stored.values())
+        """Those that live on this rank's stage; each lives on one."""
+        return (parameter for _, parameter in self.named_parameters())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return iter(self._interpreter.store.stored.items())
+        stored = {name: entry for part in self._interpreter.parts for name, entry in part.store.stored.items()}
+        return iter([(p.name, stored[p.name]) for p in self.program.parameters if p.name in stored])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters (DTensors) and buffers under the model's own names, tied ones under each of theirs.
+        """Parameters (DTensors) and buffers under the model's own names, tied ones under each of theirs: those of this
+        rank's stage.
 
         Parameters that the loss does not depend on are there too, as plain tensors: they are not trained.
         """
         found: dict[str, Tensor] = {}
-        stored = self._interpreter.store.stored
+        stored = dict(self.named_parameters())
         for parameter in self.program.parameters:
-            for name in (parameter.name, *parameter.aliases):
-                found[name] = stored[parameter.name].data
-        return found | dict(self._interpreter.buffers) | self._unused
+            if parameter.name in stored:
+                for name in (parameter.name, *parameter.aliases):
+                    found[name] = stored[parameter.name].data
+        return found | self._own_buffers() | self._unused
+
+    def _own_buffers(self) -> dict[str, Tensor]:
+        """Those that this rank's segments keep up to date, and those that no segment changes."""
+        changed: dict[str, int] = {}
+        for index, segment in enumerate(self.program.segments):
+            graph = self.program.graph(segment)
+            local = dict(zip((value.name for value in graph.buffers), segment.buffers, strict=True))
+            changed.update((local[name], index) for name, _ in graph.updates)
+        own = self._interpreter.part_of
+        return {
+            name: tensor
+            for name, tensor in self._interpreter.buffers.items()
+            if name not in changed or changed[name] in own
+        }
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale all gradients so that their norm, over all stages, is at most `max_norm`; returns what it was.
+
+        Call it on every rank, where `torch.nn.utils.clip_grad_norm_` would be called.
+        """
+        return clip_gradients(self.plan, self._interpreter.parts, self.device, max_norm, norm_type)
+
+    def count_bytes(self, wanted: bool = True) -> None:
+        """From the next step on, count what micro-batches keep alive: `held_bytes`."""
+        self._interpreter.counts = wanted
+
+    @property
+    def held_bytes(self) -> int:
+        """The most that the last step's micro-batches kept alive on this rank at once, after any instruction."""
+        return self._interpreter.held_bytes
 
     def data_slice(self) -> dict[str, Index]:
-        """Which part of each tensor of the global batch this rank reads: `tensor[index]`.
+        """Which part of each tensor of the global batch this rank reads: `tensor[index]`; others it does not need.
 
         With micro-batches a rank reads a part of each, and its rows may be no single run; they are then listed.
         """
-        return {name: self._batches.index(name) for name in self.plan.inputs}
+        return {name: self._batches.index(name) for name in self._batches.names}
 
     def step(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """Forward and backward; returns the loss of the global batch. `batch`: this rank's slice, or the whole."""
         parts = self._parts(batch, global_batch)
-        with use_transport(self.transport), torch.no_grad(), self.watch.during(f"step {self.steps}"):
+        with torch.no_grad(), self.watch.during(f"step {self.steps}"):
             random = RandomState(self.seed, self.steps)
             loss = self._interpreter.run(self.instructions, parts, random)
         self.steps += 1
@@ -114,8 +137,8 @@ class Trainer:
     def evaluate(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """The loss of a batch as the model in eval mode has it; changes nothing."""
         parts = self._parts(batch, global_batch)
-        with use_transport(self.transport), torch.no_grad(), self.watch.during("evaluate"):
-            return self._interpreter.evaluate(parts)
+        with torch.no_grad(), self.watch.during("evaluate"):
+            return self._interpreter.evaluate(forward_only(self.instructions), parts)
 
     def _parts(self, batch: object, whole: bool) -> list[dict[str, Tensor]]:
         parts = self._batches.split(batch, whole)

@@ -118,8 +118,8 @@ class Watch:
         return int(count), f"at `{what}`"
 
 
-_BESIDE: dict[tuple[int, tuple[int, ...]], ProcessTransport] = {}
-"""Groups for a second thread, by default group and mesh sizes: trainers of one process share them."""
+_SHARED: dict[tuple[int, str, tuple[int, ...], tuple[int, ...]], ProcessTransport] = {}
+"""Groups by default group, purpose, ranks and mesh sizes: trainers of one process share them."""
 
 
 class WatchedTransport(ProcessTransport):
@@ -132,14 +132,19 @@ class WatchedTransport(ProcessTransport):
         return self
 
     @classmethod
-    def beside(cls, ranks: Tensor, names: Sequence[str]) -> Self:
-        """Like `from_ranks`, over groups that no other thread uses. Every process must call this."""
-        key = (id(dist.group.WORLD), tuple(ranks.shape))
+    def shared(cls, ranks: Tensor, names: Sequence[str], purpose: str) -> Self | None:
+        """Like `from_ranks`, over groups that nothing of another purpose uses; None on a rank that is not in them.
+
+        Every process must call this.
+        """
+        key = (id(dist.group.WORLD), purpose, tuple(ranks.flatten().tolist()), tuple(ranks.shape))
         numbers = range(ranks.ndim)
-        if key not in _BESIDE:
-            _BESIDE[key] = ProcessTransport.from_ranks(ranks, [str(number) for number in numbers])
+        if key not in _SHARED:
+            _SHARED[key] = ProcessTransport.from_ranks(ranks, [str(number) for number in numbers])
+        if dist.get_rank() not in key[2]:
+            return None
         subsets = [chosen for length in numbers for chosen in combinations(numbers, length + 1)]
-        made = _BESIDE[key]
+        made = _SHARED[key]
         return cls({FLAT.join(names[i] for i in some): made.group(FLAT.join(map(str, some))) for some in subsets})
 
     @contextmanager

@@ -16,14 +16,15 @@ from meshwright.layout.collectives import all_reduce
 
 
 class Weigher:
-    """`weights(batches)`: a number per micro-batch, alike on every rank; they add up to 1 unless the loss is a sum."""
+    """A number per micro-batch, alike on every rank; they add up to 1 unless the loss is a sum."""
 
-    def __init__(self, program: Program, generated: Generated, microbatches: int, device: torch.device) -> None:
+    def __init__(self, program: Program, generated: Generated | None, microbatches: int, device: torch.device) -> None:
+        """generated: that of the last stage; None on ranks that have no part in it and are told the numbers."""
         self.device, self.commons = device, program.commons
         self.found = averaging(program) if microbatches > 1 else Averaging("mean")
-        if self.found.kind != "count":
+        if self.found.kind != "count" or generated is None:
             return
-        graph = generated.sharded[-1]
+        graph = generated.sharded[len(program.segments) - 1]
         op = next(op for op in graph.ops if op.name == self.found.op)
         self.targets, self.axis = op.operands()[1], str(dict(op.kwargs).get("rows", ""))
         self.graph = only(graph, {self.targets})
@@ -32,11 +33,16 @@ class Weigher:
         read = {name for op in self.graph.ops for name in op.uses()} | {self.targets}
         self.prologue = only(generated.prologue, {self.names[name] for name in read if name in self.names})
 
+    @property
+    def counts(self) -> bool:
+        """Whether the data says how much a micro-batch weighs."""
+        return self.found.kind == "count"
+
+    def alike(self, microbatches: int) -> list[float]:
+        """Where it does not."""
+        return [1.0 if self.found.kind == "sum" else 1.0 / microbatches] * microbatches
+
     def weights(self, batches: Sequence[Mapping[str, Tensor]], buffers: Mapping[str, Tensor]) -> list[float]:
-        if self.found.kind == "sum" or len(batches) == 1:
-            return [1.0] * len(batches)
-        if self.found.kind == "mean":
-            return [1.0 / len(batches)] * len(batches)
         counts = torch.stack([self._count(dict(batch), buffers) for batch in batches])
         if self.axis:
             counts = all_reduce(counts, self.axis)

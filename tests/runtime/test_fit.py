@@ -42,17 +42,23 @@ def kept_bytes(trainer: mw.Trainer, batch: dict[str, Tensor]) -> int:
     """Tensors alive between the last forward and the first backward of a step, each storage once."""
     found = []
     interpreter = trainer._interpreter
-    original = interpreter._backward
+    backward, commons = interpreter._backward, interpreter._commons
+    made: list[Tensor] = []
 
-    def look(index: int, segment: object, micro: object) -> None:
+    def note(*arguments: object) -> dict[str, Tensor]:
+        given = commons(*arguments)
+        made.extend(given.values())
+        return given
+
+    def look(kind: str, part: object, index: int, segment: object, micro: object) -> None:
         if not found:
             tensors = [t for saved in micro.saved.values() for t in saved]
             storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-            outside = {t.untyped_storage().data_ptr() for t in micro.values.values()}
+            outside = {t.untyped_storage().data_ptr() for t in made}
             found.append(sum(size for pointer, size in storages.items() if pointer not in outside))
-        original(index, segment, micro)
+        backward(kind, part, index, segment, micro)
 
-    interpreter._backward = look
+    interpreter._backward, interpreter._commons = look, note
     trainer.step(batch)
     return found[0]
 

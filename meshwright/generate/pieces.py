@@ -1,0 +1,156 @@
+"""A pair's backward in pieces: what needs no gradient yet, then the inputs' gradients, then the parameters'.
+
+    restore(saved, params) -> saved again, now with what was not kept
+    input_half(saved, params, output gradients) -> input gradients, what the other half needs
+    weight_half(rest, params) -> parameter gradients
+
+Each piece is cut out of the pair's own backward graph, so together they run the same ops once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, fx
+
+from meshwright.generate.boxed import Boxed, boxed
+from meshwright.generate.joint import grad_outputs, label
+from meshwright.generate.pair import SegmentPair
+from meshwright.generate.split import split, split_at
+from meshwright.generate.storage import depends_on, is_view
+from meshwright.torch_compat import compile_boxed
+
+Gradients = dict[str, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A graph and the names of what it takes: `taken` from the piece before, `own` anew (parameters, gradients)."""
+
+    run: Boxed
+    taken: tuple[str, ...]
+    own: tuple[str, ...]
+
+    def __call__(self, before: Sequence[Tensor], own: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
+        """`before`, where it is a list, is emptied: each tensor goes after its last use."""
+        box = [*before, *(own[name] for name in self.own)]
+        if isinstance(before, list):
+            before.clear()
+        found: tuple[Tensor | None, ...] = self.run(box)
+        return found
+
+
+class Pieces:
+    """`restored`: whether backward finds what it recomputes already there. The halves follow on it or on forward."""
+
+    def __init__(self, pair: SegmentPair, *, restored: bool, compiled: bool = False) -> None:
+        self.pair = pair
+        make: Callable[[fx.GraphModule], Boxed] = compile_boxed if compiled else boxed
+        whole, saved, own = pair.halves.second, pair.halves.saved, pair.halves.own
+        self.tangents = tuple(f"gradient_{i}" for i in range(len(grad_outputs(pair.graph))))
+        self.first: _Piece | None = None
+        if restored:
+            late = depends_on(whole, frozenset(self.tangents))
+            early = {node for node in whole.graph.nodes if node not in late and node.op != "output"}
+            if any(node.op == "call_function" and not is_view(node) for node in early):
+                cut = split_at(whole, early, 0, frozenset(own))
+                self.first = _Piece(make(cut.first), saved, own)
+                whole, saved, own = cut.second, cut.saved, cut.own
+        self.rest = _Piece(make(whole), saved, own)
+        count = len(pair.grad_inputs)
+        # What the second half reads of the arguments it is handed again; only what the first computes crosses.
+        cut = split(whole, count, frozenset((*saved, *own)))
+        self.inputs = _Piece(make(cut.first), saved, own)
+        self.weights = _Piece(make(cut.second), cut.saved, cut.own)
+        self.saved, self.count = saved, count
+
+    def restore(self, saved: list[Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:
+        if self.first is None:
+            return saved
+        own = {label(name): tensor for name, tensor in params.items()}
+        # Gradients stand among its arguments and are not read.
+        nothing = next(iter((*saved, *own.values())))
+        own |= dict.fromkeys(self.tangents, nothing)
+        found = self.first(saved, own)
+        return [tensor for tensor in found if tensor is not None]
+
+    def backward(
+        self, saved: Sequence[Tensor], params: Mapping[str, Tensor], gradients: Sequence[Tensor]
+    ) -> tuple[Gradients, Gradients]:
+        return self._named(self.rest(saved, self._own(params, gradients)))
+
+    def input_half(
+        self, saved: Sequence[Tensor], params: Mapping[str, Tensor], gradients: Sequence[Tensor]
+    ) -> tuple[Gradients, Rest]:
+        own = self._own(params, gradients)
+        again = dict(zip(self.saved, saved, strict=True)) | own
+        weights = {label(name) for name in params}
+        kept = {name: again[name] for name in self.weights.own if name not in weights}
+        del again
+        results = self.inputs(saved, own)
+        crossed = [tensor for tensor in results[self.count :] if tensor is not None]
+        return dict(zip(self.pair.grad_inputs, results, strict=False)), Rest(crossed, kept)
+
+    def weight_half(self, rest: Rest, params: Mapping[str, Tensor]) -> Gradients:
+        own = rest.kept | {label(name): tensor for name, tensor in params.items()}
+        results = self.weights(rest.crossed, own)
+        return dict(zip(self.pair.grad_params, results, strict=True))
+
+    def _own(self, params: Mapping[str, Tensor], gradients: Sequence[Tensor]) -> dict[str, Tensor]:
+        own = {label(name): tensor for name, tensor in params.items()}
+        return own | dict(zip(self.tangents, gradients, strict=True))
+
+    def _named(self, results: Sequence[Tensor | None]) -> tuple[Gradients, Gradients]:
+        inputs = dict(zip(self.pair.grad_inputs, results, strict=False))
+        return inputs, dict(zip(self.pair.grad_params, results[self.count :], strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What a weight half waits with: values that the input half computed, and arguments that both read."""
+
+    crossed: list[Tensor]
+    kept: dict[str, Tensor]
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.crossed, *self.kept.values()]
+
+
+class Whole(Protocol):
+    """A pair that does not come apart: one that runs in chunks."""
+
+    def backward(
+        self, saved: Sequence[Tensor], params: Mapping[str, Tensor], gradients: Sequence[Tensor]
+    ) -> tuple[Gradients, Gradients]: ...
+
+
+class WholePieces:
+    """The first half of such a pair does all, the second hands it over."""
+
+    def __init__(self, pair: Whole) -> None:
+        self.pair = pair
+
+    def restore(self, saved: list[Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:
+        return saved
+
+    def backward(
+        self, saved: Sequence[Tensor], params: Mapping[str, Tensor], gradients: Sequence[Tensor]
+    ) -> tuple[Gradients, Gradients]:
+        return self.pair.backward(saved, params, gradients)
+
+    def input_half(
+        self, saved: Sequence[Tensor], params: Mapping[str, Tensor], gradients: Sequence[Tensor]
+    ) -> tuple[Gradients, Rest]:
+        inputs, weights = self.pair.backward(saved, params, gradients)
+        return inputs, Rest([], {name: tensor for name, tensor in weights.items() if tensor is not None})
+
+    def weight_half(self, rest: Rest, params: Mapping[str, Tensor]) -> Gradients:
+        return dict(rest.kept)
+
+
+def pieces(pair: SegmentPair | Whole, *, restored: bool, compiled: bool = False) -> Pieces | WholePieces:
+    if isinstance(pair, SegmentPair):
+        return Pieces(pair, restored=restored, compiled=compiled)
+    return WholePieces(pair)

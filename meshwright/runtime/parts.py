@@ -1,0 +1,87 @@
+"""What a rank needs to run its stages: pairs, parameters, and the process groups of each stage's mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from meshwright.capture.program import Program
+from meshwright.errors import RunError
+from meshwright.generate.program import Generated, generate
+from meshwright.plan import Plan, Stage
+from meshwright.runtime.batches import own_coordinates, own_stages
+from meshwright.runtime.sources import Weights
+from meshwright.runtime.store import Store
+from meshwright.runtime.watch import Watch, WatchedTransport
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the stages that this rank runs: all its segments, in chain order."""
+
+    stage: Stage
+    generated: Generated
+    store: Store
+    transport: WatchedTransport
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and how parts run: the device, who is told what goes on, whether pairs are compiled."""
+
+    device: torch.device
+    watch: Watch
+    compiled: bool
+
+
+def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> tuple[Part, ...]:
+    """This rank's. Every rank calls this, with the same plan: it makes process groups."""
+    rank = dist.get_rank()
+    numbers = sorted({number for stage in plan.stages for number in stage.mesh.ranks})
+    if len(plan.stages) > 1 and numbers != list(range(plan.world_size)):
+        given = f"stages on ranks {[stage.mesh.ranks for stage in plan.stages]}"
+        raise RunError(given, f"each of the ranks 0 to {plan.world_size - 1}", "plan for as many devices as there are")
+    groups = [_groups(plan, stage, place) for stage in plan.stages]
+    found = []
+    own = own_stages(plan, rank)
+    for stage, made in zip(plan.stages, groups, strict=True):
+        if stage not in own or made is None:
+            continue
+        mesh, transport, beside = made
+        source = weights.source(stage.mesh.sizes, own_coordinates(plan, stage, rank))
+        store = Store(program, plan, source, mesh, beside, stage)
+        generated = generate(program, plan, place.device.type, place.compiled, stage)
+        found.append(Part(stage, generated, store, transport))
+    return tuple(found)
+
+
+Made = tuple[DeviceMesh, WatchedTransport, WatchedTransport | None]
+
+
+def _groups(plan: Plan, stage: Stage, place: Place) -> Made | None:
+    """The stage's mesh and transports; None on a rank that has no part in it."""
+    mesh, beside = stage.mesh, None
+    wanted = place.device.type == "cpu" and mesh.world_size > 1
+    if len(plan.stages) == 1:
+        made = init_device_mesh(place.device.type, mesh.sizes, mesh_dim_names=mesh.names)
+        transport = WatchedTransport.from_mesh(made)
+        if wanted:
+            beside = WatchedTransport.shared(made.mesh, mesh.names, "beside")
+    else:
+        ranks = torch.tensor(mesh.ranks).reshape(mesh.sizes)
+        found = WatchedTransport.shared(ranks, mesh.names, "stage")
+        if wanted:
+            beside = WatchedTransport.shared(ranks, mesh.names, "beside")
+        if found is None:
+            return None
+        transport = found
+        own = [transport.group(name) for name in mesh.names]
+        made = DeviceMesh.from_group(
+            own if len(own) > 1 else own[0], place.device.type, ranks, mesh_dim_names=mesh.names
+        )
+    if beside is not None:
+        beside = beside.watched_by(place.watch)
+    return made, transport.watched_by(place.watch), beside
