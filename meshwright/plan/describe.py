@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from meshwright.layout import Collective, Layout
+from meshwright.plan.describe_pipeline import describe_pipeline
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
 
@@ -18,6 +19,8 @@ STATES = {"R": "whole, by different work", "I": "whole, alike everywhere", "S": 
 
 
 def describe(plan: Plan) -> str:
+    if len(plan.stages) > 1:
+        return describe_pipeline(plan)
     lines = [f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}"]
     lines += [f"  axis {axis.name} of {axis.size}: {ROLES[axis.name.rstrip('0123456789')]}" for axis in plan.mesh.axes]
     lines += _parameters(plan)

@@ -70,7 +70,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """From one physical stage to another, by their numbers in `Plan.groups`: what one rank gets when all of them send."""
+    """From one physical stage to another, by their numbers in `Plan.groups`: what one rank gets when all send."""
 
     source: int
     target: int

@@ -1,0 +1,94 @@
+"""A plan of several stages in words: which devices run what, how full they are, where they wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from meshwright.layout import Layout
+from meshwright.plan.plan import Plan, Stage
+from meshwright.plan.units import show_bytes, show_seconds
+
+
+def describe_pipeline(plan: Plan) -> str:
+    found, groups = plan.predicted, plan.groups
+    runs = f", {len(plan.stages) // len(groups)} runs each" if len(plan.stages) > len(groups) else ""
+    parts = f"{plan.microbatches} micro-batches of {plan.microbatch}"
+    lines = [
+        f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}",
+        f"  pipeline of {len(groups)} stages{runs}, {parts}, {plan.schedule}",
+    ]
+    for number, group in enumerate(groups):
+        lines.append(_stage(plan, number, group))
+    lines.append(
+        f"  predicted step {show_seconds(found.step_s)}, bubble {found.bubble:.1%}; the busiest stage: forward "
+        f"{show_seconds(found.forward_s)}, backward {show_seconds(found.backward_s)}, weights and gradients "
+        f"{show_seconds(found.parameters_s)}, optimizer {show_seconds(found.optimizer_s)}; gap {found.gap:.2%}"
+    )
+    lines.append(
+        f"  predicted peak {show_bytes(found.peak_bytes)} on the fullest device: parameters, gradients, optimizer "
+        f"{show_bytes(found.static_bytes)}, activations {show_bytes(found.resident_bytes)}, "
+        f"working {show_bytes(found.transient_bytes)}"
+    )
+    return "\n".join(lines)
+
+
+def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> str:
+    mesh = group[0].mesh
+    spans = ", ".join(f"{stage.first} to {stage.end - 1}" for stage in group)
+    axes = ", ".join(f"{axis.name} of {axis.size}" for axis in mesh.axes if axis.size > 1) or "no axis"
+    text = f"  stage {number}: segments {spans} on {mesh.world_size} x {mesh.device.name} ({axes})"
+    choices = [plan.choice(i) for stage in group for i in stage.segments]
+    again = sum(bool(choice.recompute) for choice in choices)
+    text += f", {again} of {len(choices)} recompute" if again else ""
+    guests = [name for stage in group for name in stage.guests]
+    text += f", reads {', '.join(guests)} of an earlier stage" if guests else ""
+    if plan.predicted.stages:
+        found = plan.predicted.stages[number]
+        text += f"; {found.in_flight} in flight, peak {show_bytes(found.peak_bytes)}"
+    return text
+
+
+def explain_pipeline(plan: Plan) -> str:
+    """Where each stage's time and memory go, and what crosses between stages."""
+    step_s = plan.predicted.step_s or 1.0
+    lines = [describe_pipeline(plan), "", "where the time goes, by stage (computing, waiting for messages, idle):"]
+    for number, stage in enumerate(plan.predicted.stages):
+        shares = [f"{seconds / step_s:6.1%}" for seconds in (stage.busy_s, stage.exposed_s, stage.bubble_s)]
+        each_s = sum(stage.forward_s), sum(stage.backward_input_s) + sum(stage.backward_weight_s)
+        lines.append(
+            f"  stage {number}: {' '.join(shares)}; a micro-batch takes {show_seconds(each_s[0])} forward, "
+            f"{show_seconds(each_s[1])} backward, {show_seconds(sum(stage.send_s))} to hand on"
+        )
+    lines += ["", "where the memory goes, on a device of each stage:"]
+    for number, stage in enumerate(plan.predicted.stages):
+        static, kept, more = map(show_bytes, (stage.static_bytes, stage.resident_bytes, stage.transient_bytes))
+        lines.append(
+            f"  stage {number}: parameters, gradients, optimizer {static}; {stage.in_flight} x {kept} for backward; "
+            f"{more} while a segment runs"
+        )
+    lines += ["", "between stages:", *_wires(plan), "", "weights:", *_weights(plan)]
+    return "\n".join(lines)
+
+
+def _wires(plan: Plan) -> list[str]:
+    return [
+        f"  stage {wire.source} to {wire.target}: {wire.bandwidth / 1e9:.4g} GB/s a device, {wire.latency_s:.2g} s"
+        for wire in plan.wires
+        if wire.source < wire.target
+    ]
+
+
+def _weights(plan: Plan) -> list[str]:
+    """How many are stored and used in which layouts."""
+    counts = Counter((entry.storage, entry.compute, entry.regather) for entry in plan.parameters.values())
+    lines = []
+    for (storage, compute, again), count in counts.most_common():
+        text = f"  {count} used {compute}"
+        if storage != str(_whole(compute)) and storage != compute:
+            text += f", stored {storage} and gathered {'for each use' if again else 'once a step'}"
+        lines.append(text)
+    return lines
+
+
+def _whole(text: str) -> Layout:
+    return Layout.parse(text.replace("R", "I"))
