@@ -7,8 +7,9 @@
 `--measure` calibrates the device first (into the same file), then measures ops and steps; `--compare` predicts from
 that calibration alone. A step is zero_grad, forward, backward and AdamW (torch's defaults), run back to back; in fp32
 (TF32 as torch has it) and in bf16. The process is held to two cores: where threads are moved about, the same step
-takes its host a third longer one time than another; and beside each step the host's speed is probed, since it changes
-by the minute. The limits: a median error of 8 % per kind of op; a mean of 8 % and a worst of 15 % over the steps.
+takes its host a third longer one time than another; and a small step is timed beside each, since the host's pace
+changes by the minute (`calibrate_pace`): a step's host part is priced at that pace. The limits: a median error of 8 %
+per kind of op; a mean of 8 % and a worst of 15 % over the steps.
 """
 
 from __future__ import annotations
@@ -45,8 +46,6 @@ MODELS = {
     "resnet50": (16, 128),
     "unet": (4, 32),
     "amoebanet?layers=3": (8, 32),
-}
-HELD_OUT = {
     "mlp?layers=8&hidden=2048&inputs=2048": (32, 8192),
     "gpt?layers=6&hidden=512&heads=8&ffn=2048&vocab=16384&seq=256": (1, 16),
     "gpt2-medium?layers=8": (1, 4),
@@ -57,6 +56,19 @@ HELD_OUT = {
     "wide-resnet?image=160": (8, 48),
     "unet?width=64&image=96": (2, 24),
     "amoebanet?layers=3&width=128": (8, 48),
+}
+HELD_OUT = {
+    "mlp?layers=6&hidden=1536&inputs=1536": (16, 4096),
+    "gpt?layers=5&hidden=384&heads=6&ffn=1536&vocab=8192&seq=192": (2, 24),
+    "gpt2?layers=6&seq=512": (1, 6),
+    "llama?layers=4&hidden=1280&heads=10&kv_heads=2&ffn=3456&vocab=24000&seq=640": (1, 5),
+    "bert?layers=8&seq=256": (3, 20),
+    "t5?layers=3&hidden=640&heads=10&ffn=2560&seq=320": (2, 10),
+    "vit?layers=8": (6, 40),
+    "resnet50?image=192": (6, 56),
+    "unet?width=96&image=64": (2, 16),
+    "amoebanet?layers=3&width=160": (6, 32),
+    "moe?layers=3&hidden=768&heads=12&kv_heads=4&ffn=1536&vocab=16000&seq=384": (2, 10),
 }
 """Models and sizes at which nothing was looked at while the prices were made."""
 
@@ -124,6 +136,7 @@ def measure(cases: dict[str, Any], which: str, trace: bool, device_name: str, pa
 
     from meshwright.cluster.calibrate import calibrate
     from meshwright.cluster.calibrate_command import nominal
+    from meshwright.cluster.calibrate_pace import Pace
 
     start = time.perf_counter()
     device = torch.device(device_name)
@@ -138,12 +151,13 @@ def measure(cases: dict[str, Any], which: str, trace: bool, device_name: str, pa
             found["ops"].append({"error": f"{type(error).__name__}: {error}"[:200]})
     say(f"{len(found['ops'])} ops")
     write(path, found)
+    pace = Pace(device)
     for name, batches in models(which).items():
         for precision in PRECISIONS:
             for size in batches:
                 where = f"{name} batch={size} {precision}"
                 try:
-                    found["steps"][where] = measure_step(name, size, precision, device, trace)
+                    found["steps"][where] = measure_step(name, size, precision, device, trace, pace)
                 except Exception as error:
                     found["steps"][where] = {"error": f"{type(error).__name__}: {error}"[:300]}
                 row = found["steps"][where]
@@ -195,10 +209,9 @@ def _operand(op: Any, index: int, operands: list[Any], device: Any) -> Any:
     return torch.randint(0, high, shape, device=device).to(dtype)
 
 
-def measure_step(name: str, size: int, precision: str, device: Any, trace: bool) -> dict[str, Any]:
+def measure_step(name: str, size: int, precision: str, device: Any, trace: bool, pace: Any) -> dict[str, Any]:
     import torch
 
-    from meshwright.cluster.calibrate_eager import probe_s
     from meshwright.models.reference import parse_reference
 
     reference = parse_reference(name)
@@ -230,16 +243,17 @@ def measure_step(name: str, size: int, precision: str, device: Any, trace: bool)
         sync()
         return (time.perf_counter() - start) / n
 
-    probes = [probe_s(device)]
     several(3)
     once_s = several(1)
-    count = max(2, min(30, int(0.12 / once_s)))
-    times = [several(count) for _ in range(3)]
-    probes.append(probe_s(device))
+    count = max(1, min(30, int(0.06 / once_s)))
+    times, paces = [], [pace.now_s()]
+    for _ in range(5):
+        times.append(several(count))
+        paces.append(pace.now_s())
     marks.clear()
     several(2)
     host_s = [after - before for before, after in pairwise(marks[-4:])]
-    row: dict[str, Any] = {"step_s": median(times), "times": times, "host_s": host_s, "probe_s": sum(probes) / 2}
+    row: dict[str, Any] = {"step_s": median(times), "times": times, "host_s": host_s, "pace_s": median(paces)}
     if device.type == "cuda" and trace:
         row["phases_s"] = _phases(model, batch, optimizer)
         row["trace"] = _trace(step)
@@ -339,25 +353,25 @@ def compare_ops(ops: list[dict[str, Any]], measured: list[dict[str, Any]], devic
 
 
 def compare_steps(programs: dict[str, Any], measured: dict[str, Any], device: Any) -> dict[str, Any]:
-    """The host's part is priced at the speed that was probed beside each step."""
+    """The host's part is priced at the pace that was seen beside each step."""
     from meshwright.price.step import step_seconds
 
     found: dict[str, Any] = {}
-    probe = measured["profile"]["measured"].get("probe_s")
+    usual_s = measured["profile"]["measured"].get("pace_s")
     for where, real in measured["steps"].items():
         if "error" in real:
             print(f"        {where}: {real['error'][:100]}")
             continue
         name, size, precision = where.rsplit(" ", 2)
-        now = real.get("probe_s", probe) / probe if probe else 1.0
+        now = real.get("pace_s", usual_s) / usual_s if usual_s else 1.0
         host = replace(device, launch_s=device.launch_s * now)
         guess = step_seconds(programs[f"{name} {precision}"].at_batch(int(size.removeprefix("batch="))), host)
         error = guess.step_s / real["step_s"] - 1
         found[where] = {"measured_s": real["step_s"], "predicted_s": guess.step_s, "error": error}
-        found[where] |= {"device_s": guess.device_s, "host_s": guess.host_s}
+        found[where] |= {"device_s": guess.device_s, "host_s": guess.host_s, "pace": now}
         print(
             f"{100 * error:+6.1f} % {where}: {real['step_s'] * 1e3:.2f} ms "
-            f"(device {guess.device_s * 1e3:.2f}, host {guess.host_s * 1e3:.2f})"
+            f"(device {guess.device_s * 1e3:.2f}, host {guess.host_s * 1e3:.2f} at {now:.2f} of its usual pace)"
         )
     return found
 

@@ -1,7 +1,8 @@
 """What a host needs for whole steps, beside what it needs for single ops asked for again and again.
 
-In a loop an op's code is at hand; in a model it comes after other code, through modules. Two small models are trained
-whose ops are counted here; the ratio of a step to the sum of its ops is what a host's figures are multiplied by.
+In a loop an op's code is at hand; in a model it comes after other code, through modules. Two small models are trained,
+at two depths, whose ops are counted here: what a layer more takes, over the sum of its ops, is what a host's figures
+are multiplied by; what is left over is paid once in a step (`calibrate_host`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LAYERS = 4
-Pair = tuple[float, float]
+LAYERS, DEEP = 4, 12
 
 
 class Block(nn.Module):
@@ -66,44 +66,15 @@ _CONV = {"convolution": 1, "batch_norm": 1, "scaled": 1, "added": 1, "relu": 1, 
 KINDS = (Kind(Block, _LAYER, 4, 16, (4, 64, 128)), Kind(ConvBlock, _CONV, 1, 3, (4, 32, 16, 16)))
 
 
-def eager_factors(
-    device: torch.device, dtype: torch.dtype, host: Mapping[str, list[float]], optimizer_s: Pair
-) -> list[float]:
-    """By how much a step's forward, backward and optimizer take longer than the sum of their parts.
-
-    optimizer_s: host seconds of a step of AdamW, fixed and for each tensor.
-    """
-    ratios: list[list[float]] = []
-    for kind in KINDS:
-        forward_s = sum(count * host[name][0] for name, count in kind.ops.items())
-        # A count of batches, which BatchNorm keeps, has no gradient.
-        backward_s = sum(count * host[name][1] for name, count in kind.ops.items() if name != "scaled")
-        backward_s += kind.sums * host["add"][0]
-        parts = (
-            LAYERS * forward_s + host["mean"][0],
-            LAYERS * backward_s + host["mean"][1] + host["start"][1],
-            optimizer_s[0] + LAYERS * kind.tensors * optimizer_s[1],
-        )
-        took = _phases(nn.Sequential(*(kind.block() for _ in range(LAYERS))), kind.shape, device, dtype)
-        ratios.append([real / sum_s for real, sum_s in zip(took, parts, strict=True)])
-    return [float(f"{(a * b) ** 0.5:.4g}") for a, b in zip(*ratios, strict=True)]
-
-
-def probe_s(device: torch.device) -> float:
-    """Host seconds of a small step: how fast the host is now, where its speed changes from minute to minute."""
-    kind = KINDS[0]
-    return sum(_phases(nn.Sequential(*(kind.block() for _ in range(LAYERS))), kind.shape, device, torch.float32, 15, 5))
-
-
-def _phases(
-    model: nn.Module, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, steps: int = 40, warm: int = 10
-) -> list[float]:
-    """Median host seconds of a step's forward, backward and optimizer."""
-    model = model.to(device=device, dtype=dtype)
-    x = torch.randn(shape, device=device).to(dtype)
+def phases(
+    kind: Kind, layers: int, device: torch.device, dtype: torch.dtype, steps: int = 5, warm: int = 8
+) -> Callable[[], list[float]]:
+    """Of a small model; each call gives the middle host seconds of a step's forward, backward and optimizer."""
+    model = nn.Sequential(*(kind.block() for _ in range(layers))).to(device=device, dtype=dtype)
+    x = torch.randn(kind.shape, device=device).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    rows = []
-    for _ in range(steps):
+
+    def step() -> tuple[float, float, float]:
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         loss = model(x).mean()
@@ -111,5 +82,8 @@ def _phases(
         loss.backward()
         end = time.perf_counter()
         optimizer.step()
-        rows.append((middle - start, end - middle, time.perf_counter() - end))
-    return [median(row[phase] for row in rows[warm:]) for phase in range(3)]
+        return middle - start, end - middle, time.perf_counter() - end
+
+    for _ in range(warm):
+        step()
+    return lambda: [median(column) for column in zip(*(step() for _ in range(steps)), strict=True)]

@@ -166,6 +166,12 @@ def _squared(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
     return Sample(2 * _bytes(x), lambda: F.mse_loss(x, y), (x,))
 
 
+def _depthwise(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
+    x = _image(n, dtype, device)
+    weight = _randn(device, dtype, x.shape[1], 1, 3, 3, grad=True)
+    return Sample(_bytes(x), lambda: F.conv2d(x, weight, None, 1, 1, 1, x.shape[1]), (x, weight))
+
+
 KERNELS: dict[str, Make] = {
     "add": _add,
     "multiply": _multiply,
@@ -186,11 +192,12 @@ KERNELS: dict[str, Make] = {
     "max_pool": _on_image(lambda x: F.max_pool2d(x, 3, 1, 1)),
     "avg_pool": _on_image(lambda x: F.avg_pool2d(x, 3, 1, 1)),
     "squared_error": _squared,
+    "depthwise": _depthwise,
 }
 """Kernels bound by memory. Work is bytes read and written for elementwise ones, else bytes of the main operand."""
 
 
-SLOW = frozenset({"sort", "topk", "avg_pool", "max_pool"})
+SLOW = frozenset({"sort", "topk", "avg_pool", "max_pool", "depthwise"})
 """Kernels so slow that the largest size would take long, and tell nothing new."""
 
 

@@ -1,7 +1,8 @@
 """DeviceProfile: what calibration measured of a device, and how figures between the measured ones are read.
 
-Kernels bound by memory have curves: seconds over bytes. Products, attention and convolution have grids: the fraction
-of the roofline that they reach, over a few sizes. The host's cost of asking for an op is kept apart: the two overlap.
+Kernels bound by memory have curves: seconds over bytes. Products and rows have grids: the fraction of the roofline that
+they reach, over a few sizes. Attention and convolution have scatters: how much longer they take than their roofline, at
+many. The host's cost of asking for an op is kept apart: the two overlap.
 """
 
 from __future__ import annotations
@@ -12,31 +13,31 @@ from dataclasses import dataclass
 from itertools import product
 from math import exp, log
 
+from meshwright.cluster.rooflines import attention_base_s, convolution_base_s, matmul_base_s, row_base_s
+from meshwright.cluster.scatter import Scatter
+
 Axes = tuple[tuple[str, tuple[int, ...]], ...]
 
 VOCABULARY = 16384
 """Rows of the table in which calibration looks rows up."""
 
 
-def matmul_base_s(peak: float, bandwidth: float, itemsize: int, m: float, n: float, k: float) -> float:
-    """Seconds of a product [m, k] by [k, n] on a perfect device."""
-    return max(2.0 * m * n * k / peak, itemsize * (m * k + n * k + m * n) / bandwidth)
+def alignment(pixels: int, itemsize: int) -> int:
+    """How the rows of an image lie: 1 where each begins at 16 bytes, 2 at 4, 4 at less."""
+    n_bytes = pixels * itemsize
+    return 1 if n_bytes % 16 == 0 else 2 if n_bytes % 4 == 0 else 4
 
 
-def attention_base_s(peak: float, bandwidth: float, itemsize: int, rows: float, seq: float, width: float) -> float:
-    """`rows`: queries of all heads; `seq`: keys of each."""
-    return max(4.0 * rows * seq * width / peak, 4.0 * itemsize * rows * width / bandwidth)
+IMAGES = frozenset({"convolution", "convolution_1x1", "depthwise", "batch_norm", "group_norm"})
+"""Ops whose host seconds in the midst of a step were seen in a model of images; those of others in a transformer."""
 
-
-def convolution_base_s(
-    peak: float, bandwidth: float, itemsize: int, pixels: float, channels: float, out: float, window: float
-) -> float:
-    moved = itemsize * (pixels * (channels + out) + channels * out * window)
-    return max(2.0 * pixels * channels * out * window / peak, moved / bandwidth)
-
-
-def row_base_s(bandwidth: float, itemsize: int, units: float, width: float) -> float:
-    return itemsize * units * width / bandwidth
+WEIGHTS = {
+    "attention": (0.7, 1.0, 3.0),
+    "convolution.plain": (1.0, 1.0, 1.0, 1.0, 6.0),
+    "convolution.window": (1.0, 1.0, 1.0, 1.0, 2.0, 1.0),
+}
+"""How much each size tells samples apart. Attention: heads, keys, width. Convolution: images, pixels of each, channels
+in and out; then how rows lie, or elements of a window and how many pixels there are for each that is swept."""
 
 
 class Curve:
@@ -140,12 +141,13 @@ class Tables:
     kind: str
     peaks: Mapping[str, float]
     memory_bandwidth: float
+    units: int
     launch_s: float
     reached: Mapping[str, float]
     kernels: Mapping[str, Mapping[str, Curve]]
     grids: Mapping[str, Mapping[str, Grid]]
+    scatters: Mapping[str, Mapping[str, Scatter]]
     misaligned: Mapping[str, Mapping[str, list[list[float]]]]
-    images: Mapping[str, Mapping[str, list[list[float]]]]
     grouped: Mapping[str, list[list[float]]]
     host: Mapping[str, Mapping[str, tuple[float, ...]]]
     pairs: Mapping[str, Mapping[str, tuple[float, ...]]]
@@ -170,7 +172,7 @@ class DeviceProfile:
         # Fractions of the nominal bandwidth: what a copy reaches of it here, over what it reached there.
         self._memory_reach = memory * tables.memory_bandwidth / bandwidth
         self.host_scale = launch_s / tables.launch_s if tables.launch_s else 0.0
-        self._ratios: dict[tuple[str, str], Grid] = {}
+        self._ratios: dict[tuple[str, str], Scatter] = {}
         self.memo: dict[object, object] = {}
         """For those who price: what was worked out already."""
 
@@ -206,44 +208,41 @@ class DeviceProfile:
                 base_s *= max(slower[i][size & 1] for i, size in enumerate((m, n, k)) if size & 7)
         return base_s
 
-    def attention_s(self, variant: str, side: str, dtype: str, itemsize: int, rows: int, seq: int, width: int) -> float:
-        """Queries and keys are worked through in pieces of 64: a last one that is not full costs as much.
+    def attention_s(
+        self, variant: str, side: str, dtype: str, itemsize: int, heads: int, queries: int, keys: int, width: int
+    ) -> float:
+        """`heads`: of all samples. Plain and causal attention were measured at more sizes; other variants are taken to
+        differ from them by a factor that changes slowly."""
+        causal = variant in ("causal", "grouped")
+        base_s = attention_base_s(
+            self._peak(dtype), self.bandwidth, itemsize, self.tables.units, heads, queries, keys, width, causal, side
+        )
+        main = self._scatter("attention.causal" if causal else "attention.plain", dtype)
+        ratio = main(side, heads, keys, width)
+        if variant not in ("causal", "plain"):
+            ratio *= self._against(f"attention.{variant}", main, dtype)(side, heads, keys, width)
+        return base_s * ratio / self._reach
 
-        How rows and widths matter was measured at more points of causal attention; other variants are taken to differ
-        from it by a factor that changes slowly.
-        """
-        whole = self._grid(f"attention.causal.{side}", dtype)
-        point = whole.at_least(rows, seq, width)
-        base_s = attention_base_s(self._peak(dtype), self.bandwidth, itemsize, *point)
-        fraction = whole(*point)
-        if variant != "causal":
-            fraction *= self._against(f"attention.{variant}.{side}", whole, dtype)(*point)
-        return base_s * (-(-seq // 64) * 64 / seq) / (fraction * self._reach)
-
-    def _against(self, name: str, whole: Grid, dtype: str) -> Grid:
-        """A grid's fractions over those of another one, read at its own points."""
+    def _against(self, name: str, main: Scatter, dtype: str) -> Scatter:
         key = (name, _table_dtype(dtype))
         found = self._ratios.get(key)
         if found is None:
-            grid = self._grid(name, dtype)
-            found = Grid(grid.axes, [grid(*point) / whole(*point) for point in grid.points()])
-            self._ratios[key] = found
+            found = self._ratios[key] = self._scatter(name, dtype).against(main)
         return found
 
-    def convolution_s(
-        self, side: str, dtype: str, itemsize: int, pixels: int, channels: int, out: int, window: int, image: int
-    ) -> float:
-        """`image`: pixels of one image; in half precision a number that is no multiple of 8 suits the kernels less."""
+    def convolution_s(self, side: str, dtype: str, itemsize: int, sizes: tuple[int, ...]) -> float:
+        """sizes: as `convolution_base_s` has them."""
+        images, image, channels, out, window, wide, _ = sizes
         peak = self._peaks.get("tf32", self._peak(dtype)) if dtype == "float32" else self._peak(dtype)
-        grid = self._grid(f"convolution.{side}", dtype)
-        point = grid.at_least(pixels, channels, out, window)
-        base_s = convolution_base_s(peak, self.bandwidth, itemsize, *point)
-        if itemsize == 2 and image & 7:
-            slower = self.tables.images.get(_table_dtype(dtype), {}).get("1" if window == 1 else "9")
-            if slower:
-                # Measured where the difference is large; half of it, by ratio, is what other sizes show.
-                base_s *= slower[image & 1][("forward", "input", "weight").index(side)] ** 0.5
-        return base_s / (grid(*point) * self._reach)
+        base_s = convolution_base_s(peak, self.bandwidth, itemsize, self.tables.units, sizes, side)
+        if window == 1 and wide == image:
+            ratio = self._scatter("convolution.plain", dtype)(
+                side, images, image, channels, out, alignment(image, itemsize)
+            )
+        else:
+            spread = -(-wide // image)
+            ratio = self._scatter("convolution.window", dtype)(side, images, image, channels, out, window, spread)
+        return base_s * ratio / self._reach
 
     def grouped(self, dtype: str, rows: int) -> list[float]:
         """How much longer rows of several groups take: forward, input's and weights' gradients."""
@@ -259,30 +258,33 @@ class DeviceProfile:
 
         `pair`: as segment pairs ask, by plain kernels and without autograd; as eager PyTorch does otherwise.
         """
-        ops = (pair and self.tables.pairs.get(_table_dtype(dtype))) or self.tables.host.get(_table_dtype(dtype))
+        ops = (pair and self.tables.pairs.get("float32")) or self.tables.host.get(_table_dtype(dtype))
         if not ops:
             return 0.0, 0.0
         forward_s, backward_s = ops.get(name, (0.0, 0.0))
-        forward, backward = ops["eager"][:2]
+        forward, backward = (1.0, 1.0) if name == "start" else ops["eager"][2:] if name in IMAGES else ops["eager"][:2]
         return forward_s * forward * self.host_scale, backward_s * backward * self.host_scale
 
     def optimizer(self, name: str, dtype: str, tensors: int, n_bytes: float) -> tuple[float, float]:
         """(host, device) seconds of one step over so many tensors of so many bytes together."""
         cost = self.tables.optimizers[name]
         curve = cost.curves.get(_table_dtype(dtype)) or next(iter(cost.curves.values()))
-        eager = self.tables.host.get(_table_dtype(dtype), {}).get("eager", (1.0, 1.0, 1.0))[2]
-        host_s = (cost.fixed_s + cost.tensor_s * tensors) * self.host_scale * eager
+        host_s = (cost.fixed_s + cost.tensor_s * tensors) * self.host_scale
         return host_s, (curve(n_bytes) + cost.tensor_device_s * tensors) / self._memory
 
     def update_s(self, name: str, dtype: str, n_bytes: float) -> tuple[float, float]:
         """(host, device) seconds that one tensor adds to an optimizer's step over many."""
-        cost = self.tables.optimizers[name]
+        cost = self.tables.optimizers.get(name) or self.tables.optimizers["adamw.fused"]
         last, last_s = (cost.curves.get(_table_dtype(dtype)) or next(iter(cost.curves.values()))).points[-1]
         host_s = cost.tensor_s * self.host_scale
         return host_s, (last_s * n_bytes / last + cost.tensor_device_s) / self._memory
 
     def _peak(self, dtype: str) -> float:
         return self._peaks.get(dtype) or self._peaks[_NEAREST.get(dtype, "float32")]
+
+    def _scatter(self, name: str, dtype: str) -> Scatter:
+        found = self.tables.scatters[name]
+        return found.get(_table_dtype(dtype)) or next(iter(found.values()))
 
     def _grid(self, name: str, dtype: str) -> Grid:
         grids = self.tables.grids[name]

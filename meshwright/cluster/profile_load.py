@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cluster.device import Achievable, Device
-from meshwright.cluster.device_profile import Curve, DeviceProfile, Grid, OptimizerCost, Tables
+from meshwright.cluster.device_profile import WEIGHTS, Curve, DeviceProfile, Grid, OptimizerCost, Tables
+from meshwright.cluster.scatter import Scatter
 from meshwright.errors import ClusterError
 
 SCHEMA = 1
@@ -22,10 +23,10 @@ REFERENCE = {"cuda": "H200-SXM-141GB", "cpu": "cpu"}
 """Whose tables serve devices of a kind that have none of their own."""
 
 _FIGURES = ("memory_bytes", "reserve_bytes", "memory_bandwidth", "launch_s")
-_TABLES = ("kernels", "grids", "factors", "host", "optimizers")
+_TABLES = ("kernels", "grids", "scatters", "factors", "host", "optimizers")
 _KNOWN = (
     *("schema", "name", "kind", "like", "peaks", "achievable", "reached", "host_link", "measured", "sources"),
-    "pairs",
+    *("pairs", "units"),
 )
 
 
@@ -109,12 +110,15 @@ class _Check:
         for name, grids in data["grids"].items():
             for dtype, grid in self.table(f"grids.{name}", grids).items():
                 self.grid(f"grids.{name}.{dtype}", grid)
+        for name, by in data["scatters"].items():
+            for dtype, scatter in self.table(f"scatters.{name}", by).items():
+                self.scatter(f"scatters.{name}.{dtype}", scatter, len(weights_of(name)))
         for part in ("host", "pairs"):
             for dtype, ops in self.table(part, data.get(part, {})).items():
                 if "eager" not in self.table(f"{part}.{dtype}", ops):
-                    raise self.fail(f"{part}.{dtype}.eager", None, "3 numbers")
+                    raise self.fail(f"{part}.{dtype}.eager", None, "4 numbers")
                 for name, numbers in ops.items():
-                    self.numbers(f"{part}.{dtype}.{name}", numbers, 3 if name == "eager" else 2)
+                    self.numbers(f"{part}.{dtype}.{name}", numbers, 4 if name == "eager" else 2)
         for name, cost in data["optimizers"].items():
             for key in ("fixed_s", "tensor_s", "tensor_device_s"):
                 self.positive(f"optimizers.{name}.{key}", self.table(f"optimizers.{name}", cost).get(key), zero=True)
@@ -135,11 +139,11 @@ class _Check:
         if not fits or not (value > 0 or (zero and value == 0)):
             raise self.fail(field, value, "zero or more" if zero else "a positive figure")
 
-    def numbers(self, field: str, value: Any, count: int) -> None:
+    def numbers(self, field: str, value: Any, count: int, zero: bool = True) -> None:
         if not isinstance(value, list) or len(value) != count:
             raise self.fail(field, value, f"{count} numbers")
         for number in value:
-            self.positive(field, number, zero=True)
+            self.positive(field, number, zero=zero)
 
     def points(self, field: str, rows: Any) -> None:
         if not isinstance(rows, list) or not rows:
@@ -148,6 +152,15 @@ class _Check:
             self.numbers(field, row, 2)
             for number in row:
                 self.positive(field, number)
+
+    def scatter(self, field: str, scatter: Any, sizes: int) -> None:
+        points = self.table(field, scatter).get("points")
+        if not isinstance(points, list) or not points:
+            raise self.fail(f"{field}.points", points, f"points of {sizes} sizes")
+        for point in points:
+            self.numbers(f"{field}.points", point, sizes, zero=False)
+        for side, ratios in self.table(f"{field}.ratios", scatter.get("ratios")).items():
+            self.numbers(f"{field}.ratios.{side}", ratios, len(points), zero=False)
 
     def grid(self, field: str, grid: Any) -> None:
         cells = 1
@@ -164,6 +177,11 @@ class _Check:
             self.positive(f"{field}.fractions", fraction)
 
 
+def weights_of(name: str) -> tuple[float, ...]:
+    """Of a scatter: attention's variants have the same sizes."""
+    return WEIGHTS[name] if name in WEIGHTS else WEIGHTS[name.split(".")[0]]
+
+
 @lru_cache
 def tables(name: str) -> Tables:
     """The tables of a profile, its own or those of the one it is like."""
@@ -177,6 +195,7 @@ def tables(name: str) -> Tables:
         kind=data["kind"],
         peaks=data["peaks"],
         memory_bandwidth=data["memory_bandwidth"],
+        units=data.get("units", 1),
         launch_s=data["launch_s"],
         reached=data["reached"],
         kernels={
@@ -190,8 +209,11 @@ def tables(name: str) -> Tables:
             }
             for grid, by in data["grids"].items()
         },
+        scatters={
+            name: {dtype: Scatter(one["points"], one["ratios"], weights_of(name)) for dtype, one in by.items()}
+            for name, by in data["scatters"].items()
+        },
         misaligned=data["factors"].get("misaligned", {}),
-        images=data["factors"].get("images", {}),
         grouped=data["factors"].get("grouped", {}),
         host={dtype: {op: tuple(each) for op, each in ops.items()} for dtype, ops in data["host"].items()},
         pairs={dtype: {op: tuple(each) for op, each in ops.items()} for dtype, ops in data.get("pairs", {}).items()},

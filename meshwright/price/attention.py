@@ -17,11 +17,11 @@ def attention(case: Case) -> Seconds:
     if masks or case.name == "causal_attention":
         variant = "bias" if any(mask.grad for mask in masks) else "mask"
         variant = "strided" if case.unfused else variant
-    rows, seq, width = prod(query.shape[:-1]), key.shape[-2], query.shape[-1]
+    heads, keys, width = prod(query.shape[:-2]), key.shape[-2], query.shape[-1]
     if case.name == RING:  # plain products, block by block
-        variant, seq = "strided", seq * dict(case.op.kwargs)["size"]
+        variant, keys = "strided", keys * dict(case.op.kwargs)["size"]
     sides = (
-        case.on.attention_s(variant, side, case.dtype, case.itemsize, rows, seq, width)
+        case.on.attention_s(variant, side, case.dtype, case.itemsize, heads, query.shape[-2], keys, width)
         for side in ("forward", "backward")
     )
     return next(sides), next(sides)

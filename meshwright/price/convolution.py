@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from meshwright.price.case import Case, Seconds, Tensor
+from meshwright.price.case import Case, Seconds
 
 
 def convolution(case: Case) -> Seconds:
@@ -13,49 +13,38 @@ def convolution(case: Case) -> Seconds:
     turned = "transpose" in case.name
     swept, wide = (x, case.results[0]) if turned else (case.results[0], x)
     groups = max(1, wide.shape[1] // weight.shape[1])
-    out, channels, window = weight.shape[0] // groups, weight.shape[1], prod(weight.shape[2:])
-    if window > 16:  # of windows this large, as of that many more channels
-        channels, window = channels * window // 9, 9
-    on, dtype, itemsize = case.on, case.dtype, case.itemsize
-    image = prod(swept.shape[2:])
-    reordered_s, odd = _reordered_s(case, wide, image, window, turned), image
-    if reordered_s:
-        odd = 0
-
-    def side(name: str) -> float:
-        pixels = prod(swept.shape) // swept.shape[1]
-        return groups * on.convolution_s(name, dtype, itemsize, pixels, channels, out, window, odd) + reordered_s
-
-    forward_s = side("input" if turned else "forward")
-    backward_s = side("forward" if turned else "input") if x.grad else 0.0
-    backward_s += side("weight") if weight.grad else 0.0
+    if groups > 1 and groups == wide.shape[1] and not turned:
+        forward_s, backward_s = _depthwise(case)
+    else:
+        forward_s, backward_s = _dense(case, swept.shape, wide.shape, groups, turned)
     if len(case.operands) > 2:
-        bias_s = _convolution_bias(case)
+        bias_s = _bias(case)
         forward_s += bias_s[0]
         backward_s += bias_s[1]
     return forward_s, backward_s
 
 
-def _reordered_s(case: Case, wide: Tensor, image: int, window: int, turned: bool) -> float:
-    """Pixels beyond those swept (a stride skips them) are still brought into the order that kernels want, and back.
+def _dense(case: Case, swept: tuple[int, ...], wide: tuple[int, ...], groups: int, turned: bool) -> Seconds:
+    x, weight = case.operands[:2]
+    image, there = max(1, prod(swept[2:])), prod(wide[2:])
+    sizes = (swept[0], image, weight.shape[1], weight.shape[0], window_size(case), max(image, there), groups)
 
-    In half precision a window of one takes the order there is, unless there is a stride: then all is reordered.
-    """
-    beyond = max(0, wide.bytes - wide.bytes // max(1, prod(wide.shape[2:])) * image)
-    if not beyond:
-        return 0.0
-    half = case.itemsize == 2
-    if half and window == 1 and not turned:
-        return REORDERING["window of one"] * case.on.kernel_s("turned.forward", "float32", 2 * wide.bytes)
-    kind = "turned, half" if turned and half else "turned" if turned else "strided"
-    return REORDERING[kind] * case.on.kernel_s("turned.forward", "float32", 2 * beyond)
+    def side(name: str) -> float:
+        return case.on.convolution_s(name, case.dtype, case.itemsize, sizes)
+
+    forward_s = side("input" if turned else "forward")
+    backward_s = side("forward" if turned else "input") if x.grad else 0.0
+    return forward_s, backward_s + (side("weight") if weight.grad else 0.0)
 
 
-REORDERING = {"strided": 0.7, "window of one": 1.0, "turned": 1.2, "turned, half": 1.9}
-"""Of the time that a plain copy into another order takes: what cuDNN's own copies did on an H200."""
+def _depthwise(case: Case) -> Seconds:
+    """Each channel by itself; by the bytes of the result, in windows of nine. Both gradients were measured as one."""
+    work = case.results[0].bytes * window_size(case) / 9
+    share = sum(operand.grad for operand in case.operands[:2]) / 2
+    return case.kernel("depthwise.forward", work), share * case.kernel("depthwise.backward", work)
 
 
-def _convolution_bias(case: Case) -> Seconds:
+def _bias(case: Case) -> Seconds:
     """Added to the result in place; its gradient is a sum over all pixels."""
     result, bias = case.results[0], case.operands[2]
     kernels = ("broadcast.forward", "add.forward")

@@ -41,5 +41,5 @@ def dispatch_seconds(case: Case) -> Seconds:
 
 
 def dispatch_host(case: Case, pair: bool) -> list[Seconds]:
-    counts = {"sort": 2, "gather": 3, "multiply": 1, "column_sum": 1, "fill": 3, "view": 2}
+    counts = {"sort": 2, "gather": 3, "multiply": 2, "column_sum": 2, "fill": 3, "view": 6, "cast": 3}
     return [case.on.host(name, case.dtype, pair) for name, count in counts.items() for _ in range(count)]

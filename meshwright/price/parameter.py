@@ -102,7 +102,7 @@ def _update_s(device: Device, dtype: str, stored: int, states: int) -> tuple[flo
     AdamW was measured; others are taken to move their bytes as fast: the parameter, its gradient and states are read,
     the parameter and states are written.
     """
-    host_s, device_s = profile_of(device).update_s("adamw.fused", dtype, stored)
+    host_s, device_s = profile_of(device).update_s("adamw.sharded", dtype, stored)
     return host_s, device_s * (3 + 2 * states) / (3 + 2 * STATES["adamw"])
 
 

@@ -67,7 +67,8 @@ def step_seconds(
 ) -> StepSeconds:
     """One eager step at the program's batch: forward, backward, the optimizer's."""
     profile = profile_of(device)
-    sums = _Sums(backward_host_s=profile.host("start")[1])
+    start_s = profile.host("start")
+    sums = _Sums(forward_host_s=start_s[0], backward_host_s=start_s[1])
     for graph, segment, places in _parts(program, device):
         _add_graph(sums, graph, segment, places, device, profile)
     for name, count in sums.readers.items():

@@ -13,8 +13,17 @@ from meshwright.cli import main
 from meshwright.cluster import calibrate as calibration
 from meshwright.cluster.calibrate_clock import CpuClock
 from meshwright.cluster.calibrate_command import profile_text, sources
-from meshwright.cluster.calibrate_grids import VARIANTS, Rates, attention_sample, both_sides
+from meshwright.cluster.calibrate_grids import Rates, both_sides
+from meshwright.cluster.calibrate_host import pair_calls
+from meshwright.cluster.calibrate_pace import Pace
 from meshwright.cluster.calibrate_samples import HOST, KERNELS, ROWS, row_sample
+from meshwright.cluster.calibrate_scatters import (
+    VARIANTS,
+    attention_points,
+    attention_sample,
+    convolution_calls,
+    convolution_points,
+)
 from meshwright.cluster.profile_load import check_profile, device_of, profile_of, read_profile
 
 CPU = torch.device("cpu")
@@ -23,9 +32,7 @@ TINY = replace(
     numels=(1 << 10, 1 << 12),
     rows=(("units", (16, 64)), ("width", (64, 256))),
     matmul=(16, 32),
-    attention=(("rows", (1 << 9,)), ("seq", (32,)), ("width", (16,))),
-    variants=(("rows", (1 << 9,)), ("seq", (32,)), ("width", (16,))),
-    convolution=(("pixels", (1 << 8,)), ("channels", (4, 16)), ("out", (16,)), ("window", (1, 9))),
+    spread=replace(calibration.CPU.spread, attention=3, variants=2, plain=3, window=8, most_elements=1 << 14),
     peak_size=64,
     aligned_size=64,
     copy_bytes=1 << 16,
@@ -51,12 +58,57 @@ def test_rows_have_the_elements_they_are_counted_with(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_attention_samples_have_the_rows_asked_for(variant: str) -> None:
+def test_attention_samples_have_the_sizes_asked_for(variant: str) -> None:
     rates = Rates(CPU, CpuClock(1e-6, 1), {}, 1.0)
-    sample = attention_sample(rates, variant, torch.float32, 512, 32, 16)
-    assert sample is not None
-    assert sample.call().numel() == 512 * 16
+    sample = attention_sample(rates, variant, torch.float32, 16, 32, 16)
+    assert sample.call().shape == (2, 8, 32, 16)
     assert [side for side, _ in both_sides(rates.clock, sample)] == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("effort", [calibration.CUDA, calibration.CPU])
+def test_scattered_sizes_are_many_and_within_bounds(effort: calibration.Effort) -> None:
+    spread, most = effort.spread, effort.most_flops["float32"]
+    found = attention_points(spread, spread.attention, most)
+    assert len(found) == len(set(found)) == spread.attention
+    assert all(10 * heads * seq * seq * width <= most for heads, seq, width in found)
+    windows = convolution_points(spread, "window", spread.window, most)
+    assert len(windows) == spread.window
+    assert len({(window, stride) for *_, window, stride in windows}) == 8
+    assert all((window, stride) == ((1, 1), 1) for *_, window, stride in convolution_points(spread, "plain", 9, most))
+
+
+def test_a_convolution_sample_sweeps_what_it_is_counted_with() -> None:
+    rates = Rates(CPU, CpuClock(1e-6, 1), {}, 1.0)
+    for window, stride, swept in (((3, 3), 1, 64), ((3, 3), 2, 16), ((2, 2), 2, 16), ((1, 7), 1, 64)):
+        calls, pixels = convolution_calls(rates, torch.float32, (2, 8, 4, 8, window, stride))
+        assert pixels == swept
+        assert [side for side, _ in calls] == ["forward", "input", "weight"]
+        for _, run in calls:
+            run()
+
+
+def test_a_pair_gives_what_autograd_gives() -> None:
+    samples = [HOST["linear"](64, torch.float32, CPU) for _ in range(2)]
+    forward, both = pair_calls(samples)
+    with torch.no_grad():
+        plain, joint = forward(), both()
+    for sample, result in zip(samples, plain, strict=True):
+        torch.testing.assert_close(result, sample.call().detach())
+    results = [sample.call() for sample in samples]
+    wrt = [tensor for sample in samples for tensor in sample.wrt]
+    for mine, theirs in zip(
+        joint[2:], torch.autograd.grad(results, wrt, list(map(torch.ones_like, results))), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_host_figures_do_not_depend_on_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is twice as slow for a while gives the same figures, at its usual pace."""
+    pace = Pace(CPU, 1)
+    speeds = iter([1.0, 1.0, 2.0, 2.0, 1.0, 1.0])
+    monkeypatch.setattr(pace, "now_s", lambda: next(speeds))
+    slow = iter([3.0, 6.0, 3.0])
+    assert pace.paced(lambda: [next(slow)]) == [3.0]
 
 
 def test_a_profile_comes_out_that_prices_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +126,7 @@ def test_a_profile_comes_out_that_prices_by_it(tmp_path: Path, monkeypatch: pyte
     assert profile_of(device).kernel_s("add.forward", "float32", n_bytes) == pytest.approx(seconds)
     assert set(found["kernels"]) == set(read_profile("cpu")["kernels"])
     assert set(found["grids"]) == set(read_profile("cpu")["grids"])
+    assert set(found["scatters"]) == set(read_profile("cpu")["scatters"])
 
 
 def test_a_gpu_profile_has_what_a_cpu_profile_has_and_the_host() -> None:
@@ -85,6 +138,7 @@ def test_a_gpu_profile_has_what_a_cpu_profile_has_and_the_host() -> None:
         - {"add.backward", "fill.backward", "sort.backward"}
     )
     assert set(gpu["grids"]) == set(cpu["grids"])
+    assert set(gpu["scatters"]) == set(cpu["scatters"])
     assert set(gpu["host"]["float32"]) >= {*KERNELS, *HOST, "module", "start", "eager"} - {"grouped_mm"}
     assert not cpu["host"]
 

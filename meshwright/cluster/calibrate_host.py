@@ -1,0 +1,194 @@
+"""The host's seconds of asking for ops: as eager PyTorch does, and as segment pairs do.
+
+Eager PyTorch keeps what backward needs as it goes. A segment pair calls plain kernels one after the other, more of them
+(a linear layer's backward is a dozen), and no autograd. All figures are of a host at its usual pace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.cluster.calibrate_eager import DEEP, KINDS, LAYERS, phases
+from meshwright.cluster.calibrate_pace import Pace
+from meshwright.cluster.calibrate_samples import HOST, KERNELS, Make, Sample
+from meshwright.cluster.device_profile import IMAGES
+from meshwright.torch_compat import trace_joint
+
+COUNT, TRACED = 16, 4
+"""Calls side by side: what is paid once, such as starting a backward, hardly counts then. Fewer are traced."""
+Tables = dict[str, list[float]]
+
+
+def eager_table(device: torch.device, dtype: torch.dtype, pace: Pace) -> tuple[Tables, list[float]]:
+    """Forward and backward of each op; by how much they take longer in the midst of a step (`eager`: of transformers,
+    of images); what a step takes once (`start`). And AdamW in the midst of a step: once, and for each tensor."""
+    found = _ops(pace, lambda make: _eager_measures(make, dtype, device))
+    found["module"] = [*_figures(pace, [_module(device)]), 0.0]
+    # Asked for side by side, each op also has a root and a leaf to be started from and handed to: a chain has not.
+    beside = max(0.0, found["view"][1] - _figures(pace, [_chain(dtype, device)])[0])
+    for pair in found.values():
+        pair[1] = max(pair[1] - beside, pair[1] / 8)
+    steps = [[pace.paced(phases(kind, n, device, dtype), 5) for n in (LAYERS, DEEP)] for kind in KINDS]
+    layers = [[(deep - few) / (DEEP - LAYERS) for few, deep in zip(*pair, strict=True)] for pair in steps]
+    factors = _factors(found, [layer[:2] for layer in layers], found["add"][0])
+    found["start"] = [
+        max(
+            0.0,
+            _middle(few[side] - LAYERS * layer[side] for (few, _), layer in zip(steps, layers, strict=True))
+            - factors[side] * found["mean"][side],
+        )
+        for side in (0, 1)
+    ]
+    counts = [kind.tensors * n for kind in KINDS for n in (LAYERS, DEEP)]
+    optimizer = _line(counts, [took[2] for pair in steps for took in pair])
+    return _seconds(found, pace, factors), [pace.usual_s * figure for figure in optimizer]
+
+
+def _factors(host: Mapping[str, list[float]], layers: Sequence[Sequence[float]], add: float = 0.0) -> list[float]:
+    """Of transformers, forward and backward, and of images: what a layer takes over the sum of its parts.
+
+    Ops that both have are taken to take as long as in transformers. add: a sum of gradients.
+    """
+    found: list[float] = []
+    for kind, layer, common in zip(KINDS, layers, (False, True), strict=True):
+        for side in (0, 1):
+            parts = {name: n * host[name][side] for name, n in kind.ops.items() if name in host}
+            if side:  # a count of batches, which BatchNorm keeps, has no gradient
+                parts = {name: part for name, part in parts.items() if name != "scaled"} | {"add": kind.sums * add}
+            shared = sum(part for name, part in parts.items() if name not in IMAGES) if common else 0.0
+            own = sum(parts.values()) - shared
+            found.append(max((layer[side] - (found[side] * shared if common else 0.0)) / own, 0.25))
+    return found
+
+
+def _middle(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
+
+
+def _line(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
+    """Where it begins and how it rises: least squares, neither below zero."""
+    middle_x, middle_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    across = sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys, strict=True))
+    rise = max(0.0, across / sum((x - middle_x) ** 2 for x in xs))
+    return [max(0.0, middle_y - rise * middle_x), rise]
+
+
+def pair_table(device: torch.device, dtype: torch.dtype, pace: Pace) -> Tables:
+    """The same of ops as plain kernels. Dtypes hardly differ."""
+    found = _ops(pace, lambda make: _pair_measures(make, dtype, device))
+    found = {name: [forward, max(0.0, both - forward)] for name, (forward, both) in found.items()}
+    return _seconds(found, pace, _pair_factors(device, dtype, pace, found))
+
+
+def _seconds(table: Tables, pace: Pace, factors: list[float]) -> Tables:
+    """From units of a step at the host's pace to seconds at its usual one."""
+    found = {name: [pace.usual_s * figure for figure in figures] for name, figures in table.items()} | {
+        "eager": factors
+    }
+    return {name: [float(f"{figure:.4g}") for figure in figures] for name, figures in found.items()}
+
+
+def _ops(pace: Pace, measures: Callable[[Make], list[Callable[[], float]]]) -> Tables:
+    found: Tables = {}
+    for name, make in {**KERNELS, **HOST}.items():
+        try:
+            found[name] = _figures(pace, measures(make))
+        except (RuntimeError, NotImplementedError):  # what the device cannot run
+            found[name] = [0.0, 0.0]
+    return found
+
+
+def _figures(pace: Pace, measures: list[Callable[[], float]]) -> list[float]:
+    return pace.paced(lambda: [measure() for measure in measures])
+
+
+def _eager_measures(make: Make, dtype: torch.dtype, device: torch.device) -> list[Callable[[], float]]:
+    """Forward, backward."""
+    samples = [make(1 << 12, dtype, device) for _ in range(COUNT)]
+    forward = _timed(device, lambda: [sample.call() for sample in samples], COUNT)
+    return [forward, _timed(device, _joint(samples), COUNT) if samples[0].wrt else lambda: 0.0]
+
+
+def _pair_measures(make: Make, dtype: torch.dtype, device: torch.device) -> list[Callable[[], float]]:
+    """Forward, and forward and backward together."""
+    runs = pair_calls([make(1 << 12, dtype, device) for _ in range(TRACED)])
+    return [_timed(device, run, TRACED, 20, plain=True) for run in runs]
+
+
+def pair_calls(samples: Sequence[Sample]) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Forward of all samples, and forward and backward of all, as plain kernels one after the other."""
+    wrt = [tensor for sample in samples for tensor in sample.wrt]
+    gradients = [torch.ones_like(sample.call()) for sample in samples]
+
+    def forward() -> list[Tensor]:
+        return [sample.call() for sample in samples]
+
+    def both() -> list[Tensor | None]:
+        results = forward()
+        return [*results, *torch.autograd.grad(results, wrt, gradients, allow_unused=True)]
+
+    with torch.autograd.set_multithreading_enabled(False):
+        first = trace_joint(forward, [], nullcontext())
+        return first, trace_joint(both, [], nullcontext()) if wrt else first
+
+
+def _timed(
+    device: torch.device, run: Callable[[], Any], calls: int, repeats: int = 6, plain: bool = False
+) -> Callable[[], float]:
+    """Seconds of one of the calls that `run` makes; `plain`: without autograd."""
+
+    def measure() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        with torch.set_grad_enabled(not plain):
+            start = time.perf_counter()
+            for _ in range(repeats):
+                run()
+            return (time.perf_counter() - start) / (repeats * calls)
+
+    measure()
+    return measure
+
+
+def _joint(samples: list[Sample]) -> Callable[[], Any]:
+    """Backward of several ops at once."""
+    results = [sample.call() for sample in samples]
+    gradients = [torch.ones_like(result) for result in results]
+    wrt = [tensor for sample in samples for tensor in sample.wrt]
+    return lambda: torch.autograd.grad(results, wrt, gradients, retain_graph=True)
+
+
+def _module(device: torch.device) -> Callable[[], float]:
+    module, x = nn.Identity(), torch.ones(1, device=device)
+    return _timed(device, lambda: module(x), 1, 100)
+
+
+def _chain(dtype: torch.dtype, device: torch.device) -> Callable[[], float]:
+    """Backward of one view in a chain of them."""
+    x = torch.ones(256, device=device, dtype=dtype, requires_grad=True)
+    y = x.view(16, 16)
+    for _ in range(COUNT - 1):
+        y = y.view(16, 16)
+    gradient = torch.ones_like(y)
+    return _timed(device, lambda: torch.autograd.grad(y, x, gradient, retain_graph=True), COUNT)
+
+
+def _pair_factors(device: torch.device, dtype: torch.dtype, pace: Pace, host: Mapping[str, list[float]]) -> list[float]:
+    """Likewise of whole segments as plain kernels."""
+    layers = []
+    for kind in KINDS:
+        model = nn.Sequential(*(kind.block() for _ in range(LAYERS))).to(device=device, dtype=dtype)
+        x = torch.randn(kind.shape, device=device).to(dtype).requires_grad_()
+        runs = pair_calls([Sample(0, partial(model, x), (x, *model.parameters()))])
+        timed = [_timed(device, run, LAYERS, 4, plain=True) for run in runs]
+        forward, both = pace.paced(lambda timed=timed: [measure() for measure in timed], 5)  # type: ignore[misc]
+        layers.append([forward, both - forward])
+    return _factors(host, layers)

@@ -1,0 +1,177 @@
+"""Attention and convolution at scattered sizes: how much longer they take than on a perfect device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.cluster.calibrate_grids import Rates, backward_of, both_sides, random_tensor
+from meshwright.cluster.calibrate_samples import Sample
+from meshwright.cluster.device_profile import alignment
+from meshwright.cluster.rooflines import attention_base_s, convolution_base_s
+
+VARIANTS = ("plain", "causal", "mask", "bias", "strided", "grouped")
+"""Attention without a mask, told that it is causal, with a mask, with a mask that is trained (and one whose elements do
+not lie side by side), with grouped heads."""
+
+WINDOWS = (
+    *(((3, 3), 1),) * 7,
+    *(((3, 3), 2), ((1, 1), 2), ((2, 2), 2), ((2, 2), 2), ((1, 7), 1), ((7, 1), 1), ((5, 5), 1), ((7, 7), 2)),
+)
+"""Edges of a window and the stride, as often as they are sampled."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Which sizes are sampled, and how many times: attention plain and causal, its other variants, convolutions with a
+    window of one, with larger ones."""
+
+    attention: int
+    variants: int
+    plain: int
+    window: int
+    heads: tuple[int, ...]
+    seqs: tuple[int, ...]
+    widths: tuple[int, ...]
+    images: tuple[int, ...]
+    edges: tuple[int, ...]
+    channels: tuple[int, ...]
+    most_elements: int
+
+
+def scatters(rates: Rates, spread: Spread, dtype: torch.dtype, most_flops: float) -> dict[str, dict[str, Any]]:
+    """Points and ratios by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for variant in VARIANTS:
+        count = spread.attention if variant in ("plain", "causal") else spread.variants
+        points = attention_points(spread, count, most_flops)
+        found[f"attention.{variant}"] = _measured(points, partial(_attention, rates, variant, dtype))
+    for name, count in (("plain", spread.plain), ("window", spread.window)):
+        convolutions = convolution_points(spread, name, count, most_flops)
+        found[f"convolution.{name}"] = _measured(convolutions, partial(_convolution, rates, dtype))
+    return found
+
+
+def attention_points(spread: Spread, count: int, most_flops: float) -> list[tuple[int, int, int]]:
+    """Heads of all samples, queries and keys of each, width. Widths come as often as models have them."""
+    rng = Random(count)
+    found: set[tuple[int, int, int]] = set()
+    for _ in range(100 * count):
+        heads, seq, width = rng.choice(spread.heads), rng.choice(spread.seqs), rng.choice(spread.widths)
+        fits = 10.0 * heads * seq * seq * width <= most_flops and heads * seq * max(width, 64) <= spread.most_elements
+        if fits and heads * seq >= spread.heads[0] * spread.seqs[0] * 4 and len(found) < count:
+            found.add((heads, seq, width))
+    return sorted(found)
+
+
+Convolution = tuple[int, int, int, int, tuple[int, int], int]
+"""Images, edge of each, channels in and out, edges of a window, stride."""
+
+
+def convolution_points(spread: Spread, name: str, count: int, most_flops: float) -> list[Convolution]:
+    rng = Random(count)
+    found: set[Convolution] = set()
+    for number in range(200 * count):
+        images, edge, channels = rng.choice(spread.images), rng.choice(spread.edges), rng.choice(spread.channels)
+        out = rng.choice([size for size in spread.channels if channels / 4 <= size <= 4 * channels])
+        window, stride = ((1, 1), 1) if name == "plain" else WINDOWS[number % len(WINDOWS)]
+        if window == (7, 7):  # the first layer of a model
+            channels = 3
+        pixels = images * edge * edge
+        flops = 2.0 * pixels * channels * out * window[0] * window[1]
+        fits = pixels * max(channels, out) <= spread.most_elements and flops <= most_flops / 4
+        if fits and edge * max(channels, out) <= 1 << 14 and edge >= stride and len(found) < count:
+            found.add((images, edge, channels, out, window, stride))
+    return sorted(found)
+
+
+def attention_sample(rates: Rates, variant: str, dtype: torch.dtype, heads: int, seq: int, width: int) -> Sample:
+    """`heads` of all samples, 8 to each where that divides them."""
+    each = next(n for n in (8, 4, 3, 2, 1) if heads % n == 0)
+    groups = max(1, each // 4) if variant == "grouped" else each
+    query, key, value = (
+        random_tensor(rates, dtype, heads // each, seq, n, width).requires_grad_() for n in (each, groups, groups)
+    )
+    mask = None
+    if variant in ("mask", "bias"):
+        mask = random_tensor(rates, dtype, 1, each, seq, seq).requires_grad_(variant == "bias")
+    elif variant == "strided":
+        mask = random_tensor(rates, dtype, 1, seq, seq, each).requires_grad_().permute(0, 3, 1, 2)
+
+    def call() -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+        causal = variant in ("causal", "grouped")
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=groups != each)
+
+    wrt = (query, key, value, *((mask,) if mask is not None and mask.requires_grad else ()))
+    return Sample(0, call, wrt)
+
+
+def _attention(
+    rates: Rates, variant: str, dtype: torch.dtype, point: tuple[int, int, int]
+) -> tuple[list[int], dict[str, float]]:
+    heads, seq, width = point
+    sample = attention_sample(rates, variant, dtype, heads, seq, width)
+    peak, causal = rates.peaks[_text(dtype)], variant in ("causal", "grouped")
+    found = {}
+    for side, took_s in both_sides(rates.clock, sample):
+        base_s = attention_base_s(
+            peak, rates.bandwidth, dtype.itemsize, rates.units, heads, seq, seq, width, causal, side
+        )
+        found[side] = took_s / base_s
+    return [heads, seq, width], found
+
+
+def _convolution(rates: Rates, dtype: torch.dtype, point: Convolution) -> tuple[list[int], dict[str, float]]:
+    images, edge, channels, out, window, stride = point
+    calls, swept = convolution_calls(rates, dtype, point)
+    # Convolutions in single precision run on TF32 units where there are any: torch's default.
+    peak = rates.peaks.get("tf32", rates.peaks["float32"]) if dtype is torch.float32 else rates.peaks[_text(dtype)]
+    elements, wide = window[0] * window[1], edge * edge
+    sizes = (images, swept, channels, out, elements, wide, 1)
+    found = {}
+    for side, run in calls:
+        base_s = convolution_base_s(peak, rates.bandwidth, dtype.itemsize, rates.units, sizes, side)
+        found[side] = rates.clock.device_s(run) / base_s
+    if elements == 1 and stride == 1:
+        return [images, swept, channels, out, alignment(swept, dtype.itemsize)], found
+    return [images, swept, channels, out, elements, -(-wide // swept)], found
+
+
+def convolution_calls(
+    rates: Rates, dtype: torch.dtype, point: Convolution
+) -> tuple[list[tuple[str, Callable[[], object]]], int]:
+    """Forward, the input's gradient and the weight's; and how many pixels of each image are swept."""
+    images, edge, channels, out, window, stride = point
+    x = random_tensor(rates, dtype, images, channels, edge, edge).requires_grad_()
+    weight = random_tensor(rates, dtype, out, channels, *window).requires_grad_()
+    padding = [size // 2 if size % 2 else 0 for size in window]
+
+    def call() -> Tensor:
+        return F.conv2d(x, weight, None, stride, padding)
+
+    result = call()
+    gradient = torch.randn_like(result)
+    runs = [call, backward_of(result, (x,), gradient), backward_of(result, (weight,), gradient)]
+    return list(zip(("forward", "input", "weight"), runs, strict=True)), result.shape[2] * result.shape[3]
+
+
+def _measured(points: list[Any], measure: Callable[[Any], tuple[list[int], dict[str, float]]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"points": [], "ratios": {}}
+    for point in points:
+        place, ratios = measure(point)
+        found["points"].append(place)
+        for side, ratio in ratios.items():
+            found["ratios"].setdefault(side, []).append(float(f"{ratio:.4g}"))
+    return found
+
+
+def _text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
