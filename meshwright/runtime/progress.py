@@ -40,13 +40,13 @@ class Progress:
         self.live = self.shown and sys.stdout.isatty()
         self.writer = _tensorboard(folder) if dist.get_rank() == 0 and folder else None
         self.flops_s = self._peak_flops()
-        self.done, self.start_s, self.first = 0, time.perf_counter(), trainer.steps
+        self.done, self.begun_s, self.warm_s = 0, time.perf_counter(), 0.0
 
     def step(self, loss: float) -> None:
         """After each step."""
         self.done += 1
-        if self.done == min(_WARM, self.steps - self.first):
-            self.start_s = time.perf_counter()
+        if self.done == _WARM:
+            self.warm_s = time.perf_counter()
         number = self.trainer.steps
         if self.writer is not None:
             self.writer.add_scalar("loss", loss, number)
@@ -73,9 +73,9 @@ class Progress:
         return "  ".join(parts)
 
     def _rate(self) -> float:
-        """Tokens per second since the clock started."""
-        steps = max(1, self.done - _WARM)
-        return self.tokens * self.plan.batch * steps / max(1e-9, time.perf_counter() - self.start_s)
+        """Tokens per second, of the steps after the first few once there are any."""
+        steps, since_s = (self.done - _WARM, self.warm_s) if self.done > _WARM else (self.done, self.begun_s)
+        return self.tokens * self.plan.batch * steps / max(1e-9, time.perf_counter() - since_s)
 
     def _peak_flops(self) -> tuple[float, float] | None:
         """FLOPs of a step, and FLOP/s of all devices; on a GPU only, whose peak is known."""
