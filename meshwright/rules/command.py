@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 
+from meshwright.rules.coverage import MODELS, coverage
 from meshwright.rules.register import user_rules
 from meshwright.rules.table import FAMILIES, UNPROVEN
 
@@ -16,33 +18,56 @@ PROVEN = "2, 3, 2x2"
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("rules", help="list the sharding rules and what their factors are")
     parser.add_argument("filter", nargs="?", default="", help="only ops whose name contains this text")
+    parser.add_argument(
+        "--coverage", action="store_true", help="list the ops of 75 real architectures, and what serves each"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.coverage:
+        return _run_coverage(args)
     rows = [row for row in _rows() if args.filter in row["op"]]
-    print(json.dumps(rows, indent=1) if args.json else "\n".join(_lines(rows)))
+    print(json.dumps(rows, indent=1) if args.json else "\n".join(_lines(rows, args.filter)))
+    return 0
+
+
+def _run_coverage(args: argparse.Namespace) -> int:
+    found = [one for one in coverage() if args.filter in one.op]
+    if args.json:
+        print(json.dumps([asdict(one) for one in found], indent=1))
+        return 0
+    width = max((len(one.op) for one in found), default=0)
+    for one in found:
+        print(f"  {one.models:>2}  {one.op:<{width}}  {one.tier:<13}  {one.factors}")
+    table = sum(one.tier == "table" for one in found)
+    print(f"{len(found)} ops of {MODELS} architectures, by how many hold each: {table} served by the table")
     return 0
 
 
 def _rows() -> Iterator[dict[str, str]]:
     for family, rules in (*FAMILIES.items(), ("registered", user_rules())):
         for target, rule in rules.items():
-            proven = UNPROVEN.get(target, PROVEN) if rule.tier == "table" else "no"
+            proven = UNPROVEN.get(target, PROVEN) if rule.tier == "table" else "when it first serves an op"
             yield {"op": target, "family": family, "factors": rule.text, "tier": rule.tier, "proven": proven}
 
 
-def _lines(rows: list[dict[str, str]]) -> Iterator[str]:
+def _lines(rows: list[dict[str, str]], wanted: str) -> Iterator[str]:
     width = max((len(row["op"]) for row in rows), default=0)
     family = ""
     for row in rows:
         if row["family"] != family:
             family = row["family"]
             yield f"{family}:"
-        yield f"  {row['op']:<{width}}  {row['tier']:<8}  {row['factors']}"
+        yield f"  {row['op']:<{width}}  {row['tier']:<5}  {row['factors']}"
     unproven = [row for row in rows if row["proven"] != PROVEN]
     for row in unproven:
         yield f"not proven: {row['op']} ({row['proven']})"
-    yield f"{len(rows)} rules, {len(rows) - len(unproven)} proven on meshes of {PROVEN}: every strategy, with gradients"
-    yield "an op without one is tried on small tensors (tier discovered); failing that, it runs alike on every rank"
+    if not rows:
+        yield f"no rule for an op with {wanted!r} in its name"
+    else:
+        count = len(rows) - len(unproven)
+        yield f"{len(rows)} rules, {count} proven on meshes of {PROVEN}: every strategy, with gradients"
+    yield "an op without one is looked for, once its shapes are known, in DTensor's rules (tier dtensor) and by"
+    yield "running it on small tensors (discovered); what is found is proven. Failing that it runs alike on every rank"

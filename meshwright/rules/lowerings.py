@@ -6,7 +6,7 @@ Each takes local tensors and, as keyword literals, mesh axes by name (`dp*tp` fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,15 @@ from meshwright.layout.collectives import all_gather, all_reduce, axis_index, ex
 from meshwright.rules.differentiable import gather_for_all, sharded_class_losses
 from meshwright.rules.ring import RingAttention
 from meshwright.rules.synchronised import LayerNorm, RMSNorm, Softmax
+
+
+class Placed(TypedDict):
+    """Where the experts of a mixture are: what each does, how many there are, over which axis, on how many ranks."""
+
+    body: experts.Body
+    experts_: int
+    axis: str
+    size: int
 
 
 def vocab_embedding(weight: Tensor, indices: Tensor, *, padding_idx: int, axis: str, width: int) -> Tensor:
@@ -49,10 +58,21 @@ def cross_entropy(
     )
     if targets.is_floating_point():
         return total / (targets.numel() // targets.shape[min(1, targets.dim() - 1)] * parts)
+    return total / _counted(targets, weight, ignore_index, rows)
+
+
+def nll_loss(logs: Tensor, targets: Tensor, weight: Tensor | None = None, *, ignore_index: int, rows: str) -> Tensor:
+    """This rank's share of a mean over all rows of the targets' negative logarithms."""
+    total = F.nll_loss(logs, targets, weight, ignore_index=ignore_index, reduction="sum")
+    return total / _counted(targets, weight, ignore_index, rows)
+
+
+def _counted(targets: Tensor, weight: Tensor | None, ignore_index: int, rows: str) -> Tensor:
+    """How many rows count on all ranks of `rows`, or the sum of their weights."""
     valid = targets != ignore_index
-    counted = valid.sum() if weight is None else (weight[targets.where(valid, 0)] * valid).sum()
-    loss: Tensor = total / all_reduce(counted, rows)
-    return loss
+    own = valid.sum() if weight is None else (weight[targets.where(valid, 0)] * valid).sum()
+    counted: Tensor = all_reduce(own, rows)
+    return counted
 
 
 def vocab_cross_entropy(
@@ -70,22 +90,13 @@ def vocab_cross_entropy(
     return (losses.sum() / (all_reduce(count, rows) if rows else count)).to(logits.dtype)
 
 
-def batch_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    momentum: float,
-    eps: float,
-    *,
-    axis: str,
-    size: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Training-mode BatchNorm with the batch sharded over `axis`: statistics of the whole batch.
+def batch_norm(x: Tensor, *rest: Any, axis: str, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Training-mode BatchNorm (`capture.functional.batch_norm`, whose arguments these are) with the batch sharded over
+    `axis`: statistics of the whole batch.
 
     Every rank's own mean and centred variance are gathered and merged: squares of large means never cancel.
     """
+    weight, bias, mean, var, momentum, eps = rest
     dims = [dim for dim in range(x.dim()) if dim != 1]
     own_var, own_mean = torch.var_mean(x, dims, correction=0)
     own = torch.stack([own_mean, own_var]).to(torch.promote_types(x.dtype, mean.dtype))
@@ -138,9 +149,9 @@ def mean(
     return local / parts
 
 
-def mean_loss(x: Tensor, target: Tensor, *options: Any, loss: str, parts: int) -> Tensor:
+def mean_loss(x: Tensor, target: Tensor, *options: Any, loss: str, parts: int, **named: Any) -> Tensor:
     """This rank's share of an elementwise loss that is averaged over `parts` ranks."""
-    local: Tensor = resolve(loss)(x, target, *options)
+    local: Tensor = resolve(loss)(x, target, *options, **named)
     return local / parts
 
 
@@ -162,51 +173,38 @@ def ring_attention(
 
 
 def exchanged_mix(
-    tokens: Tensor,
-    chosen: Tensor,
-    weights: Tensor,
-    params: Sequence[Tensor],
-    *,
-    body: experts.Body,
-    experts_: int,
-    axis: str,
-    size: int,
+    tokens: Tensor, chosen: Tensor, weights: Tensor, params: Sequence[Tensor], **where: Unpack[Placed]
 ) -> Tensor:
     """A mixture of experts that live on different ranks of `axis`: this rank's tokens go there and come back.
 
     Counts are gathered first, so that every rank knows how many rows it will hold; sizes vary only in between.
     """
+    count, axis, size = where["experts_"], where["axis"], where["size"]
     order = chosen.flatten().argsort()
-    counts = all_gather(experts.count_rows(chosen, experts_)[None], 0, axis, size)
-    rows, local = order.shape[0], experts_ // size
+    counts = all_gather(experts.count_rows(chosen, count)[None], 0, axis, size)
+    rows, local = order.shape[0], count // size
     mine = axis_index(axis).to(counts.device)[None]
     here = counts.view(size, size, local).index_select(1, mine).sum((0, 1))
     held = exchange_rows(tokens[order // chosen.shape[1]], counts, rows, axis, size, False)
     ids = torch.bucketize(torch.arange(held.shape[0], device=held.device), here.cumsum(0), right=True)
-    made = experts.run_body(body, held, here.cumsum(0).to(torch.int32), ids, params)
+    made = experts.run_body(where["body"], held, here.cumsum(0).to(torch.int32), ids, params)
     return experts.combine(exchange_rows(made, counts, rows, axis, size, True), weights, order)
 
 
 def local_mix(
-    tokens: Tensor,
-    chosen: Tensor,
-    weights: Tensor,
-    params: Sequence[Tensor],
-    *,
-    body: experts.Body,
-    experts_: int,
-    axis: str,
-    size: int,
+    tokens: Tensor, chosen: Tensor, weights: Tensor, params: Sequence[Tensor], **where: Unpack[Placed]
 ) -> Tensor:
     """This rank's experts' share of a mixture of all tokens: a partial sum over `axis`."""
-    local = experts_ // size
-    ids = (chosen - axis_index(axis).to(chosen.device) * local).remainder(experts_)  # this rank's experts first
+    count = where["experts_"]
+    local = count // where["size"]
+    ids = (chosen - axis_index(where["axis"]).to(chosen.device) * local).remainder(count)  # this rank's experts first
     order = ids.flatten().argsort()
-    counts = experts.count_rows(ids, experts_)[:local]
+    counts = experts.count_rows(ids, count)[:local]
     mine = (torch.arange(order.shape[0], device=tokens.device) < counts.sum())[:, None]
     # Rows past the last group are not computed: whatever stands there is masked, before and after.
     rows = tokens[order // chosen.shape[1]].where(mine, 0)
-    made = experts.run_body(body, rows, counts.cumsum(0).to(torch.int32), ids.flatten()[order] % local, params)
+    ends, kept = counts.cumsum(0).to(torch.int32), ids.flatten()[order] % local
+    made = experts.run_body(where["body"], rows, ends, kept, params)
     return experts.combine(made.where(mine, 0), weights, order)
 
 

@@ -39,6 +39,10 @@ def distinct(*shape: int) -> Tensor:
     return torch.randperm(count, dtype=torch.float64).reshape(shape).div(count).requires_grad_()
 
 
+def signs(*shape: int) -> Tensor:
+    return bools(*shape).double().mul(2).sub(1)
+
+
 BATCH_NORM = "meshwright.capture.functional:batch_norm"
 SDPA = "aten.scaled_dot_product_attention.default"
 LOSS = "aten.cross_entropy_loss.default"
@@ -64,6 +68,14 @@ def matmul() -> Iterator[Case]:
     yield case("aten.baddbmm.default", f(4, 6, 12), f(4, 6, 6), f(4, 6, 12))
     rows, ends = torch.rand(12, 48).requires_grad_(), torch.tensor([3, 3, 9, 12], dtype=torch.int32)
     yield case("aten._grouped_mm.default", rows, torch.rand(4, 48, 48).requires_grad_(), ends)
+    yield case("aten.addmv.default", f(12), f(12, 6), f(6), beta=2, alpha=3)
+    yield case("aten.addmv.default", f(1), f(12, 6), f(6))
+    yield case("aten.addbmm.default", f(12, 6), f(4, 12, 2), f(4, 2, 6))
+    yield case("aten.vdot.default", f(12), f(12))
+    yield case("aten.ger.default", f(12), f(6))
+    yield case("aten.cdist.default", f(6, 12, 2), f(1, 4, 2))
+    yield case("aten.bilinear.default", f(4, 6), f(4, 12), f(6, 6, 12), f(6))
+    yield case("aten.bilinear.default", f(2, 4, 6), f(2, 4, 12), f(6, 6, 12))
     yield case("aten.einsum.default", "bij,bjk->bik", (f(4, 6, 12), f(4, 12, 6)))
     yield case("aten.einsum.default", "bsh,hd->bsd", (f(4, 1, 12), f(12, 6)))
     yield case("aten.einsum.default", "...ij, ...jk -> ...ik", (f(4, 6, 12), f(6, 1, 12, 4)))
@@ -147,6 +159,15 @@ def convolution() -> Iterator[Case]:
         yield case(turned, f(6, 12, *size), f(12, 6, *((2,) * n)), f(6))
         yield case(turned, f(4, 24, *size), f(24, 2, *((2,) * n)), f(24), (2,) * n, (0,) * n, (0,) * n, 12)
         yield case(f"aten.upsample_nearest{n}d.vec", f(6, 12, *((3,) * n)), (6,) * n, None)
+        pads = (1, 1) * n
+        yield case(f"aten.reflection_pad{n}d.default", f(6, 12, *size), pads)
+        yield case(f"aten.replication_pad{n}d.default", f(6, 12, *size), pads)
+    yield case("aten.upsample_nearest2d.default", f(6, 12, 3, 3), (6, 6))
+    yield case("aten.pixel_shuffle.default", f(6, 48, 4, 2), 2)
+    yield case("aten.pixel_unshuffle.default", f(6, 12, 24, 8), 2)
+    yield case("aten.im2col.default", f(6, 12, 4, 4), (2, 2), (1, 1), (0, 0), (2, 2))
+    yield case("aten.col2im.default", f(6, 48, 4), (4, 4), (2, 2), (1, 1), (0, 0), (2, 2))
+    yield case("aten.grid_sampler.default", f(6, 12, 3, 3), f(6, 12, 4, 2), 0, 0, False)
     yield case("aten.upsample_linear1d.vec", f(6, 12, 3), (6,), False, None)
     yield case("aten.upsample_bilinear2d.vec", f(6, 12, 3, 3), (6, 6), False, None)
     yield case("aten.upsample_bicubic2d.vec", f(6, 12, 3, 3), (6, 6), False, None)
@@ -175,6 +196,19 @@ def loss() -> Iterator[Case]:
     yield case(LOSS, f(12, 6, 4), f(12, 6, 4))
     yield case(LOSS, f(12, 6), plain(12, 6), plain(6), 1, -100, 0.1)
     yield case(LOSS, f(12), plain(12))
+    yield from nll()
+
+
+def nll() -> Iterator[Case]:
+    def logs(*shape: int) -> Tensor:
+        return f(*shape).detach().log().requires_grad_()
+
+    yield case("aten.nll_loss_nd.default", logs(12, 6), ints(6, 12))
+    yield case("aten.nll_loss_nd.default", logs(12, 6), ints(6, 12), plain(6), 1, 3)
+    yield case("aten.nll_loss_nd.default", logs(6, 6, 4, 2), ints(6, 6, 4, 2), None, 2, 3)
+    yield case("aten.nll_loss_nd.default", logs(12, 6), ints(6, 12), None, 0)
+    yield case("aten.nll_loss.default", logs(12, 6), ints(6, 12))
+    yield case("aten.nll_loss2d.default", logs(6, 6, 4, 2), ints(6, 6, 4, 2), None, 1, 2)
 
 
 def reductions() -> Iterator[Case]:
@@ -222,6 +256,23 @@ def reductions() -> Iterator[Case]:
         yield case(f"aten.{name}.default", f(12, 6), f(12, 6))
         yield case(f"aten.{name}.default", f(12, 6), f(12, 6), 2)
     yield case("aten.mse_loss.default", f(12, 6), f(12, 6), 0)
+    yield case("aten.mse_loss.default", f(12, 6), f(12, 6), reduction=1)
+    yield case("aten.soft_margin_loss.default", f(12, 6), signs(12, 6))
+    yield case("aten.hinge_embedding_loss.default", f(12, 6), signs(12, 6))
+    yield case("aten.margin_ranking_loss.default", f(12), f(12), signs(12), 0.5)
+    yield case("aten.poisson_nll_loss.default", f(12, 6), plain(12, 6), True, False, 1e-8, 1)
+    yield case("aten.cosine_similarity.default", f(12, 6, 4), f(6, 1, 4)[0:1], 2)
+    yield case("aten.cosine_similarity.default", f(12, 6), f(12, 6))
+    yield case("aten.pairwise_distance.default", f(12, 6), f(12, 6), 2.0, 1e-6, True)
+    yield case("aten.kthvalue.default", x, 2, 1)
+    yield case("aten.mode.default", distinct(12, 6), 1, True)
+    yield case("aten.nansum.default", x, (1,))
+    yield case("aten.norm.Scalar", x)
+    yield case("aten.aminmax.default", x, dim=1)
+    yield case("aten.median.default", x)
+    for name in ("var", "std"):
+        yield case(f"aten.{name}.default", x)
+        yield case(f"aten.{name}_mean.correction", x, (1,), correction=1)
     yield case("aten.kl_div.default", f(12, 6), f(12, 6))
     yield case("aten.binary_cross_entropy.default", f(12, 6), f(12, 6), plain(6))
     yield case("aten.binary_cross_entropy.default", f(12, 6), f(12, 6), None, 2)
@@ -249,6 +300,10 @@ def indexing() -> Iterator[Case]:
     yield case("aten.slice_scatter.default", f(4, 6, 12), f(4, 6, 12), 1)
     yield case("aten.select_scatter.default", f(4, 6, 12), f(4, 12), 1, 2)
     yield case("aten.one_hot.default", ints(5, 12, 4), 6)
+    yield case("aten.index_fill.int_Scalar", f(4, 6, 12), 1, ints(6, 3), 0.5)
+    yield case("aten.index_fill.int_Tensor", f(4, 6, 12), 1, ints(6, 3), f())
+    yield case("aten.take_along_dim.default", f(12, 6), ints(6, 12, 4), 1)
+    yield case("aten.take_along_dim.default", f(12, 6), ints(72, 4))
 
 
 def views() -> Iterator[Case]:
@@ -271,6 +326,18 @@ def views() -> Iterator[Case]:
     yield case("aten.swapaxes.default", x, 0, 2)
     yield case("aten.swapdims.default", x, 1, -1)
     yield case("aten.movedim.int", x, 0, -1)
+    yield case("aten.movedim.intlist", x, (0, 1), (-1, 0))
+    yield case("aten.moveaxis.int", x, 0, -1)
+    yield case("aten.moveaxis.intlist", x, (2,), (0,))
+    yield case("aten.adjoint.default", x)
+    yield case("aten.ravel.default", f(12, 6))
+    yield case("aten.broadcast_to.default", f(6, 1), (4, 6, 12))
+    yield case("aten.diagonal.default", f(12, 4, 6), 1, 1, 2)
+    yield case("aten.unfold.default", x, 1, 3, 2)
+    yield case("aten.tensor_split.sections", x, 3, 1)
+    yield case("aten.tensor_split.indices", x, (2, 5), 2)
+    yield case("aten.concat.default", (x, f(4, 6, 3)), -1)
+    yield case("aten.concatenate.default", (x, f(4, 6, 3)), -1)
     yield case("aten.tile.default", x, (2, 1, 1))
     yield case("aten.glu.default", x)
     yield case("aten.unsqueeze.default", x, -1)
@@ -318,6 +385,11 @@ def factories() -> Iterator[Case]:
     yield case("aten.zeros.default", (12,))
     yield case("meshwright.capture.functional:constant", (1.0, 2.0), (2,), torch.float64, torch.device("cpu"))
     yield case("aten.scalar_tensor.default", 2.0)
+    yield case("aten.tril_indices.default", 4, 4)
+    yield case("aten.triu_indices.default", 4, 4)
+    yield case("aten.hann_window.default", 12)
+    yield case("aten.hamming_window.default", 12)
+    yield case("aten.logspace.default", 0, 1, 12)
     yield case("aten.new_full.default", f(3), (12, 6), 2.0)
     yield case("aten.new_ones.default", f(3), (12,))
     yield case("aten.new_zeros.default", f(3), (12,))
@@ -325,13 +397,15 @@ def factories() -> Iterator[Case]:
 
 X = (12, 6)
 BINARY = """
-    atan2 copysign eq float_power fmod ge gt hypot le logaddexp lt max.other maximum min.other minimum
-    ne pow remainder xlogy
+    atan2 copysign eq float_power fmax fmin fmod ge greater greater_equal gt hypot isclose le less less_equal logaddexp
+    lt max.other maximum min.other minimum ne not_equal pow remainder xlogy
 """
+SHIFTS = "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__"
 BOTH_BOOLEAN = "bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor __and__ __or__ __xor__"
 OVERLOADS = {"eq": "Tensor", "ge": "Tensor", "gt": "Tensor", "le": "Tensor", "lt": "Tensor", "ne": "Tensor"}
 OVERLOADS |= {"fmod": "Tensor", "pow": "Tensor_Tensor", "remainder": "Tensor", "float_power": "Tensor_Tensor"}
 OVERLOADS |= {"copysign": "Tensor", "xlogy": "Tensor", "__and__": "Tensor", "__or__": "Tensor", "__xor__": "Tensor"}
+OVERLOADS |= dict.fromkeys(("greater", "greater_equal", "less", "less_equal", "not_equal"), "Tensor")
 OVERLOADS |= {"bitwise_and": "Tensor", "bitwise_or": "Tensor", "bitwise_xor": "Tensor"}
 
 
@@ -341,8 +415,10 @@ def elementwise() -> Iterator[Case]:
         yield case(target, f(*X), f(12, 1))
     for name in BOTH_BOOLEAN.split():
         yield case(f"aten.{name}.{OVERLOADS.get(name, 'default')}", bools(12, 6), bools(6))
-    yield from (case(f"aten.{name}.Tensor", f(*X), f(6)) for name in ("add", "sub", "mul", "div"))
-    yield from (case(f"aten.{name}.Tensor", f(*X), 3.0) for name in ("add", "sub", "mul", "div"))
+    yield from (case(f"aten.{name}.Tensor", ints(5, *X), ints(3, 6)) for name in SHIFTS.split())
+    arithmetic = ("add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide")
+    yield from (case(f"aten.{name}.Tensor", f(*X), f(6)) for name in arithmetic)
+    yield from (case(f"aten.{name}.Tensor", f(*X), 3.0) for name in arithmetic)
     yield case("aten.add.Tensor", f(*X), f(12, 1), alpha=2)
     yield case("aten.div.Tensor_mode", plain(*X), 0.3, rounding_mode="floor")
     yield case("aten.mul.Tensor", f(12, 1), f(1, 6))
@@ -368,6 +444,7 @@ def elementwise() -> Iterator[Case]:
     yield case("aten.prelu.default", f(6, 12, 2), f(1))
     yield case("aten.type_as.default", f(*X), torch.rand(5))
     yield case("aten.to.other", f(*X), torch.rand(5))
+    yield case("aten.bucketize.Tensor", f(*X), torch.tensor([0.3, 0.5], dtype=torch.float64))
     yield case("aten.to.dtype", f(*X), torch.float32)
     yield case("aten.dropout.default", f(*X), 0.0, True)
     yield case("aten.dropout.default", f(*X), 0.5, False)

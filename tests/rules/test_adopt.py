@@ -48,7 +48,7 @@ def lstm() -> Case:
 
 @pytest.mark.parametrize("mesh", [{"x": 2}, {"x": 3}, {"x": 2, "y": 2}], ids=str)
 def test_what_dtensor_knows_of_the_parts_holds_for_the_whole(mesh: dict[str, int]) -> None:
-    for given in (lstm(), case("aten.cosine_similarity.default", f(12, 5, 6), f(12, 5, 6), 1)):
+    for given in (lstm(), case("aten.inner.default", f(12, 5), f(6, 5))):
         assert tier(given.op, given.values()) == "dtensor"
         assert prove(given, logical_mesh(mesh)) > 1, given.op
 
@@ -63,7 +63,7 @@ def test_a_linear_op_passes_parts_of_sums_through() -> None:
 
 
 def test_an_op_is_looked_at_once() -> None:
-    given = case("aten.cosine_similarity.default", f(8, 6), f(8, 6), 1)
+    given = case("aten.inner.default", f(8, 6), f(4, 6))
     call = Call.of(given.op, given.values())
     assert resolve_rule(given.op, call.types) is resolve_rule(given.op, call.types)
 

@@ -22,9 +22,9 @@ def cases() -> list[Case]:
         case("user_ops:average", f(12, 6)),
         case("user_ops:project", f(12, 6), f(24, 6), f(24)),
         case("user_ops:scaled_sum", f(12, 6), f(6)),
-        case("aten.cdist.default", f(12, 6, 8), f(12, 24, 8)),
-        case("aten.bilinear.default", f(12, 4), f(12, 6), f(12, 4, 6)),
-        case("aten.im2col.default", f(12, 3, 8, 4), (2, 2), (1, 1), (0, 0), (2, 2)),
+        case("aten.fft_rfft.default", f(12, 6, 8)),
+        case("aten.renorm.default", f(12, 6), 2, 0, 1.0),
+        case("user_ops:windows", f(12, 3, 8, 4)),
     ]
 
 

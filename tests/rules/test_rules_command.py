@@ -35,3 +35,18 @@ def test_a_filter_narrows_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "linear")
     assert "... k, n k, n[k=P] -> ... n" in text
     assert "aten.softmax" not in text
+
+
+def test_a_filter_that_matches_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no rule for an op with 'zzz' in its name" in output(capsys, "zzz")
+
+
+def test_the_ops_of_real_models_are_listed_with_what_serves_them(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["op"]: row for row in json.loads(output(capsys, "--coverage", "--json"))}
+    assert rows["aten.linear.default"] == {
+        "op": "aten.linear.default",
+        "models": 75,
+        "tier": "table",
+        "factors": "... k, n k, n[k=P] -> ... n",
+    }
+    assert "by its shapes" in output(capsys, "--coverage", "masked_scatter")

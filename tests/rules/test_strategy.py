@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 import user_ops  # noqa: F401  the targets below name it
-from rule_cases import f, ints
+from rule_cases import FAMILIES, cases, f, ints
 
 from meshwright.cluster import logical_mesh
 from meshwright.errors import ClusterError, LayoutError, RuleError, VerifyError
 from meshwright.layout import Collective, Layout, S
-from meshwright.rules import register_rule, resolve_rule, strategies, strategy, tier
+from meshwright.rules import Strategy, register_rule, resolve_rule, strategies, strategy, tier
 from meshwright.rules.prove import Case, case, prove
 from meshwright.rules.register import forget_rule
 
@@ -171,3 +172,36 @@ def test_a_strategy_that_does_not_fit_its_op_fails_verification() -> None:
         deep.verify(given.op, given.values(), mesh)
     with pytest.raises(ClusterError, match="no axis 'z'"):
         moved.verify(given.op, given.values(), mesh)
+
+
+def cost(made: Strategy) -> Counter[Collective]:
+    return Counter(made.collectives_forward + made.collectives_backward)
+
+
+def replaces(one: Strategy, other: Strategy, grads: list[bool]) -> bool:
+    """Whether `one` could always stand for `other`: its results are where the other's are, it moves no more, and what
+    the other reads can be had as it wants it for free. What is `R` may be used as anything; without a gradient `I` too.
+    """
+    free = (
+        there == here or there.kind == "R" or (not grad and there.kind == "I")
+        for theirs, mine, grad in zip(other.operands, one.operands, grads, strict=True)
+        for there, here in zip(theirs, mine, strict=True)
+    )
+    return one.results == other.results and not cost(one) - cost(other) and all(free)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_strategy_could_always_be_replaced_by_another(family: str) -> None:
+    """So none can be left out, whatever the neighbours are and whatever a link costs: the space has no dead weight."""
+    for given in cases(family):
+        found = strategies(given.op, given.values(), logical_mesh({"x": 2, "y": 2}))
+        grads = [given.values()[name].grad for name in given.op.operands()]
+        dead = [(str(a), str(b)) for a in found for b in found if a is not b and replaces(a, b, grads)]
+        assert not dead, given.op
+
+
+def test_attention_has_few_strategies_though_it_may_go_round_a_ring() -> None:
+    q, k = f(4, 24, 12, 4), f(4, 12, 12, 4)
+    given = case(SDPA, q, k, k.detach(), None, 0.0, True, enable_gqa=True)
+    assert len(texts(given, x=2)) == 5
+    assert len(texts(given, x=2, y=2)) == 23  # of 25, less those with keys gathered on one axis and passed on the other

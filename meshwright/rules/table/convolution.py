@@ -1,9 +1,10 @@
-"""Convolution, pooling and resampling: batch and channels; the spatial dims stay whole."""
+"""Convolution, pooling, padding and resampling: batch and channels; the spatial dims stay whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 from meshwright.layout.states import P
 from meshwright.rules.rule import Call, Lowering, Rule, Split, with_arg
@@ -73,6 +74,46 @@ def spatial(count: int, linear: bool) -> Callable[[Call], Signature]:
     return build
 
 
+def pixel_shuffle(call: Call) -> Signature:
+    """Channels are (kept, upscale, upscale); each picture dim becomes (itself, upscale)."""
+    factor, lead = call.arg(1, "upscale_factor"), named(call.rank() - 3)
+    packed, spread = Term((*lead, ("c", "r", "s"), ("h",), ("w",))), Term((*lead, ("c",), ("h", "r"), ("w", "s")))
+    given = (("r", factor), ("s", factor))
+    return Signature((packed,), (spread,), frozenset({"r", "s"}), given=given).linear()
+
+
+def pixel_unshuffle(call: Call) -> Signature:
+    factor, lead = call.arg(1, "downscale_factor"), named(call.rank() - 3)
+    packed, spread = Term((*lead, ("c", "r", "s"), ("h",), ("w",))), Term((*lead, ("c",), ("h", "r"), ("w", "s")))
+    given = (("r", factor), ("s", factor))
+    return Signature((spread,), (packed,), frozenset({"r", "s"}), given=given).linear()
+
+
+def windows(call: Call) -> Signature:
+    """`im2col`: every window of a picture as a column, channel by channel."""
+    batch = named(call.rank() - 3)
+    kernel = prod(call.arg(1, "kernel_size"))
+    pictures, columns = Term((*batch, ("c",), ("x",), ("y",))), Term((*batch, ("c", "k"), ("l",)))
+    return Signature((pictures,), (columns,), frozenset("xykl"), given=(("k", kernel),)).linear()
+
+
+def from_windows(call: Call) -> Signature:
+    """`col2im`: windows summed back into a picture."""
+    batch = named(call.rank() - 2)
+    kernel = prod(call.arg(2, "kernel_size"))
+    pictures, columns = Term((*batch, ("c",), ("x",), ("y",))), Term((*batch, ("c", "k"), ("l",)))
+    return Signature((columns,), (pictures,), frozenset("xykl"), given=(("k", kernel),)).linear()
+
+
+def sampled(call: Call) -> Signature:
+    """`grid_sampler`: pictures read at places, which may be apart where the pictures are whole."""
+    count = call.rank() - 2
+    before, after = (tuple((f"{letter}{n}",) for n in range(count)) for letter in "xy")
+    fixed = frozenset({"at", *(name for dim in before for name in dim)})
+    pictures, places = Term((("b",), ("c",), *before)), Term((("b",), *after, ("at",)))
+    return Signature((pictures, places), (Term((("b",), ("c",), *after)),), fixed).linear(0)
+
+
 _CONVOLUTION = "b (g i) x!, (g o) i k!, (g o)[i=P] -> b (g o) y!"
 _SPATIAL = "... x! -> ... y!"
 RULES = {
@@ -93,6 +134,18 @@ RULES |= {
     for n in (1, 2, 3)
 }
 RULES |= {
-    f"aten.upsample_{kind}.vec": Rule(spatial(int(kind[-2]), linear=True), shown=_SPATIAL, uneven=False)
+    f"aten.upsample_{kind}": Rule(spatial(int(kind[-2]), linear=True), shown=_SPATIAL, uneven=False)
     for kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+}
+RULES |= {
+    f"aten.{kind}_pad{n}d": Rule(spatial(n, linear=True), shown=_SPATIAL, uneven=False)
+    for kind in ("reflection", "replication")
+    for n in (1, 2, 3)
+}
+RULES |= {
+    "aten.pixel_shuffle": Rule(pixel_shuffle, shown="... (c r! s!) h w -> ... c (h r!) (w s!), or +", uneven=False),
+    "aten.pixel_unshuffle": Rule(pixel_unshuffle, shown="... c (h r!) (w s!) -> ... (c r! s!) h w, or +", uneven=False),
+    "aten.im2col": Rule(windows, shown="... c x! y! -> ... (c k!) l!, or +", uneven=False),
+    "aten.col2im": Rule(from_windows, shown="... (c k!) l! -> ... c x! y!, or +", uneven=False),
+    "aten.grid_sampler": Rule(sampled, shown="b c x!, b y at! -> b c y, or + of the first", uneven=False),
 }

@@ -15,9 +15,11 @@ _PLAIN = """
     logical_xor logit lt masked_fill max.other maximum min.other minimum mish nan_to_num ne nextafter pow prelu
     rad2deg reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh
     softplus softshrink sqrt square tan tanh threshold to trunc xlogy addcmul addcdiv
+    absolute arccos arcsin arctan erfinv fmax fmin greater greater_equal isclose less less_equal not_equal
+    special_entr special_expit special_logit bitwise_left_shift bitwise_right_shift __lshift__ __rshift__
     __and__ __or__ __xor__ broadcast_tensors complex copy fill polar empty_like full_like ones_like zeros_like
 """
-_UNARY_LINEAR = "neg positive clone contiguous alias detach lift_fresh_copy"
+_UNARY_LINEAR = "neg negative positive real conj clone contiguous alias detach lift_fresh_copy"
 
 
 def linear_in_all(call: Call) -> Signature:
@@ -65,8 +67,13 @@ RULES |= {
     "aten.sub": Rule(linear_in_all, shown="..., ... -> ..., or +"),
     "aten.mul": Rule(linear_in_one, shown="..., ... -> ..., or + by a number"),
     "aten.div": Rule(linear_in_one, shown="..., ... -> ..., or + by a number"),
+    "aten.subtract": Rule(linear_in_all, shown="..., ... -> ..., or +"),
+    "aten.multiply": Rule(linear_in_one, shown="..., ... -> ..., or + by a number"),
+    "aten.divide": Rule(linear_in_one, shown="..., ... -> ..., or + by a number"),
+    "aten.true_divide": Rule(linear_in_one, shown="..., ... -> ..., or + by a number"),
     "aten.where": Rule(where, shown="..., ..., ... -> ..., or + of the last two"),
     "aten.prelu": Rule(prelu, shown="b c ..., c -> b c ..."),
     "aten.type_as": Rule(like_other, shown="..., x! -> ..."),
+    "aten.bucketize.Tensor": Rule(like_other, shown="..., x! -> ..."),
     "aten.to.other": Rule(like_other, shown="..., x! -> ..."),
 }

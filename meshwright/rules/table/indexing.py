@@ -8,6 +8,7 @@ from meshwright.capture.program import Ref
 from meshwright.rules.rule import Call, Rule
 from meshwright.rules.shapes import broadcast_dims, changed, named
 from meshwright.rules.signature import Dim, Signature, Term
+from meshwright.rules.table.factories import invariant
 
 
 def gather(call: Call) -> Signature:
@@ -72,6 +73,26 @@ def index_add(call: Call) -> Signature:
     return Signature((target, Term((("rows",),)), Term(tuple(dims))), (target,), frozenset({f"d{dim}", "rows"}))
 
 
+def index_fill(call: Call) -> Signature:
+    """Places along `dim` are overwritten; every other dim is free. A value given as a tensor is a single number."""
+    dim, dims = call.dim(1, "dim"), named(call.rank())
+    others = (Term((("rows",),)), *(Term(()) for _ in call.types[2:]))
+    return Signature((Term(dims), *others), (Term(dims),), frozenset({f"d{dim}", "rows"}))
+
+
+def take_along_dim(call: Call) -> Signature:
+    """As `gather`, where both have the same other dims; else nothing is sharded."""
+    source, index = (type_.sizes for type_ in call.types)
+    dim = call.arg(2, "dim")
+    if dim is None or len(source) != len(index):
+        return invariant(call)
+    dim, dims = dim % call.rank(), named(call.rank())
+    if any(a != b for i, (a, b) in enumerate(zip(source, index, strict=True)) if i != dim):
+        return invariant(call)
+    operand = tuple((f"x{i}",) if i == dim else name for i, name in enumerate(dims))
+    return Signature((Term(operand), Term(dims)), (Term(dims),), frozenset({f"x{dim}"})).linear(0)
+
+
 def slice_scatter(call: Call) -> Signature:
     """Writing a slice is free on other dims, and on its own where the slice is all of it."""
     dim = call.dim(2, "dim", 0)
@@ -119,5 +140,7 @@ RULES = {
     "aten.index_copy": Rule(index_add, shown="... x!, i!, ... i! -> ... x!"),
     "aten.slice_scatter": Rule(slice_scatter, shown="... n!, ... m! -> ... n!, or +"),
     "aten.select_scatter": Rule(select_scatter, shown="... n!, ... -> ... n!, or +"),
+    "aten.index_fill": Rule(index_fill, shown="... x!, i! -> ... x!"),
+    "aten.take_along_dim": Rule(take_along_dim, shown="... x!, ... i -> ... i, or + of the first"),
     "aten.one_hot": Rule(one_hot, shown="... -> ... n!"),
 }

@@ -1,4 +1,5 @@
-"""Cross-entropy: over sharded rows the loss is partial; over sharded classes no logits are gathered."""
+"""Cross-entropy and its last step alone: over sharded rows the loss is partial; over sharded classes (of the first) no
+logits are gathered."""
 
 from __future__ import annotations
 
@@ -47,6 +48,26 @@ def lower_cross_entropy(split: Split) -> Lowering:
     )
 
 
+def nll_loss(call: Call) -> Signature:
+    """Logarithms of probabilities and class indices; the classes stay whole."""
+    at = min(1, call.rank() - 1)
+    rows: tuple[Dim, ...] = tuple((f"r{i}",) for i in range(call.rank() - 1))
+    logits = Term((*rows[:at], ("c",), *rows[at:]))
+    weights = tuple(Term((("c",),)) for _ in call.types[2:])
+    result = Term(rows if call.arg(3, "reduction", MEAN) == NONE else ())
+    return Signature((logits, Term(rows), *weights), (result,), frozenset({"c"}))
+
+
+def lower_nll_loss(split: Split) -> Lowering:
+    call, op = split.call, split.local
+    rows = split.axis(*(f"r{i}" for i in range(call.rank() - 1)))
+    if not rows or call.arg(3, "reduction", MEAN) != MEAN:
+        return Lowering(op)
+    literals = (("ignore_index", call.arg(4, "ignore_index", -100)), ("rows", rows))
+    tensors = (*op.args[:2], call.arg(2, "weight"))
+    return Lowering(replace(op, target=f"{LOWERINGS}:nll_loss", args=tensors, kwargs=literals), _count(split, rows))
+
+
 def _class_collectives(split: Split, axis: str) -> tuple[Collective, ...]:
     """Each row's largest logit, then its sum of exponentials and its target's logit together."""
     if not axis:
@@ -84,5 +105,9 @@ def _is_plain(call: Call) -> bool:
 
 
 RULES = {
-    "aten.cross_entropy_loss": Rule(cross_entropy, lower_cross_entropy, shown="r c ..., r ... -> [c=I]", uneven=loose)
+    **{
+        f"aten.{name}": Rule(nll_loss, lower_nll_loss, shown="r c! ..., r ... ->", uneven=loose)
+        for name in ("nll_loss_nd", "nll_loss", "nll_loss2d")
+    },
+    "aten.cross_entropy_loss": Rule(cross_entropy, lower_cross_entropy, shown="r c ..., r ... -> [c=I]", uneven=loose),
 }

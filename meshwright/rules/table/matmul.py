@@ -30,6 +30,29 @@ def addmm(call: Call) -> Signature:
     return Signature(operands, (Term(result),))
 
 
+def addmv(call: Call) -> Signature:
+    """`c + a @ x`; `c` broadcasts."""
+    added = broadcast_dims(call.types[0].sizes, call.result_types[0].sizes, (("m",),))
+    return Signature((Term(added, (("k", P),)), Term((("m",), ("k",))), Term((("k",),))), (Term((("m",),)),))
+
+
+def addbmm(call: Call) -> Signature:
+    """`c` plus the sum of a batch of products."""
+    result: tuple[Dim, ...] = (("m",), ("n",))
+    added = broadcast_dims(call.types[0].sizes, call.result_types[0].sizes, result)
+    products = Term((("b",), ("m",), ("k",))), Term((("b",), ("k",), ("n",)))
+    return Signature((Term(added, (("b", P), ("k", P))), *products), (Term(result),))
+
+
+def distances(call: Call) -> Signature:
+    """`cdist`: every row of one with every row of the other."""
+    left, right = (type_.sizes for type_ in call.types)
+    lead = call.result_types[0].sizes[:-2]
+    rows = Term((*broadcast_dims(left[:-2], lead), ("m",), ("k",)))
+    columns = Term((*broadcast_dims(right[:-2], lead), ("n",), ("k",)))
+    return Signature((rows, columns), (Term((*named(len(lead)), ("m",), ("n",))),), frozenset({"k"}))
+
+
 def einsum(call: Call) -> Signature:
     """The letters are the factors; a dim of size one that meets a larger one broadcasts."""
     left, arrow, right = call.op.args[0].replace(" ", "").partition("->")
@@ -77,6 +100,12 @@ RULES = {
     "aten.matmul": Rule(matmul, shown="... m k, ... k n -> ... m n"),
     "aten.addmm": Rule(addmm, shown="m n[k=P], m k, k n -> m n"),
     "aten.baddbmm": Rule(addmm, shown="b m n[k=P], b m k, b k n -> b m n"),
+    "aten.addmv": Rule(addmv, shown="m[k=P], m k, k -> m", uneven=False),
+    "aten.addbmm": Rule(addbmm, shown="m n[b=P k=P], b m k, b k n -> m n"),
+    "aten.vdot": Rule("k, k ->"),
+    "aten.ger": Rule("m, n -> m n"),
+    "aten.cdist": Rule(distances, shown="... m k!, ... n k! -> ... m n"),
+    "aten.bilinear": Rule("... j, ... k, n j k, n[j=P k=P] -> ... n", uneven=False),  # torch refuses empty pieces
     "aten._grouped_mm": Rule(grouped, shown=_GROUPED, uneven=False),
     "meshwright.grouped_mm": Rule(grouped, shown=_GROUPED, uneven=False),
     "transformers.grouped_mm_fallback": Rule(grouped, shown=_GROUPED, uneven=False),

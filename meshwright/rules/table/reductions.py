@@ -17,9 +17,9 @@ NONE, MEAN = 0, 1
 
 _WHOLE = """
     amax amin max.dim min.dim argmax argmin any.dim all.dim prod.dim_int var.correction std.correction var.dim
-    std.dim logsumexp median.dim
+    std.dim logsumexp median.dim var_mean.correction std_mean.correction aminmax
 """
-_WHOLE_OF_ALL = "max min any all prod"
+_WHOLE_OF_ALL = "max min any all prod var std median"
 
 
 def listed_dims(call: Call, position: int = 1, name: str = "dim") -> tuple[int, ...]:
@@ -57,6 +57,40 @@ def whole(call: Call) -> Signature:
 def whole_of_all(call: Call) -> Signature:
     signature = reduced(call, tuple(range(call.rank())))
     return replace(signature, fixed=frozenset(signature.factors()))
+
+
+def total_of_parts(call: Call) -> Signature:
+    """A sum that is linear in no partial sums: it looks at each element."""
+    return reduced(call, listed_dims(call))
+
+
+def paired(call: Call) -> Signature:
+    """Two tensors that broadcast, compared along a dim that stays whole."""
+    rank = max(map(len, (type_.sizes for type_ in call.types)))
+    return _compared(call, rank, call.arg(2, "dim", 1) % rank)
+
+
+def paired_last(call: Call) -> Signature:
+    rank = max(map(len, (type_.sizes for type_ in call.types)))
+    return _compared(call, rank, rank - 1)
+
+
+def _compared(call: Call, rank: int, dim: int) -> Signature:
+    padded = [(1,) * (rank - len(t.sizes)) + t.sizes for t in call.types]
+    shape = tuple(max(sizes) for sizes in zip(*padded, strict=True))
+    operands = tuple(Term(broadcast_dims(type_.sizes, shape)) for type_ in call.types)
+    names = named(rank)
+    kept: list[Dim] = [() if i == dim else name for i, name in enumerate(names)]
+    if len(call.result_types[0].shape) != rank:
+        kept = [name for i, name in enumerate(names) if i != dim]
+    return Signature(operands, (Term(tuple(kept)),), frozenset({f"d{dim}"}))
+
+
+def picked(call: Call) -> Signature:
+    """One element per row, and where it stands; `kthvalue` is given which before the dim."""
+    at = 2 if call.op.target.startswith("aten.kthvalue") else 1
+    dims = (call.dim(at, "dim", -1),)
+    return replace(reduced(call, dims), fixed=frozenset(f"d{dim}" for dim in dims))
 
 
 def whole_norm(call: Call) -> Signature:
@@ -190,6 +224,16 @@ RULES = {
     "aten.triu": Rule(last_two, shown="... m! n! -> ... m! n!, or +"),
     **{f"aten.{name}": elementwise_loss(2) for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")},
     "aten.kl_div": elementwise_loss(2),
+    "aten.soft_margin_loss": elementwise_loss(2),
+    "aten.hinge_embedding_loss": elementwise_loss(3),
+    "aten.margin_ranking_loss": elementwise_loss(4),
+    "aten.poisson_nll_loss": elementwise_loss(5),
+    "aten.cosine_similarity": Rule(paired, shown="... n!, ... n! -> ..."),
+    "aten.pairwise_distance": Rule(paired_last, shown="... n!, ... n! -> ..."),
+    "aten.kthvalue": Rule(picked, shown="... n! -> ..., ..."),
+    "aten.mode": Rule(picked, shown="... n! -> ..., ..."),
+    "aten.nansum": Rule(total_of_parts, shown="... n -> ..."),
+    "aten.norm.Scalar": Rule(whole_of_all, shown="x! ->"),
     "aten.binary_cross_entropy": elementwise_loss(3),
     "aten.binary_cross_entropy_with_logits": elementwise_loss(4),
     "aten._is_all_true": Rule(whole_of_all, shown="x! ->"),

@@ -112,6 +112,29 @@ def stack(call: Call) -> Signature:
     return Signature((Term(dims),) * len(call.types), (result,), frozenset({"stacked"})).linear()
 
 
+def diagonal(call: Call) -> Signature:
+    """Two dims stay whole and become one, at the end."""
+    names = named(call.rank())
+    gone = {call.dim(2, "dim1", 0), call.dim(3, "dim2", 1)}
+    kept = [name for i, name in enumerate(names) if i not in gone]
+    return arranged(call, (*kept, ("diagonal",)), {"diagonal", *(f"d{i}" for i in gone)}).linear()
+
+
+def unfold(call: Call) -> Signature:
+    """Windows along one dim, which stays whole; their elements are a new dim at the end."""
+    names, dim = named(call.rank()), call.dim(1, "dimension")
+    result = (*names[:dim], ("windows",), *names[dim + 1 :], ("window",))
+    return arranged(call, result, {"windows", "window", f"d{dim}"}).linear()
+
+
+def moved_dims(call: Call) -> Signature:
+    source, target = ([d % call.rank() for d in call.arg(*place)] for place in ((1, "source"), (2, "destination")))
+    names = named(call.rank())
+    rest = iter(name for i, name in enumerate(names) if i not in source)
+    placed = {to: names[at] for at, to in zip(source, target, strict=True)}
+    return arranged(call, [placed[i] if i in placed else next(rest) for i in range(call.rank())]).linear()
+
+
 def along_dims(position: int, name: str = "dims") -> Build:
     """Ops that move elements within the dims they list; without a list, within all."""
 
@@ -201,7 +224,19 @@ RULES = {
     "aten.swapaxes": Rule(transpose, shown=_MOVED),
     "aten.swapdims": Rule(transpose, shown=_MOVED),
     "aten.movedim.int": Rule(movedim, shown=_MOVED),
+    "aten.movedim.intlist": Rule(moved_dims, shown=_MOVED),
+    "aten.moveaxis.int": Rule(movedim, shown=_MOVED),
+    "aten.moveaxis.intlist": Rule(moved_dims, shown=_MOVED),
     "aten.mT": Rule(swap_last, shown=_MOVED),
+    "aten.adjoint": Rule(swap_last, shown=_MOVED),
+    "aten.ravel": Rule(reshape, shown=_RESHAPE),
+    "aten.broadcast_to": Rule(expand, local_shape(1, "size"), shown="... 1 -> ... n, or +", uneven=True),
+    "aten.diagonal": Rule(diagonal, shown="... m! n! -> ... k!, or +"),
+    "aten.unfold": Rule(unfold, shown="... n! -> ... w! k!, or +"),
+    "aten.tensor_split.sections": Rule(along_dim(2), shown=_CUT),
+    "aten.tensor_split.indices": Rule(along_dim(2), shown=_CUT),
+    "aten.concat.default": Rule(along_dim(1), shown=_CUT),
+    "aten.concatenate.default": Rule(along_dim(1), shown=_CUT),
     "aten.unsqueeze": Rule(unsqueeze, shown="... -> ... 1, or +"),
     "aten.squeeze": Rule(squeeze, shown="... 1 -> ..., or +"),
     "aten.expand": Rule(expand, local_shape(1, "size"), shown="... 1 -> ... n, or +", uneven=True),
