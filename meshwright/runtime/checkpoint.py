@@ -75,8 +75,8 @@ def save(
         "batch": trainer.plan.batch,
         "world_size": trainer.plan.world_size,
         "parameters": {parameter.name: list(parameter.type.sizes) for parameter in trainer.program.parameters},
-        "groups": _groups(trainer, optimizer),
-        "numbers": _optimizer_numbers(trainer, optimizer),
+        "groups": _all_groups(trainer, optimizer),
+        "numbers": [row for rows in _of_stages(trainer, _optimizer_numbers(trainer, optimizer)) for row in rows],
         "random": base64.b64encode(bytes(torch.get_rng_state().tolist())).decode(),
         "loader": loader.state_dict() if loader is not None else None,
         "extra": dict(extra or {}),
@@ -209,6 +209,30 @@ def _groups(trainer: Trainer, optimizer: torch.optim.Optimizer) -> list[dict[str
     return found
 
 
+def _of_stages(trainer: Trainer, own: Any) -> list[Any]:
+    """What one rank of each stage has to say, in the order of the stages."""
+    if len(trainer.plan.stages) == 1:
+        return [own]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return [found[group[0].mesh.ranks[0]] for group in trainer.plan.groups]
+
+
+def _all_groups(trainer: Trainer, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of all stages: each has made its optimizer alike, for its own parameters."""
+    stages = _of_stages(trainer, _groups(trainer, optimizer))
+    if len({len(groups) for groups in stages}) != 1:
+        raise RunError(
+            f"optimizers with {', '.join(str(len(groups)) for groups in stages)} groups on the stages",
+            "the same number on each",
+        )
+    order = {parameter.name: number for number, parameter in enumerate(trainer.program.parameters)}
+    return [
+        group[0] | {"params": sorted((name for one in group for name in one["params"]), key=order.__getitem__)}
+        for group in zip(*stages, strict=True)
+    ]
+
+
 def _empty_states(
     trainer: Trainer, optimizer: torch.optim.Optimizer, stored: Metadata
 ) -> dict[tuple[str, str], Tensor]:
@@ -224,6 +248,8 @@ def _empty_states(
         if kind != "optimizer" or not isinstance(entry, TensorStorageMetadata):
             continue
         name, _, key = rest.rpartition("/")
+        if name not in parameters and len(trainer.plan.stages) > 1:
+            continue  # it lives on another stage
         data = parameters[name].data
         assert isinstance(data, DTensor)
         if entry.size == data.shape and data.dim():
@@ -240,7 +266,7 @@ def _restore(
     trainer: Trainer, optimizer: torch.optim.Optimizer, states: dict[tuple[str, str], Tensor], summary: dict[str, Any]
 ) -> None:
     parameters = dict(trainer.named_parameters())
-    given, own = summary["groups"], _groups(trainer, optimizer)
+    given, own = summary["groups"], _all_groups(trainer, optimizer)
     if [sorted(group["params"]) for group in given] != [sorted(group["params"]) for group in own]:
         raise RunError(
             f"an optimizer with {len(own)} groups of parameters",
@@ -252,7 +278,8 @@ def _restore(
     for (name, key), tensor in states.items():
         optimizer.state[parameters[name]][key] = tensor
     for name, key, value in summary["numbers"]:
-        optimizer.state[parameters[name]][key] = value
+        if name in parameters:
+            optimizer.state[parameters[name]][key] = value
 
 
 def _like(value: Any, old: Any) -> Any:

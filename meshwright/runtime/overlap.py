@@ -19,12 +19,13 @@ T = TypeVar("T")
 class Overlap(Generic[T]):
     """`start` begins something; `finished` gives back what is done, in the order it was begun.
 
-    Without a transport of its own everything runs at once, where it is begun: on a GPU, and on one rank.
+    Without a transport of its own everything runs at once, where it is begun: on a GPU, and on one rank. thread: one
+    that others use too; what they begin runs in one order then, on this rank as on every other.
     """
 
-    def __init__(self, transport: Transport | None) -> None:
+    def __init__(self, transport: Transport | None, thread: ThreadPoolExecutor | None = None) -> None:
         self._transport = transport
-        self._thread = ThreadPoolExecutor(1, "reductions") if transport is not None else None
+        self._thread = (thread or ThreadPoolExecutor(1, "reductions")) if transport is not None else None
         self._begun: list[Future[T]] = []
 
     def start(self, work: Callable[[], T]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -46,13 +47,13 @@ def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> 
         raise RunError(given, f"each of the ranks 0 to {plan.world_size - 1}", "plan for as many devices as there are")
     groups = [_groups(plan, stage, place) for stage in plan.stages]
     found = []
-    own = own_stages(plan, rank)
+    own, thread = own_stages(plan, rank), ThreadPoolExecutor(1, "reductions")
     for stage, made in zip(plan.stages, groups, strict=True):
         if stage not in own or made is None:
             continue
         mesh, transport, beside = made
         source = weights.source(stage.mesh.sizes, own_coordinates(plan, stage, rank))
-        store = Store(program, plan, source, mesh, beside, stage)
+        store = Store(program, plan, source, mesh, beside, stage, thread)
         generated = generate(program, plan, place.device.type, place.compiled, stage)
         found.append(Part(stage, generated, store, transport))
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +37,10 @@ class Store:
         mesh: DeviceMesh,
         beside: Transport | None = None,
         stage: Stage | None = None,
+        thread: ThreadPoolExecutor | None = None,
     ) -> None:
         """beside: what carries reductions while backward goes on; without it, it waits for them. stage: the only one
-        unless given."""
+        unless given. thread: that of all stages that this rank runs."""
         here = plan.stages[0] if stage is None else stage
         self.plan, self.mesh, self.guests = plan, here.mesh, here.guests
         own = [parameter for parameter in program.parameters if plan.home(program, parameter.name) is here]
@@ -55,7 +57,7 @@ class Store:
         self.copies: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
         self.summed: set[str] = set()
-        self.overlap: Overlap[dict[str, Tensor]] = Overlap(beside)
+        self.overlap: Overlap[dict[str, Tensor]] = Overlap(beside, thread)
         self.gathers = {n: [gathered(plan, program, n, again=flag) for flag in (False, True)] for n in here.segments}
         self.reductions = {
             n: [reduced(plan, program, n, scatter=flag) for flag in (False, True)] for n in here.segments

@@ -15,7 +15,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import I, Layout
 from meshwright.plan import Choice, FrontierPoint, Plan, Prediction, Stage, StagePrediction
 from meshwright.schedule import in_flight_of
-from meshwright.schedule.of_plan import plan_lists
+from meshwright.schedule.of_plan import plan_lists, reads_of
 from meshwright.simulate import Costs, SegmentCost, simulate
 from meshwright.solve.inputs import input_layouts
 from meshwright.solve.points import plan_points
@@ -118,7 +118,8 @@ def _predict(plan: Plan, program: Program, plans: Sequence[Plan]) -> Prediction:
     points = [known[id(one)][i] for one, stage in zip(plans, plan.stages, strict=True) for i in stage.segments]
     rows = tuple(_stage(plan, points, number) for number in range(len(plan.groups)))
     whole = replace(plan, predicted=replace(plans[0].predicted, stages=rows))
-    played = simulate(plan_lists(whole, program), Costs([SegmentCost.of(point) for point in points]))
+    costs = Costs([SegmentCost.of(point) for point in points])
+    played = simulate(plan_lists(whole, program), costs, reads=reads_of(program))
     most = max(range(len(rows)), key=lambda k: rows[k].peak_bytes)
     busy = max(rows, key=lambda row: sum(row.forward_s) + sum(row.backward_input_s))
     return replace(

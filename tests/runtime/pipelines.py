@@ -15,6 +15,7 @@ from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
 from meshwright.solve.cut_stages import cut_stages, equal_cuts
+from meshwright.solve.memory_plan import one_device_plan
 from meshwright.solve.plan import make_plan
 
 STEPS = 3
@@ -27,23 +28,26 @@ def program_of(name: str) -> Program:
 
 
 @cache
-def inner_plan(name: str, size: int, pins: tuple[str, ...], memory: int | None = None) -> Plan:
-    return make_plan(program_of(name), load_cluster(f"local:{size}"), pins=pins, memory_bytes=memory)
+def inner_plan(name: str, size: int, pins: tuple[str, ...], microbatches: int) -> Plan:
+    """A plan of one stage; on one device there is nothing to search for."""
+    program = program_of(name)
+    if size == 1:
+        return replace(one_device_plan(program, load_cluster("local:1").mesh((1,))), microbatches=microbatches)
+    return make_plan(program, load_cluster(f"local:{size}"), pins=(*pins, f"microbatch={microbatches}"))
 
 
 def piped(
     name: str,
     sizes: Sequence[int],
     *,
-    pins: Sequence[tuple[str, ...]] | None = None,
+    pins: Sequence[tuple[str, ...]] = (),
     microbatches: int = 4,
     schedule: str = "1f1b",
     rounds: int = 1,
 ) -> Plan:
     """Stages of so many ranks with equal numbers of segments; `rounds`: parts of the chain that each runs."""
-    number = (f"microbatch={microbatches}",)
     own = pins or [()] * len(sizes)
-    plans = [inner_plan(name, size, (*pin, *number)) for size, pin in zip(sizes, own, strict=True)]
+    plans = [inner_plan(name, size, pin, microbatches) for size, pin in zip(sizes, own, strict=True)]
     ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
     ranks = [tuple(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
     cuts = equal_cuts(len(program_of(name).segments), len(sizes) * rounds)
@@ -63,7 +67,7 @@ def recomputing(plan: Plan, program: Program) -> Plan:
 @cache
 def plain(name: str, microbatches: int = 1) -> dict[str, Any]:
     """One process, three steps; with micro-batches, one after the other, where that is what the model is to do."""
-    model, batch, reference = family(name)
+    model, batch, _ = family(name)
     model = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses, first = [], {}
