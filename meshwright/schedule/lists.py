@@ -67,6 +67,11 @@ class _Body:
         found: list[Instruction] = []
         for segment in segments if task.kind == "forward" else reversed(segments):
             found += self._compute(task, segment)
+        if task.kind in ("backward", "backward_weight"):
+            # After the gradients that a stage before waits for have been sent.
+            for segment in reversed(segments):
+                self.left[segment] -= 1
+                found += [] if self.left[segment] else [Instruction("reduce", segment)]
         return found
 
     def _compute(self, task: Task, segment: int) -> Iterator[Instruction]:
@@ -84,10 +89,6 @@ class _Body:
         elif task.kind != "backward_weight":
             for hop in self.returns.get(segment, ()):
                 yield Instruction("send_gradient", hop.segment, task.microbatch, hop.source)
-        if task.kind in ("backward", "backward_weight"):
-            self.left[segment] -= 1
-            if not self.left[segment]:
-                yield Instruction("reduce", segment)
 
 
 @dataclass(frozen=True, slots=True)

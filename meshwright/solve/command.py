@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
         "--pin",
         action="append",
         default=[],
-        help="dp=N, tp=N, zero=0..3, microbatch=N, mesh=2x4, split=matmul, NAME=S(0)",
+        help="pp=N, schedule=1f1b, dp=N, tp=N, zero=0..3, microbatch=N, mesh=2x4, split=matmul, NAME=S(0)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here")
     parser.add_argument("--json", metavar="FILE", help="write a summary as JSON; - for standard output")
@@ -119,8 +119,8 @@ def summary(plan: Plan, program: Program, others: list[Baseline], plan_s: float,
         "optimality_gap": found.gap,
         "solver_step_seconds": found.step_s,
         "predicted": figures(plan, program),
-        "mesh": {axis.name: axis.size for axis in plan.mesh.axes},
-        "chosen": {axis.name: axis.size for axis in plan.mesh.axes} | {"microbatches": plan.microbatches},
+        "mesh": {axis.name: axis.size for axis in plan.stages[0].mesh.axes},
+        "chosen": _chosen(plan),
         "baselines": [
             {"name": other.name, "step_seconds": other.step_s, "peak_bytes": other.peak_bytes, "fits": other.fits}
             | ({"why": other.why} if other.why else {})
@@ -129,6 +129,19 @@ def summary(plan: Plan, program: Program, others: list[Baseline], plan_s: float,
         "fallback_ops": list(tiers["fallback"]),
         "rule_tiers": {name: list(targets) for name, targets in tiers.items()},
     }
+
+
+def _chosen(plan: Plan) -> dict[str, Any]:
+    """The axes of the first stage's mesh, and of a pipeline its stages."""
+    found: dict[str, Any] = {axis.name: axis.size for axis in plan.stages[0].mesh.axes}
+    found |= {"microbatches": plan.microbatches, "pp": len(plan.groups), "schedule": plan.schedule}
+    if len(plan.stages) > 1:
+        found["bubble"] = plan.predicted.bubble
+        found["stages"] = [
+            {"first": stage.first, "end": stage.end, "mesh": stage.mesh.sizes, "device": stage.mesh.device.name}
+            for stage in plan.stages
+        ]
+    return found
 
 
 def _write(path: str, text: str) -> None:

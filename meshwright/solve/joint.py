@@ -96,6 +96,8 @@ def _entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> 
         for number in candidate.microbatches:
             try:
                 frontier = candidate.frontier(number)
+                if frontier.bounds and floor_s(frontier) >= known_s:
+                    break  # more micro-batches are no faster
                 best = _best_bound(frontier, budget_bytes, known_s)
             except PlanError:
                 continue

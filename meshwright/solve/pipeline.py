@@ -24,18 +24,26 @@ from meshwright.price.parameter import Setting, local_bytes
 from meshwright.schedule import ORDERS
 from meshwright.simulate import Transfer
 from meshwright.solve.pipeline_fit import fitted
-from meshwright.solve.pipeline_meshes import StageMesh, Wires, stage_meshes
+from meshwright.solve.pipeline_meshes import ALL_SIZES, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline_offers import Offer, offers, with_levels
 from meshwright.solve.pipeline_plan import Part, pipeline_plan, placed_meshes
 from meshwright.solve.pipeline_ports import chosen_ports, start_s
 from meshwright.solve.pipeline_table import Range, Table
 from meshwright.solve.search import Progress
 from meshwright.solve.stages import solve_stages
+from meshwright.solve.stages_bound import Options
 from meshwright.solve.stages_problem import Crossing, MeshClass, PlacedRun, StageProblem, StageSolution
 
 SCHEDULES = ("1f1b", "zero-bubble")
 SAMPLES = 4
-SLACK = 1.02
+"""Of the first micro-batch that is tried."""
+
+SLACKS = (1.02, 1.3, inf)
+"""How far above the first guess a step may be, if none is found below."""
+
+WORST = 1.5
+"""On many devices, chains that need so many times the device-seconds of the best are not looked at as stages."""
+
 SIMULATIONS = 12
 """Of each number of micro-batches."""
 
@@ -50,6 +58,18 @@ class PipelinePins:
     stages: int | None
     schedule: str | None
     rest: tuple[str, ...]
+
+    @property
+    def one_stage(self) -> bool:
+        """No pipeline is wanted: pins that speak of a mesh mean that of all devices, unless stages are pinned too."""
+        if self.stages is not None or self.schedule is not None:
+            return self.stages == 1 or self.schedule == "one-stage"
+        return any(text.partition("=")[0] not in ("microbatch", "microbatches") for text in self.rest)
+
+    @property
+    def pipeline(self) -> bool:
+        """Nothing but a pipeline is wanted."""
+        return not self.one_stage and (self.stages is not None or self.schedule is not None)
 
 
 def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
@@ -68,18 +88,35 @@ def pipeline_search(
     cluster: Cluster,
     budget_bytes: int | None,
     setting: Setting,
-    pins: Sequence[str] = (),
-    known_s: float = inf,
+    asked: PipelinePins | None = None,
     progress: Progress | None = None,
+    known_s: float = inf,
     recompute: bool = True,
 ) -> tuple[Plan | None, float]:
     """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched)."""
-    asked = pipeline_pins(pins)
-    if asked.stages == 1 or asked.schedule == "one-stage" or cluster.device_count < 2 or len(program.segments) < 2:
+    asked = asked or PipelinePins(None, None, ())
+    if asked.one_stage or (not asked.pipeline and (cluster.device_count < 2 or len(program.segments) < 2)):
         return None, inf
+    if asked.stages is not None and asked.stages > min(len(program.segments), cluster.device_count):
+        raise PlanError(
+            f"pin pp={asked.stages} for {len(program.segments)} segments on {cluster.device_count} devices",
+            f"at most {min(len(program.segments), cluster.device_count)} stages: each has a segment and a device",
+            "change the pin",
+        )
     search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute)
     search.climb(search.counts())
     return search.best, search.bound_s
+
+
+def no_pipeline(asked: PipelinePins, cluster: Cluster) -> PlanError:
+    """Where nothing but a pipeline was wanted."""
+    wanted = [f"pp={asked.stages}"] if asked.stages else []
+    wanted += [f"schedule={asked.schedule}"] if asked.schedule else []
+    return PlanError(
+        f"no pipeline with {', '.join((*wanted, *asked.rest))} fits on {cluster.name}, {cluster.device_count} devices",
+        "pins, a batch and memory that some pipeline of the cluster's devices has",
+        "drop a pin, raise the memory limit or use more devices",
+    )
 
 
 @dataclass(slots=True)
@@ -130,9 +167,13 @@ class _Search:
         if table is None:
             return inf
         floor_s = count * float(table.least_work[-1]) / self.cluster.device_count
-        limit_s = min(self.known_s, SLACK * start_s(table))
-        made = table.options(limit_s) if floor_s < limit_s else None
-        solution = solve_stages(self._problem(table), SIMULATIONS, limit_s, {count: made}) if made else None
+        guess_s, limit_s, solution = start_s(table, self.pins.stages), 0.0, None
+        for slack in SLACKS:
+            limit_s = min(self.known_s, slack * guess_s)
+            made = table.options(limit_s) if floor_s < limit_s else None
+            solution = self._solved(table, made, limit_s) if made else None
+            if solution is not None or limit_s >= self.known_s:
+                break
         if solution is None:
             self.bound_s = min(self.bound_s, max(floor_s, min(limit_s, self.known_s)))
             return inf
@@ -141,12 +182,20 @@ class _Search:
         self._settle(solution)
         return solution.step_s
 
+    def _solved(self, table: Table, made: Options, limit_s: float) -> StageSolution | None:
+        try:
+            return solve_stages(self._problem(table), SIMULATIONS, limit_s, {table.microbatches: made})
+        except PlanError:
+            return None  # too little memory for any
+
     def _table(self, count: int) -> Table | None:
         setting = replace(self.setting, microbatches=count)
         found: list[Offer] = []
         for index in self._tried():
             found += offers(self.program, index, self.meshes[index], setting, self.recompute)
-        kept = chosen_ports(found, self.meshes, self.cluster.device_count, count)
+        total = self.cluster.device_count
+        few = self.pins.stages is not None or total <= ALL_SIZES
+        kept = chosen_ports(found, self.meshes, total, count, inf if few else WORST)
         if not kept:
             return None
         small = self.program.at_batch(self.program.batch // count)
@@ -171,6 +220,8 @@ class _Search:
             microbatches=(table.microbatches,),
             schedules=schedules,
             most_stages=self.pins.stages,
+            least_stages=self.pins.stages or 2,
+            idle=False,
             placed=lambda runs, count: self._placed(table, runs),
         )
 

@@ -107,7 +107,8 @@ def _guest(plan: Plan, program: Program, stage: Stage, index: int, name: str) ->
     home, segment = plan.home(program, name), program.segments[index]
     value = program.graphs[segment.graph].params[segment.params.index(name)]
     source = (home.mesh, Layout.parse(plan.parameters[name].compute))
-    there, back = _rate(plan, home, stage), _rate(plan, stage, home)
+    ends = (plan.stage_at(home.mesh.ranks[0]), plan.stage_at(stage.mesh.ranks[0]))
+    there, back = _rate(plan, *ends), _rate(plan, *ends[::-1])
     return guest_price(value, Layout.parse(stage.guests[name]), stage.mesh, source, setting_of(plan), there, back)
 
 
@@ -115,11 +116,10 @@ def _sum(one: GuestPrice, other: GuestPrice) -> GuestPrice:
     return GuestPrice(one.first_s + other.first_s, one.last_s + other.last_s, one.held_bytes + other.held_bytes)
 
 
-def _rate(plan: Plan, source: Stage, target: Stage) -> Rate:
-    pair = (plan.stage_at(source.mesh.ranks[0]), plan.stage_at(target.mesh.ranks[0]))
-    found = rates(plan).get(pair)
+def _rate(plan: Plan, source: int, target: int) -> Rate:
+    found = rates(plan).get((source, target))
     if found is None:
-        raise PlanError(f"no wire from stage {pair[0]} to stage {pair[1]}", "one for all that exchange", "plan again")
+        raise PlanError(f"no wire from stage {source} to stage {target}", "one for all that exchange", "plan again")
     return found
 
 
@@ -171,7 +171,6 @@ def _hosted(costs: list[SegmentCost], pieces: list[Piece], again_s: list[float])
 
 def transfers(plan: Plan, program: Program, pipeline: Pipeline) -> dict[tuple[int, int, int], Transfer]:
     """Every message between stages, there and back, by its slices on the stages' meshes."""
-    known = rates(plan)
     found: dict[tuple[int, int, int], Transfer] = {}
     for hop in pipeline.hops():
         source = plan.stage_of(hop.segment)
@@ -192,9 +191,11 @@ def transfers(plan: Plan, program: Program, pipeline: Pipeline) -> dict[tuple[in
             taken = Layout.parse(plan.choice(reader).inputs[program.segments[reader].inputs.index(name)])
             ends = (source.mesh, out), (target.mesh, taken)
             shape, size = value.type.sizes, value.type.itemsize
-            there.add(hand_over_s(shape, size, *ends, known[hop.source, hop.target]), shape, size, *ends)
+            there.add(hand_over_s(shape, size, *ends, _rate(plan, hop.source, hop.target)), shape, size, *ends)
             if value.grad:
-                back.add(hand_over_s(shape, size, *ends[::-1], known[hop.target, hop.source]), shape, size, *ends[::-1])
+                back.add(
+                    hand_over_s(shape, size, *ends[::-1], _rate(plan, hop.target, hop.source)), shape, size, *ends[::-1]
+                )
         found[hop.segment, hop.source, hop.target] = there.transfer()
         found[hop.segment, hop.target, hop.source] = back.transfer()
     return found

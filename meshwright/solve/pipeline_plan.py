@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.submesh import place
-from meshwright.layout import Layout
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage, StagePrediction, Wire
 from meshwright.price.parameter import Setting
 from meshwright.schedule import in_flight_of, lists, plan_pipeline
@@ -19,6 +17,7 @@ from meshwright.solve.inputs import input_layouts, input_plans
 from meshwright.solve.pipeline_costs import plan_costs
 from meshwright.solve.pipeline_meshes import StageMesh, Wires
 from meshwright.solve.pipeline_offers import Offer, parameter_of
+from meshwright.solve.roles import name_axes
 
 NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
 
@@ -51,10 +50,9 @@ def pipeline_plan(
     own = [part.offer.points[index] for part in parts for index in range(part.first, part.end)]
     made = [point.point.choice for point in own]
     parameters = _parameters(program, parts)
-    named = {part.stage: _named(program, parts, part.stage, meshes[part.stage]) for part in parts}
     stages = []
     for part in parts:
-        mesh = named[part.stage]
+        mesh = meshes[part.stage]
         inputs, prologue = input_layouts(small, mesh, made[part.first : part.end], part.first)
         stages.append(Stage(part.first, part.end, mesh, inputs, prologue, _guests(program, parts, part)))
     choices: list[Choice] = []
@@ -82,7 +80,7 @@ def pipeline_plan(
         precision=setting.precision,
         optimizer=setting.optimizer,
     )
-    return replace(plan, wires=_wires(plan, program, wires))
+    return name_axes(program, replace(plan, wires=_wires(plan, program, wires)))
 
 
 def _parameters(program: Program, parts: Sequence[Part]) -> dict[str, ParameterPlan]:
@@ -104,22 +102,6 @@ def _guests(program: Program, parts: Sequence[Part], part: Part) -> dict[str, st
             if stage_of[program.uses_of(name)[0]] != part.stage:
                 found.setdefault(name, parameter_of(program, part.offer, name, index).compute)
     return found
-
-
-def _named(program: Program, parts: Sequence[Part], stage: int, mesh: Mesh) -> Mesh:
-    """Axes named after what they came to do: `dp`, `tp` or `rep`."""
-    counts = [Counter[str]() for _ in mesh.axes]
-    for part in parts:
-        for index in range(part.first, part.end) if part.stage == stage else ():
-            for text in part.offer.points[index].point.choice.parameters.values():
-                for count, state in zip(counts, Layout.parse(text), strict=True):
-                    count[state.kind] += 1
-    names: list[str] = []
-    for count in counts:
-        role = "rep" if not count["R"] and not count["S"] else "dp" if count["R"] >= count["S"] else "tp"
-        again = sum(name.startswith(role) for name in names)
-        names.append(f"{role}{again + 1}" if again else role)
-    return mesh.renamed(tuple(names))
 
 
 def _wires(plan: Plan, program: Program, wires: Wires) -> tuple[Wire, ...]:

@@ -16,12 +16,12 @@ from meshwright.solve.pipeline_table import Table
 MOST_PORTS = 2
 """Chains of each size of submesh, for little, half and all of a pipeline in flight."""
 
-WORST = 1.5
-"""A size of submesh whose best chain needs so many times the device-seconds of the best of all is not looked at."""
 
-
-def chosen_ports(found: Sequence[Offer], meshes: Sequence[StageMesh], total: int, count: int) -> list[Offer]:
-    """Of each size and type of submesh, the chains that are quickest where they fit."""
+def chosen_ports(
+    found: Sequence[Offer], meshes: Sequence[StageMesh], total: int, count: int, worst: float
+) -> list[Offer]:
+    """Of each size and type of submesh, the chains that are quickest where they fit; none that needs more than `worst`
+    times the device-seconds of the best of all."""
     kept: dict[int, Offer] = {}
     best_s = inf
     for size in sorted({meshes[offer.mesh].place for offer in found}, key=str):
@@ -34,7 +34,7 @@ def chosen_ports(found: Sequence[Offer], meshes: Sequence[StageMesh], total: int
     quick = {
         i: min(_score(offer, meshes[offer.mesh], total, flight)[0] for flight in (1, 2)) for i, offer in kept.items()
     }
-    return [kept[i] for i in sorted(kept) if quick[i] <= WORST * best_s]
+    return [kept[i] for i in sorted(kept) if quick[i] <= worst * best_s]
 
 
 def _score(offer: Offer, stage: StageMesh, total: int, flight: int) -> tuple[float, float]:
@@ -50,13 +50,14 @@ def _score(offer: Offer, stage: StageMesh, total: int, flight: int) -> tuple[flo
     return inf, float(held)
 
 
-def start_s(table: Table) -> float:
-    """A step that some pipeline of equal submeshes should reach: parts of equal work, each at a level that fits."""
+def start_s(table: Table, stages: int | None = None) -> float:
+    """A step that some pipeline of equal submeshes, of so many stages if given, should reach: parts of equal work, each
+    at a level that fits."""
     best = inf
     for number, offer in enumerate(table.offers):
         stage = table.meshes[offer.mesh]
         depth, segments = table.total // stage.ranks, len(table.program.segments)
-        if table.total % stage.ranks or not 2 <= depth <= segments:
+        if table.total % stage.ranks or not 2 <= depth <= segments or depth != (stages or depth):
             continue
         times, fixed_s = [], 0.0
         for place, (a, b) in enumerate(pairwise(_equal_cuts(offer, depth))):

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
+from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting, check_optimizer
 from meshwright.rules import warn_of_fallbacks
-from meshwright.solve.assemble import assemble, name_axes
+from meshwright.solve.assemble import assemble
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidate
 from meshwright.solve.frontier import Frontier
 from meshwright.solve.joint import joint_search
 from meshwright.solve.joint import least_bytes as least_recomputing
 from meshwright.solve.mix import Chain
+from meshwright.solve.pipeline import no_pipeline, pipeline_pins, pipeline_search
 from meshwright.solve.refuse import does_not_fit, least_of
-from meshwright.solve.search import Progress, search
+from meshwright.solve.roles import name_axes
+from meshwright.solve.search import Candidate, Progress, search
 
 ROUNDING = 1e-12
 """A gap below this is that of adding the same seconds in another order."""
@@ -37,7 +42,7 @@ def make_plan(
     recompute: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
-    """The fastest plan over all meshes of up to `max_axes` axes of the cluster's devices that fits on each of them.
+    """The fastest plan that fits, over all meshes of up to `max_axes` axes of the cluster's devices and all pipelines.
 
     `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`. fit: refuse where none fits;
     otherwise the fastest of the most micro-batches is the answer then. recompute: where memory binds, activations may
@@ -46,33 +51,87 @@ def make_plan(
     check_optimizer(optimizer)
     warn_of_fallbacks(program)
     texts, setting = tuple(pins), Setting(optimizer, precision)
-    meshes = allowed_meshes(cluster, texts, max_axes)
-    candidates = candidates_on(program, meshes, texts, setting)
-    usable = cluster.mesh((cluster.device_count,)).device.usable_bytes
-    budget = min(memory_bytes or usable, usable)
-    found = search(candidates, budget, progress)
-
-    def written(chain: Chain, frontier: Frontier) -> Plan:
-        plan = assemble(program, cluster, chain, frontier)
-        return replace(plan, model=model, memory_bytes=memory_bytes, pins=texts)
-
-    plan = written(found.chain, found.frontier) if found else None
-    bound_s = found.bound_s if found else float("inf")
-    if recompute and (found is None or found.chain.price):
-        others = candidates_on(program, meshes, texts, setting, recompute=True)
-        plan, joint_s = joint_search(others, program, budget, written, plan, progress)
-        bound_s = min(bound_s, joint_s)
+    asked = pipeline_pins(texts)
+    given: dict[str, Any] = {"model": model, "memory_bytes": memory_bytes, "pins": texts}
+    whole = _OneStage(program, cluster, asked.rest, setting, max_axes, recompute, given, progress)
+    plan, bound_s = None, float("inf")
+    if fit and not asked.one_stage:
+        plan, bound_s = pipeline_search(program, cluster, memory_bytes, setting, asked, progress, recompute=recompute)
+        plan = replace(plan, **given) if plan else None
+    if not asked.pipeline:
+        plan, whole_s = whole.search(memory_bytes, plan, must=asked.one_stage or not fit)
+        bound_s = min(bound_s, whole_s)
     if plan is None and not fit:
-        found = search([replace(one, microbatches=one.microbatches[-1:]) for one in candidates], 1 << 62)
-        plan = written(found.chain, found.frontier) if found else None
+        plan = whole.anyway()
     if plan is None:
-        least = min(least_of(one) for one in candidates)
-        if recompute:
-            least = min(least, *(least_recomputing(one, program, written) for one in candidates))
-        raise does_not_fit(cluster, budget, least, lambda larger: tight_candidate(program, larger, setting))
+        raise no_pipeline(asked, cluster) if asked.pipeline else whole.refusal(memory_bytes)
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
     plan = plan.with_prediction(gap=gap if gap > ROUNDING else 0.0)
     named = name_axes(program, plan)
     named.verify()
     return named
+
+
+class _OneStage:
+    """Plans that run the whole chain on all devices."""
+
+    def __init__(
+        self,
+        program: Program,
+        cluster: Cluster,
+        pins: tuple[str, ...],
+        setting: Setting,
+        max_axes: int,
+        recompute: bool,
+        given: dict[str, Any],
+        progress: Progress | None,
+    ) -> None:
+        self.program, self.cluster, self.pins, self.setting = program, cluster, pins, setting
+        self.max_axes, self.recompute, self.given, self.progress = max_axes, recompute, given, progress
+        self.candidates: list[Candidate] = []
+        self.refused: PlanError | None = None
+
+    def search(self, memory_bytes: int | None, best: Plan | None, must: bool) -> tuple[Plan | None, float]:
+        """(the fastest that fits, `best` if none is faster; a bound on all of them). must: pins that no mesh allows
+        are an error at once."""
+        limit_s = best.predicted.step_s if best else float("inf")
+        budget = self.budget(memory_bytes)
+        try:
+            meshes = allowed_meshes(self.cluster, self.pins, self.max_axes)
+            self.candidates = candidates_on(self.program, meshes, self.pins, self.setting)
+            found = search(self.candidates, budget, self.progress, limit_s)
+        except PlanError as error:
+            if must:
+                raise
+            self.refused = error
+            return best, limit_s
+        bound_s = found.bound_s if found else limit_s
+        best = self.written(found.chain, found.frontier) if found else best
+        if self.recompute and (found is None or found.chain.price):
+            others = candidates_on(self.program, meshes, self.pins, self.setting, recompute=True)
+            best, joint_s = joint_search(others, self.program, budget, self.written, best, self.progress)
+            bound_s = min(bound_s, joint_s)
+        return best, bound_s
+
+    def written(self, chain: Chain, frontier: Frontier) -> Plan:
+        return replace(assemble(self.program, self.cluster, chain, frontier), **self.given)
+
+    def budget(self, memory_bytes: int | None) -> int:
+        usable = self.cluster.mesh((self.cluster.device_count,)).device.usable_bytes
+        return min(memory_bytes or usable, usable)
+
+    def anyway(self) -> Plan | None:
+        """The fastest of the most micro-batches, whether it fits or not."""
+        found = search([replace(one, microbatches=one.microbatches[-1:]) for one in self.candidates], 1 << 62)
+        return self.written(found.chain, found.frontier) if found else None
+
+    def refusal(self, memory_bytes: int | None) -> PlanError:
+        """Why there is no plan."""
+        if self.refused is not None:
+            return self.refused
+        least = min(least_of(one) for one in self.candidates)
+        if self.recompute:
+            least = min(least, *(least_recomputing(one, self.program, self.written) for one in self.candidates))
+        tight = partial(tight_candidate, self.program, setting=self.setting)
+        return does_not_fit(self.cluster, self.budget(memory_bytes), least, tight)

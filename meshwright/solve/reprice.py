@@ -8,11 +8,14 @@ from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.price.check import check_plan
 from meshwright.solve.account import accounted
+from meshwright.solve.pipeline_plan import predicted
 from meshwright.solve.points import plan_points, prediction
 
 
 def reprice(plan: Plan, program: Program) -> Plan:
     """The same plan with its prediction made anew; the gap is what the solver proved."""
     check_plan(plan, program)
+    if len(plan.stages) > 1:
+        return predicted(plan, program)[0]
     found = prediction(plan_points(plan, program), plan.microbatches, exact_peak=plan.recomputes)
     return accounted(replace(plan, predicted=replace(found, gap=plan.predicted.gap)), program)

@@ -34,8 +34,11 @@ class Found:
     bound_s: float
 
 
-def search(candidates: list[Candidate], budget_bytes: int, progress: Progress | None = None) -> Found | None:
-    """Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further."""
+def search(
+    candidates: list[Candidate], budget_bytes: int, progress: Progress | None = None, limit_s: float = float("inf")
+) -> Found | None:
+    """Meshes in the order of what they could reach; those that cannot beat what was found, or `limit_s`, are not looked
+    at further."""
     floors, refused = [], []
     for candidate in candidates:
         try:
@@ -49,12 +52,12 @@ def search(candidates: list[Candidate], budget_bytes: int, progress: Progress | 
     bounds: list[float] = []
     price = 0.0
     for floor, candidate in sorted(floors, key=lambda item: item[0]):
-        known_s = best[0].seconds if best else float("inf")
+        known_s = best[0].seconds if best else limit_s
         if floor >= known_s:
             bounds.append(floor)
             break
         for frontier in _frontiers(candidate):
-            known_s = best[0].seconds if best else float("inf")
+            known_s = best[0].seconds if best else limit_s
             if frontier.least_held() + frontier.least_transient() > budget_bytes:
                 continue
             if price and frontier.bounds and (bound_s := bound_at(frontier, price, budget_bytes)) >= known_s:

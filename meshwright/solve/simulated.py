@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from meshwright.capture.program import Program
-from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.price.check import check_plan
-from meshwright.schedule import plan_instructions
+from meshwright.schedule import plan_instructions, plan_lists, plan_pipeline
 from meshwright.simulate import Costs, SegmentCost, Timeline, simulate
+from meshwright.solve.pipeline_costs import plan_costs
 from meshwright.solve.points import plan_points
 
 
 def simulate_plan(plan: Plan, program: Program, *, overlap: bool = False) -> Timeline:
-    """One step of a plan of one stage. `overlap`: gathers and reductions run beside compute; the runtime waits for
+    """One step. `overlap`: of a plan of one stage, gathers and reductions run beside compute; the runtime waits for
     them so far."""
     check_plan(plan, program)
-    if len(plan.stages) != 1:
-        raise PlanError(f"a plan of {len(plan.stages)} stages", "a plan of one, the only kind that is planned so far")
+    if len(plan.stages) > 1:
+        pipeline = plan_pipeline(plan, program)
+        return simulate(plan_lists(plan, program), plan_costs(plan, program, pipeline), reads=pipeline.reads)
     costs = [SegmentCost.of(point) for point in plan_points(plan, program)]
     return simulate([plan_instructions(plan, program)], Costs(costs, overlap=overlap, ranks=[plan.world_size]))

@@ -169,7 +169,8 @@ class Bound:
         made = self.made
         cuts, count = len(self.problem.all_cuts), self.rest.shape[1]
         handed = np.full((cuts, made.crossing_s.shape[1], count + 1), -np.inf)
-        handed[cuts - 1, :, :count] = np.inf  # past the last segment nothing more has to arrive
+        # Past the last segment nothing more has to arrive.
+        handed[cuts - 1, :, : count if self.problem.idle else 1] = np.inf
         found: Tables = [handed]
         possible: list[int] = []
         rows: Ints | None = None
@@ -189,7 +190,7 @@ class Bound:
             arrive[made.begin[rows[first]], made.enter[rows[first]]] = np.maximum.reduceat(value, first, axis=0)
             if not np.isfinite(arrive).any():
                 break
-            if arrive[0, :, self.all_devices].max() >= 0:
+            if left >= self.problem.least_stages and arrive[0, :, self.all_devices].max() >= 0:
                 possible.append(left)
             handed = np.full_like(handed, -np.inf)
             handed[:, :, :count] = (arrive[:, None] - made.crossing_s[..., None]).max(axis=2)

@@ -59,8 +59,9 @@ Crossings = Callable[[int, int, Hashable, int, Hashable, int], Crossing]
 @dataclass(frozen=True, slots=True)
 class StageProblem:
     """cuts: where a stage may begin or end, 0 and `segments` among them; anywhere unless given. interleave: how many
-    runs a stage may have under `interleaved`, besides one. overlap: as in `Costs`. placed: what handing over from each
-    run to the next takes once all stages have their devices, for so many micro-batches; as `crossing` says if None."""
+    runs a stage may have under `interleaved`, besides one. overlap: as in `Costs`. idle: devices may be left over.
+    placed: what handing over from each run to the next takes once all stages have their devices, for so many
+    micro-batches; as `crossing` says if None."""
 
     segments: int
     meshes: tuple[MeshClass, ...]
@@ -70,6 +71,8 @@ class StageProblem:
     microbatches: tuple[int, ...]
     schedules: tuple[str, ...] = ("1f1b",)
     most_stages: int | None = None
+    least_stages: int = 1
+    idle: bool = True
     cuts: tuple[int, ...] | None = None
     interleave: tuple[int, ...] = (2,)
     overlap: bool = False

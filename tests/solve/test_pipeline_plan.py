@@ -1,0 +1,129 @@
+"""`make_plan` may answer with a pipeline: what it says is what the simulator finds from the plan alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from small_models import small_model
+
+from meshwright.capture import capture
+from meshwright.capture.program import Program
+from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
+from meshwright.models.reference import parse_reference
+from meshwright.plan import Plan
+from meshwright.price.check import check_plan
+from meshwright.price.parameter import Setting
+from meshwright.schedule import plan_lists, verify_lists
+from meshwright.schedule.of_plan import reads_of
+from meshwright.solve import pipeline
+from meshwright.solve.pipeline import pipeline_pins, pipeline_search
+from meshwright.solve.plan import make_plan
+from meshwright.solve.reprice import reprice
+from meshwright.solve.simulated import simulate_plan
+from meshwright.solve.stages_problem import StageSolution
+
+DEEP = "gpt?layers=6&hidden=64&heads=4&ffn=128&vocab=256&seq=32&tied=false"
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Program:
+    return capture(*parse_reference(DEEP).meta(16))
+
+
+def holds(plan: Plan, program: Program) -> None:
+    """What every plan of several stages must satisfy."""
+    check_plan(plan, program)
+    assert Plan.from_json(plan.to_json()) == plan
+    verify_lists(plan_lists(plan, program), reads=reads_of(program))
+    played = simulate_plan(plan, program)
+    assert played.step_s == pytest.approx(plan.predicted.step_s, rel=1e-12)
+    assert played.peak_bytes == plan.predicted.peak_bytes
+    assert [s.peak_bytes for s in played.stages] == [s.peak_bytes for s in plan.predicted.stages]
+    assert reprice(plan, program).predicted.step_s == pytest.approx(plan.predicted.step_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [("pp=2",), ("pp=3", "schedule=1f1b"), ("pp=4", "schedule=gpipe"), ("pp=2", "tp=2", "schedule=zero-bubble")],
+)
+def test_a_pipeline_takes_what_was_predicted(gpt: Program, pins: tuple[str, ...]) -> None:
+    plan = make_plan(gpt, load_cluster("local:4"), pins=pins)
+    assert len(plan.groups) == int(pins[0].removeprefix("pp="))
+    assert sorted(rank for group in plan.groups for rank in group[0].mesh.ranks) == [0, 1, 2, 3]
+    if "schedule" in pins[-1]:
+        assert plan.schedule == pins[-1].removeprefix("schedule=")
+    holds(plan, gpt)
+
+
+def test_the_stage_programme_and_the_plan_agree(gpt: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step of the pipeline that was chosen, run by run, is that of its plan, segment by segment."""
+    seen: list[StageSolution] = []
+    solve = pipeline.solve_stages
+
+    def spied(*args: object, **options: object) -> StageSolution | None:
+        found = solve(*args, **options)  # type: ignore[arg-type]
+        seen.extend([found] if found else [])
+        return found
+
+    monkeypatch.setattr(pipeline, "solve_stages", spied)
+    asked = pipeline_pins(("pp=3", "microbatch=8", "schedule=1f1b"))
+    plan, bound_s = pipeline_search(gpt, load_cluster("local:4"), None, Setting(), asked)
+    assert plan is not None
+    assert seen[0].step_s == pytest.approx(plan.predicted.step_s, rel=1e-6)
+    assert bound_s <= plan.predicted.step_s
+
+
+def test_memory_that_binds_makes_early_stages_recompute(gpt: Program) -> None:
+    cluster, pins = load_cluster("local:4"), ("pp=4", "schedule=1f1b", "microbatch=8")
+    free = make_plan(gpt, cluster, pins=pins)
+    limit = int(0.93 * max(stage.peak_bytes for stage in free.predicted.stages))
+    tight = make_plan(gpt, cluster, pins=pins, memory_bytes=limit)
+    assert not free.recomputes
+    assert tight.recomputes
+    assert tight.predicted.peak_bytes <= limit
+    assert tight.predicted.step_s >= free.predicted.step_s
+    holds(tight, gpt)
+
+
+def test_a_tied_weight_is_a_guest_of_the_last_stage() -> None:
+    program = capture(*parse_reference(DEEP.replace("false", "true")).meta(16))
+    plan = make_plan(program, load_cluster("local:2"), pins=("pp=2",))
+    assert list(plan.stages[1].guests) == ["tokens.weight"]
+    assert {(wire.source, wire.target) for wire in plan.wires} == {(0, 1), (1, 0)}
+    holds(plan, program)
+
+
+def test_values_that_skip_stages_are_sent() -> None:
+    program = capture(*small_model("unet"))
+    plan = make_plan(program, load_cluster("local:2"), pins=("pp=2", "microbatch=2"))
+    holds(plan, program)
+
+
+def test_one_stage_is_kept_where_it_is_faster(gpt: Program) -> None:
+    cluster = load_cluster("local:2")
+    free = make_plan(gpt, cluster)
+    best = min((make_plan(gpt, cluster, pins=(pin,)) for pin in ("pp=1", "pp=2")), key=lambda p: p.predicted.step_s)
+    assert free.predicted.step_s == pytest.approx(best.predicted.step_s, rel=1e-9)
+    assert len(free.stages) == len(best.stages)
+
+
+@pytest.mark.parametrize("pins", [("pp=0",), ("pp=x",), ("schedule=none",), ("pp=9",), ("pp=5",), ("pp=2", "dp=4")])
+def test_pins_that_no_pipeline_has_are_refused(gpt: Program, pins: tuple[str, ...]) -> None:
+    with pytest.raises(PlanError, match=pins[0] if pins[0] != "pp=2" else "dp=4"):
+        make_plan(gpt, load_cluster("local:4"), pins=pins)
+
+
+def test_a_plan_without_a_wire_is_refused(gpt: Program) -> None:
+    plan = make_plan(gpt, load_cluster("local:2"), pins=("pp=2",))
+    with pytest.raises(PlanError, match="wire"):
+        simulate_plan(replace(plan, wires=()), gpt)
+
+
+def test_describing_a_pipeline_names_its_stages(gpt: Program) -> None:
+    plan = make_plan(gpt, load_cluster("local:2"), pins=("pp=2",))
+    text = plan.explain()
+    assert "pipeline of 2 stages" in text
+    assert "bubble" in text
+    assert "stage 1" in text
