@@ -6,9 +6,12 @@
 
 Every rival and every budget of ours runs in each of three rounds, one after the other; the figures are medians over
 the rounds of the mean of `--steps` steps (zero_grad, forward, backward, AdamW). Peak: torch.cuda.max_memory_allocated
-over these steps. A budget of ours is planned with `--margin` less than it, and run with the allocator's limit
-(torch.cuda.set_per_process_memory_fraction) set to it: a step that needs more fails. `--plans FOLDER` writes the
-plans, and reads those that are there. `--seconds` ends the run after so long; what was measured by then is written.
+over these steps. A budget of ours is planned with `--margin` and 0.15 GiB less than it, and run with the allocator's
+limit (torch.cuda.set_per_process_memory_fraction) set to it: a step that needs more fails. `hand N` are choices of a
+hand-made frontier for a Llama, run like ours: matmuls and attention kept; gate and up recomputed in half of the
+layers; in all; query, key and value too; everything; always with 8 chunks of the head. `--plans FOLDER` writes the
+plans, and reads those that are there. `--workers N` processes compile first, side by side, into inductor's cache.
+`--seconds` ends the run after so long; what was measured by then is written.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 import argparse
 import gc
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
@@ -35,9 +40,12 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from bench.activation_rivals import RIVALS, CompiledError, Rival, hand_rotary_tables
 from meshwright.capture import capture
+from meshwright.capture.program import Program
+from meshwright.errors import PlanError
+from meshwright.generate.program import generate
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.runtime.fit import fit_curves, this_device
@@ -46,11 +54,23 @@ from meshwright.runtime.trainer import Settings, Trainer
 from meshwright.solve.memory_plan import Curves
 
 GIB = 1 << 30
+RESERVE_GIB = 0.15
+"""Of a budget, beside `--margin`: the allocator's loss does not shrink with it."""
 LLAMA = "llama?layers=16&hidden=2048&heads=16&kv_heads=16&ffn=5376&vocab=32000&seq=2048&tied=false"
 SMALL = "llama?layers=3&hidden=64&heads=4&kv_heads=4&ffn=128&vocab=256&seq=32&tied=false"
 BUDGETS = "48,40,32,30,25,20,14,11,10"
-RIVALS = ("eager", "per-block", "selective", "compile", "compile 0.75", "compile 0.5", "compile 0.25", "compile 0.1")
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+NORMS = {"rms_norm", "rms_norm_1", "silu", "mul_4"}
+FFN = NORMS | {"linear_4", "linear_5"}
+ATTENTION = FFN | {"add", "add_1", "linear_2"}
+EVERYTHING = ATTENTION | {"scaled_dot_product_attention", "scaled_dot_product_attention~0", "add_2"}
+HAND: dict[str, tuple[set[str], set[str]]] = {
+    "hand 1": (NORMS, NORMS),
+    "hand 2": (FFN, NORMS),
+    "hand 3": (FFN, FFN),
+    "hand 4": (ATTENTION, ATTENTION),
+    "hand 5": (EVERYTHING, EVERYTHING),
+}
+"""What even and odd layers of a Llama compute again."""
 
 Step = Callable[[], Tensor]
 
@@ -64,10 +84,12 @@ class Bench:
         shapes = self.reference.shapes(args.batch)
         self.batch = {name: self._tensor(shape, kind) for name, (shape, kind) in shapes.items()}
         self.rows: dict[str, dict[str, Any]] = {}
+        self.rivals: dict[str, Rival] = {}
 
     def _tensor(self, shape: tuple[int, ...], kind: str) -> Tensor:
         if kind.startswith("int"):
-            return torch.randint(0, 10, shape, device=self.device)
+            settings = dict(self.reference.settings)
+            return torch.randint(0, settings.get("vocab") or settings.get("classes", 10), shape, device=self.device)
         return torch.randn(shape, device=self.device, dtype=torch.bfloat16)
 
     def left_s(self) -> float:
@@ -79,44 +101,33 @@ class Bench:
             return self.reference.build().to(torch.bfloat16).train()
 
     @cached_property
+    def program(self) -> Program:
+        return capture(*self.reference.meta(self.args.batch), precision="bf16")
+
+    @cached_property
     def curves(self) -> Curves:
-        before = time.process_time()
-        program = capture(*self.reference.meta(self.args.batch), precision="bf16")
-        between = time.process_time()
+        program, before = self.program, time.process_time()
         found = fit_curves(program, this_device(), precision="bf16", compile=self.args.compile)
-        after = time.process_time()
-        print(f"captured in {between - before:.1f} CPU s, curves in {after - between:.1f}", flush=True)
+        print(f"curves in {time.process_time() - before:.1f} CPU s", flush=True)
         return found
 
     @contextmanager
     def rival(self, name: str) -> Iterator[Step]:
-        model = self.model()
-        if name in ("per-block", "selective"):
-            _checkpointed(model, selective=name == "selective")
-        run: Any = model
-        if name.startswith("compile"):
-            share = name.partition(" ")[2]
-            torch._functorch.config.activation_memory_budget = float(share or 1.0)
-            torch._dynamo.reset()
-            run = torch.compile(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-
-        def step() -> Tensor:
-            optimizer.zero_grad()
-            loss: Tensor = run(**self.batch)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        yield step
-        torch._functorch.config.activation_memory_budget = 1.0
+        hand_rotary_tables(dict(self.reference.settings), self.device)
+        if name not in self.rivals:
+            self.rivals[name] = Rival(name, self.model(), self.batch)
+        found = self.rivals[name]
+        found.wake(self.device)
+        try:
+            yield found.step
+        finally:
+            found.park()
 
     @contextmanager
-    def ours(self, budget: float) -> Iterator[Step]:
-        plan = self.plan(budget)
+    def ours(self, name: str, plan: Plan) -> Iterator[Step]:
         weights = weights_of(self.model(), None, 0, self.device)
         settings = Settings(compiled=self.args.compile)
-        trainer = Trainer(weights, plan, self.curves.program, self.device, settings)
+        trainer = Trainer(weights, plan, self.program, self.device, settings)
         del weights  # and with them the model they were copied from
         optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-5, fused=True)
 
@@ -126,23 +137,77 @@ class Bench:
             optimizer.step()
             return loss
 
-        self.rows.setdefault(_name(budget), {})["predicted"] = {
+        self.rows.setdefault(name, {})["predicted"] = {
             "ms": plan.predicted.step_s * 1e3,
             "gib": plan.predicted.peak_bytes / GIB,
         }
         yield step
 
     def plan(self, budget: float) -> Plan:
+        room = budget * (1 - self.args.margin) - RESERVE_GIB
+        return self.curves.within(int(room * GIB))
+
+    def budgets(self) -> list[float]:
+        """As given; `auto`: three between the least possible and what keeping everything takes."""
+        if self.args.budgets != "auto":
+            return [float(text) for text in self.args.budgets.split(",") if text]
+        most, least = self.curves.within(None).predicted.peak_bytes / GIB, self.curves.least_bytes / GIB
+        return [round(least + share * (most - least), 1) for share in (0.65, 0.35, 0.1)]
+
+    def hand_made(self, name: str) -> Plan:
+        """A plan with these choices; its prediction is that of the ample one."""
+        plan, last = self.curves.within(None), len(self.curves.options) - 1
+        chosen = []
+        for index in range(last + 1):
+            again = HAND[name][index % 2] if 0 < index < last else set()
+            chunks = min(8, self.args.batch) if index == last else 1
+            chosen.append(replace(plan.choice(index), recompute=tuple(sorted(again)), keep=(), chunks=chunks))
+        choices = [index for index, choice in enumerate(chosen) if chosen.index(choice) == index]
+        segments = tuple(choices.index(chosen.index(choice)) for choice in chosen)
+        return replace(plan, choices=tuple(chosen[index] for index in choices), segments=segments)
+
+    def plans(self) -> dict[str, tuple[Plan, float | None]]:
+        """Ours by name, each with the limit that the allocator is given; those of the folder, if it has any."""
         folder = Path(self.args.plans) if self.args.plans else None
-        path = folder / f"{budget:g}.json" if folder else None
-        if path is not None and path.exists():
-            return Plan.load(path)
-        least = self.curves.least_bytes
-        plan = self.curves.within(max(int(budget * GIB * (1 - self.args.margin)), min(least, int(budget * GIB))))
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            plan.save(path)
-        return plan
+        if folder and (folder / "limits.json").exists():
+            limits = json.loads((folder / "limits.json").read_text())
+            return {name: (Plan.load(folder / f"{name}.json"), limit) for name, limit in limits.items()}
+        found: dict[str, tuple[Plan, float | None]] = {}
+        for budget in self.budgets():
+            try:
+                found[_name(budget)] = (self.plan(budget), budget if self.args.limit else None)
+            except PlanError as error:
+                self.rows[_name(budget)] = {"error": str(error)}
+        for name in HAND if self.args.hand else ():
+            found[name] = (self.hand_made(name), None)
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, (plan, _) in found.items():
+                plan.save(folder / f"{name}.json")
+            (folder / "limits.json").write_text(json.dumps({name: limit for name, (_, limit) in found.items()}))
+        return found
+
+    def warm(self, worker: int, workers: int) -> None:
+        """This worker's share of what is to be compiled, into inductor's cache."""
+        jobs: list[Callable[[], Any]] = [
+            partial(self._warm_rival, name) for name in self.rival_names() if "comp" in name
+        ]
+        jobs += [partial(self._warm_plan, plan) for plan, _ in self.plans().values()] if self.args.compile else []
+        for job in jobs[worker::workers]:
+            job()
+
+    def _warm_rival(self, name: str) -> None:
+        hand_rotary_tables(dict(self.reference.settings), self.device)
+        try:
+            Rival(name, self.model(), self.batch, only_compile=True).run(**self.batch)
+        except Exception as error:
+            print("compiled", name, "" if CompiledError.__name__ in str(error) else repr(error)[:300], flush=True)
+
+    def _warm_plan(self, plan: Plan) -> None:
+        generate(self.program, plan, self.device.type, True)
+
+    def rival_names(self) -> list[str]:
+        return [name for name in self.args.rivals.split(",") if name]
 
     def measure(self, name: str, make: Callable[[], Any], limit_gib: float | None) -> None:
         row = self.rows.setdefault(name, {})
@@ -150,21 +215,22 @@ class Bench:
             return
         try:
             with make() as step:
-                row.setdefault("rounds", []).append(self._time(step, limit_gib))
+                first = not row.get("rounds")
+                row.setdefault("rounds", []).append(self._time(step, limit_gib, first))
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}"[:400]
         self._clean()
         self.write()
         print(name, json.dumps(row)[:300], f"{self.left_s():.0f} s left", flush=True)
 
-    def _time(self, step: Step, limit_gib: float | None) -> dict[str, float]:
+    def _time(self, step: Step, limit_gib: float | None, first: bool) -> dict[str, float]:
         cuda = self.device.type == "cuda"
         if cuda and limit_gib is not None:
             self._clean()
             whole = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * GIB / whole))
         try:
-            for _ in range(2):
+            for _ in range(2 if first else 1):
                 loss = step()
             self._sync()
             if cuda:
@@ -194,16 +260,25 @@ class Bench:
             torch.cuda.empty_cache()
 
     def run(self) -> None:
-        budgets = [float(text) for text in self.args.budgets.split(",") if text]
-        rivals = [name for name in self.args.rivals.split(",") if name]
+        plans = self.plans()
+        self.compile_side_by_side()
         for _ in range(self.args.rounds):
-            for budget in budgets:
+            for name, (plan, limit) in plans.items():
                 if self.left_s() > 10:
-                    self.measure(_name(budget), partial(self.ours, budget), budget if self.args.limit else None)
-            for name in rivals:
+                    self.measure(name, partial(self.ours, name, plan), limit)
+            for name in self.rival_names():
                 if self.left_s() > 10:
                     self.measure(name, partial(self.rival, name), None)
         self.show()
+
+    def compile_side_by_side(self) -> None:
+        given = [a for a in sys.argv[1:] if not a.startswith("--workers")]
+        workers = range(0 if self.args.warmed else self.args.workers)
+        command = [sys.executable, os.path.abspath(__file__), *given, f"--workers={self.args.workers}"]
+        children = [subprocess.Popen([*command, f"--worker={number}"]) for number in workers]
+        for child in children:
+            child.wait()
+        print(f"{len(children)} workers have compiled, {self.left_s():.0f} s left", flush=True)
 
     def write(self) -> None:
         if self.args.json:
@@ -226,27 +301,11 @@ def _name(budget: float) -> str:
     return f"ours {budget:g} GiB"
 
 
-def _checkpointed(model: nn.Module, selective: bool) -> None:
-    """Checkpoint every block; keep what products and attention make where `selective`."""
-
-    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        kept = op in PRODUCTS or "attention" in str(op)
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-    options: dict[str, Any] = {"use_reentrant": False}
-    if selective:
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            for block in module:
-                block.forward = partial(checkpoint, block.forward, **options)  # type: ignore[method-assign]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=LLAMA)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--budgets", default=BUDGETS, help="GiB, by commas")
+    parser.add_argument("--budgets", default=BUDGETS, help="GiB, by commas; or auto")
     parser.add_argument("--rivals", default=",".join(RIVALS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
@@ -256,15 +315,27 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a small model, to try it out")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--plans", help="a folder of plans")
+    parser.add_argument("--no-hand", dest="hand", action="store_false", help="without the hand-made choices")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile beforehand")
+    parser.add_argument("--worker", type=int, help="be one of these")
+    parser.add_argument("--warmed", action="store_true", help="they are done")
+    parser.add_argument("--plan-only", action="store_true", help="write the plans")
     parser.add_argument("--json")
     parser.add_argument("--seconds", type=float, default=3600.0)
     args = parser.parse_args()
     if args.small:
         args.model, args.batch, args.rounds, args.steps = SMALL, 4, 1, 1
         args.budgets, args.rivals = "0.003,0.0019,0.0017", "eager,per-block,selective"
+    args.hand = args.hand and args.model in (LLAMA, SMALL)
     backend = "nccl" if args.device == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
-    Bench(args).run()
+    bench = Bench(args)
+    if args.plan_only:
+        bench.plans()
+    elif args.worker is not None:
+        bench.warm(args.worker, args.workers)
+    else:
+        bench.run()
     torch.distributed.destroy_process_group()
 
 

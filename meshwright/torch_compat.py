@@ -182,14 +182,18 @@ def compile_boxed(module: GraphModule) -> Callable[[list[Tensor]], tuple[Any, ..
     """A traced graph, compiled by inductor; it takes its arguments in a list, which it empties as it goes."""
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
     fakes = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     mode = next(fake.fake_mode for fake in fakes)
     with mode, torch.no_grad():
         lowered = make_fx(module, decomposition_table=select_decomp_table())(*fakes)
+    with V.set_fake_mode(mode), torch.no_grad():
+        # What torch.compile runs before it cuts: a loss's gradient is not written out full of zeros first.
+        lowered = joint_graph_passes(lowered)
     output = lowered.graph.output_node()
-    output.args = (tuple(output.args[0]),)  # type: ignore[arg-type]
+    output.args = (tuple(output.args[0]),)
     # Results keep the strides they were traced with: the other half was traced with these.
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     lowered.recompile()

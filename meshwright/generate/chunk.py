@@ -67,7 +67,7 @@ class ChunkedPair:
             loss = share if loss is None else loss + share
             narrow = weight.dtype in NARROW and self.averaging.kind == "count"
             # A share of the targets is no number of half precision: the gradients are scaled instead.
-            upstream, scale = (torch.ones_like(weight), weights[index]) if narrow else (weight, None)
+            upstream, scale = (torch.ones_like(weight), weights[index].float()) if narrow else (weight, None)
             del outputs
             sums.add(index, *self.part.backward(saved, params, [upstream]), scale)
         assert loss is not None
@@ -122,20 +122,24 @@ class _Sums:
         params: Mapping[str, Tensor | None],
         scale: Tensor | None,
     ) -> None:
-        for name, made in (*inputs.items(), *params.items()):
-            if made is None:
+        for name, gradient in (*inputs.items(), *params.items()):
+            if gradient is None:
                 continue
-            gradient = made if scale is None else made * scale
             dim = self.pair.dims.get(name)
             if dim is not None:
                 if name not in self.found:
-                    self.found[name] = torch.zeros_like(self.arguments[name])
+                    self.found[name] = torch.empty_like(self.arguments[name])
                 length = gradient.shape[dim]
-                self.found[name].narrow(dim, index * length, length).copy_(gradient)
-            elif name in self.found:
+                part = self.found[name].narrow(dim, index * length, length)
+                part.copy_(gradient) if scale is None else torch.mul(gradient, scale, out=part)
+                continue
+            if name not in self.found:
+                wide = torch.float32 if gradient.dtype in NARROW else gradient.dtype
+                self.found[name] = torch.zeros_like(gradient, dtype=wide)
+            if scale is None:
                 self.found[name].add_(gradient)
-            else:
-                self.found[name] = gradient.float() if gradient.dtype in NARROW else gradient.clone()
+            else:  # in one go: these are the largest tensors of the step
+                self.found[name].addcmul_(gradient, scale)
 
     def result(self) -> list[Tensor]:
         names = (*self.pair.grad_inputs, *self.pair.grad_params)

@@ -19,6 +19,7 @@ from meshwright.generate.storage import (
     base,
     depends_on,
     is_part,
+    is_statistic,
     is_view,
     outputs_of,
     producer,
@@ -79,9 +80,9 @@ def cut(joint: Joint, kept: Collection[fx.Node]) -> Cut:
             continue
         again.add(node)
         queue.extend(node.all_input_nodes)
-    # An op that runs again makes all its results: none of them needs keeping.
+    # An op that runs again makes all its results: none of them needs keeping, statistics aside.
     for node in list(saved):
-        if is_part(node) and producer(node) in again:
+        if is_part(node) and producer(node) in again and not is_statistic(node):
             del saved[node]
             again.add(node)
     order = [node for node in joint.module.graph.nodes if node in saved]

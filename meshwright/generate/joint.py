@@ -16,11 +16,13 @@ from torch import Tensor, fx
 
 from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.capture.targets import call
+from meshwright.generate.gpu_norm import rms_norm_as_on_gpu
 from meshwright.generate.storage import base, depends_on, is_part, is_view, outputs_of, producer
 from meshwright.profile.attention import attention_kernel
 from meshwright.torch_compat import fake_mode, fake_tensor, functional, trace_joint
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
+RMS_NORM = "aten.rms_norm.default"
 
 TAKES_STATISTICS = frozenset({"aten.native_batch_norm_backward.default", "aten.cudnn_batch_norm_backward.default"})
 
@@ -118,6 +120,8 @@ def _call(
         found = _gpu_attention(op, [known[name] for name in op.operands()], [values[name] for name in op.operands()])
         if found is not None:
             return (found,)
+    if kernels == "cuda" and op.target == RMS_NORM:
+        return (_gpu_rms_norm(op, [values[name] for name in op.operands()]),)
     return call(op, values, place)
 
 
@@ -140,6 +144,13 @@ def _gpu_attention(op: Op, operands: list[Value], tensors: list[Tensor]) -> Tens
     else:
         return None
     return found[0]  # type: ignore[no-any-return]
+
+
+def _gpu_rms_norm(op: Op, tensors: list[Tensor]) -> Tensor:
+    """One kernel on a GPU, which keeps the norm's statistics."""
+    rest = dict(zip(("shape", "weight", "eps"), op.args[1:], strict=False)) | dict(op.kwargs)
+    weight = tensors[1] if len(tensors) > 1 else None
+    return rms_norm_as_on_gpu(tensors[0], list(rest["shape"]), weight, rest.get("eps"))
 
 
 def _drop_unread(traced: fx.GraphModule) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshwright.capture.program import Program, SegmentGraph
-from meshwright.errors import PlanError, RunError
+from meshwright.errors import RunError
 from meshwright.generate.chunk import ChunkedPair, check_chunkable, chunked
+from meshwright.generate.chunk_inner import ChunkedBackward, check_inner_chunks, chunked_backward
 from meshwright.generate.pair import SegmentPair, compiled_pair, make_pair
 from meshwright.generate.shard import shard
 from meshwright.layout import Layout
@@ -15,7 +16,7 @@ from meshwright.plan import Plan, Stage
 from meshwright.plan.stages import stage_prologue
 from meshwright.price.flow import flow
 
-Pair = SegmentPair | ChunkedPair
+Pair = SegmentPair | ChunkedPair | ChunkedBackward
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,9 @@ def _pair(program: Program, plan: Plan, index: int, graph: SegmentGraph, device:
     if choice.chunks == 1:
         return made(graph)
     if index != len(program.segments) - 1:
-        raise PlanError(
-            f"{choice.chunks} chunks of segment {index}", "chunks of the last segment only", "undo the edit"
-        )
+        check_inner_chunks(program, index, choice.chunks, plan.microbatch)
+        part = sharded_segment(program, plan, index, plan.microbatch // choice.chunks)
+        return chunked_backward(made(graph), made(part), choice.chunks)
     found = check_chunkable(program, choice.chunks, plan.microbatch)
     part = sharded_segment(program, plan, index, plan.microbatch // choice.chunks)
     return chunked(graph, made(part), choice.chunks, found)

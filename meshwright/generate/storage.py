@@ -22,8 +22,9 @@ REPEATABLE = frozenset({"aten", "prims", "meshwright", "_c10d_functional", "tran
 WRITES_UNSAID = frozenset({"aten.native_batch_norm.default", "aten.cudnn_batch_norm.default"})
 """Ops that write to their fourth and fifth argument (running statistics) though their schema does not say so."""
 
-WRITES_UNSAID = frozenset({"aten.native_batch_norm.default", "aten.cudnn_batch_norm.default"})
-"""Ops that write to their fourth and fifth argument (running statistics) though their schema does not say so."""
+
+STATISTIC = 256
+"""How many times smaller than its op's largest result a statistic is."""
 
 
 def is_part(node: fx.Node) -> bool:
@@ -49,6 +50,15 @@ def base(node: fx.Node) -> fx.Node:
 def producer(node: fx.Node) -> fx.Node:
     """The call that makes the storage `node`: itself, or the op of which it is one result."""
     return node.all_input_nodes[0] if is_part(node) else node
+
+
+def is_statistic(node: fx.Node) -> bool:
+    """A small result beside a large one (a norm's statistics): kept even where its op runs again, since what reads it
+    then need not wait for that."""
+    if not is_part(node):
+        return False
+    sizes = [storage_bytes(other) for other in producer(node).users if is_part(other)]
+    return 0 < storage_bytes(node) <= max(sizes) // STATISTIC
 
 
 def storage_bytes(node: fx.Node) -> int:

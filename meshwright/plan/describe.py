@@ -56,7 +56,7 @@ def _parameters(plan: Plan) -> list[str]:
 
 
 def _recomputed(plan: Plan) -> list[str]:
-    """What segments do not keep, how many alike, and the chunks of the last one."""
+    """What segments do not keep, how many alike, and the chunks in which they run."""
     lines = []
     for (index, names), count in Counter((i, plan.choices[i].recompute) for i in plan.segments).items():
         values = [name for name in names if "~" not in name]
@@ -64,7 +64,9 @@ def _recomputed(plan: Plan) -> list[str]:
             shown = ", ".join(values[:8]) + (f" and {len(values) - 8} more" if len(values) > 8 else "")
             lines.append(f"  {count} of {len(plan.segments)} segments recompute {shown or 'statistics of norms'}")
         if plan.choices[index].chunks > 1:
-            lines.append(f"  the last segment runs in {plan.choices[index].chunks} chunks of the samples")
+            tail = index == plan.segments[-1]
+            runs = "the last segment runs" if tail else f"backward of {count} of {len(plan.segments)} segments runs"
+            lines.append(f"  {runs} in {plan.choices[index].chunks} chunks of the samples")
     return lines
 
 

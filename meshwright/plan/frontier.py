@@ -13,7 +13,8 @@ class Choice:
 
     parameters: the compute layout of each. recompute: values that backward reads and that are not kept; keep: values
     that are kept besides, for it to compute from. Both by name: `linear_2` is a value of the segment, `rms_norm~1`
-    something else that an op makes. chunks: into how many the last segment's samples are cut.
+    something else that an op makes. chunks: of the samples; of the last segment, or
+    of another's backward.
     """
 
     graph: int

@@ -6,7 +6,7 @@ buffers) costs nothing to keep. Each point of the curve is then cut for real, an
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from torch import fx
@@ -17,12 +17,14 @@ from meshwright.generate.storage import (
     ancestors,
     base,
     depends_on,
+    is_statistic,
     outputs_of,
     producer,
     runs_once,
     storage_bytes,
     written_to,
 )
+from meshwright.solve.memory_kernels import graph_seconds
 from meshwright.solve.memory_nodes import NodeCosts
 from meshwright.solve.memory_peak import peak_bytes
 from meshwright.solve.recompute import PICO, Answer, Recomputation, Rerun, Storage, frontier
@@ -61,19 +63,44 @@ def kept_curve(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) -> tu
 
     `held`: names of storages that another segment keeps anyway (the outputs that the next one reads).
     """
-    problem, nodes = recomputation(joint, costs, held)
-    return tuple(_kept(joint, problem, nodes, answer, costs, held) for answer in frontier(problem))
+    found: dict[frozenset[int], Kept] = {}
+    for reads in (False, True) if costs.fused else (False,):
+        problem, nodes = recomputation(joint, costs, held, reads)
+        for answer in frontier(problem):
+            if answer.kept not in found:
+                found[answer.kept] = _kept(joint, nodes, answer, costs, held)
+    return undominated(found.values())
 
 
-def recomputation(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) -> tuple[Recomputation, list[fx.Node]]:
-    """The problem of a joint graph, and the node of each of its storages."""
+def undominated(ways: Iterable[Kept]) -> tuple[Kept, ...]:
+    """Those that no other beats in seconds, resident bytes and both transients; most bytes first."""
+    found: list[Kept] = []
+    for kept in sorted(ways, key=lambda kept: (kept.seconds, kept.resident_bytes)):
+        if not any(_beats(other, kept) for other in found):
+            found.append(kept)
+    return tuple(sorted(found, key=lambda kept: -kept.resident_bytes))
+
+
+def _beats(one: Kept, other: Kept) -> bool:
+    return (
+        one.seconds <= other.seconds
+        and one.resident_bytes <= other.resident_bytes
+        and one.forward_transient_bytes <= other.forward_transient_bytes
+        and one.backward_transient_bytes <= other.backward_transient_bytes
+    )
+
+
+def recomputation(
+    joint: Joint, costs: NodeCosts, held: Collection[str] = (), reads: bool = False
+) -> tuple[Recomputation, list[fx.Node]]:
+    """The problem of a joint graph, and the node of each of its storages. `reads`: as `NodeCosts.makes_again_s`."""
     late = depends_on(joint.module, joint.tangents)
     results = [n for n in outputs_of(joint.module) if isinstance(n, fx.Node)]
     needed = ancestors(results[joint.forward_outputs :])
     read = {base(n) for user in needed & late for n in user.all_input_nodes if n not in late}
     read |= {base(n) for n in results[joint.forward_outputs :] if n not in late}
     run_anyway = ancestors(results[: joint.forward_outputs])
-    free = _in_memory_anyway(joint) | set(held)
+    free = in_memory_anyway(joint) | set(held)
     nodes: list[fx.Node] = []
     for node in joint.module.graph.nodes:
         if node in joint.names and node in needed:
@@ -92,16 +119,16 @@ def recomputation(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) ->
     ]
     reruns = []
     for maker in ops:
-        reads = dict.fromkeys(index[base(n)] for n in maker.all_input_nodes if base(n) in index)
+        operands = dict.fromkeys(index[base(n)] for n in maker.all_input_nodes if base(n) in index)
         # What forward has no use for runs once in any case, before or after the loss.
-        seconds = costs.seconds(maker) if maker in run_anyway else 0.0
-        reruns.append(Rerun(round(seconds * PICO), tuple(reads)))
+        seconds = costs.makes_again_s(maker, reads) if maker in run_anyway else 0.0
+        reruns.append(Rerun(round(seconds * PICO), tuple(operands)))
     problem = Recomputation(tuple(storages), tuple(reruns), frozenset(index[n] for n in read if n in index))
     problem.verify()
     return problem, nodes
 
 
-def _in_memory_anyway(joint: Joint) -> set[str]:
+def in_memory_anyway(joint: Joint) -> set[str]:
     """Parameters, common values, and buffers that the step does not replace."""
     graph = joint.graph
     replaced = {buffer for buffer, _ in graph.updates}
@@ -109,18 +136,18 @@ def _in_memory_anyway(joint: Joint) -> set[str]:
     return {label(value.name) for value in values}
 
 
-def _kept(
-    joint: Joint, problem: Recomputation, nodes: list[fx.Node], answer: Answer, costs: NodeCosts, held: Collection[str]
-) -> Kept:
-    found = cut(joint, {nodes[i] for i in answer.kept})
-    standard = [joint.names[node] for node in read_by_backward(joint)]
+def _kept(joint: Joint, nodes: list[fx.Node], answer: Answer, costs: NodeCosts, held: Collection[str]) -> Kept:
+    read = read_by_backward(joint)
+    statistics = {node for node in read if is_statistic(node)} - {nodes[i] for i in answer.kept}
+    found = cut(joint, {nodes[i] for i in answer.kept} | statistics)
+    standard = [joint.names[node] for node in read]
     return measure(
         joint,
         found,
         costs,
         recompute=tuple(name for name in standard if name not in found.saved),
         keep=tuple(name for name in found.saved if name not in standard),
-        resident_bytes=answer.bytes,
+        resident_bytes=answer.bytes + sum(storage_bytes(n) for n in statistics if joint.names[n] in found.saved),
         recompute_s=answer.seconds,
         held=held,
     )
@@ -138,7 +165,7 @@ def measure(
     held: Collection[str] = (),
 ) -> Kept:
     """Seconds and peaks of a cut pair."""
-    anyway = _in_memory_anyway(joint)
+    anyway = in_memory_anyway(joint)
     first, second = found.halves.first, found.halves.second
     forward_peak, _ = peak_bytes(first, anyway, (), costs)
     stay = {label(value.name) for value in joint.graph.inputs} & anyway
@@ -154,7 +181,7 @@ def measure(
         max(0, forward_peak - resident_bytes),
         max(0, backward_peak - resident_bytes),
         sum(storage_bytes(node) for node in storages),
-        sum(costs.seconds(node) for node in first.graph.nodes),
-        sum(costs.seconds(node) for node in second.graph.nodes),
+        graph_seconds(first, costs),
+        graph_seconds(second, costs),
         found.forced,
     )

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from torch import Tensor, fx
 
 from meshwright.generate.storage import base, is_part, is_view, outputs_of, storage_bytes
+from meshwright.solve.memory_kernels import kernel_numbers, one_kernel
 from meshwright.solve.memory_nodes import NodeCosts, is_fusible
 
 
@@ -20,7 +21,7 @@ def peak_bytes(
 ) -> tuple[int, int]:
     """(the most bytes in use at a time, bytes in use at the end). `held`: placeholders that lie in memory anyway and
     are not counted; `stay`: those that are, and that the caller does not let go of."""
-    order = _kernels(module) if costs.fused else {node: i for i, node in enumerate(module.graph.nodes)}
+    order = kernel_numbers(module) if costs.fused else {node: i for i, node in enumerate(module.graph.nodes)}
     last = _last_uses(module, costs, order)
     own = [n for n in module.graph.nodes if n.op == "placeholder" and n.name not in held]
     live = sum(storage_bytes(node) for node in own)
@@ -82,7 +83,7 @@ def _last_uses(module: fx.GraphModule, costs: NodeCosts, order: dict[fx.Node, in
             for other in node.all_input_nodes:
                 use(base(other), run.get(node, node))
     if costs.fused:
-        for earlier, later in _one_kernel(module):
+        for earlier, later in one_kernel(module):
             for storage in (base(earlier), *(base(other) for other in earlier.all_input_nodes)):
                 use(storage, run.get(later, later))
     return found
@@ -97,47 +98,3 @@ def _run_at(module: fx.GraphModule, costs: NodeCosts, order: dict[fx.Node, int])
             if users:
                 found[node] = max(users, key=order.__getitem__)
     return found
-
-
-def _kernels(module: fx.GraphModule) -> dict[fx.Node, int]:
-    """When each node runs: one number for all that one kernel does. A fused op joins the first kernel that reads what
-    it reads, if all else it reads is there by then."""
-    partners: dict[fx.Node, list[fx.Node]] = {}
-    for earlier, later in _one_kernel(module):
-        partners.setdefault(later, []).append(earlier)
-    found: dict[fx.Node, int] = {}
-    for index, node in enumerate(module.graph.nodes):
-        ready = max((found[other] for other in node.all_input_nodes), default=0)
-        joined = [found[other] for other in partners.get(node, ()) if found[other] >= ready]
-        last = [base(other) for other in node.all_input_nodes if found[other] == ready]
-        if is_fusible(node) and last and all(is_fusible(other) for other in last):
-            joined.append(ready)
-        found[node] = min(joined, default=index)
-        if is_view(node) or is_part(node):
-            found[node] = ready
-    return found
-
-
-def _one_kernel(module: fx.GraphModule) -> Iterable[tuple[fx.Node, fx.Node]]:
-    """Pairs of fused ops that read the same storage, the later not waiting for the earlier through another kernel.
-
-    Sets of nodes are whole numbers, a bit per node: all that a node is computed from, and those among them from which
-    every way, or some way, leads through an op that is not fused.
-    """
-    bit: dict[fx.Node, int] = {}
-    above: dict[fx.Node, int] = {}
-    behind: dict[fx.Node, int] = {}
-    readers: dict[fx.Node, list[fx.Node]] = {}
-    for index, node in enumerate(module.graph.nodes):
-        bit[node], above[node], behind[node] = 1 << index, 1 << index, 0
-        for other in node.all_input_nodes:
-            above[node] |= above[other]
-            apart = other.op == "call_function" and not is_fusible(other)
-            behind[node] |= above[other] if apart else behind[other]
-        if node.op != "call_function" or is_view(node) or is_part(node) or not is_fusible(node):
-            continue
-        for storage in {base(other) for other in node.all_input_nodes}:
-            for earlier in readers.setdefault(storage, []):
-                if not behind[node] & bit[earlier]:
-                    yield earlier, node
-            readers[storage].append(node)

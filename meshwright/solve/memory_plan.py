@@ -23,8 +23,9 @@ from meshwright.price.flow import invariant
 from meshwright.price.parameter import STATES, Setting, local_bytes
 from meshwright.profile.operands import type_bytes
 from meshwright.solve.inputs import input_layouts, input_plans
-from meshwright.solve.memory import Kept, kept_curve
+from meshwright.solve.memory import Kept, kept_curve, undominated
 from meshwright.solve.memory_chain import Chosen, Instance, least_peak_bytes, solve_instances
+from meshwright.solve.memory_inner import inner_options
 from meshwright.solve.memory_nodes import NodeCosts
 from meshwright.solve.memory_tail import Tracer, tail_options
 
@@ -89,8 +90,11 @@ def curves(program: Program, plan: Plan, device: Device, *, fused: bool = False)
             found = first[id(graph)]
             if any(name in kept.saved for kept in found for name in held):
                 found = kept_curve(traced(graph), costs, held)
-            extra = tail_options(program, plan, graph, costs, traced) if last else []
-            made[id(graph), last] = (*found, *extra)
+            if last:
+                extra = tail_options(program, plan, graph, costs, traced)
+            else:
+                extra = list(inner_options(program, plan, index, graph, found, costs, traced))
+            made[id(graph), last] = undominated((*found, *extra))
         options.append(made[id(graph), last])
     static, gradients = _static_bytes(program, plan)
     rate = device.memory_bandwidth * device.achievable_fraction("memory")

@@ -20,6 +20,7 @@ from meshwright.cluster.enumerate import meshes
 from meshwright.generate.cut import cut_at
 from meshwright.generate.joint import Joint, trace
 from meshwright.generate.pair import pair_of
+from meshwright.generate.storage import is_statistic
 from meshwright.solve.memory import Kept, kept_curve
 from meshwright.solve.memory_nodes import NodeCosts
 
@@ -80,7 +81,8 @@ def test_less_memory_takes_longer_and_the_ends_are_known(name: str) -> None:
         assert less.recompute_s > more.recompute_s
         assert less.seconds == pytest.approx(points[0].seconds + less.recompute_s, rel=1e-6)
     inputs = {value.name for value in (*joint.graph.inputs, *joint.graph.commons, *joint.graph.buffers)}
-    assert set(points[-1].saved) <= inputs
+    statistics = {name for node, name in joint.names.items() if is_statistic(node)}
+    assert set(points[-1].saved) <= inputs | statistics
 
 
 def test_what_a_neighbour_keeps_anyway_costs_nothing() -> None:
