@@ -55,6 +55,8 @@ SPEECH = (
     "&apply_spec_augment=false&hidden_dropout=0&attention_dropout=0&activation_dropout=0&feat_proj_dropout=0"
     "&final_dropout=0"
 )
+IMAGE_TOKEN, IMAGE_TOKENS = 63, 16
+"""What stands in a text for an image, and how many of it: one per patch."""
 
 ARCHITECTURES: dict[str, str] = {
     "gpt2": TEXT, "gpt_neo": "hidden_size=32&num_heads=4&vocab_size=64&seq=32",
@@ -87,13 +89,14 @@ ARCHITECTURES: dict[str, str] = {
     "&linear_key_head_dim=8&linear_value_head_dim=8&shared_expert_intermediate_size=32&pad_token_id=0",
     "rwkv": "hidden_size=32&attention_hidden_size=32&intermediate_size=64&num_hidden_layers=3&vocab_size=64&seq=48",
     "bert": GATED, "albert": f"{GATED}&embedding_size=16&pad_token_id=0", "electra": f"{GATED}&embedding_size=32",
-    "deberta-v2": f"{GATED}&relative_attention=true",
+    "deberta-v2": f"{GATED}&relative_attention=true&hidden_dropout_prob=0&attention_probs_dropout_prob=0",
     "roberta": GATED, "mpnet": GATED, "distilbert": "dim=32&n_heads=4&n_layers=3&hidden_dim=64&vocab_size=64&seq=32",
     "modernbert": f"{GATED}&pad_token_id=0&cls_token_id=1&sep_token_id=2&bos_token_id=1&eos_token_id=2",
     "longformer": f"{GATED}&attention_window=8",
     "xlnet": "d_model=32&n_head=4&n_layer=3&d_inner=64&vocab_size=64&seq=32",
     "t5": "d_model=32&d_kv=8&d_ff=64&num_layers=3&num_heads=4&vocab_size=64&seq=32",
-    "bart": SMALL_SEQ2SEQ, "mbart": SMALL_SEQ2SEQ, "pegasus": SMALL_SEQ2SEQ, "marian": SMALL_SEQ2SEQ,
+    "bart": SMALL_SEQ2SEQ, "mbart": SMALL_SEQ2SEQ, "pegasus": SMALL_SEQ2SEQ,
+    "marian": f"{SMALL_SEQ2SEQ}&decoder_start_token_id=1",
     "whisper": f"{SMALL_SEQ2SEQ.replace('&max_position_embeddings=64', '')}&max_source_positions=32"
     "&max_target_positions=48&num_mel_bins=16&decoder_start_token_id=1&bos_token_id=1&eos_token_id=2",
     "vit": VISION, "deit": VISION, "beit": VISION, "dinov2": VISION.replace("&intermediate_size=64", ""),
@@ -107,7 +110,7 @@ ARCHITECTURES: dict[str, str] = {
     "siglip": f"{TOWERS}&text_config.max_position_embeddings=24&text_config.projection_size=32",
     "wav2vec2": SPEECH, "hubert": SPEECH,
     "blip": f"{TOWERS}&projection_dim=32&text_config.projection_dim=32&text_config.encoder_hidden_size=32",
-    "llava": f"{TOWERS}&image_token_index=63",
+    "llava": f"{TOWERS}&image_token_index={IMAGE_TOKEN}",
     "unet2d": "", "unet2d_cond": "",
 }  # fmt: skip
 
@@ -224,6 +227,8 @@ def _compare(reference: Reference) -> str:
     }
     if "labels" in batch and batch["labels"].dim() == 1:
         batch["labels"] %= 2
+    if reference.family.name == "hf:llava":
+        batch["input_ids"][:, :IMAGE_TOKENS] = IMAGE_TOKEN
     loss_of = reference.family.loss
     program = capture(model, batch, loss_of, keyed=False)
     tensors = dict(model.named_parameters()) | {key: value.clone() for key, value in model.named_buffers()}

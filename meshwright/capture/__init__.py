@@ -8,12 +8,14 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from meshwright.capture.batch import Batch, batch_size, named_batch
 from meshwright.capture.build import build, varies
-from meshwright.capture.export import Batch, batch_size, export, named_batch
+from meshwright.capture.export import export
+from meshwright.capture.flat import Flat
 from meshwright.capture.precision import Precision, check_precision
 from meshwright.capture.program import Program
-from meshwright.capture.read import Flat, read
-from meshwright.capture.replay import NotAlikeError
+from meshwright.capture.read import read
+from meshwright.capture.repeat import NotAlikeError
 from meshwright.errors import CaptureWarning
 
 BAKED = "numbers that the forward made for each sample, outside torch, are the same in every step (a random mask?)"
@@ -33,7 +35,7 @@ def capture(
     keyed: random ops draw by key (see `random`), as a planned run does; False leaves them as eager runs them.
     """
     check_precision(model, precision)
-    named = named_batch(model, batch)
+    named = named_batch(model, batch, loss)
     size = batch_size(named)
 
     def flat(*, once: bool = True, vary: bool = True) -> tuple[Flat, tuple[str, ...]]:

@@ -16,8 +16,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-
-
 UNKNOWN_LINE = "an unknown line"
 
 
@@ -40,7 +38,7 @@ def own_line(frames: traceback.StackSummary) -> str:
     """The innermost line that is neither torch's nor ours."""
     for frame in reversed(frames):
         if not frame.filename.startswith((*LIBRARIES, "<")):
-            return f"{'/'.join(Path(frame.filename).parts[-3:])}:{frame.lineno} `{(frame.line or '').strip()}`"
+            return f"{Path(*Path(frame.filename).parts[-3:])}:{frame.lineno} `{(frame.line or '').strip()}`"
     return UNKNOWN_LINE
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +11,14 @@ from meshwright.capture.cut import cut, split_common
 from meshwright.capture.flat import Flat
 from meshwright.capture.fold import floats, merge, structure
 from meshwright.capture.lenders import without_lenders
+from meshwright.capture.localise import Names, localise, module_of, reads
 from meshwright.capture.mixtures import fuse
-from meshwright.capture.program import Coupling, Op, Program, Ref, Scalar, Segment, SegmentGraph, Value
+from meshwright.capture.program import Coupling, Op, Program, Scalar, Segment, SegmentGraph, Value
 from meshwright.capture.random import KEYS
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import CaptureError
 
 PROLOGUE = -1
-Names = tuple[str, ...]
 
 
 def build(flat: Flat, batch: int, *, max_ops: int = 24) -> Program:
@@ -29,12 +28,7 @@ def build(flat: Flat, batch: int, *, max_ops: int = 24) -> Program:
     kept = {flat.loss, *(new for _, new in flat.updates)}
     flat = replace(flat, ops=tuple(fuse(without_lenders(flat.ops), _all_values(flat), kept)))
     chain, common = split_common(flat)
-    if not any(value.name == flat.loss for op in chain for value in op.results):
-        raise CaptureError(
-            "the loss depends on no parameter of the model",
-            "a loss that is computed with its parameters",
-            "check what the model, or the loss function, returns",
-        )
+    _check_loss(flat, chain)
     natural = cut(chain, max_ops)
     spans = merge(natural, max_ops)
     bodies = [[op for piece in natural[start:end] for op in piece] for start, end in spans]
@@ -46,6 +40,22 @@ def build(flat: Flat, batch: int, *, max_ops: int = 24) -> Program:
         inner[index] = tuple(cut + len(sunk) for cut in inner[index])
     prologue_ops = [op for op, place in placed if place == PROLOGUE]
     return _assemble(flat, batch, bodies, inner, prologue_ops, marks)
+
+
+def _check_loss(flat: Flat, chain: Sequence[Op]) -> None:
+    loss = next((value for op in reversed(chain) for value in op.results if value.name == flat.loss), None)
+    if loss is None:
+        raise CaptureError(
+            "the loss depends on no parameter of the model",
+            "a loss that is computed with its parameters",
+            "check what the model, or the loss function, returns",
+        )
+    if not loss.grad:
+        raise CaptureError(
+            f"the loss, {loss.type}, passes no gradient to any parameter",
+            "a float loss, computed with parameters that require a gradient",
+            "check what is frozen, detached or under `no_grad`",
+        )
 
 
 def _inner_cuts(group: Sequence[tuple[Op, ...]]) -> tuple[int, ...]:
@@ -136,7 +146,7 @@ class _Binder:
         self.taken: dict[str, int] = {}
 
     def add(self, body: list[Op], outputs: Names, inner: tuple[int, ...]) -> None:
-        outside = _reads(body)
+        outside = reads(body)
         parameters = tuple(name for name in outside if name in self.parameters)
         buffers = tuple(name for name in outside if name in self.buffers)
         shared = tuple(name for name in outside if name in self.commons)
@@ -144,7 +154,7 @@ class _Binder:
         writes = {value.name for op in body for value in op.results}
         updates = [(buffer, value) for buffer, value in self.flat.updates if value in writes]
         groups = (handed, shared, parameters, buffers)
-        graph = _localise(body, groups, outputs, updates, inner, self.types)
+        graph = localise(body, groups, outputs, updates, inner, self.types)
         key = (structure(graph.ops), tuple(map(len, groups)), _argument_types(graph), graph.outputs, graph.updates)
         if key not in self.known:
             self.known[key] = len(self.graphs)
@@ -168,7 +178,7 @@ class _Binder:
         return graphs, segments
 
     def _name(self, body: list[Op]) -> str:
-        name = _module_of(body)
+        name = module_of(body)
         count = self.taken[name] = self.taken.get(name, -1) + 1
         return f"{name}#{count}" if count else name
 
@@ -210,76 +220,5 @@ def _all_values(flat: Flat) -> dict[str, Value]:
     return found
 
 
-def _reads(body: Iterable[Op]) -> list[str]:
-    """Names read but not made, in order of first use."""
-    made: set[str] = set()
-    found: dict[str, None] = {}
-    for op in body:
-        found.update((name, None) for name in op.uses() if name not in made)
-        made.update(value.name for value in op.results)
-    return list(found)
-
-
 def _argument_types(graph: SegmentGraph) -> tuple[object, ...]:
     return tuple((value.type, value.grad) for value in graph.arguments())
-
-
-def _localise(
-    body: list[Op],
-    groups: tuple[Names, Names, Names, Names],
-    outputs: tuple[str, ...],
-    updates: list[tuple[str, str]],
-    cuts: tuple[int, ...],
-    types: dict[str, Value],
-) -> SegmentGraph:
-    """The graph under names of its own: `x`, `query_weight`, `linear_1`."""
-    handed, shared, parameters, buffers = groups
-    names: dict[str, str] = {}
-    taken: set[str] = set()
-
-    def name(old: str, wanted: str) -> str:
-        base = re.sub(r"\W", "_", wanted)
-        new, count = base, 0
-        while new in taken:
-            count += 1
-            new = f"{base}_{count}"
-        taken.add(new)
-        names[old] = new
-        return new
-
-    def bind(olds: Names, wanted: list[str]) -> tuple[Value, ...]:
-        return tuple(replace(types[old], name=name(old, want)) for old, want in zip(olds, wanted, strict=True))
-
-    arguments = (
-        bind(handed, ["x"] * len(handed)),
-        bind(shared, [re.sub(r"_\d+$", "", old) for old in shared]),
-        bind(parameters, _tails(parameters)),
-        bind(buffers, _tails(buffers)),
-    )
-    ops = []
-    for op in body:
-        moved = op.map(lambda leaf: Ref(names[leaf.name]) if isinstance(leaf, Ref) else leaf)
-        results = tuple(replace(v, name=name(v.name, re.sub(r"_\d+(?=_|$)", "", v.name))) for v in op.results)
-        ops.append(replace(moved, results=results))
-    local_updates = tuple((names[buffer], names[value]) for buffer, value in updates)
-    return SegmentGraph(*arguments, tuple(ops), tuple(names[old] for old in outputs), local_updates, cuts)
-
-
-def _tails(paths: Names) -> list[str]:
-    """`layers.0.attention.query.weight` -> `attention_query_weight`, less what all of them share."""
-    parts = [path.split(".") for path in paths]
-    shared = 0
-    while len(parts) > 1 and all(len(p) > shared + 1 and p[shared] == parts[0][shared] for p in parts):
-        shared += 1
-    return ["_".join(p[shared:]) if not p[shared].isdigit() else "_".join(["p", *p[shared:]]) for p in parts]
-
-
-def _module_of(body: list[Op]) -> str:
-    """The module that holds all of it, or its first module."""
-    modules = [op.module.split(".") for op in body if op.module]
-    prefix: list[str] = []
-    for column in zip(*modules, strict=False):
-        if len(set(column)) > 1:
-            break
-        prefix.append(column[0])
-    return ".".join(prefix) or (modules[0][0] if modules else "segment")

@@ -13,7 +13,7 @@ size are worked on in place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -219,18 +219,6 @@ def plain_uniform(
     return drawn.expand(list(sizes)).to(torch.promote_types(dtype, torch.float32)).mul(2.0**-24).to(dtype)
 
 
-@torch.library.custom_op("meshwright::uniform", mutates_args=())
-def uniform(
-    key: Tensor,
-    sizes: Sequence[int],
-    dtype: torch.dtype,
-    start: Tensor | None = None,
-    shape: Sequence[int] | None = None,
-) -> Tensor:
-    """Numbers from 0 to 1; `start` and `shape` as for `dropout`."""
-    return plain_uniform(key, sizes, dtype, start, shape).contiguous()
-
-
 def plain_normal(
     key: Tensor, sizes: Sequence[int], dtype: torch.dtype, start: Tensor | None = None, shape: Any = None
 ) -> Tensor:
@@ -242,27 +230,33 @@ def plain_normal(
     return (radius * angle.cos()).to(dtype)
 
 
-@torch.library.custom_op("meshwright::normal", mutates_args=())
-def normal(
-    key: Tensor,
-    sizes: Sequence[int],
-    dtype: torch.dtype,
-    start: Tensor | None = None,
-    shape: Sequence[int] | None = None,
-) -> Tensor:
-    """Normal numbers of mean 0 and deviation 1; `start` and `shape` as for `dropout`."""
-    return plain_normal(key, sizes, dtype, start, shape).contiguous()
+def _operator(name: str, plain: Callable[..., Tensor]) -> Any:
+    """One of the functions above as an operator; `start` and `shape` as for `dropout`."""
+
+    def draw(
+        key: Tensor,
+        sizes: Sequence[int],
+        dtype: torch.dtype,
+        start: Tensor | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> Tensor:
+        return plain(key, sizes, dtype, start, shape).contiguous()
+
+    def blank(key: Tensor, sizes: Sequence[int], dtype: torch.dtype, start: Any = None, shape: Any = None) -> Tensor:
+        return torch.empty(tuple(sizes), dtype=dtype, device=key.device)
+
+    made = torch.library.custom_op(f"meshwright::{name}", draw, mutates_args=())
+    made.register_fake(blank)
+    return made
+
+
+uniform = _operator("uniform", plain_uniform)
+normal = _operator("normal", plain_normal)
 
 
 @dropout.register_fake
 def _(x: Tensor, key: Tensor, p: float, start: Tensor | None = None, shape: Any = None) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@uniform.register_fake
-@normal.register_fake
-def _(key: Tensor, sizes: Sequence[int], dtype: torch.dtype, start: Tensor | None = None, shape: Any = None) -> Tensor:
-    return torch.empty(tuple(sizes), dtype=dtype, device=key.device)
 
 
 def _keep_place(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -6,21 +6,28 @@ in the one segment that reads them or, if several do, in the prologue.
 
 Where values live long (an encoder's output, a position bias, a U-Net's skips) no such position may exist for
 hundreds of ops. Such a stretch is cut as if the values that live longest were not there: they are *carried* past
-the segments that do not read them. How long is long: the limit whose segments have the fewest distinct ops, for
-that is what planning costs; of equals the one whose largest segment is smallest, then the one that carries least.
+the segments that do not read them. How long is long: the limit whose segments cost planning least. A distinct
+segment costs its ops, more if it is large, and what is alive beside one value where it ends; of equals, the one whose
+largest segment is smallest, then the one that carries least.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
+from meshwright.capture.flat import Flat
 from meshwright.capture.fold import merge, structure
 from meshwright.capture.program import Op
-from meshwright.capture.read import Flat
 
 SHORTEST_CARRY = 8
 """A value alive for fewer ops than this is part of one piece of work."""
+CARRIED = 2
+"""What a value carried over the end of a distinct segment costs, in ops: its layouts multiply what is to be tried."""
+LARGE = 3
+"""Segments of more than so many times the usual number of ops cost more than their ops: they are planned whole."""
+
+Lives = dict[str, tuple[int, int]]
 
 
 def split_common(flat: Flat) -> tuple[list[Op], list[Op]]:
@@ -48,17 +55,16 @@ def cut(chain: Sequence[Op], max_ops: int) -> list[tuple[Op, ...]]:
     return found
 
 
-def spans(chain: Sequence[Op]) -> dict[str, tuple[int, int]]:
+def spans(chain: Sequence[Op]) -> Lives:
     """For each value the op that makes it and the last that reads it; values nobody reads are left out."""
     made = {value.name: index for index, op in enumerate(chain) for value in op.results}
     last = {name: index for index, op in enumerate(chain) for name in op.uses() if name in made}
     return {name: (made[name], index) for name, index in last.items()}
 
 
-def cuts_without(
-    chain: Sequence[Op], lives: dict[str, tuple[int, int]], start: int, end: int, limit: int | None
-) -> list[int]:
-    """Positions inside (start, end) at which one value is alive, those that live for `limit` ops or more aside."""
+def cuts_without(chain: Sequence[Op], lives: Lives, start: int, end: int, limit: int | None) -> list[int]:
+    """Positions inside (start, end) at which one value is alive; or, those that live for `limit` ops or more aside,
+    at most one."""
     delta = [0] * (len(chain) + 1)
     blocked = [0] * (len(chain) + 1)
     for op in chain:
@@ -73,35 +79,51 @@ def cuts_without(
             if not value.grad:
                 blocked[made + 1] += 1
                 blocked[last + 1] -= 1
+    allowed = (1,) if limit is None else (0, 1)
     found, alive, without = [], 0, 0
     for position in range(end):
         alive += delta[position]
         without += blocked[position]
-        if position > start and alive == 1 and not without:
+        if position > start and alive in allowed and not without:
             found.append(position)
     return found
 
 
-def _carrying(chain: Sequence[Op], lives: dict[str, tuple[int, int]], start: int, end: int, max_ops: int) -> list[int]:
+def _carrying(chain: Sequence[Op], lives: Lives, start: int, end: int, max_ops: int) -> list[int]:
     lengths = {last - made for made, last in lives.values() if last > start and made < end}
+    alive = _alive(lives, len(chain))
     best: list[int] = []
-    least = _score(chain, start, [], end, max_ops)
+    least = _score(chain, alive, start, [], end, max_ops)
     for limit in sorted((length for length in lengths if length >= SHORTEST_CARRY), reverse=True):
         cuts = cuts_without(chain, lives, start, end, limit)
         if not cuts or cuts == best:
             continue
-        score = _score(chain, start, cuts, end, max_ops)
+        score = _score(chain, alive, start, cuts, end, max_ops)
         if score < least:
             best, least = cuts, score
     return best
 
 
-def _score(chain: Sequence[Op], start: int, cuts: list[int], end: int, max_ops: int) -> tuple[int, int]:
-    """(ops in distinct segments, ops in the largest)."""
-    pieces = [tuple(chain[a:b]) for a, b in pairwise([start, *cuts, end])]
-    edges = [0]
-    for piece in pieces:
-        edges.append(edges[-1] + len(piece))
-    merged = [chain[start + edges[a] : start + edges[b]] for a, b in merge(pieces, max_ops)]
-    distinct = {structure(segment): len(segment) for segment in merged}
-    return sum(distinct.values()), max(map(len, merged))
+def _alive(lives: Lives, length: int) -> list[int]:
+    """How many values are alive before each op, and after the last."""
+    delta = [0] * (length + 2)
+    for made, last in lives.values():
+        delta[made + 1] += 1
+        delta[last + 1] -= 1
+    return list(accumulate(delta))
+
+
+def _score(
+    chain: Sequence[Op], alive: list[int], start: int, cuts: list[int], end: int, max_ops: int
+) -> tuple[int, int]:
+    """(ops and carried values of distinct segments, ops in the largest)."""
+    edges = [start, *cuts, end]
+    distinct: dict[object, int] = {}
+    largest = 0
+    for first, last in merge([tuple(chain[a:b]) for a, b in pairwise(edges)], max_ops):
+        a, b = edges[first], edges[last]
+        key, large = structure(chain[a:b]), max(b - a - LARGE * max_ops, 0)
+        cost = b - a + large + CARRIED * max(alive[b] - 1, 0)
+        distinct[key] = max(distinct.get(key, 0), cost)
+        largest = max(largest, b - a)
+    return sum(distinct.values()), largest

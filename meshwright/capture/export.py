@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,41 +13,55 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from meshwright.capture.answers import AnswerFalse, own_line
+from meshwright.capture.answers import AnswerFalse
+from meshwright.capture.batch import batch_size
 from meshwright.capture.grouped import grouped_matmuls
 from meshwright.capture.opaque import kept_whole
 from meshwright.capture.precision import Precision, dtype_in
-from meshwright.capture.repeat import trace_alike_once
+from meshwright.capture.refuse import check_model, refusal
+from meshwright.capture.repeat import NotAlikeError, trace_alike_once
 from meshwright.capture.traps import eager_paths
-from meshwright.errors import CaptureError, MeshwrightError, ModelError
+from meshwright.errors import MeshwrightError, ModelError
+from meshwright.models.batch import for_the_loss
 from meshwright.torch_compat import DATA_DEPENDENT, FakeMode, fake_mode, fake_tensor, without_reports
-
-Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
 
 
 class _WithLoss(nn.Module):
-    """The model followed by the user's loss; a model that returns its loss needs none."""
+    """The model followed by the user's loss; a model that returns its loss needs none.
+
+    targets: the entries of the batch that are for the loss alone.
+    """
 
     def __init__(
-        self, model: nn.Module, loss: Callable[..., Tensor] | None, answers: AbstractContextManager[Any] | None
+        self,
+        model: nn.Module,
+        loss: Callable[..., Tensor] | None,
+        targets: tuple[str, ...],
+        answers: AbstractContextManager[Any] | None,
     ) -> None:
         super().__init__()
-        self.model, self.loss, self.answers = model, loss, answers or nullcontext()
+        self.model, self.targets, self.answers = model, targets, answers or nullcontext()
+        # Not as a child: a loss's own tensors (weights of classes) are constants, not the model's buffers.
+        self.loss: Callable[..., Tensor] | None = loss.__call__ if isinstance(loss, nn.Module) else loss
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         with self.answers:
             return self._scalar(batch)
 
     def _scalar(self, batch: dict[str, Tensor]) -> Tensor:
-        output = self.model(**batch)
+        output = self.model(**{name: tensor for name, tensor in batch.items() if name not in self.targets})
         if self.loss is not None:
-            output = self.loss(output, *batch.values())
+            output = self.loss(output, *(batch[name] for name in self.targets or batch))
         found = output["loss"] if isinstance(output, Mapping) and "loss" in output else getattr(output, "loss", output)
         if not isinstance(found, Tensor) or found.dim() != 0:
+            if self.loss is not None:
+                raise ModelError(
+                    f"the loss function returned {_describe(found)}", "a scalar", "take its mean or sum over the batch"
+                )
             raise ModelError(
                 f"the model returned {_describe(found)}",
                 "a scalar loss, or an output with a scalar `.loss` or `['loss']`",
-                "pass `loss=`, a function of (output, *batch) that returns a scalar",
+                "pass `loss=` (or return it third): a function of the output and what the model does not take",
             )
         return found
 
@@ -57,34 +70,6 @@ def _describe(output: object) -> str:
     if not isinstance(output, Tensor):
         return f"a {type(output).__name__}"
     return f"a tensor of shape ({', '.join(str(size) if isinstance(size, int) else 'batch' for size in output.shape)})"
-
-
-def named_batch(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """The batch under the names of the model's own arguments."""
-    if isinstance(batch, Mapping):
-        found = dict(batch)
-    else:
-        try:
-            found = dict(inspect.signature(model.forward).bind(*batch).arguments)
-        except TypeError as error:
-            raise ModelError(
-                f"a batch of {len(batch)} tensors for {type(model).__name__}: {error}",
-                f"the arguments of its forward{inspect.signature(model.forward)}",
-                "pass one tensor per argument, or a dict by name",
-            ) from error
-    for name, tensor in found.items():
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.shape[0] < 1:
-            given = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ModelError(f"batch entry {name!r} is {given}", "a tensor with a leading batch dim of at least 1")
-    if not found:
-        raise ModelError("the batch is empty", "at least one tensor with a leading batch dim")
-    return found
-
-
-def batch_size(batch: Mapping[str, Tensor]) -> int:
-    """The leading size that most of the batch's tensors share."""
-    sizes = [tensor.shape[0] for tensor in batch.values()]
-    return max(sizes, key=lambda size: (sizes.count(size), size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +100,7 @@ def export(
 
     Where Python asks for a tensor's value, it is exported once more with every such question answered False.
     """
+    check_model(model)
     try:
         try:
             with without_reports():
@@ -122,16 +108,10 @@ def export(
         except DATA_DEPENDENT:
             with without_reports():
                 return _export(model, batch, loss, precision, AnswerFalse(), once, vary)
-    except MeshwrightError:
+    except (MeshwrightError, NotAlikeError):
         raise
     except Exception as error:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
-        line = own_line(traceback.extract_tb(error.__traceback__))
-        raise CaptureError(
-            f"{type(model).__name__} could not be captured with the batch {shapes}: {_first_line(error)}, at {line}",
-            "a forward that torch.export can follow on this batch",
-            "check that the batch fits the model and that no Python branch depends on tensor values",
-        ) from error
+        raise refusal(model, batch, error) from error
 
 
 def _export(
@@ -154,10 +134,12 @@ def _export(
     shadow = _shadow(model, mode, precision)
     if once:
         trace_alike_once(shadow)
-    wrapper = _WithLoss(shadow, loss, answers)
+    wrapper = _WithLoss(shadow, loss, for_the_loss(model, batch), answers)
     inputs = {name: fake(tensor) for name, tensor in batch.items()}
     dims = {name: {0: Dim.AUTO} if vary and tensor.shape[0] == size else {} for name, tensor in batch.items()}
-    with eager_paths(batch), grouped_matmuls(), kept_whole() as whole:
+    with eager_paths(batch), grouped_matmuls(), kept_whole() as whole, warnings.catch_warnings():
+        # `nn.LSTM` puts its own weights in a list when it runs.
+        warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights")
         graph = torch.export.export(wrapper, (inputs,), dynamic_shapes=(dims,), strict=False)
     notes = tuple(f"{name} is kept as one op" for name in whole)
     return Exported(graph, shadow, notes, tuple(answers.warnings) if answers else ())
@@ -172,8 +154,3 @@ def _shadow(model: nn.Module, mode: FakeMode, precision: Precision | None) -> nn
     for buffer in model.buffers():
         memo[id(buffer)] = fake_tensor(tuple(buffer.shape), dtype_in(buffer, precision), mode)
     return copy.deepcopy(model, memo)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+BATCH_NORM, CONSTANT = f"{__name__}:batch_norm", f"{__name__}:constant"
+
 
 def batch_norm(
     x: Tensor,
@@ -15,10 +17,12 @@ def batch_norm(
     var: Tensor,
     momentum: float,
     eps: float,
+    training: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Training-mode BatchNorm: the result and the running statistics as they are afterwards."""
-    mean, var = mean.clone(), var.clone()
-    return F.batch_norm(x, mean, var, weight, bias, True, momentum, eps), mean, var
+    """BatchNorm: the result and the running statistics as they are afterwards, which only training changes."""
+    if training:
+        mean, var = mean.clone(), var.clone()
+    return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps), mean, var
 
 
 def constant(numbers: tuple[float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

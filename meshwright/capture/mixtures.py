@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.capture.experts import GROUPED, MIX
+from meshwright.capture.flat import live
 from meshwright.capture.program import Op, Ref, Value, map_leaves
 from meshwright.capture.sizes import Size
 
@@ -72,7 +73,7 @@ def fuse(ops: Sequence[Op], values: Mapping[str, Value], keep: set[str]) -> list
             continue
         if not region.gone & keep and not finder.used_outside(region.gone, region.gone | {op.name}):
             found[index] = _fused(op, region)
-    return _live(found, keep)
+    return live(found, keep)
 
 
 def _fused(op: Op, region: _Region) -> Op:
@@ -90,15 +91,6 @@ def _fused(op: Op, region: _Region) -> Op:
 
 def _renamed(leaf: Any, names: Mapping[str, str]) -> Any:
     return names[leaf.name] if isinstance(leaf, Ref) else leaf
-
-
-def _live(ops: Sequence[Op], needed: set[str]) -> list[Op]:
-    kept, wanted = [], set(needed)
-    for op in reversed(ops):
-        if any(value.name in wanted for value in op.results):
-            kept.append(op)
-            wanted.update(op.uses())
-    return kept[::-1]
 
 
 class _Finder:

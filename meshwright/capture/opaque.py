@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
 
 from meshwright.capture.traps import replaced
 from meshwright.errors import CaptureError
@@ -89,7 +90,10 @@ def kept_whole() -> Iterator[list[str]]:
     apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
     def record_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # Functions of torch's own (checkpointing, collectives) are export's business.
+        if cls is CheckpointFunction:  # what is kept and what is computed again is for plans to say
+            function, _, *given = args
+            return function(*given)
+        # Other functions of torch's own (collectives) are export's business.
         if cls.__module__.partition(".")[0] == "torch":
             return apply(cls, *args, **kwargs)
         if "<locals>" in cls.__qualname__:
@@ -160,14 +164,28 @@ def record_whole(
     return list(_opaque(tensors, index))
 
 
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A dict that holds tensors, among a call's arguments or results."""
+
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+
+
 def flatten(tree: Any, tensors: list[Tensor]) -> Any:
     if isinstance(tree, Tensor):
         tensors.append(tree)
         return Slot(len(tensors) - 1)
+    if type(tree) is dict:
+        before = len(tensors)
+        held = Entries(tuple(tree), tuple(flatten(item, tensors) for item in tree.values()))
+        return held if len(tensors) > before else tree
     return tuple(flatten(item, tensors) for item in tree) if isinstance(tree, list | tuple) else tree
 
 
 def fill(tree: Any, tensors: list[Tensor]) -> Any:
     if isinstance(tree, tuple):
         return tuple(fill(item, tensors) for item in tree)
+    if isinstance(tree, Entries):
+        return dict(zip(tree.keys, fill(tree.values, tensors), strict=True))
     return tensors[tree.index] if isinstance(tree, Slot) else tree

@@ -7,8 +7,7 @@ a buffer that was written ends up as an update.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,45 +16,29 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from meshwright.capture.alias import Memory, View
-from meshwright.capture.answers import traced_line
+from meshwright.capture.emit import Emitter
+from meshwright.capture.flat import Flat, live
+from meshwright.capture.functional import BATCH_NORM, CONSTANT
 from meshwright.capture.inplace import functional_form
-from meshwright.capture.opaque import OPERATOR, Slot, recorded
-from meshwright.capture.program import Op, Parameter, Ref, RunDevice, TensorType, TorchConstant, Value, map_leaves
+from meshwright.capture.nodes import (
+    AUTOCAST_REGION,
+    changes_nothing,
+    line_of,
+    module_of,
+    sized_by_data,
+    unsupported,
+    writes,
+)
+from meshwright.capture.opaque import OPERATOR, Entries, Slot, recorded
+from meshwright.capture.program import Op, Ref, RunDevice, TensorType, TorchConstant, Value, map_leaves
 from meshwright.capture.random import keyed
 from meshwright.capture.replay import Replay
-from meshwright.capture.sizes import BatchFloat, Size, fit_size
+from meshwright.capture.traced import Unknown, held_tensors, tensor_type, traced_number, unknown_number
 from meshwright.errors import CaptureError
-from meshwright.torch_compat import has_unbacked_symbol, is_fake, returns_view, shares_storage, symbolic_value
+from meshwright.torch_compat import has_unbacked_symbol, is_fake, returns_view, shares_storage
 
-BATCH_NORM = "meshwright.capture.functional:batch_norm"
-CONSTANT = "meshwright.capture.functional:constant"
 LARGEST_CONSTANT = 4096
 NO_GRAD_REGION = "wrap_with_set_grad_enabled"
-
-
-@dataclass(frozen=True, slots=True)
-class Flat:
-    """A captured forward before cutting. Parameters and buffers stand under their first name.
-
-    made: the types of constants that the forward made from Python's numbers while it was captured.
-    """
-
-    inputs: tuple[Value, ...]
-    parameters: tuple[Parameter, ...]
-    buffers: tuple[Parameter, ...]
-    ops: tuple[Op, ...]
-    updates: tuple[tuple[str, str], ...]
-    loss: str
-    notes: tuple[str, ...] = ()
-    made: tuple[TensorType, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Unknown:
-    """A number that only the data would tell, or that is no polynomial in the batch; fine if only asserts read it."""
-
-    node: fx.Node
-    of_data: bool
 
 
 def read(exported: ExportedProgram, model: nn.Module, notes: Iterable[str] = (), *, by_key: bool = True) -> Flat:
@@ -71,20 +54,18 @@ class _Reader:
     def __init__(self, exported: ExportedProgram, model: nn.Module) -> None:
         self.exported = exported
         self.leaf: dict[fx.Node, Any] = {}
-        self.values: dict[str, Value] = {}
-        self.types: dict[str, TensorType] = {}
-        self.ops: list[Op] = []
+        self.out = Emitter()
         self.inputs: list[Value] = []
         self.notes: list[str] = []
         self.made: list[TensorType] = []
-        self.taken: dict[str, int] = {}
-        self.memory = Memory(self.types, self._emit)
-        self.replay = Replay(self.ops, self.memory, self._add)
-        self.parameters = _records(_first_names(model.named_parameters(remove_duplicate=False)))
-        self.buffers = _records(_first_names(model.named_buffers(remove_duplicate=False)))
-        for entry in (*self.parameters, *self.buffers):
-            grad = entry in self.parameters and entry.trainable
-            self._define(Value(entry.name, entry.type, grad))
+        self.memory = Memory(self.out.types, self.out.emit)
+        self.replay = Replay(self.out.ops, self.memory, self.out.add)
+        self.parameters = held_tensors(model.named_parameters(remove_duplicate=False))
+        self.buffers = held_tensors(model.named_buffers(remove_duplicate=False))
+        for parameter in self.parameters:
+            self.out.define(Value(parameter.name, parameter.type, parameter.trainable))
+        for buffer in self.buffers:
+            self.out.define(Value(buffer.name, buffer.type))
         self.loss = ""
         self._bind_placeholders()
 
@@ -98,9 +79,9 @@ class _Reader:
             if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
                 self.leaf[node] = Ref(first[target])
             elif spec.kind == InputKind.USER_INPUT and isinstance(node.meta.get("val"), Tensor):
-                value = Value(node.name.removeprefix("batch_"), _type(node.meta["val"]))
+                value = Value(node.name.removeprefix("batch_"), tensor_type(node.meta["val"]))
                 self.inputs.append(value)
-                self.leaf[node] = Ref(self._define(value))
+                self.leaf[node] = Ref(self.out.define(value))
             elif node.users:
                 self._constant(node, spec.target or node.name)
 
@@ -108,15 +89,16 @@ class _Reader:
         """A tensor the model holds or makes outside its parameters and buffers: kept as literal numbers."""
         tensor, name = self.exported.constants.get(target), target.removeprefix("model.")
         if not isinstance(tensor, Tensor) or is_fake(tensor) or tensor.is_meta or tensor.numel() > LARGEST_CONSTANT:
+            read = next((line_of(user) for user in node.users if line_of(user)), "")
             raise CaptureError(
-                f"the model holds a constant tensor {name!r} outside its parameters and buffers",
+                f"the model holds a constant tensor {name!r} outside its parameters and buffers{read}",
                 f"every tensor of the model registered, or real and of at most {LARGEST_CONSTANT} elements",
-                "register it with `register_buffer`",
+                "register it with `register_buffer`; write `.detach()` for `.data`",
             )
-        type_ = _type(tensor)
+        type_ = tensor_type(tensor)
         numbers = tuple(tensor.flatten().tolist())
         args = (numbers, type_.shape, TorchConstant(type_.dtype), RunDevice())
-        self.leaf[node] = Ref(self._emit(CONSTANT, args, type_, "", wanted=node.name))
+        self.leaf[node] = Ref(self.out.emit(CONSTANT, args, type_, "", wanted=node.name))
         if tensor.numel() > 1:
             self.notes.append(f"{name} is a constant: the same numbers in every step")
         if name.startswith("lifted_tensor"):
@@ -139,28 +121,31 @@ class _Reader:
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             self.leaf[node] = self.leaf[node.args[0]][node.args[1]]
         elif str(node.target) == NO_GRAD_REGION:
-            self._inline(node)
+            enabled, body, *operands = node.args
+            self._inline(node, body, operands, detached=not enabled)
+        elif str(node.target) == AUTOCAST_REGION and not node.args[2]:
+            self._inline(node, node.args[4], node.args[5:], detached=False)
+        elif any(read.op == "get_attr" for read in node.all_input_nodes):  # a graph of its own
+            raise unsupported(node)
         elif isinstance(value, int | torch.SymInt | torch.SymFloat | torch.SymBool | float):
-            self.leaf[node] = _number(node, value)
+            self.leaf[node] = traced_number(node, value)
         elif value is not None:
             self._append(node, value)
 
-    def _inline(self, node: fx.Node) -> None:
-        """A region under set_grad_enabled; without gradients its operands are detached first."""
-        enabled, body, *operands = node.args
-        assert isinstance(body, fx.Node)
+    def _inline(self, node: fx.Node, body: Any, operands: Sequence[Any], *, detached: bool) -> None:
+        """A region of its own graph; where it is without gradients, its operands are detached first."""
         graph = getattr(body.graph.owning_module, str(body.target)).graph
         inner = [item for item in graph.nodes if item.op == "placeholder"]
         for placeholder, operand in zip(inner, operands, strict=True):
             leaf = self.leaf[operand] if isinstance(operand, fx.Node) else operand
-            if isinstance(leaf, Ref) and not enabled and self.values[self.memory.read(leaf.name)].grad:
-                leaf = self._detached(leaf.name, _module(node))
+            if isinstance(leaf, Ref) and detached and self.out.values[self.memory.read(leaf.name)].grad:
+                leaf = self._detached(leaf.name, module_of(node))
             self.leaf[placeholder] = leaf
         self.leaf[node] = tuple(self.walk(graph))
 
     def _detached(self, name: str, module: str) -> Ref:
         args = (Ref(self.memory.read(name)),)
-        op = self._add(Op("aten.detach.default", args, (), (), module), [self.types[name]], ["detach"])
+        op = self.out.add(Op("aten.detach.default", args, (), (), module), [self.out.types[name]], ["detach"])
         self.memory.views[op.name] = View(name, op, 0)
         self.memory.seen[op.name] = self.memory.version.get(self.memory.root(name), 0)
         return Ref(op.name)
@@ -175,16 +160,19 @@ class _Reader:
         if target == "aten.batch_norm.default" and args[5] and isinstance(args[3], Ref):
             self.leaf[node] = self._batch_norm(node, args)
             return
-        if _changes_nothing(node, target, value):
+        if changes_nothing(node, target, value):
             self.leaf[node] = self.leaf[node.args[0]]  # type: ignore[index]
             return
-        if _writes(target):
-            self._write(node, Op(target, args, kwargs, (), _module(node)))
+        if writes(target):
+            self._write(node, Op(target, args, kwargs, (), module_of(node)))
             return
         several = isinstance(value, list | tuple)
         tensors = list(value) if several else [value]
+        sizes = (size for tensor in tensors for size in tensor.shape if isinstance(size, torch.SymInt))
+        if any(map(has_unbacked_symbol, sizes)):
+            raise sized_by_data(node)
         wanted = [f"{node.name}_{i}" for i in range(len(tensors))] if several else [node.name]
-        op = self._add(Op(target, args, kwargs, (), _module(node)), [_type(t) for t in tensors], wanted)
+        op = self.out.add(Op(target, args, kwargs, (), module_of(node)), [tensor_type(t) for t in tensors], wanted)
         refs = tuple(Ref(result.name) for result in op.results)
         self.leaf[node] = refs if several else refs[0]
         self._note_view(node, op, tensors)
@@ -199,10 +187,16 @@ class _Reader:
             return
 
         def leaf(arg: Any) -> Any:
+            if isinstance(arg, Entries):
+                raise CaptureError(
+                    f"{call.target} is given a dict of tensors",
+                    "tensors as arguments of their own",
+                    f"pass {', '.join(map(str, arg.keys))} one by one",
+                )
             return given[arg.index] if isinstance(arg, Slot) else self._tree(arg)
 
-        op = Op(call.target, map_leaves(call.args, leaf), map_leaves(call.kwargs, leaf), (), _module(node))
-        made = self._add(op, [_type(t) for t in value], [f"{node.name}_{i}" for i in range(len(value))])
+        op = Op(call.target, map_leaves(call.args, leaf), map_leaves(call.kwargs, leaf), (), module_of(node))
+        made = self.out.add(op, [tensor_type(t) for t in value], [f"{node.name}_{i}" for i in range(len(value))])
         self.leaf[node] = tuple(Ref(result.name) for result in made.results)
 
     def _note_view(self, node: fx.Node, op: Op, tensors: list[Tensor]) -> None:
@@ -222,10 +216,10 @@ class _Reader:
     def _batch_norm(self, node: fx.Node, args: tuple[Any, ...]) -> Ref:
         """Training BatchNorm returns its new running statistics instead of writing them."""
         x, weight, bias, mean, var, _, momentum, eps, *_ = args
-        types = [_type(node.meta["val"]), self.types[mean.name], self.types[var.name]]
+        types = [tensor_type(node.meta["val"]), self.out.types[mean.name], self.out.types[var.name]]
         wanted = [node.name, f"{node.name}_mean", f"{node.name}_var"]
-        call = Op(BATCH_NORM, (x, weight, bias, mean, var, momentum, eps), (), (), _module(node))
-        op = self._add(call, types, wanted)
+        call = Op(BATCH_NORM, (x, weight, bias, mean, var, momentum, eps), (), (), module_of(node))
+        op = self.out.add(call, types, wanted)
         for written, result in zip((node.args[3], node.args[4]), op.results[1:], strict=True):
             assert isinstance(written, fx.Node)
             self.memory.write(self.leaf[written].name, result.name)
@@ -238,9 +232,9 @@ class _Reader:
         name = self.leaf[written].name
         self._check_write(name, op)
         made = ""
-        for target, args, kwargs, type_ in functional_form(op, self.types):
+        for target, args, kwargs, type_ in functional_form(op, self.out.types):
             given = (Ref(made), *args[1:]) if made else args
-            made = self._emit(target, given, type_, op.module, kwargs=kwargs, wanted=node.name)
+            made = self.out.emit(target, given, type_, op.module, kwargs=kwargs, wanted=node.name)
         self.memory.write(name, made)
         self.leaf[node] = Ref(name)
 
@@ -254,39 +248,13 @@ class _Reader:
             )
         while name in self.memory.views:
             view = self.memory.views[name]
-            if view.op.target == "aten.detach.default" and self.values[view.base].grad:
+            if view.op.target == "aten.detach.default" and self.out.values[view.base].grad:
                 raise CaptureError(
                     f"{op.target} in {where} writes to {view.base!r} through detach, unseen by autograd",
                     "writes that autograd can follow",
                     "write to a copy: `x.detach().clone()`",
                 )
             name = view.base
-
-    def _emit(
-        self, target: str, args: tuple[Any, ...], type_: TensorType, module: str,
-        kwargs: tuple[tuple[str, Any], ...] = (), wanted: str = "",
-    ) -> str:  # fmt: skip
-        wanted = wanted or target.split(".")[1]
-        return self._add(Op(target, args, kwargs, (), module), [type_], [wanted]).results[0].name
-
-    def _add(self, op: Op, types: list[TensorType], wanted: list[str]) -> Op:
-        flows = _passes_gradient(op.target) and any(self.values[name].grad for name in op.uses())
-        results = []
-        for type_, name in zip(types, wanted, strict=True):
-            stem = name
-            while name in self.values:
-                self.taken[stem] = self.taken.get(stem, 0) + 1
-                name = f"{stem}_{self.taken[stem]}"
-            value = Value(name, type_, flows and type_.has_gradient)
-            results.append(value)
-            self._define(value)
-        made = Op(op.target, op.args, op.kwargs, tuple(results), op.module)
-        self.ops.append(made)
-        return made
-
-    def _define(self, value: Value) -> str:
-        self.values[value.name], self.types[value.name] = value, value.type
-        return value.name
 
     def _tree(self, tree: Any) -> Any:
         if isinstance(tree, list | tuple):
@@ -301,8 +269,8 @@ class _Reader:
 
     def _leaf_of(self, node: fx.Node) -> Any:
         leaf = self.leaf[node]
-        if isinstance(leaf, _Unknown):
-            raise _unknown_number(_module(node) or "the model", leaf)
+        if isinstance(leaf, Unknown):
+            raise unknown_number(module_of(node) or "the model", leaf)
         if isinstance(leaf, tuple):
             return tuple(Ref(self.memory.read(item.name)) for item in leaf)
         return Ref(self.memory.read(leaf.name)) if isinstance(leaf, Ref) else leaf
@@ -310,114 +278,10 @@ class _Reader:
     def finish(self, notes: Iterable[str], by_key: bool) -> Flat:
         now = {buffer.name: self.memory.read(buffer.name) for buffer in self.buffers}
         updates = tuple((name, value) for name, value in now.items() if name != value)
-        ops = _live(self.ops, {self.loss, *(value for _, value in updates)})
-        ops, about = keyed(ops, self.values) if by_key else (ops, ())
+        ops = live(self.out.ops, {self.loss, *(value for _, value in updates)})
+        ops, about = keyed(ops, self.out.values) if by_key else (ops, ())
         used = {name for op in ops for name in op.uses()}
         parameters = tuple(parameter for parameter in self.parameters if parameter.name in used)
         found = (*notes, *self.notes, *about)
         made = tuple(self.made)
         return Flat(tuple(self.inputs), parameters, self.buffers, tuple(ops), updates, self.loss, found, made)
-
-
-def _live(ops: list[Op], needed: set[str]) -> list[Op]:
-    """Ops that the needed values follow from."""
-    kept = []
-    for op in reversed(ops):
-        if any(value.name in needed for value in op.results):
-            kept.append(op)
-            needed.update(op.uses())
-    return kept[::-1]
-
-
-def _changes_nothing(node: fx.Node, target: str, value: Any) -> bool:
-    """A cast to the dtype a tensor already has hands on the tensor itself."""
-    source = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
-    if not target.startswith(("aten.to.", "aten.alias.", "aten.type_as.")) or not isinstance(source, Tensor):
-        return False
-    return source.dtype == value.dtype and shares_storage(source, value)
-
-
-def _writes(target: str) -> bool:
-    namespace, name, *_ = target.split(".")
-    return namespace == "aten" and name.endswith("_") and not name.endswith("__")
-
-
-def _passes_gradient(target: str) -> bool:
-    """False for ops that read a tensor for its shape or cut the gradient."""
-    name = target.split(".")[1] if target.count(".") > 1 else target
-    return not (name.endswith("_like") or name.startswith("new_") or name in ("detach", "histc", "bernoulli"))
-
-
-def _first_names(named: Iterable[tuple[str, Tensor]]) -> dict[int, tuple[Tensor, list[str]]]:
-    found: dict[int, tuple[Tensor, list[str]]] = {}
-    for name, tensor in named:
-        found.setdefault(id(tensor), (tensor, []))[1].append(name)
-    return found
-
-
-def _records(found: dict[int, tuple[Tensor, list[str]]]) -> tuple[Parameter, ...]:
-    """Equal types are one object: a deep model has few, and they can be counted quickly."""
-    types: dict[TensorType, TensorType] = {}
-
-    def shared(tensor: Tensor) -> TensorType:
-        type_ = _type(tensor)
-        return types.setdefault(type_, type_)
-
-    return tuple(
-        Parameter(names[0], shared(tensor), tensor.requires_grad, tuple(names[1:])) for tensor, names in found.values()
-    )
-
-
-def _type(tensor: Tensor) -> TensorType:
-    return TensorType(tuple(_size(size) for size in tensor.shape), str(tensor.dtype).removeprefix("torch."))
-
-
-def _number(node: fx.Node, value: Any) -> Any:
-    if isinstance(value, int | float):
-        return value
-    if isinstance(value, torch.SymInt | torch.SymFloat) and not has_unbacked_symbol(value):
-        found = fit_size(lambda batch: symbolic_value(value, batch))
-        if found is not None and isinstance(value, torch.SymFloat):
-            return BatchFloat(found.coefficients)
-        if found is not None or isinstance(value, torch.SymInt):
-            return _size(value)
-    of_data = not isinstance(value, torch.SymInt | torch.SymFloat) or has_unbacked_symbol(value)
-    return _Unknown(node, of_data)
-
-
-def _unknown_number(where: str, number: _Unknown) -> CaptureError:
-    line = traced_line(number.node.meta.get("stack_trace") or "")
-    if number.of_data:
-        return CaptureError(
-            f"{where} uses a number that depends on the data ({number.node.target}){line}",
-            "sizes and numbers that follow from the shapes",
-            "keep it as a tensor, without `.item()`",
-        )
-    return CaptureError(
-        f"{where} uses a number that is no polynomial in the batch ({number.node.target}){line}",
-        "numbers such as the batch size itself, or multiples of it",
-        "divide by the batch size instead of multiplying by a fraction of it",
-    )
-
-
-def _size(size: Any) -> Size:
-    if isinstance(size, int):
-        return size
-    if has_unbacked_symbol(size):
-        raise CaptureError(
-            "a tensor's size depends on the data", "sizes that follow from the shapes", "pad it to a fixed size"
-        )
-    found = fit_size(lambda batch: symbolic_value(size, batch))
-    if found is None:
-        raise CaptureError(
-            f"a tensor has size {size}, where the symbol is the batch",
-            "sizes that are polynomials in the batch",
-            "capture at the batch you train with; a batch-dependent shape of this kind is not supported",
-        )
-    return found.coefficients[0] if not any(found.coefficients[1:]) else found
-
-
-def _module(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [str(path) for path, _ in stack.values()] if isinstance(stack, dict) else []
-    return paths[-1].removeprefix("model").removeprefix(".") if paths and "_empty" not in paths[-1] else ""

@@ -9,20 +9,25 @@ writes the traced ops out again under the other layer's names.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from meshwright.capture.opaque import fill, flatten, record_whole
+from meshwright.capture.opaque import Entries, Slot, fill, flatten, record_whole
+
+
+class NotAlikeError(Exception):
+    """A traced layer did something that cannot be written out for another one; everything is traced instead."""
+
 
 BEGIN, END, AGAIN = "begin", "end", "again"
 FEWEST = 3
 """Lists of fewer layers than this are traced as they are."""
 
-_PLAIN = (bool, int, float, str, tuple, frozenset, torch.dtype)
+_PLAIN = bool | int | float | str | tuple | frozenset | torch.dtype
 _MODULE_STATE = frozenset(vars(nn.Module()))
 
 
@@ -108,7 +113,10 @@ def _forward(
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors: list[Tensor] = []
         nested = flatten((args, tuple(kwargs.items())), tensors)
-        kind = f"{nested} {torch.is_grad_enabled()} {[(t.dtype, str(t.shape), str(t.stride())) for t in tensors]}"
+        _check_no_strays(path, nested)
+        seen = [id(tensor) for tensor in tensors]
+        looks = [(t.dtype, str(t.shape), str(t.stride()), seen.index(id(t))) for t in tensors]
+        kind = f"{nested} {torch.is_grad_enabled()} {looks}"
         if kind in traced:
             known = traced[kind]
             again = record_whole(AGAIN, lambda *_: _blank(known.results), (known.number, path), tensors)
@@ -118,10 +126,29 @@ def _forward(
         given, named = fill(nested, entered)
         result = forward(*given, **dict(named))
         new.nested = flatten(result, new.results)
+        _check_no_strays(path, new.nested)
         traced[kind] = new
         return fill(new.nested, record_whole(END, lambda *given: _blank(given), (new.number, path), new.results))
 
     return call
+
+
+def _check_no_strays(path: str, tree: Any) -> None:
+    """Tensors inside objects are not seen, and would be the first layer's in all the others."""
+    if isinstance(tree, tuple):
+        for item in tree:
+            _check_no_strays(path, item)
+    elif isinstance(tree, Entries):
+        _check_no_strays(path, tree.values)
+    elif not isinstance(tree, _PLAIN | Slot | None) and _holds_tensors(tree):
+        raise NotAlikeError(f"{path} takes or gives tensors inside a {type(tree).__name__}")
+
+
+def _holds_tensors(tree: Any) -> bool:
+    inside = [*tree.values()] if isinstance(tree, Mapping) else []
+    inside += [] if isinstance(tree, type | nn.Module) else vars(tree).values() if hasattr(tree, "__dict__") else []
+    listed = [item for value in inside for item in (value if isinstance(value, list | tuple) else [value])]
+    return any(isinstance(item, Tensor) for item in listed)
 
 
 def _blank(tensors: Any) -> list[Tensor]:

@@ -9,13 +9,9 @@ from typing import Any
 from meshwright.capture.alias import Memory
 from meshwright.capture.opaque import Call
 from meshwright.capture.program import Op, Ref, TensorType
-from meshwright.capture.repeat import AGAIN, BEGIN
+from meshwright.capture.repeat import AGAIN, BEGIN, NotAlikeError
 
 Add = Callable[[Op, list[TensorType], list[str]], Op]
-
-
-class NotAlikeError(Exception):
-    """A traced layer did something that cannot be written out for another one; everything is traced instead."""
 
 
 @dataclass(slots=True)
@@ -66,6 +62,8 @@ class Replay:
     def _again(self, body: _Body, path: str, arguments: list[str]) -> tuple[Ref, ...]:
         self.count += 1
         names = dict(zip(body.arguments, arguments, strict=True))
+        if [names[name] for name in body.arguments] != arguments:
+            raise NotAlikeError(f"{body.path} was given one value twice, {path} two")
 
         def moved(text: str) -> str:
             return path + text.removeprefix(body.path) if _inside(text, body.path) else text

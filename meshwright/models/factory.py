@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.errors import MeshwrightError, ModelError
+from meshwright.models.batch import batch_names
 from meshwright.models.family import Family, Settings, Shapes
 
 
@@ -72,6 +73,10 @@ def _load_module(place: str) -> ModuleType:
         return import_module(place)
     except ImportError as error:
         raise ModelError(f"no module {place!r}: {error}", "an importable module or a .py file", "check it") from error
+    except Exception as error:
+        raise ModelError(
+            f"module {place!r} raises {type(error).__name__}: {error}", "a module that imports", "import it by itself"
+        ) from error
 
 
 def _call(reference: str, factory: Callable[[], Any]) -> Any:
@@ -81,7 +86,9 @@ def _call(reference: str, factory: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         raise ModelError(
-            f"{reference} raises {type(error).__name__}: {error}", "a function of no arguments that returns a model"
+            f"{reference} raises {type(error).__name__}: {error}",
+            "a function of no arguments that returns (model, batch) or (model, batch, loss)",
+            "call it by itself",
         ) from error
 
 
@@ -91,18 +98,17 @@ def _checked(reference: str, found: Any) -> tuple[nn.Module, Shapes, Callable[..
             f"{reference} returned {type(found).__name__}", "(model, batch) or (model, batch, loss)", "return these"
         )
     model, batch, *rest = found
-    return model, _shapes(reference, model, batch), rest[0] if rest else None
+    loss = rest[0] if rest else None
+    return model, _shapes(reference, model, batch, loss), loss
 
 
-def _shapes(reference: str, model: nn.Module, batch: Any) -> Shapes:
-    from inspect import signature
-
+def _shapes(reference: str, model: nn.Module, batch: Any, loss: Callable[..., Tensor] | None) -> Shapes:
     if not isinstance(batch, Mapping):
-        names = list(signature(model.forward).parameters)
+        names = batch_names(model, loss, len(batch)) if isinstance(batch, tuple | list) else []
         if not isinstance(batch, tuple | list) or len(batch) > len(names):
             raise ModelError(
                 f"{reference} returned a batch of {type(batch).__name__}",
-                f"a dict, or a tuple with one entry per argument of forward ({', '.join(names)})",
+                f"a dict, or a tuple with one entry per argument of forward ({', '.join(names)}); more with a loss",
                 "return one of these",
             )
         batch = dict(zip(names, batch, strict=False))

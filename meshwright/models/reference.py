@@ -78,6 +78,8 @@ def _family(name: str) -> Family:
         return replace(FAMILIES[base], name=name, defaults=FAMILIES[base].defaults | settings)
     if name not in FAMILIES:
         close = get_close_matches(name, [*FAMILIES, *NAMED], n=3)
+        if name.endswith(".py"):
+            raise ModelError(f"{name} without a function", "file.py:function", f"name one: {name}:function")
         raise ModelError(
             f"unknown model {name!r}",
             f"a family ({', '.join(FAMILIES)}), a named size ({', '.join(NAMED)}), hf:TYPE, or file.py:function",
@@ -108,8 +110,9 @@ def _value(family: Family, key: str, text: str) -> Any:
             return _number(text, family.free)
         return _guess(text)
     except (ValueError, KeyError) as error:
-        kind = "true or false" if isinstance(default, bool) else f"like its default, {_text(default)}"
-        raise ModelError(f"setting {key}={text} of {family.name}", f"a value {kind}", "correct the setting") from error
+        kind = "a value" if family.free else "a whole number of at least 1" if type(default) is int else "a value"
+        wanted = "true or false" if isinstance(default, bool) else f"{kind}, like its default {_text(default)}"
+        raise ModelError(f"setting {key}={text} of {family.name}", wanted, "correct the setting") from error
 
 
 def _guess(text: str) -> Any:

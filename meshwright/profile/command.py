@@ -91,4 +91,4 @@ def _write(path: str, text: str) -> None:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text + "\n")
     except OSError as error:
-        raise ModelError(f"{path} cannot be written: {error.strerror}", "a writable path") from error
+        raise ModelError(f"{path} cannot be written: {error.strerror}", "a writable path", "choose another") from error

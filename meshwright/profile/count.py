@@ -28,6 +28,7 @@ VIEWS = frozenset(_VIEWS.split())
 ATTENTIONS = frozenset({"scaled_dot_product_attention", "causal_attention"})
 RING = "ring_attention"
 """Attention over blocks that go round: products of its own, no kernel to choose."""
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 CONVOLUTIONS = frozenset(f"conv{turned}{n}d" for n in (1, 2, 3) for turned in ("", "_transpose"))
 PASSES_GRADIENT = frozenset({"add"})
 """Ops whose operands take the result's gradient as it is, where nothing broadcasts."""
@@ -76,6 +77,8 @@ def backward_flops_by_operand(op: Op, values: Values) -> tuple[int, ...]:
         by_weight = grouped_flops(op, operands)
         costs = [by_weight.get(i, 0) for i in range(len(operands))]
         costs[0] = sum(by_weight.values())
+    elif packet(op.target) in RECURRENT:
+        costs = _recurrent_backward(op, operands)
     else:
         flops = sum(_pair_flops(op, operands))
         for index in _factors_of_product(op, operands):
@@ -117,7 +120,27 @@ def _pair_flops(op: Op, operands: Sequence[Value]) -> tuple[int, ...]:
     if name in CONVOLUTIONS:
         swept = operands[0] if "transpose" in name else op.results[0]
         return (2 * prod(swept.type.sizes) * prod(operands[1].type.sizes[1:]),)
+    if name in RECURRENT:
+        return tuple(recurrent_flops(operands).values())
     return _PRODUCTS[name](op, operands) if name in _PRODUCTS else ()
+
+
+def _recurrent_backward(op: Op, operands: Sequence[Value]) -> list[int]:
+    """Every product has two gradients. That of a state or of a layer below is counted with the weight, and the first
+    step's state has none."""
+    by_weight = recurrent_flops(operands)
+    steps = operands[0].type.sizes[1 if op.args[-1] else 0]
+    costs = [by_weight.get(i, 0) for i in range(len(operands))]
+    for place, (index, flops) in enumerate(by_weight.items()):
+        costs[index if place else 0] += flops // steps * (steps - 1) if place % 2 else flops
+    return costs
+
+
+def recurrent_flops(operands: Sequence[Value]) -> dict[int, int]:
+    """FLOPs of a recurrent op's products, by the operand that is their weight: each token meets each matrix once."""
+    tokens = prod(operands[0].type.sizes[:-1])
+    matrices = {i: value.type.sizes for i, value in enumerate(operands) if i and len(value.type.sizes) == 2}
+    return {i: 2 * tokens * prod(sizes) for i, sizes in matrices.items()}
 
 
 def _attention(op: Op, operands: Sequence[Value]) -> tuple[int, int]:

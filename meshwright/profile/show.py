@@ -20,7 +20,7 @@ def show(
     warnings: Iterable[str] = (),
     console: Console | None = None,
 ) -> None:
-    out = console or Console(highlight=False, width=max(WIDTH, Console().width))
+    out = console or Console(highlight=False, emoji=False, width=max(WIDTH, Console().width))
     out.print(
         f"{model}: batch {profile.batch}, {profile.precision}, {profile.optimizer} ({profile.implementation}), "
         f"{profile.device} kernels",

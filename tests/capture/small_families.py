@@ -1,45 +1,20 @@
-"""Every family at a small size, as model references, with real tensors for a batch of any size."""
+"""Every family as a real model and as a Program."""
 
 from __future__ import annotations
 
 from functools import cache
 
-import torch
+from references import FAMILIES, real_model
 from torch import Tensor, nn
 
 from meshwright.capture import Program, capture
-from meshwright.models.reference import parse_reference
-
-SMALL = {
-    "gpt": "gpt?layers=3&hidden=24&heads=4&ffn=48&vocab=32&seq=12",
-    "llama": "llama?layers=3&hidden=24&heads=4&kv_heads=2&ffn=48&vocab=32&seq=12&tied=false",
-    "moe": "moe?layers=3&hidden=24&heads=4&kv_heads=2&ffn=16&vocab=32&seq=12&experts=4&balance=0.1",
-    "bert": "bert?layers=3&hidden=24&heads=4&ffn=48&vocab=32&seq=12",
-    "t5": "t5?layers=3&hidden=24&heads=4&head_dim=6&ffn=48&vocab=32&seq=12&buckets=8",
-    "vit": "vit?layers=3&hidden=24&heads=4&ffn=48&patch=8&image=32&classes=10",
-    "resnet": "resnet?blocks=1,3&width=4&classes=10&image=32",
-    "wide-resnet": "wide-resnet?blocks=1,2&width=4&classes=10&image=32",
-    "unet": "unet?width=8&levels=2&blocks=2&heads=2&image=16",
-    "amoebanet": "amoebanet?layers=3&width=4&classes=10&image=64",
-    "mlp": "mlp?layers=3&inputs=12&hidden=16",
-}
 
 
 def small_family(name: str, batch: int = 4) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A real model and a real batch; integer inputs are class numbers, valid for every family's small size."""
-    torch.manual_seed(0)
-    reference = parse_reference(SMALL[name])
-    return reference.build(), real_batch(reference.shapes(batch))
+    return real_model(FAMILIES[name], batch)
 
 
 @cache
 def captured(name: str) -> Program:
     """The family's Program at a batch of 4; captured once, as a Program never changes."""
     return capture(*small_family(name))
-
-
-def real_batch(shapes: dict[str, tuple[tuple[int, ...], str]]) -> dict[str, Tensor]:
-    return {
-        key: torch.randint(0, 10, shape) if dtype == "int64" else torch.randn(shape, dtype=getattr(torch, dtype))
-        for key, (shape, dtype) in shapes.items()
-    }

@@ -11,8 +11,10 @@ import torch
 from custom_functions import StraightThrough
 from equality import assert_runs_like
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from meshwright.capture import Program, capture
+from meshwright.capture.execute import run
 from meshwright.errors import CaptureError, CaptureWarning
 
 
@@ -202,12 +204,11 @@ def test_a_backward_that_has_no_name_is_refused() -> None:
 
 
 def test_a_number_that_only_the_data_knows_is_refused() -> None:
-    with pytest.raises(CaptureError, match=r"depends on the data|could not be captured"):
+    with pytest.raises(CaptureError, match=r"depends on the data|makes a Python number"):
         captured(lambda _, x: x * x.sum().item())
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-@pytest.mark.filterwarnings("ignore:The tensor attributes")
 def test_recurrent_layers_are_one_op(kind: Any) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -223,3 +224,28 @@ def test_recurrent_layers_are_one_op(kind: Any) -> None:
     assert_runs_like(program, model, batch)
     assert program.couples_samples == ()
     assert sum("input" in op.target for _, op in program.ops()) == 1
+
+
+def test_what_the_model_does_not_take_is_for_the_loss() -> None:
+    model, loss = nn.Linear(4, 3), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5]))
+    batch = {"input": torch.randn(5, 4), "target": torch.randint(0, 3, (5,))}
+    program = capture(model, tuple(batch.values()), loss)
+    assert [value.name for value in program.inputs] == ["input", "target"]
+    assert program.fingerprint() == capture(model, batch, loss).fingerprint()
+    found, _ = run(program, dict(model.named_parameters()), batch, torch.device("cpu"))
+    assert torch.equal(found, loss(model(batch["input"]), batch["target"]))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.reentrant = nn.Linear(4, 4), nn.Linear(4, 4), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.second, self.first(x), use_reentrant=self.reentrant).square().sum()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_layers_keep_their_gradients(reentrant: bool) -> None:
+    model, batch = Checkpointed(reentrant), {"x": torch.randn(3, 4)}
+    assert_runs_like(capture(model, batch), model, batch)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small_families import captured, real_batch, small_family
+from references import real_batch
+from small_families import captured, small_family
 from torch import Tensor, nn
 
 from meshwright.capture import Program, capture

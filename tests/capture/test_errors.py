@@ -52,9 +52,61 @@ def test_an_output_that_is_no_loss() -> None:
         capture(nn.Linear(4, 1), (torch.ones(2, 4),))
 
 
-def test_sizes_that_depend_on_the_data() -> None:
-    with pytest.raises(CaptureError, match="Branching could not be captured"):
+def test_numbers_and_sizes_that_depend_on_the_data() -> None:
+    with pytest.raises(CaptureError, match=r"(?s)Branching makes a Python number.*test_errors.py:\d+ `size = int"):
         capture(Branching(), (torch.ones(2, 3),))
+    with pytest.raises(CaptureError, match=r"(?s)aten.index.Tensor makes a tensor whose size .*test_errors.py:\d+ `"):
+        capture(Regions("selected"), (torch.ones(2, 3),))
+
+
+class Regions(nn.Module):
+    def __init__(self, region: str) -> None:
+        super().__init__()
+        self.weight, self.region, self.table = nn.Parameter(torch.ones(3)), region, torch.ones(3, device="meta")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.region == "cond":
+            return torch.cond(x.sum() > 0, lambda w: w * 2, lambda w: w + 1, (self.weight,)).sum()
+        if self.region == "selected":
+            return (self.weight * x)[x > 0].sum()
+        if self.region == "table":
+            return (self.weight * self.table).sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.region == "autocast"):
+            return (self.weight * x).sum()
+
+
+@pytest.mark.parametrize(
+    ("region", "said"),
+    [("autocast", "torch.autocast in the model"), ("cond", "cond in the model, at"), ("table", "a tensor 'table'")],
+)
+def test_regions_and_tensors_that_a_program_cannot_hold(region: str, said: str) -> None:
+    with pytest.raises(CaptureError, match=said):
+        capture(Regions(region), (torch.ones(2, 3),))
+
+
+def test_an_autocast_that_is_off_is_nothing() -> None:
+    program = capture(Regions("off"), (torch.ones(2, 3),))
+    assert [op.target for op in program.graphs[0].ops] == ["aten.mul.Tensor", "aten.sum.default"]
+
+
+def test_a_loss_without_a_gradient() -> None:
+    model = nn.Linear(4, 1)
+    with pytest.raises(CaptureError, match=r"the loss, int64\[\], passes no gradient"):
+        capture(model, (torch.ones(2, 4),), lambda y, x: y.argmax())
+    with pytest.raises(CaptureError, match="what is frozen"):
+        capture(model.requires_grad_(False), (torch.ones(2, 4),), lambda y, x: y.sum())
+
+
+def test_a_loss_that_is_not_called_as_written() -> None:
+    with pytest.raises(ModelError, match=r"does not take \(output, input\)"):
+        capture(nn.Linear(4, 1), (torch.ones(2, 4),), lambda y: y.sum())
+    with pytest.raises(ModelError, match=r"the loss function returned a tensor of shape \(batch, 1\)"):
+        capture(nn.Linear(4, 1), (torch.ones(2, 4),), lambda y, x: y)
+
+
+def test_parameters_without_a_shape() -> None:
+    with pytest.raises(ModelError, match="weight of LazyLinear has no shape yet"):
+        capture(nn.LazyLinear(4), (torch.ones(2, 4),), lambda y, x: y.sum())
 
 
 def test_precisions_that_cannot_be() -> None:
@@ -78,5 +130,5 @@ def test_a_batch_that_cannot_vary_says_so() -> None:
 
 def test_an_unknown_argument() -> None:
     model, batch = small_family("gpt")
-    with pytest.raises(CaptureError, match="GPT could not be captured"):
+    with pytest.raises(ModelError, match="a batch of tokens, targets, mask for GPT"):
         capture(model, batch | {"mask": torch.ones(4, 12)})

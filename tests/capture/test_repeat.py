@@ -95,3 +95,40 @@ def test_a_layer_that_writes_to_its_input_is_traced_every_time() -> None:
 
     model, batch = Model(), {"x": torch.randn(5, 4)}
     assert_runs_like(capture(model, batch), model, batch)
+
+
+class Pair:
+    def __init__(self, x: Tensor, scale: Tensor) -> None:
+        self.x, self.scale = x, scale
+
+
+class Handing(nn.Module):
+    """Hands on what it was given in the same kind of thing: a dict, or an object of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, given: Any) -> Any:
+        x, scale = (given["x"], given["scale"]) if isinstance(given, dict) else (given.x, given.scale)
+        x = self.linear(x) * scale
+        return {"x": x, "scale": scale.tanh()} if isinstance(given, dict) else Pair(x, scale.tanh())
+
+
+class Handed(nn.Module):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.layers = kind, nn.ModuleList(Handing() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.kind(x=x, scale=x.exp())
+        for layer in self.layers:
+            given = layer(given)
+        return (given["x"] if isinstance(given, dict) else given.x).square().sum()
+
+
+@pytest.mark.parametrize("kind", [dict, Pair])
+def test_tensors_in_dicts_and_objects_are_each_layers_own(kind: Any) -> None:
+    model, batch = Handed(kind), {"x": torch.randn(3, 4)}
+    assert_runs_like(capture(model, batch), model, batch)

@@ -53,7 +53,7 @@ def test_settings_are_typed() -> None:
         ("lama", r"(?s)unknown model 'lama'.*did you mean llama"),
         ("gpt?layer=2", r"(?s)setting 'layer=2' of gpt.*did you mean layers"),
         ("gpt?layers", "key=value"),
-        ("gpt?layers=0", r"(?s)layers=0 of gpt.*like its default, 12"),
+        ("gpt?layers=0", r"(?s)layers=0 of gpt.*a whole number of at least 1, like its default 12"),
         ("gpt?layers=two", "layers=two of gpt"),
         ("gpt?tied=maybe", "true or false"),
         ("gpt?dropout=-1", "dropout=-1 of gpt"),
@@ -71,6 +71,8 @@ def test_settings_are_typed() -> None:
         ("no.such.module:make", "no module 'no.such.module'"),
         ("math:make", "math has no function 'make'"),
         ("math:sqrt", "TypeError"),
+        (":make", "Empty module name"),
+        ("model.py", r"model\.py without a function"),
     ],
 )
 def test_bad_references_get_one_message(text: str, message: str) -> None:
@@ -87,6 +89,8 @@ def shapes():
     return nn.Linear(4, 2), {"input": (3, 4)}
 def typed():
     return nn.Embedding(5, 2), {"input": ((3, 4), torch.int64)}, lambda y, x: y.sum()
+def labelled():
+    return nn.Linear(4, 2), (torch.zeros(3, 4), ((3,), torch.int64)), nn.CrossEntropyLoss()
 def wrong():
     return nn.Linear(4, 2)
 def odd():
@@ -109,6 +113,8 @@ def test_a_factory_gives_model_batch_and_loss(file: Path) -> None:
     assert str(reference) == f"{file}:with_loss"
     assert reference.build().weight.device == torch.device("cpu")
     assert parse_reference(f"{file}:typed").shapes(2) == {"input": ((2, 4), "int64")}
+    assert parse_reference(f"{file}:labelled").shapes(2) == {"input": ((2, 4), "float32"), "target": ((2,), "int64")}
+    assert capture(*parse_reference(f"{file}:labelled").meta(2)).batch_varies
 
 
 def test_a_factory_whose_model_returns_no_loss(file: Path) -> None:

@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from references import FAMILIES, real_model
 from torch import Tensor, nn
 
-from meshwright.models.reference import parse_reference
-
-FAMILIES = {
-    "gpt": "gpt?layers=3&hidden=24&heads=4&ffn=48&vocab=32&seq=12&dropout=0.1",
-    "llama": "llama?layers=3&hidden=24&heads=4&kv_heads=2&ffn=48&vocab=32&seq=12&tied=false",
-    "moe": "moe?layers=3&hidden=24&heads=4&kv_heads=2&ffn=16&vocab=32&seq=12&experts=4&balance=0.1",
-    "bert": "bert?layers=3&hidden=24&heads=4&ffn=48&vocab=32&seq=12",
-    "t5": "t5?layers=3&hidden=24&heads=4&head_dim=6&ffn=48&vocab=32&seq=12&buckets=8",
-    "vit": "vit?layers=3&hidden=24&heads=4&ffn=48&patch=8&image=32&classes=10",
-    "resnet": "resnet?blocks=1,3&width=4&classes=10&image=32",
-    "wide-resnet": "wide-resnet?blocks=1,2&width=4&classes=10&image=32",
-    "unet": "unet?width=8&levels=2&blocks=2&heads=2&image=16",
-    "amoebanet": "amoebanet?layers=3&width=4&classes=10&image=64",
-    "mlp": "mlp?layers=3&inputs=12&hidden=16",
-}
 _HF = "hidden_size=48&num_attention_heads=4&num_hidden_layers=2&intermediate_size=96"
 TRANSFORMERS = {
     "hf:gpt2": "hf:gpt2?n_layer=2&n_embd=48&n_head=4&vocab_size=96&seq=12",
@@ -33,16 +19,15 @@ TRANSFORMERS = {
 CONFIGURED = ("hf:t5", "hf:resnet")
 """Models whose references cannot say all that a small size needs."""
 
-SMALL = (*FAMILIES, *TRANSFORMERS, *CONFIGURED)
+REFERENCES = FAMILIES | {"gpt": f"{FAMILIES['gpt']}&dropout=0.1"} | TRANSFORMERS
+SMALL = (*REFERENCES, *CONFIGURED)
 
 
 def real(name: str, batch: int = 3, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, dict[str, Tensor]]:
+    if name not in CONFIGURED:
+        return real_model(REFERENCES[name], batch, dtype, classes=2)
     torch.manual_seed(0)
-    if name in CONFIGURED:
-        return configured(name, batch, dtype)
-    reference = parse_reference((FAMILIES | TRANSFORMERS)[name])
-    made = {n: _tensor(shape, kind, dtype) for n, (shape, kind) in reference.shapes(batch).items()}
-    return reference.build().to(dtype).train(), made
+    return configured(name, batch, dtype)
 
 
 def configured(name: str, batch: int, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -63,7 +48,3 @@ def configured(name: str, batch: int, dtype: torch.dtype) -> tuple[nn.Module, di
 def loss_of(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     result = model(**batch)
     return result if isinstance(result, Tensor) else result.loss
-
-
-def _tensor(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Tensor:
-    return torch.randint(0, 2, shape) if kind == "int64" else torch.randn(shape, dtype=dtype)

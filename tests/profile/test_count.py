@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from family_programs import FAMILIES, captured, flat_ops, model_and_batch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from meshwright.capture import capture
 from meshwright.cluster import logical_mesh
 from meshwright.profile import (
     backward_bytes,
@@ -118,3 +120,15 @@ def test_a_value_read_twice_is_read_once() -> None:
     once = given.op.map(lambda leaf: type(leaf)("x") if hasattr(leaf, "name") else leaf)
     value = given.values()["operand0"]
     assert op_bytes(once, [value, value]) == 2 * 96
+
+
+def test_flops_of_recurrent_layers_equal_torchs_counter() -> None:
+    model, x = nn.LSTM(8, 6, 2, batch_first=True, bidirectional=True), torch.randn(4, 7, 8)
+    program = capture(model, (x,), lambda output, _: output[0].sum())
+    ops, values = flat_ops(program)
+    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        loss = model(x)[0].sum()
+        forward = counter.get_total_flops()
+        loss.backward()
+    assert sum(forward_flops(op, values) for op in ops) == forward
+    assert sum(backward_flops(op, values) for op in ops) == counter.get_total_flops() - forward

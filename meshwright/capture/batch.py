@@ -1,0 +1,75 @@
+"""The batch by name: what the model takes, and what the loss takes besides."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from meshwright.errors import ModelError
+from meshwright.models.batch import batch_names, for_the_loss
+
+Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
+Loss = Callable[..., Tensor]
+
+
+def named_batch(model: nn.Module, batch: Batch, loss: Loss | None = None) -> dict[str, Tensor]:
+    """The batch under the names of the model's own arguments, and what the loss alone takes under the loss's."""
+    if isinstance(batch, Mapping):
+        found = batch = dict(batch)
+    else:
+        found = dict(zip(batch_names(model, loss, len(batch)), batch, strict=False))
+    taken = [name for name in found if loss is None or name not in for_the_loss(model, found)]
+    if not found:
+        raise ModelError("the batch is empty", "at least one tensor with a leading batch dim", "give it a tensor")
+    if len(found) < len(batch) or not _takes(model, (), taken):
+        raise ModelError(
+            f"a batch of {', '.join(found) if found is batch else f'{len(batch)} tensors'} for {type(model).__name__}",
+            f"the arguments of its forward{inspect.signature(model.forward)}, and with a loss function its targets",
+            "pass one tensor per argument, or a dict by name",
+        )
+    if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
+        raise ModelError(
+            f"a loss function with parameters of its own ({type(loss).__name__})",
+            "one without",
+            "make it a part of the model, which then returns the loss",
+        )
+    targets = for_the_loss(model, found) or tuple(found)
+    if loss is not None and not _takes(loss, (None, *targets), ()):
+        raise ModelError(
+            f"a loss function that does not take (output, {', '.join(targets)})",
+            "a function of the output and what the model does not take; of the whole batch, if it takes all",
+            "write `lambda output, target: ...`",
+        )
+    _check_entries(found)
+    return found
+
+
+def batch_size(batch: Mapping[str, Tensor]) -> int:
+    """The leading size that most of the batch's tensors share."""
+    sizes = [tensor.shape[0] for tensor in batch.values()]
+    return max(sizes, key=lambda size: (sizes.count(size), size))
+
+
+def _check_entries(found: Mapping[str, Any]) -> None:
+    for name, tensor in found.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.shape[0] < 1:
+            given = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ModelError(
+                f"batch entry {name!r} is {given}", "a tensor with a leading batch dim of at least 1", "give it one"
+            )
+
+
+def _takes(function: nn.Module | Callable[..., Any], given: tuple[Any, ...], names: Any) -> bool:
+    """Whether a call with these arguments fits; a function written in C will say so itself."""
+    try:
+        signature = inspect.signature(getattr(function, "forward", function))
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*given, **dict.fromkeys(names))
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,58 @@
+"""What an exported node says of itself: its module, its line in the model, whether it writes, why it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, fx
+
+from meshwright.capture.answers import traced_line
+from meshwright.errors import CaptureError
+from meshwright.torch_compat import shares_storage
+
+AUTOCAST_REGION = "wrap_with_autocast"
+
+
+def changes_nothing(node: fx.Node, target: str, value: Any) -> bool:
+    """A cast to the dtype a tensor already has hands on the tensor itself."""
+    source = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
+    if not target.startswith(("aten.to.", "aten.alias.", "aten.type_as.")) or not isinstance(source, Tensor):
+        return False
+    return source.dtype == value.dtype and shares_storage(source, value)
+
+
+def writes(target: str) -> bool:
+    namespace, name, *_ = target.split(".")
+    return namespace == "aten" and name.endswith("_") and not name.endswith("__")
+
+
+def sized_by_data(node: fx.Node) -> CaptureError:
+    where = f"{module_of(node) or 'the model'}{line_of(node)}"
+    return CaptureError(
+        f"{node.target} makes a tensor whose size depends on the data, in {where}",
+        "sizes that follow from the shapes",
+        "mask with `torch.where` instead of selecting, or pad to a fixed size",
+    )
+
+
+def unsupported(node: fx.Node) -> CaptureError:
+    where = f"in {module_of(node) or 'the model'}{line_of(node)}"
+    if str(node.target) == AUTOCAST_REGION:
+        return CaptureError(
+            f"torch.autocast {where}",
+            "a forward that leaves dtypes to `precision`, or casts by itself",
+            "take autocast out of the forward and capture with precision='mixed'",
+        )
+    return CaptureError(
+        f"{node.target} {where}", "a forward of plain operators", "write it without control flow that torch keeps whole"
+    )
+
+
+def line_of(node: fx.Node) -> str:
+    return traced_line(node.meta.get("stack_trace") or "")
+
+
+def module_of(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [str(path) for path, _ in stack.values()] if isinstance(stack, dict) else []
+    return paths[-1].removeprefix("model").removeprefix(".") if paths and "_empty" not in paths[-1] else ""
