@@ -30,7 +30,7 @@ def optimizers(
     }
     with _one_rank(rates.device) as wrap:
         if wrap is not None:
-            each = _each(rates, pace, {"fused": True}, wrap)
+            each = _each(rates, pace, {"fused": True}, wrap) | {"gradient_s": _gradient_s(rates, pace, wrap)}
             found["adamw.sharded"] = each | {"curves": found["adamw.fused"]["curves"]}
     return found
 
@@ -41,6 +41,8 @@ def scale_to_a_step(costs: dict[str, dict[str, Any]], fixed_s: float, tensor_s: 
     fixed, each = fixed_s / max(loop["fixed_s"], 1e-7), tensor_s / max(loop["tensor_s"], 1e-8)
     for cost in costs.values():
         cost["fixed_s"], cost["tensor_s"] = _short(fixed * cost["fixed_s"]), _short(each * cost["tensor_s"])
+        if "gradient_s" in cost:
+            cost["gradient_s"] = _short(each * cost["gradient_s"])
 
 
 def _cost(
@@ -72,6 +74,20 @@ def _each(rates: Rates, pace: Pace | None, options: dict[str, bool], wrap: Wrap 
         "tensor_s": _short(tensor_s),
         "tensor_device_s": _short(device_s),
     }
+
+
+def _gradient_s(rates: Rates, pace: Pace | None, wrap: Wrap) -> float:
+    """Host seconds of handing a gradient to a parameter as a DTensor; on a CPU, all there is."""
+    parameter = nn.Parameter(wrap(torch.randn(1024, device=rates.device)))
+    local = torch.randn(1024, device=rates.device)
+
+    def hand() -> None:
+        for _ in range(FEW):
+            parameter.grad = wrap(local)
+
+    if pace is None:
+        return _short(rates.clock.device_s(hand) / FEW)
+    return _short(pace.usual_s * pace.paced(lambda: [rates.clock.host_s(hand, FEW)])[0])
 
 
 def _step(

@@ -125,12 +125,13 @@ def filled(axes: Axes, cells: Mapping[tuple[int, ...], float]) -> list[float]:
 @dataclass(frozen=True, slots=True)
 class OptimizerCost:
     """Host seconds of a step: `fixed_s` and `tensor_s` for each tensor. Device: a curve over parameter bytes, and
-    `tensor_device_s` for each tensor."""
+    `tensor_device_s` for each tensor. `gradient_s`: of handing a trainer's parameter its gradient."""
 
     fixed_s: float
     tensor_s: float
     tensor_device_s: float
     curves: Mapping[str, Curve]
+    gradient_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +274,12 @@ class DeviceProfile:
         return host_s, (curve(n_bytes) + cost.tensor_device_s * tensors) / self._memory
 
     def update_s(self, name: str, dtype: str, n_bytes: float) -> tuple[float, float]:
-        """(host, device) seconds that one tensor adds to an optimizer's step over many."""
+        """(host, device) seconds that one tensor adds to a trainer's step, its gradient's handing over included."""
         cost = self.tables.optimizers.get(name) or self.tables.optimizers["adamw.fused"]
         last, last_s = (cost.curves.get(_table_dtype(dtype)) or next(iter(cost.curves.values()))).points[-1]
-        host_s = cost.tensor_s * self.host_scale
+        if not self.tables.host:  # asking and doing are one
+            return 0.0, (last_s * n_bytes / last + cost.tensor_device_s) / self._memory + cost.gradient_s
+        host_s = (cost.tensor_s + cost.gradient_s) * self.host_scale
         return host_s, (last_s * n_bytes / last + cost.tensor_device_s) / self._memory
 
     def _peak(self, dtype: str) -> float:
