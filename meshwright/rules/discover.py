@@ -3,7 +3,7 @@
 A *cut* halves some of the operands, each along one dim, and leaves the others whole. It is a way to shard the op if
 running it on the halves gives, for every result, either halves of the whole result along some dim or two parts that
 sum to it, and if every operand's gradient comes out in halves (where it was halved) or as two parts of a sum (where
-it was not). Each cut that passes, on two draws of random numbers and then in the proof, is one factor of the rule.
+it was not). Each cut that passes, on every draw of random numbers and then in the proof, is one factor of the rule.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from meshwright.layout.states import P, S, State
 from meshwright.rules.findings import Finding, Sample, cuts
 from meshwright.rules.prove import Case, run_by_position
 
-TRIALS = 2
-
 
 def experiments(small: Sample) -> Iterator[Finding]:
     """The ways to shard the op that running it shows; none where nothing but running it whole works."""
     op = small.case.op
     try:
-        trials = [_Trial.of(small.again(seed)) for seed in range(TRIALS)]
+        trials = [_Trial.of(given) for given in small.cases]
     except Exception:
         # The op is not ours. On numbers that we made up, forward or backward, it may raise anything at all; whatever it
         # is, there is no experiment to be had.
@@ -41,7 +39,7 @@ def experiments(small: Sample) -> Iterator[Finding]:
         )
     for cut in cuts(small.call.types):
         results = [trial.results_of(op, cut) for trial in trials]
-        if results[0] is not None and results.count(results[0]) == TRIALS:
+        if results[0] is not None and results.count(results[0]) == len(trials):
             yield Finding(cut, results[0])
 
 

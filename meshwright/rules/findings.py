@@ -6,7 +6,7 @@ A *finding* says where every operand and result is on one mesh axis. Tried ones 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import gcd, prod
@@ -18,7 +18,7 @@ from meshwright.capture.program import Ref, TensorType, TorchConstant
 from meshwright.cluster import logical_mesh
 from meshwright.errors import MeshwrightError
 from meshwright.layout.states import P, R, S, State
-from meshwright.rules.prove import TOLERANCE, Case, case_of, prove_strategy
+from meshwright.rules.prove import TOLERANCE, Case, case_of, prove_strategy, run_by_position
 from meshwright.rules.rule import Call, Rule, Tier
 from meshwright.rules.shapes import opaque
 from meshwright.rules.signature import Signature, Term
@@ -28,6 +28,14 @@ LARGEST = 1 << 16
 """Elements of the largest tensor of an example."""
 MOST_CUTS = 512
 MOST_FINDINGS = 12
+Draw = Callable[[Tensor], Tensor]
+DRAWS: tuple[Draw, ...] = (
+    lambda uniform: uniform + 0.1,
+    lambda uniform: uniform * 4 - 2,
+    lambda uniform: uniform * 40 - 20,
+    lambda uniform: (uniform > 0.5) * 2.0 - 1.0,
+)
+"""Numbers that nearly every function is defined for; of both signs; large ones; and only 1 and -1."""
 LONGEST_AXIS = 16
 """Ranks of the longest axis on which a finding is proven."""
 
@@ -67,19 +75,23 @@ def key_of(call: Call) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The call on small random tensors, and how closely results must agree in their precision."""
+    """The call on small random tensors, drawn in several ways, and how closely results must agree in their precision.
+
+    Numbers of one kind hide what an op does with others: all positive, `relu` is linear.
+    """
 
     call: Call
-    case: Case
+    cases: tuple[Case, ...]
     tolerance: float
 
-    def again(self, seed: int) -> Case:
-        """The same call on other numbers."""
-        return _example(self.call, seed)
+    @property
+    def case(self) -> Case:
+        return self.cases[0]
 
 
 def sample(call: Call) -> Sample | None:
-    """The call on tensors that are small where its arguments let them be; None where it runs on none of our making."""
+    """The call on tensors that are small where its arguments let them be; None where it runs on none of our making, or
+    makes nothing but zeros of them."""
     if not call.types:
         return None
     for dtype, tolerance in (("float64", TOLERANCE), ("float32", 1e-5)):
@@ -88,14 +100,28 @@ def sample(call: Call) -> Sample | None:
                 continue
             same = tuple(replace(t, dtype=dtype) if t.is_float else t for t in types)
             op = replace(call.op.map(lambda leaf, to=dtype: _recast(leaf, to)), results=())
-            try:
-                given = _example(Call(op, same), 0)
-            except Exception:
-                # The op is not ours. On numbers and sizes that we made up it may raise anything at all (a domain error,
-                # a shape that it refuses, no kernel for double precision): then there is nothing to be learnt from it.
-                continue
-            return Sample(Call(given.op, same), given, tolerance)
+            cases = tuple(_examples(Call(op, same)))
+            if cases and _tells(cases):
+                return Sample(Call(cases[0].op, same), cases, tolerance)
     return None
+
+
+def _examples(call: Call) -> Iterator[Case]:
+    for draw in DRAWS:
+        generator = torch.Generator().manual_seed(0)
+        try:
+            found = case_of(call.op, [_random(type_, draw, generator) for type_ in call.types])
+        except Exception:
+            # The op is not ours. On numbers and sizes that we made up it may raise anything at all (a domain error, a
+            # shape that it refuses, no kernel for double precision): then there is nothing to be learnt from these.
+            continue
+        yield found
+
+
+def _tells(cases: Sequence[Case]) -> bool:
+    """Whether every result is something else than zeros in some example: sums and pieces of zeros are all alike."""
+    made = [run_by_position(case.op, case.operands) for case in cases]
+    return all(any(bool(result.detach().ne(0).any()) for result in results) for results in zip(*made, strict=True))
 
 
 def _small(call: Call) -> tuple[TensorType, ...]:
@@ -104,11 +130,6 @@ def _small(call: Call) -> tuple[TensorType, ...]:
     sizes = sorted({size for t in call.types for size in t.sizes if size > 8 and size % 2 == 0} - named)
     small = {size: min(size, 8 + 4 * index) for index, size in enumerate(sizes)}
     return tuple(TensorType(tuple(small.get(n, n) for n in t.sizes), t.dtype) for t in call.types)
-
-
-def _example(call: Call, seed: int) -> Case:
-    generator = torch.Generator().manual_seed(seed)
-    return case_of(replace(call.op, results=()), [_random(type_, generator) for type_ in call.types])
 
 
 def cuts(types: Sequence[TensorType]) -> list[tuple[State, ...]]:
@@ -162,7 +183,8 @@ def prove_findings(small: Sample, found: Sequence[Finding]) -> Proven:
     pieces: list[int] = []
     dropped: list[str] = []
     for finding in found[:MOST_FINDINGS]:
-        wrong = _fault(small, [finding], (2,)) or _fault(small, [finding, finding], (2, 2))
+        wrongs = (_fault(small, [finding], (2,), given) for given in small.cases)
+        wrong = next(filter(None, wrongs), None) or _fault(small, [finding, finding], (2, 2))
         if wrong:
             dropped.append(wrong)
             continue
@@ -179,9 +201,9 @@ def _holds(small: Sample, finding: Finding, size: int, ways: int) -> bool:
     return size % ways == 0 and _fault(small, [finding], (ways,)) is None
 
 
-def _fault(small: Sample, found: Sequence[Finding], sizes: tuple[int, ...]) -> str | None:
+def _fault(small: Sample, found: Sequence[Finding], sizes: tuple[int, ...], given: Case | None = None) -> str | None:
     """What the proof says against one finding per axis; nothing where it holds or these sizes do not allow it."""
-    given, mesh = small.case, logical_mesh(dict(zip("xy", sizes, strict=False)))
+    given, mesh = given or small.case, logical_mesh(dict(zip("xy", sizes, strict=False)))
     distinct = tuple(dict.fromkeys(found))
     rule = Proven(distinct, (1,) * len(distinct), frozenset(), ()).rule(small.call, "discovered")
     factors = tuple(finding.name for finding in found)
@@ -223,10 +245,10 @@ def _leaves(tree: object) -> Iterator[object]:
         yield tree
 
 
-def _random(type_: TensorType, generator: torch.Generator) -> Tensor:
+def _random(type_: TensorType, draw: Draw, generator: torch.Generator) -> Tensor:
     if type_.is_float:
-        dtype = getattr(torch, type_.dtype)
-        return torch.rand(type_.sizes, generator=generator, dtype=dtype).add(0.1).requires_grad_()
+        drawn = draw(torch.rand(type_.sizes, generator=generator, dtype=torch.float64))
+        return drawn.to(getattr(torch, type_.dtype)).requires_grad_()
     high = 2 if type_.dtype == "bool" else min([4, *(size for size in type_.sizes if size)])
     return torch.randint(0, high, type_.sizes, generator=generator).to(getattr(torch, type_.dtype))
 

@@ -79,14 +79,15 @@ def _prove(rule: Rule, call: Call, small: Any) -> None:
     from meshwright.rules.prove import prove_strategy
     from meshwright.rules.strategy import strategies_of
 
-    given, mesh = small.case, logical_mesh({"x": 2})
+    mesh = logical_mesh({"x": 2})
     try:
         rule.bind(small.call).sizes(small.call.types, small.call.result_types)
     except RuleError:
         return  # it fits the call's own sizes, and not the sample's
     try:
-        for one in strategies_of(rule, given.op, given.values(), mesh):
-            prove_strategy(given, one, mesh, tolerance=small.tolerance)
+        for given in small.cases:
+            for one in strategies_of(rule, given.op, given.values(), mesh):
+                prove_strategy(given, one, mesh, tolerance=small.tolerance)
     except MeshwrightError as error:
         raise _wrong(call, error) from error
     except Exception as error:  # the op and its lowering are the user's: on pieces they may raise anything

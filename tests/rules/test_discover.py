@@ -73,6 +73,21 @@ def test_sums_come_out_partial() -> None:
     assert ("[S(0)]", "[P]") in results
 
 
+def test_numbers_of_one_sign_do_not_hide_what_an_op_does_with_others() -> None:
+    given = case("user_ops:bent", f(12, 6), f(6, 8))
+    made = strategies(given.op, given.values(), logical_mesh({"x": 2}))
+    assert {str(one).partition(": ")[2] for one in made} == {
+        "[I], [I] -> [I]",
+        "[S(0)], [R] -> [S(0)]",
+        "[R], [S(1)] -> [S(1)]",
+    }
+
+
+def test_nothing_is_concluded_from_zeros() -> None:
+    given = case("user_ops:silent", f(12, 6))
+    assert tier(given.op, given.values()) == "fallback"
+
+
 def test_large_operands_are_tried_small() -> None:
     big = case("user_ops:softened", torch.zeros(512, 1024).requires_grad_())
     assert tier(big.op, big.values()) != "fallback"

@@ -52,3 +52,13 @@ def scaled_sum(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def windows(x: Tensor) -> Tensor:
     """Two rows and two columns at a time."""
     return torch.ops.aten.im2col.default(x, [2, 2], [1, 1], [0, 0], [2, 2])
+
+
+def bent(x: Tensor, weight: Tensor) -> Tensor:
+    """Looks like a plain product as long as all numbers are positive."""
+    return torch.relu(x @ weight)
+
+
+def silent(x: Tensor) -> Tensor:
+    """Zeros for whatever anyone would try: nothing is to be learnt from it."""
+    return (x - 1234.5).relu().mean(0)
