@@ -24,7 +24,7 @@ from meshwright.price.parameter import STATES, Setting, local_bytes
 from meshwright.profile.operands import type_bytes
 from meshwright.solve.inputs import input_layouts, input_plans
 from meshwright.solve.memory import Kept, kept_curve, undominated
-from meshwright.solve.memory_chain import Chosen, Instance, least_peak_bytes, solve_instances
+from meshwright.solve.memory_chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
 from meshwright.solve.memory_inner import inner_options
 from meshwright.solve.memory_nodes import NodeCosts
 from meshwright.solve.memory_tail import Tracer, tail_options
@@ -52,6 +52,11 @@ class Curves:
     def least_bytes(self) -> int:
         """No choice needs less; at the step all gradients are there."""
         return max(least_peak_bytes(self.instances(), self.static_bytes), self.static_bytes + sum(self.gradients))
+
+    def peak_of(self, picked: Sequence[Kept]) -> int:
+        """The most bytes in use where instances run in these ways."""
+        chosen = [Instance((kept,), size) for kept, size in zip(picked, self.gradients, strict=True)]
+        return max(peak_of(chosen, [0] * len(chosen), self.static_bytes), self.static_bytes + sum(self.gradients))
 
     def priced(self, index: int, choice: Choice) -> Kept:
         """The way of this instance that a Choice asks for. Raises PlanError where it is none of its options."""

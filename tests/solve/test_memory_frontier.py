@@ -1,0 +1,38 @@
+"""The time-memory curve: more memory is never slower, less never predicts less, and no known way beats it."""
+
+from __future__ import annotations
+
+import itertools
+
+from small_models import small_model
+
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.solve.frontier_plot import svg, table, text_plot
+from meshwright.solve.memory_frontier import chen, one_device_frontier
+
+
+def test_the_curve_is_monotone_and_the_known_ways_lie_above_it() -> None:
+    mesh = load_cluster("local:1").mesh((1,)).renamed(("rep",))
+    program = capture(*small_model("llama"))
+    curve = one_device_frontier(program, mesh, optimizer="adamw", precision="fp32", compiled=True, points=7)
+    assert len(curve.ours) > 3
+    for more, less in itertools.pairwise(curve.ours):
+        assert less.peak_bytes < more.peak_bytes
+        assert less.step_s >= more.step_s
+    names = {point.name for point in curve.others}
+    assert {"keep all", "full per-block", "selective", "Chen's square root"} <= names
+    fastest, smallest = curve.ours[0], curve.ours[-1]
+    for point in curve.others:
+        assert point.step_s >= fastest.step_s * (1 - 1e-9)
+        if point.name in ("keep all", "full per-block", "selective"):
+            assert point.peak_bytes >= smallest.peak_bytes
+    shown = table(curve) + text_plot(curve) + svg(curve, "a <title>")
+    assert all(name in shown for name in names)
+    assert "a &lt;title>" in shown
+
+
+def test_chens_order_runs_every_segment_forward_twice_but_the_last_group() -> None:
+    moves = chen(9)
+    assert [move.segment for move in moves if move.kind == "pass"] == list(range(6))
+    assert [move.segment for move in moves if move.kind == "backward"] == list(reversed(range(9)))
