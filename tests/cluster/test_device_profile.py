@@ -12,7 +12,9 @@ import pytest
 
 from meshwright.cluster import load_cluster
 from meshwright.cluster.device_profile import Curve, Grid, filled
-from meshwright.cluster.profile_load import check_profile, device_of, profile_of, read_profile, shipped
+from meshwright.cluster.profile_load import check_profile, device_of, profile_of, read_profile, shipped, weights_of
+from meshwright.cluster.rooflines import attention_base_s, waves
+from meshwright.cluster.scatter import Scatter
 from meshwright.errors import ClusterError
 
 GPUS = [name for name in shipped() if name != "cpu"]
@@ -57,6 +59,55 @@ def test_a_grid_passes_through_its_points_and_keeps_its_edges() -> None:
 def test_points_that_were_not_measured_take_the_nearest() -> None:
     axes = (("m", (1, 2, 4)), ("n", (1, 2)))
     assert filled(axes, {(1, 1): 0.5, (4, 2): 0.25}) == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
+
+
+def test_a_scatter_reads_a_power_law_between_its_points_and_keeps_its_edges() -> None:
+    points = [(m, n) for m in (1, 4, 16, 64) for n in (1, 8, 64)]
+    law = [2.0 * m**0.5 / n**0.25 for m, n in points]
+    scatter = Scatter(points, {"forward": law, "backward": [3.0] * len(points)}, (1.0, 1.0))
+    assert scatter("forward", 8, 20) == pytest.approx(2.0 * 8**0.5 / 20**0.25, rel=0.1)
+    assert scatter("backward", 8, 20) == pytest.approx(3.0)
+    assert scatter("forward", 1 << 20, 8) == scatter("forward", 64, 8)
+    same = scatter.against(scatter)
+    assert same("forward", 8, 20) == pytest.approx(1.0, rel=0.05)  # a regression smooths
+
+
+def test_a_scatter_is_nearer_to_what_was_measured_than_its_neighbours_are() -> None:
+    """Every sample of causal attention, read from the others: what a size between samples can expect."""
+    data = read_profile("H200-SXM-141GB")["scatters"]["attention.causal"]["bfloat16"]
+    points, ratios = data["points"], data["ratios"]["forward"]
+    errors = []
+    for i in range(0, len(points), 4):
+        rest = Scatter(points[:i] + points[i + 1 :], {"forward": ratios[:i] + ratios[i + 1 :]}, weights_of("attention"))
+        errors.append(abs(rest("forward", *points[i]) / ratios[i] - 1))
+    assert sorted(errors)[len(errors) // 2] < 0.1
+
+
+def test_a_last_wave_of_tiles_takes_as_long_as_a_full_one() -> None:
+    assert waves(132, 132) == 1.0
+    assert waves(133, 132) == pytest.approx(2 * 132 / 133)
+    assert waves(13200, 132) == pytest.approx(1.005)
+    assert waves(5, 1) == 1.0
+    peak = {"peak": 1e15, "bandwidth": 1e15, "itemsize": 2, "units": 132, "queries": 128, "keys": 128, "width": 64}
+    one, full, more = (attention_base_s(heads=n, causal=False, side="forward", **peak) for n in (1, 132, 133))  # type: ignore[arg-type]
+    assert one == pytest.approx(full)
+    assert more - 4e-6 == pytest.approx(2 * (full - 4e-6))
+
+
+def test_a_pair_asks_for_more_kernels_and_no_autograd() -> None:
+    profile = profile_of(device_of("H200-SXM-141GB"))
+    assert profile.host("linear", pair=True) != profile.host("linear")
+    assert profile.host("linear", "bfloat16", pair=True) == profile.host("linear", "float32", pair=True)
+    assert profile.host("view", pair=True)[1] < profile.host("view")[1]
+    assert profile_of(device_of("cpu")).host("linear", pair=True) == (0.0, 0.0)
+
+
+def test_a_trainers_update_costs_its_bytes_and_its_tensor() -> None:
+    profile = profile_of(device_of("H200-SXM-141GB"))
+    host_s, device_s = profile.update_s("adamw.sharded", "float32", 1 << 30)
+    assert device_s == pytest.approx(7 * (1 << 30) / 4.8e12, rel=0.5)
+    assert host_s == profile.update_s("adamw.sharded", "float32", 4)[0] > 0
+    assert profile_of(device_of("cpu")).update_s("adamw.sharded", "float32", 1 << 20)[0] == 0.0
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -161,6 +212,8 @@ FAULTS = [
     ("grids/matmul.nt/float32/axes/m", [8, 4], r"grids\.matmul\.nt\.float32\.axes\.m is \[8, 4\]"),
     ("host/float32/eager", None, r"host\.float32\.eager is None"),
     ("optimizers/adamw.foreach/fixed_s", True, r"optimizers\.adamw\.foreach\.fixed_s is True"),
+    ("scatters/attention.plain/float32/points", [[8, 64]], r"scatters\.attention\.plain\.float32\.points is \[8, 64\]"),
+    ("scatters/attention.plain/float32/ratios/forward", [1.0], r"scatters\.attention\.plain\.float32\.ratios\.forward"),
     ("speed", 9, "speed is 9"),
 ]
 

@@ -66,6 +66,33 @@ def test_an_unknown_op_is_priced_by_its_bytes(name: str) -> None:
     assert found.backward_s > 0
 
 
+def convolution(channels: int, out: int, groups: int = 1, size: int = 56) -> tuple[Op, dict[str, Value]]:
+    x, y = value("x", 32, channels, size, size), value("y", 32, out, size, size)
+    weight = value("w", out, channels // groups, 3, 3)
+    return Op("aten.conv2d.default", (Ref("x"), Ref("w"), None, (1, 1), (1, 1), (1, 1), groups), (), (y,)), {
+        "x": x,
+        "w": weight,
+    }
+
+
+def test_a_convolution_costs_forward_and_the_two_gradients_that_are_asked_for() -> None:
+    op, values = convolution(128, 128)
+    found, on = whole_op_seconds(op, values, H200), profile_of(H200)
+    sizes = (32, 56 * 56, 128, 128, 9, 56 * 56, 1)
+    sides = [on.convolution_s(side, "bfloat16", 2, sizes) for side in ("forward", "input", "weight")]
+    assert found.forward_s == sides[0]
+    assert found.backward_s == pytest.approx(sides[1] + sides[2])
+    frozen = whole_op_seconds(op, values | {"w": replace(values["w"], grad=False)}, H200)
+    assert frozen.backward_s == pytest.approx(sides[1])
+
+
+def test_a_depthwise_convolution_is_bound_by_its_bytes() -> None:
+    dense, depthwise = (whole_op_seconds(*convolution(256, 256, groups), H200) for groups in (1, 256))
+    twice = whole_op_seconds(*convolution(512, 512, 512), H200)
+    assert depthwise.forward_s != dense.forward_s
+    assert twice.forward_s == pytest.approx(2 * depthwise.forward_s, rel=0.15)
+
+
 def test_a_view_costs_the_host_alone() -> None:
     values = {"x": value("x", 8, 1024, 768)}
     op = Op("aten.view.default", (Ref("x"), (8, 1024, 12, 64)), (), (value("y", 8, 1024, 12, 64),))
