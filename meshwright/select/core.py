@@ -29,7 +29,8 @@ def solve(problem: Problem, budget: Budget, constant: float, seed: int, done: li
         budget.report("reductions", cost=constant, bound=constant)
         return [], 0.0
     best = Best(problem, budget, constant, np.zeros(problem.nodes, dtype=np.int64))
-    narrow.solve(best, done)
+    if not budget.over():
+        narrow.solve(best, done)
     if not budget.over():
         pairs = count_pairs(problem, MIDDLE)
         if pairs <= SMALL:

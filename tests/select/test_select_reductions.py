@@ -22,6 +22,7 @@ from meshwright.select.reductions import (
     contract,
     dominate,
     eliminate,
+    fixpoint,
     fold,
     forbid,
     parts,
@@ -250,6 +251,24 @@ def doubled(problem: Problem, rng: np.random.Generator) -> Problem:
 def test_all_together_leave_little_of_a_chain() -> None:
     problem = random_problem(0, kind="chain", rows=0)
     assert reduce(problem).nodes() == []
+
+
+@pytest.mark.parametrize("turns", [1, 2, 4, 7])
+def test_the_optimum_survives_wherever_the_clock_stops_them(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixpoint, "TURNS", 1)
+    for seed in range(60):
+        problem = random_problem(seed)
+        asked = iter(range(turns))
+        try:
+            graph = reduce(problem, lambda asked=asked: next(asked, None) is None)  # type: ignore[misc]
+        except InfeasibleError:
+            assert np.isinf(enumerate_optimum(problem))
+            continue
+        left, ids = flatten(graph)
+        cost, choice = enumerate_best(left) if left.nodes else (0.0, [])
+        assert cost + graph.constant == enumerate_optimum(problem)
+        if np.isfinite(cost):
+            assert problem.total_cost(graph.restore(dict(zip(ids, choice, strict=True)))) == cost + graph.constant
 
 
 def test_only_maximal_live_sets_become_rows() -> None:

@@ -28,7 +28,7 @@ def search(problem: Problem, budget: Budget, seed: int) -> tuple[list[int], floa
 
 
 def _reduced(problem: Problem, budget: Budget, seed: int, done: list[str]) -> tuple[list[int], float]:
-    graph = reduce(problem)
+    graph = reduce(problem, budget.over)
     small, ids = flatten(graph)
     done.append(
         f"reduced {problem.nodes} nodes, {problem.edges} edges, {len(problem.limits)} rows "
@@ -40,8 +40,8 @@ def _reduced(problem: Problem, budget: Budget, seed: int, done: list[str]) -> tu
 
 def _parts(problem: Problem, budget: Budget, constant: float, seed: int, done: list[str]) -> tuple[list[int], float]:
     """Each independent part on its own, the small ones first: the time they leave is for the large ones."""
-    found, way = parts.apply(problem)
-    if len(found) == 1:
+    found, way = ([problem], None) if budget.over() else parts.apply(problem)
+    if way is None or len(found) == 1:
         return core.solve(problem, budget, constant, seed, done)
     done.append(f"{len(found)} independent parts")
     left = sum(len(part.costs) for part in found)

@@ -7,7 +7,8 @@ nodes whose costs, edges or uses changed: single option, dominated options, elim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import count
 
 from meshwright.select.graph import Graph
 from meshwright.select.problem import Problem
@@ -15,17 +16,22 @@ from meshwright.select.reductions import components, contract, dominate, elimina
 
 # A pass over the rows touches every node; after a few of them what is left to gain is small.
 ROW_PASSES = 6
+TURNS = 100  # after so many the clock is asked
 
 
-def reduce(problem: Problem) -> Graph:
-    """The graph of `problem` after all reductions. Raises `InfeasibleError` when they show that no choice exists."""
+def reduce(problem: Problem, stop: Callable[[], bool] = lambda: False) -> Graph:
+    """The graph of `problem` after all reductions, or those done until `stop` said so. Raises `InfeasibleError` when they
+    show that no choice exists.
+    """
     graph = Graph(problem)
-    work = _Work(graph)
+    work = _Work(graph, stop)
     rows.apply(graph)
     for node in graph.nodes():
         work.changed(node)
     for _ in range(ROW_PASSES):
         work.run()
+        if stop():
+            return graph
         changed = rows.apply(graph)
         if not changed:
             break
@@ -38,13 +44,15 @@ def reduce(problem: Problem) -> Graph:
 class _Work:
     """Dictionaries serve as ordered sets: the order of work, and so the result, is the same in every run."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, stop: Callable[[], bool]) -> None:
+        self.graph, self.stop = graph, stop
         self.edges: dict[tuple[int, int], None] = {}
         self.nodes: dict[int, None] = {}
 
     def run(self) -> None:
-        while self.edges or self.nodes:
+        for turn in count():
+            if not (self.edges or self.nodes) or (turn % TURNS == 0 and self.stop()):
+                return
             if self.edges:
                 (a, b), _ = self.edges.popitem()
                 if b in self.graph.adj.get(a, ()):
