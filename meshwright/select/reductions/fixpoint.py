@@ -20,8 +20,9 @@ TURNS = 100  # after so many the clock is asked
 
 
 def reduce(problem: Problem, stop: Callable[[], bool] = lambda: False) -> Graph:
-    """The graph of `problem` after all reductions, or those done until `stop` said so. Raises `InfeasibleError` when they
-    show that no choice exists.
+    """The graph of `problem` after all reductions, or those done until `stop` said so.
+
+    Raises `InfeasibleError` when they show that no choice exists.
     """
     graph = Graph(problem)
     work = _Work(graph, stop)
