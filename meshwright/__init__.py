@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from meshwright.runtime.checkpoint import load, save
     from meshwright.runtime.export import export
     from meshwright.runtime.fit import fit
+    from meshwright.runtime.gpipe import gpipe
     from meshwright.runtime.loader import loader
     from meshwright.runtime.trainer import Trainer, parallelize
 
@@ -33,6 +34,7 @@ _HOMES = {
     "capture": "meshwright.capture",
     "fit": "meshwright.runtime.fit",
     "export": "meshwright.runtime.export",
+    "gpipe": "meshwright.runtime.gpipe",
     "load": "meshwright.runtime.checkpoint",
     "load_cluster": "meshwright.cluster",
     "loader": "meshwright.runtime.loader",
@@ -79,6 +81,7 @@ __all__ = [
     "capture",
     "export",
     "fit",
+    "gpipe",
     "load",
     "load_cluster",
     "loader",

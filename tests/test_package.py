@@ -76,7 +76,7 @@ def test_private_torch_names_live_behind_one_door() -> None:
 def test_exported_names() -> None:
     assert sorted(meshwright.__all__) == [
         "Cluster", "Layout", "Mesh", "MeshwrightError", "Plan", "Program", "Trainer", "capture", "export", "fit",
-        "load", "load_cluster", "loader", "parallelize", "plan", "profile", "register_rule", "save",
+        "gpipe", "load", "load_cluster", "loader", "parallelize", "plan", "profile", "register_rule", "save",
     ]  # fmt: skip
     for name in meshwright.__all__:
         assert getattr(meshwright, name) is not None

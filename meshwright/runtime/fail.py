@@ -18,7 +18,7 @@ REFUSED, LOST = 2, 4
 
 def tell(error: BaseException) -> int:
     """Print the error unless another rank has told of one; returns the exit code."""
-    lost = not isinstance(error, MeshwrightError) and _is_lost(error)
+    lost = not isinstance(error, MeshwrightError) and is_lost(error)
     if not lost and _first():
         text = str(error) if isinstance(error, MeshwrightError) else f"{type(error).__name__}: {error}"
         print(f"meshwright: {text}", file=sys.stderr, flush=True)
@@ -27,7 +27,7 @@ def tell(error: BaseException) -> int:
     return LOST if lost else REFUSED
 
 
-def _is_lost(error: BaseException) -> bool:
+def is_lost(error: BaseException) -> bool:
     """A collective failed because a peer went: whoever started the ranks knows which."""
     words = ("Connection closed by peer", "Connection reset", "connection was", "Broken pipe", "Socket")
     return isinstance(error, RuntimeError) and any(word.lower() in str(error).lower() for word in words)

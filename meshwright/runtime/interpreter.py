@@ -14,12 +14,14 @@ from meshwright.capture.execute import run_graph
 from meshwright.capture.program import Program, Segment
 from meshwright.errors import RunError
 from meshwright.generate.pieces import Pieces, Rest, WholePieces, pieces
+from meshwright.generate.program import Pair, generate
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction
 from meshwright.plan.stages import stage_commons
 from meshwright.runtime.batches import Batches
 from meshwright.runtime.evaluation import in_eval_mode
 from meshwright.runtime.exchange import Exchange
+from meshwright.runtime.fail import is_lost
 from meshwright.runtime.parts import Part
 from meshwright.runtime.weigh import Weigher
 
@@ -78,6 +80,7 @@ class Interpreter:
         self.micro: list[MicroBatch] = []
         self.part_of = {index: part for part in parts for index in part.stage.segments}
         self.evaluating, self.counts, self.held_bytes = False, False, 0
+        self.last_pairs: dict[int, Pair] = {}
         self._pieces: dict[tuple[int, bool], Pieces | WholePieces] = {}
 
     def run(
@@ -102,6 +105,19 @@ class Interpreter:
         self.exchange.guests.forget()
         return self._end()
 
+    def keep_last(self, wanted: bool) -> None:
+        """With pairs of its own, in which nothing is recomputed."""
+        every = [replace(choice, recompute=(), keep=()) for choice in self.plan.choices]
+        bare = replace(self.plan, choices=tuple(every))
+        self.last_pairs = {}
+        if wanted and self.plan.recomputes:
+            for part in self.parts:
+                self.last_pairs |= generate(self.program, bare, self.device.type, stage=part.stage).pairs
+
+    def _pair(self, part: Part, index: int, micro: MicroBatch) -> Pair:
+        last = micro.number == len(self.micro) - 1
+        return self.last_pairs[index] if last and self.last_pairs else part.generated.pairs[index]
+
     def _play(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             self.progress(self.exchange.told(instruction))
@@ -110,7 +126,7 @@ class Interpreter:
             except RunError:
                 raise
             except Exception as error:
-                if len(self.plan.stages) == 1:
+                if len(self.plan.stages) == 1 or is_lost(error):
                     raise
                 raise self.exchange.failure(instruction, error) from error
             if self.counts:
@@ -165,10 +181,10 @@ class Interpreter:
             if one.kind == "forward":
                 (self._evaluate if self.evaluating else self._forward)(part, index, segment, micro)
             elif one.kind == "recompute":
-                made = self._pieces_of(part, index, True)
+                made = self._pieces_of(self._pair(part, index, micro), True)
                 micro.saved[index] = made.restore(micro.saved[index], self._params(part, index, segment))
             elif one.kind == "backward_weight":
-                made = self._pieces_of(part, index, self._recomputed(index))
+                made = self._pieces_of(self._pair(part, index, micro), self._recomputed(index))
                 gradients = made.weight_half(micro.rest.pop(index), self._params(part, index, segment))
                 self._add(part, index, segment, gradients, [])
             else:
@@ -187,7 +203,7 @@ class Interpreter:
                 self.exchange.guests.give_back(index)
 
     def _forward(self, part: Part, index: int, segment: Segment, micro: MicroBatch) -> None:
-        pair = part.generated.pairs[index]
+        pair = self._pair(part, index, micro)
         outputs, updates, micro.saved[index] = pair.forward(self._arguments(part, index, segment, micro))
         local = dict(zip((value.name for value in pair.graph.buffers), segment.buffers, strict=True))
         self.buffers.update((local[name], tensor) for name, tensor in updates.items())
@@ -231,7 +247,7 @@ class Interpreter:
         return batch | dict(zip(names, (found[name] for name in prologue.outputs), strict=True))
 
     def _backward(self, kind: str, part: Part, index: int, segment: Segment, micro: MicroBatch) -> None:
-        pair = part.generated.pairs[index]
+        pair = self._pair(part, index, micro)
         local = pair.graph.values()
         incoming = [
             self._gradient(name, part, micro)
@@ -242,10 +258,10 @@ class Interpreter:
         weights: dict[str, Tensor | None] = {}
         again = self._recomputed(index)
         if kind == "backward_input":
-            made = self._pieces_of(part, index, again)
+            made = self._pieces_of(pair, again)
             inputs, micro.rest[index] = made.input_half(saved, params, incoming)
         elif again:
-            inputs, weights = self._pieces_of(part, index, True).backward(saved, params, incoming)
+            inputs, weights = self._pieces_of(pair, True).backward(saved, params, incoming)
         else:
             inputs, weights = pair.backward(saved, params, incoming)
         names = dict(zip((value.name for value in pair.graph.inputs), segment.inputs, strict=True))
@@ -280,8 +296,7 @@ class Interpreter:
     def _recomputed(self, index: int) -> bool:
         return index in self.exchange.recomputed
 
-    def _pieces_of(self, part: Part, index: int, restored: bool) -> Pieces | WholePieces:
-        pair = part.generated.pairs[index]
+    def _pieces_of(self, pair: Pair, restored: bool) -> Pieces | WholePieces:
         key = (id(pair), restored)
         if key not in self._pieces:
             self._pieces[key] = pieces(pair, restored=restored)

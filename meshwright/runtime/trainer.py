@@ -109,6 +109,10 @@ class Trainer:
         """
         return clip_gradients(self.plan, self._interpreter.parts, self.device, max_norm, norm_type)
 
+    def keep_last(self, wanted: bool = True) -> None:
+        """The last micro-batch, whose backward comes at once, recomputes nothing whatever the plan says."""
+        self._interpreter.keep_last(wanted)
+
     def count_bytes(self, wanted: bool = True) -> None:
         """From the next step on, count what micro-batches keep alive: `held_bytes`."""
         self._interpreter.counts = wanted

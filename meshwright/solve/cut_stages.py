@@ -68,6 +68,22 @@ def cut_stages(
     return replace(plan, predicted=_predict(plan, program, plans))
 
 
+def recomputing(plan: Plan, program: Program, stages: Sequence[bool] | None = None) -> Plan:
+    """The same plan, where segments of these stages (all unless given) keep nothing that they can make again."""
+    wanted = [True] * len(plan.stages) if stages is None else stages
+    found = []
+    for stage, again in zip(plan.stages, wanted, strict=True):
+        for index in stage.segments:
+            graph = program.graphs[program.segments[index].graph]
+            names = tuple(value.name for op in graph.ops for value in op.results if value.grad)
+            found.append(replace(plan.choice(index), recompute=names) if again else plan.choice(index))
+    distinct = {_key(choice): choice for choice in found}
+    order = list(distinct)
+    return replace(
+        plan, choices=tuple(distinct.values()), segments=tuple(order.index(_key(choice)) for choice in found)
+    )
+
+
 def _check(program: Program, plans: Sequence[Plan], cuts: Sequence[int]) -> None:
     if len(plans) != len(cuts) or not cuts or list(cuts) != sorted(set(cuts)) or cuts[-1] != len(program.segments):
         raise PlanError(

@@ -54,16 +54,6 @@ def piped(
     return cut_stages(program_of(name), plans * rounds, cuts, schedule=schedule, ranks=ranks * rounds)
 
 
-def recomputing(plan: Plan, program: Program) -> Plan:
-    """The same plan, every segment of which keeps nothing that it can make again."""
-    choices = []
-    for choice in plan.choices:
-        graph = program.graphs[choice.graph]
-        names = tuple(value.name for op in graph.ops for value in op.results if value.grad)
-        choices.append(replace(choice, recompute=names))
-    return replace(plan, choices=tuple(choices))
-
-
 @cache
 def plain(name: str, microbatches: int = 1) -> dict[str, Any]:
     """One process, three steps; with micro-batches, one after the other, where that is what the model is to do."""

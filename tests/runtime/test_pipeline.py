@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pipelines import compare, piped, program_of, recomputing, trained
+from pipelines import compare, piped, program_of, trained
 from processes import GlooPool
 
 from meshwright.plan import Plan
+from meshwright.solve.cut_stages import recomputing
 
 TP, DATA, ZERO2, ZERO3 = ("tp=2",), ("dp=2", "zero=0"), ("dp=2", "zero=2"), ("dp=2", "zero=3")
 

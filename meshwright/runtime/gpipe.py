@@ -1,0 +1,220 @@
+"""`mw.gpipe`: GPipe's interface. The choices are given: partitions, micro-batches, replicas, balance, recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from meshwright.capture import Batch, Precision, capture
+from meshwright.capture.program import Program
+from meshwright.cluster import Device, load_cluster
+from meshwright.errors import PlanError
+from meshwright.plan import FrontierPoint, Plan
+from meshwright.runtime.fit import one_device_mesh, this_device
+from meshwright.runtime.trainer import Trainer, parallelize
+from meshwright.solve.balance import balanced_cuts
+from meshwright.solve.cut_stages import cut_stages, recomputing
+from meshwright.solve.memory_plan import one_device_plan
+from meshwright.solve.plan import make_plan
+from meshwright.solve.points import plan_points
+
+CHECKPOINTS = ("always", "except_last", "never", "auto")
+Balance = str | Sequence[int]
+
+
+def gpipe(
+    model: nn.Sequential,
+    batch: Batch,
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    partitions: int,
+    microbatches: int,
+    replicas: int = 1,
+    balance: Balance = "time",
+    checkpoint: str = "except_last",
+    optimizer: str = "adamw",
+    precision: Precision = "fp32",
+    seed: int = 0,
+) -> Trainer:
+    """A Sequential cut into `partitions`, on as many ranks times `replicas`; call it on every one of them.
+
+    batch: one global batch, or fakes of its shapes. balance: cut so that the partitions' predicted "time" or "memory"
+    is as equal as can be, or the number of modules in each. checkpoint: segments recompute in backward "always", in all
+    micro-batches "except_last", "never", or where their partition would not fit otherwise ("auto").
+    """
+    plan = gpipe_plan(
+        model,
+        batch,
+        loss,
+        partitions=partitions,
+        microbatches=microbatches,
+        replicas=replicas,
+        balance=balance,
+        checkpoint=checkpoint,
+        optimizer=optimizer,
+        precision=precision,
+        device=this_device(),
+    )
+    trainer = parallelize(model, plan, loss, seed=seed)
+    trainer.keep_last(checkpoint == "except_last")
+    return trainer
+
+
+def gpipe_plan(
+    model: nn.Sequential,
+    batch: Batch,
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    partitions: int,
+    microbatches: int,
+    replicas: int = 1,
+    balance: Balance = "time",
+    checkpoint: str = "except_last",
+    optimizer: str = "adamw",
+    precision: Precision = "fp32",
+    device: Device,
+) -> Plan:
+    """The plan of `gpipe`, for a device that need not be here."""
+    if not isinstance(model, nn.Sequential):
+        raise PlanError(
+            f"a {type(model).__name__}", "an nn.Sequential", "wrap its layers in one, or let mw.plan find the stages"
+        )
+    if checkpoint not in CHECKPOINTS:
+        raise PlanError(f"checkpoint {checkpoint!r}", f"one of {', '.join(CHECKPOINTS)}")
+    program = _capture(model, batch, loss, precision)
+    _check_sizes(program, microbatches, replicas)
+    inner = _inner(program, microbatches, replicas, optimizer, precision, device)
+    points = plan_points(inner, program)
+    cuts = _cuts(model, program, partitions, balance, points, microbatches)
+    plan = cut_stages(program, [inner] * partitions, cuts, schedule="gpipe")
+    if len(plan.stages) == 1:
+        plan = inner
+    return recomputing(plan, program, _again(plan, checkpoint, device))
+
+
+def _capture(model: nn.Sequential, batch: Batch, loss: Callable[..., Tensor] | None, precision: Precision) -> Program:
+    """With every module's result looked at on its way."""
+    wrong: list[PlanError] = []
+
+    def look(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, arguments: Any, result: Any) -> None:
+            parts = result if isinstance(result, tuple) else (result,)
+            if not all(isinstance(part, Tensor) for part in parts):
+                kind = next(type(part).__name__ for part in parts if not isinstance(part, Tensor))
+                wrong.append(
+                    PlanError(
+                        f"module {name} ({type(module).__name__}) returns a {kind}",
+                        "a tensor, or a tuple of tensors, between the modules of a Sequential",
+                        "join it with the module after it in a Sequential of their own",
+                    )
+                )
+
+        return hook
+
+    inner = [module.register_forward_hook(look(name)) for name, module in list(model.named_children())[:-1]]
+    try:
+        return capture(model, batch, loss, precision=precision)
+    except Exception as error:
+        if wrong:
+            raise wrong[0] from error
+        raise
+    finally:
+        for handle in inner:
+            handle.remove()
+        if wrong:
+            raise wrong[0]
+
+
+def _check_sizes(program: Program, microbatches: int, replicas: int) -> None:
+    if microbatches > program.batch:
+        raise PlanError(
+            f"{microbatches} micro-batches of {program.batch} samples", f"1 to {program.batch}", "ask for fewer"
+        )
+    if microbatches < 1 or replicas < 1 or program.batch % (microbatches * replicas):
+        fits = [m for m in range(1, program.batch + 1) if replicas > 0 and program.batch % (m * replicas) == 0]
+        raise PlanError(
+            f"{microbatches} micro-batches on {replicas} replicas of a batch of {program.batch}",
+            "samples that divide evenly",
+            f"micro-batches of {', '.join(map(str, fits))}" if fits else "make the batch larger",
+        )
+
+
+def _inner(
+    program: Program, microbatches: int, replicas: int, optimizer: str, precision: Precision, device: Device
+) -> Plan:
+    """One partition's plan for all segments: whole on one device, or replicated over a data-parallel axis."""
+    if replicas == 1:
+        whole = one_device_plan(program, one_device_mesh(device), optimizer=optimizer, precision=precision)
+        return replace(whole, microbatches=microbatches, cluster=device.name)
+    found = make_plan(
+        program,
+        load_cluster(f"local:{replicas}"),
+        optimizer=optimizer,
+        precision=precision,
+        pins=(f"dp={replicas}", "zero=0", f"microbatch={microbatches}"),
+        fit=False,
+        recompute=False,
+    )
+    mesh = replace(found.mesh, device=device)
+    return replace(found, stages=tuple(replace(stage, mesh=mesh) for stage in found.stages), pins=())
+
+
+def _cuts(
+    model: nn.Sequential,
+    program: Program,
+    partitions: int,
+    balance: Balance,
+    points: Sequence[FrontierPoint],
+    microbatches: int,
+) -> tuple[int, ...]:
+    starts = _starts(model, program)
+    places = sorted(starts.values())
+    if isinstance(balance, str):
+        if balance not in ("time", "memory"):
+            raise PlanError(f"balance {balance!r}", "time, memory, or the number of modules in each partition")
+        if balance == "time":
+            weights = [point.forward_s + point.backward_s for point in points]
+        else:
+            weights = [float(point.static_bytes + microbatches * point.resident_bytes) for point in points]
+        return balanced_cuts(weights, partitions, places)
+    given = list(balance)
+    if len(given) != partitions or sum(given) != len(model) or min(given, default=0) < 1:
+        raise PlanError(
+            f"balance {given}, which makes {sum(given)} modules in {len(given)} partitions",
+            f"{partitions} numbers of one or more that sum to {len(model)}, the modules of the Sequential",
+            "correct it, or use balance='time'",
+        )
+    cuts = []
+    for k in range(1, partitions):
+        first = sum(given[:k])
+        if first not in starts:
+            where = f"before modules {', '.join(map(str, sorted(starts)))}" if starts else "nowhere: it is one piece"
+            raise PlanError(
+                f"balance {given} cuts before module {first}",
+                f"cuts where segments of the model begin, {where}",
+                "move it to one of these",
+            )
+        cuts.append(starts[first])
+    return (*cuts, len(program.segments))
+
+
+def _starts(model: nn.Sequential, program: Program) -> dict[int, int]:
+    """Modules that a segment begins with, by their number: the segment's."""
+    names = [name for name, _ in model.named_children()]
+    found: dict[int, int] = {}
+    for index, segment in enumerate(program.segments):
+        head = segment.name.split(".")[0]
+        if index and head in names:
+            found.setdefault(names.index(head), index)
+    return found
+
+
+def _again(plan: Plan, checkpoint: str, device: Device) -> list[bool]:
+    """Which stages recompute."""
+    if checkpoint != "auto":
+        return [checkpoint != "never"] * len(plan.stages)
+    peaks = [stage.peak_bytes for stage in plan.predicted.stages] or [plan.predicted.peak_bytes]
+    return [peak > device.usable_bytes for peak in peaks]

@@ -1,0 +1,127 @@
+"""`mw.gpipe` trains a Sequential as one process does, and refuses by name what it cannot cut."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import GlooPool
+from torch import Tensor, nn
+
+from meshwright.errors import PlanError
+from meshwright.runtime.fit import this_device
+from meshwright.runtime.gpipe import gpipe_plan
+from meshwright.solve.balance import balanced_cuts
+
+BATCH = 12
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    parts = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(5)]
+    return nn.Sequential(*parts, nn.Linear(16, 4)).double()
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(BATCH, 16).double(), torch.randint(0, 4, (BATCH,))
+
+
+def train(rank: int, options: dict[str, Any]) -> dict[str, Any]:
+    import meshwright as mw
+
+    trainer = mw.gpipe(layers(), samples(), nn.functional.cross_entropy, **options)
+    optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(3):
+        losses.append(trainer.step(samples(), global_batch=True).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = {name: entry.full_tensor().detach() for name, entry in trainer.named_parameters()}
+    return {"losses": losses, "weights": weights, "cuts": [stage.end for stage in trainer.plan.stages]}
+
+
+def plain() -> tuple[list[float], dict[str, Tensor]]:
+    model = copy.deepcopy(layers())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(3):
+        loss = nn.functional.cross_entropy(model(samples()[0]), samples()[1])
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, dict(model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"partitions": 2, "microbatches": 4, "balance": [2, 4], "checkpoint": "except_last"},
+        {"partitions": 2, "microbatches": 3, "balance": "memory", "checkpoint": "always"},
+        {"partitions": 2, "microbatches": 2, "replicas": 2, "balance": "time", "checkpoint": "auto"},
+        pytest.param({"partitions": 4, "microbatches": 6, "checkpoint": "never"}, marks=pytest.mark.full),
+        pytest.param({"partitions": 1, "microbatches": 3, "replicas": 2}, marks=pytest.mark.full),
+    ],
+    ids=lambda options: " ".join(f"{key}={value}" for key, value in options.items()),
+)
+def test_it_trains_as_one_process(options: dict[str, Any], ranks: Callable[[int], GlooPool]) -> None:
+    losses, weights = plain()
+    found = ranks(options["partitions"] * options.get("replicas", 1)).run(train, options)
+    assert {name for one in found for name in one["weights"]} == weights.keys()
+    for one in found:
+        assert one["losses"] == pytest.approx(losses, rel=1e-9)
+        for name, weight in one["weights"].items():
+            assert torch.allclose(weight, weights[name], rtol=1e-7, atol=1e-9), name
+    if options.get("balance") == [2, 4]:
+        assert found[0]["cuts"] == [2, 6]
+
+
+class Named(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"x": x}
+
+
+class Unnamed(nn.Module):
+    def forward(self, x: dict[str, Tensor]) -> Tensor:
+        return x["x"]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "fault"),
+    [
+        (nn.Linear(16, 4), {}, "an nn.Sequential"),
+        (layers(), {"partitions": 7}, "7 partitions of a model that can be cut in 6 pieces"),
+        (layers(), {"microbatches": 13}, "13 micro-batches of 12 samples"),
+        (layers(), {"microbatches": 5}, "micro-batches of 1, 2, 3, 4, 6, 12"),
+        (layers(), {"balance": [3, 4]}, "sum to 6"),
+        (layers(), {"balance": [1, 2, 3]}, "2 numbers"),
+        (layers(), {"balance": "fair"}, "time, memory"),
+        (layers(), {"checkpoint": "some"}, "except_last"),
+        (nn.Sequential(*(one for part in layers()[:3] for one in part)), {"balance": [1, 5]}, "before modules 2, 4"),
+        (nn.Sequential(nn.Linear(16, 16), Named(), Unnamed(), nn.Linear(16, 4)), {}, "module 1 (Named) returns a dict"),
+    ],
+)
+def test_it_refuses_by_name(model: nn.Module, options: dict[str, Any], fault: str) -> None:
+    wanted = {"partitions": 2, "microbatches": 2} | options
+    with pytest.raises(PlanError) as caught:
+        gpipe_plan(model.double(), samples(), nn.functional.cross_entropy, device=this_device(), **wanted)
+    assert fault in str(caught.value)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 4))
+def test_the_heaviest_partition_is_as_light_as_can_be(weights: Sequence[int], stages: int) -> None:
+    if stages > len(weights):
+        return
+    places = combinations(range(1, len(weights)), stages - 1)
+
+    def heaviest(cuts: Sequence[int]) -> int:
+        return max(sum(weights[a:b]) for a, b in zip((0, *cuts[:-1]), cuts, strict=True))
+
+    assert heaviest(balanced_cuts(weights, stages)) == min(heaviest((*place, len(weights))) for place in places)

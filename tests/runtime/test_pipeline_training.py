@@ -1,0 +1,146 @@
+"""Around a pipeline's step: dropout, evaluating, clipping, checkpoints, export, a stage that fails, bytes held."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import GlooPool
+
+from meshwright.capture import Program, capture
+from meshwright.cluster import load_cluster
+from meshwright.models.gpt import GPT
+from meshwright.plan import Plan
+from meshwright.solve.cut_stages import cut_stages, equal_cuts, recomputing
+from meshwright.solve.memory_plan import one_device_plan
+
+
+def model_and_batch() -> tuple[GPT, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    model = GPT(layers=2, hidden=48, heads=6, ffn=96, vocab=96, seq=12, tied=True, dropout=0.3).double()
+    targets = torch.randint(0, 96, (6, 12))
+    targets[0, :7] = -100  # micro-batches that weigh differently
+    return model, {"tokens": torch.randint(0, 96, (6, 12)), "targets": targets}
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return capture(*model_and_batch())
+
+
+@pytest.fixture(scope="module")
+def one(program: Program) -> Plan:
+    return replace(one_device_plan(program, load_cluster("local:1").mesh((1,))), microbatches=3)
+
+
+@pytest.fixture(scope="module")
+def piped(program: Program, one: Plan) -> Plan:
+    return cut_stages(program, [one, one], equal_cuts(len(program.segments), 2))
+
+
+def train(rank: int, plan_json: bytes, folder: str, steps: int, resume: bool) -> dict[str, Any]:
+    import meshwright as mw
+
+    model, batch = model_and_batch()
+    trainer = mw.parallelize(model, Plan.from_json(plan_json), seed=7)
+    optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-2)
+    if resume:
+        mw.load(trainer, optimizer, folder)
+    losses, norms = [], []
+    for _ in range(steps):
+        own = {key: batch[key][where] for key, where in trainer.data_slice().items()}
+        losses.append(trainer.step(own).item())
+        norms.append(trainer.clip_grad_norm_(0.05).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    evaluated = trainer.evaluate(batch, global_batch=True).item()
+    if not resume:
+        mw.save(trainer, optimizer, folder)
+    file = mw.export(trainer, f"{folder}/model.safetensors")[0]
+    return {"losses": losses, "norms": norms, "evaluated": evaluated, "reads": [*own], "file": str(file)}
+
+
+def test_dropout_clipping_evaluation_and_checkpoints_are_those_of_one_process(
+    tmp_path: Path, one: Plan, piped: Plan, ranks: Callable[[int], GlooPool]
+) -> None:
+    from safetensors.torch import load_file
+
+    folders = [str(tmp_path / name) for name in ("one", "piped")]
+    true = ranks(1).run(train, one.to_json(), folders[0], 2, False)[0]
+    found = ranks(2).run(train, piped.to_json(), folders[1], 2, False)
+    assert [rank["reads"] for rank in found] == [["tokens"], ["targets"]]
+    for rank in found:
+        for key in ("losses", "norms", "evaluated"):
+            assert rank[key] == pytest.approx(true[key], rel=1e-9), key
+    assert true["norms"][0] > 0.05
+    mine, other = load_file(found[0]["file"]), load_file(true["file"])
+    assert mine.keys() == other.keys()
+    assert all(torch.allclose(mine[key], other[key], rtol=1e-9, atol=1e-12) for key in mine)
+    # Each goes on from what the other saved.
+    crossed = ranks(1).run(train, one.to_json(), folders[1], 1, True)[0]
+    for rank in ranks(2).run(train, piped.to_json(), folders[0], 1, True):
+        for key in ("losses", "norms", "evaluated"):
+            assert rank[key] == pytest.approx(crossed[key], rel=1e-8), key
+
+
+def held(rank: int, plan_json: bytes) -> int:
+    import meshwright as mw
+
+    model, batch = model_and_batch()
+    trainer = mw.parallelize(model, Plan.from_json(plan_json))
+    trainer.count_bytes()
+    trainer.step(batch, global_batch=True)
+    return trainer.held_bytes
+
+
+def test_bytes_held_follow_the_schedule_and_recomputation(
+    program: Program, piped: Plan, ranks: Callable[[int], GlooPool]
+) -> None:
+    late = ranks(2).run(held, replace(piped, schedule="gpipe").to_json())
+    early = ranks(2).run(held, piped.to_json())
+    again = ranks(2).run(held, recomputing(piped, program).to_json())
+    assert early[1] < 0.6 * late[1], "of three micro-batches the last stage holds one"
+    assert again[0] < 0.7 * early[0], "of two micro-batches one is restored at a time"
+
+
+def doomed(rank: int, folder: str, plan_json: bytes, pipe: Connection) -> None:
+    """A process that ends as an error ends it; what it has to say goes through the pipe."""
+    import torch.distributed as dist
+
+    import meshwright as mw
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    model, batch = model_and_batch()
+    trainer = mw.parallelize(model, Plan.from_json(plan_json))
+    if trainer.stage == 1:
+        trainer._interpreter.parts[0].generated.pairs.clear()
+    try:
+        trainer.step(batch, global_batch=True)
+    except BaseException as error:
+        pipe.send((type(error).__name__, str(error)))
+    os._exit(1)
+
+
+def test_a_stage_that_fails_ends_all_with_its_own_error(tmp_path: Path, piped: Plan) -> None:
+    context = mp.get_context("spawn")
+    ends = [context.Pipe() for _ in range(2)]
+    processes = [
+        context.Process(target=doomed, args=(rank, str(tmp_path), piped.to_json(), ends[rank][1])) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    kind, said = ends[1][0].recv()
+    assert kind == "RunError"
+    assert "stage 1 (segments 2 to 3) failed on rank 1 at `forward 2 mb0`: KeyError" in said
+    kind, said = ends[0][0].recv()
+    assert kind == "RuntimeError", "the other stage does not take the blame"
+    assert "closed by peer" in said or "reset" in said
+    for process in processes:
+        process.join()
