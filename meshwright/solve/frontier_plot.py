@@ -69,18 +69,13 @@ def svg(curve: Curve, title: str) -> str:
         f'<path d="M{EDGE} {EDGE / 2}V{HEIGHT - EDGE}H{WIDTH - EDGE / 2}" stroke="#888" fill="none"/>',
         f'<polyline points="{line}" stroke="#0a6" stroke-width="2" fill="none"/>',
     ]
-    for low, high, show, place in (
-        (min(p.peak_bytes for p in points), max(p.peak_bytes for p in points), show_bytes, "bytes"),
-        (min(p.step_s for p in points), max(p.step_s for p in points), show_seconds, "seconds"),
-    ):
-        for share in (0.0, 0.5, 1.0):
-            label = show(type(low)(low + share * (high - low)))
-            if place == "bytes":
-                x = EDGE + share * (WIDTH - 2 * EDGE)
-                parts.append(f'<text x="{x}" y="{HEIGHT - EDGE + 18}" text-anchor="middle">{label}</text>')
-            else:
-                y = HEIGHT - EDGE - share * (HEIGHT - 2 * EDGE)
-                parts.append(f'<text x="{EDGE - 6}" y="{y + 4}" text-anchor="end">{label}</text>')
+    sizes, times = [point.peak_bytes for point in points], [point.step_s for point in points]
+    for share in (0.0, 0.5, 1.0):
+        x, y = EDGE + share * (WIDTH - 2 * EDGE), HEIGHT - EDGE - share * (HEIGHT - 2 * EDGE)
+        size = show_bytes(round(min(sizes) + share * (max(sizes) - min(sizes))))
+        took = show_seconds(min(times) + share * (max(times) - min(times)))
+        parts.append(f'<text x="{x}" y="{HEIGHT - EDGE + 18}" text-anchor="middle">{size}</text>')
+        parts.append(f'<text x="{EDGE - 6}" y="{y + 4}" text-anchor="end">{took}</text>')
     for point in points:
         x, y = at(point)
         own = point.name == "ours"
