@@ -136,7 +136,7 @@ class _Stage:
             seconds = cost.first_s / self.gathers[one.segment]
         else:
             seconds = cost.last_s / self.reduces[one.segment]
-        beside = cost.beside * seconds if self.costs.overlap else 0.0
+        beside = cost.beside(one.kind) * seconds if self.costs.overlap else 0.0
         found = [Action(BLOCKING, index, seconds - beside)]
         if beside:
             links = self.costs.links.get(self.stage, ())

@@ -46,11 +46,11 @@ class SegmentCost:
     def backward_s(self) -> float:
         return self.backward_input_s + self.backward_weight_s
 
-    @property
-    def beside(self) -> float:
-        """The share of gathers and reductions that may run beside compute."""
-        total_s = self.first_s + self.last_s
-        return self.overlappable_s / total_s if total_s else 0.0
+    def beside(self, kind: str) -> float:
+        """The share of a `gather` or `reduce` that may run beside compute: reductions come first."""
+        if kind == "reduce":
+            return min(1.0, self.overlappable_s / self.last_s) if self.last_s else 0.0
+        return max(0.0, self.overlappable_s - self.last_s) / self.first_s if self.first_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,11 +53,13 @@ PATIENCE = 1
 
 @dataclass(frozen=True, slots=True)
 class PipelinePins:
-    """What pins say of stages: `pp=K`, `schedule=NAME`, and the rest, which speak of each stage's own mesh."""
+    """What pins say of stages: `pp=K`, or `pp=2+2+4` with their devices; `schedule=NAME`; and the rest, which speak of
+    each stage's own mesh."""
 
     stages: int | None
     schedule: str | None
     rest: tuple[str, ...]
+    sizes: tuple[int, ...] | None = None
 
     @property
     def one_stage(self) -> bool:
@@ -75,12 +77,15 @@ class PipelinePins:
 def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
     given = dict(text.partition("=")[::2] for text in texts)
     stages, schedule = given.get("pp"), given.get("schedule")
-    if stages is not None and (not stages.isdigit() or stages == "0"):
-        raise PlanError(f"pin pp={stages}", "a number of stages, 1 or more", "correct the pin")
+    parts = stages.split("+") if stages is not None else []
+    if not all(part.isdigit() and int(part) for part in parts):
+        raise PlanError(f"pin pp={stages}", "a number of stages, or their devices such as pp=2+2+4", "correct the pin")
     if schedule is not None and schedule not in (*ORDERS, "searched", "one-stage"):
         raise PlanError(f"pin schedule={schedule}", f"one of {', '.join(ORDERS)}, searched", "correct the pin")
     rest = tuple(text for text in texts if text.partition("=")[0] not in ("pp", "schedule"))
-    return PipelinePins(int(stages) if stages else None, schedule, rest)
+    if len(parts) > 1:
+        return PipelinePins(len(parts), schedule, rest, tuple(map(int, parts)))
+    return PipelinePins(int(parts[0]) if parts else None, schedule, rest)
 
 
 def pipeline_search(
@@ -101,6 +106,12 @@ def pipeline_search(
         raise PlanError(
             f"pin pp={asked.stages} for {len(program.segments)} segments on {cluster.device_count} devices",
             f"at most {min(len(program.segments), cluster.device_count)} stages: each has a segment and a device",
+            "change the pin",
+        )
+    if asked.sizes is not None and sum(asked.sizes) != cluster.device_count:
+        raise PlanError(
+            f"pin pp={'+'.join(map(str, asked.sizes))} on {cluster.device_count} devices",
+            f"numbers that sum to {cluster.device_count}",
             "change the pin",
         )
     search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute)
@@ -167,7 +178,8 @@ class _Search:
         if table is None:
             return inf
         floor_s = count * float(table.least_work[-1]) / self.cluster.device_count
-        guess_s, limit_s, solution = start_s(table, self.pins.stages), 0.0, None
+        guess_s = inf if self.pins.sizes else start_s(table, self.pins.stages)
+        limit_s, solution = 0.0, None
         for slack in SLACKS:
             limit_s = min(self.known_s, slack * guess_s)
             made = table.options(limit_s) if floor_s < limit_s else None
@@ -221,6 +233,7 @@ class _Search:
             schedules=schedules,
             most_stages=self.pins.stages,
             least_stages=self.pins.stages or 2,
+            sizes=self.pins.sizes,
             idle=False,
             placed=lambda runs, count: self._placed(table, runs),
         )

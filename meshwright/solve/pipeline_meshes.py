@@ -65,13 +65,18 @@ def stage_sizes(cluster: Cluster, stages: int | None = None) -> list[int]:
 
 
 def stage_meshes(
-    cluster: Cluster, program: Program, pins: Sequence[str], budget_bytes: int | None, stages: int | None = None
+    cluster: Cluster,
+    program: Program,
+    pins: Sequence[str],
+    budget_bytes: int | None,
+    stages: int | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> list[StageMesh]:
-    """Every class that the pins allow."""
+    """Every class that the pins allow; of these sizes, if given."""
     names = [parameter.name for parameter in program.parameters]
     shape, inner = pinned_mesh(pins), per_host(cluster)
     found = []
-    for size in stage_sizes(cluster, stages):
+    for size in stage_sizes(cluster, stages) if sizes is None else sorted(set(sizes)):
         for mesh in submeshes(cluster, size, 2 if shape is None else max(1, len(shape))):
             if shape is None and size > inner and len(mesh.sizes) > 1 and inner % mesh.sizes[-1]:
                 continue

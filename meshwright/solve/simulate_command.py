@@ -10,7 +10,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("simulate", help="play a plan with predicted durations and show where time goes")
     parser.add_argument("plan", help="a plan file written by `meshwright plan -o`")
     parser.add_argument("--trace", metavar="FILE", help="write what runs when as a gzipped trace for ui.perfetto.dev")
-    parser.add_argument("--overlap", action="store_true", help="let gathers and reductions run beside compute")
+    parser.add_argument("--wait", action="store_true", help="wait for every reduction instead of computing beside it")
     parser.set_defaults(run=run)
 
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.plan} names no model reference", "a plan made by `meshwright plan`", "use the Python API"
         )
     program = capture(*parse_reference(plan.model).meta(plan.batch), precision=cast(Precision, plan.precision))
-    timeline = simulate_plan(plan, program, overlap=args.overlap)
+    timeline = simulate_plan(plan, program, overlap=not args.wait)
     print(timeline)
     if args.trace:
         timeline.trace(args.trace)

@@ -11,9 +11,8 @@ from meshwright.solve.pipeline_costs import plan_costs
 from meshwright.solve.points import plan_points
 
 
-def simulate_plan(plan: Plan, program: Program, *, overlap: bool = False) -> Timeline:
-    """One step. `overlap`: of a plan of one stage, gathers and reductions run beside compute; the runtime waits for
-    them so far."""
+def simulate_plan(plan: Plan, program: Program, *, overlap: bool = True) -> Timeline:
+    """One step. `overlap`: of a plan of one stage, reductions run beside backward where the runtime does so."""
     check_plan(plan, program)
     if len(plan.stages) > 1:
         pipeline = plan_pipeline(plan, program)

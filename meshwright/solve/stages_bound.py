@@ -83,7 +83,7 @@ def options(problem: StageProblem, microbatches: int) -> Options | None:
     where = np.array([row[:5] for row in rows], dtype=np.int64)
     points = tuple(row[5] for row in rows)
     costs = [point.cost for point in points]
-    beside = [cost.beside if problem.overlap else 0.0 for cost in costs]
+    beside_s = [cost.overlappable_s if problem.overlap else 0.0 for cost in costs]
     transient = [max(cost.forward_transient_bytes, cost.backward_transient_bytes) for cost in costs]
     limits = np.array([float(mesh.memory_bytes) for mesh in problem.meshes])
     return Options(
@@ -98,7 +98,7 @@ def options(problem: StageProblem, microbatches: int) -> Options | None:
         input_s=np.array([cost.backward_input_s for cost in costs]),
         weight_s=np.array([cost.backward_weight_s for cost in costs]),
         fixed_s=np.array(
-            [c.step_s + (c.first_s + c.last_s) * (1.0 - share) for c, share in zip(costs, beside, strict=True)]
+            [c.step_s + c.first_s + c.last_s - hidden_s for c, hidden_s in zip(costs, beside_s, strict=True)]
         ),
         held_bytes=np.array([float(c.static_bytes + work) for c, work in zip(costs, transient, strict=True)]),
         resident_bytes=np.array([float(cost.resident_bytes) for cost in costs]),
@@ -162,6 +162,10 @@ class Bound:
         made, limit_s = self.made, limit_s * (1 + ROUNDING)
         fits = made.held_bytes + self.in_flight(left, total) * made.resident_bytes <= made.limit_bytes
         found: Bools = fits & (self.work_s <= limit_s) & (self.microbatches * self.cross_s <= limit_s)
+        sizes = self.problem.sizes
+        if sizes is not None:
+            ranks = np.array([mesh.ranks for mesh in self.problem.meshes])
+            found &= ranks[made.mesh] == (sizes[-left] if left <= len(sizes) else 0)
         return found
 
     def tables(self, limit_s: float, most: int, total: int | None = None) -> tuple[Tables, list[int]]:
@@ -176,7 +180,7 @@ class Bound:
         rows: Ints | None = None
         held = -1
         for left in range(1, most + 1):
-            if held != self.in_flight(left, total):
+            if held != self.in_flight(left, total) or self.problem.sizes is not None:
                 held = self.in_flight(left, total)
                 rows = self._quickest(self.able(limit_s, left, total))
             if rows is None or not len(rows):

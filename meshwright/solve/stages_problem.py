@@ -59,7 +59,8 @@ Crossings = Callable[[int, int, Hashable, int, Hashable, int], Crossing]
 @dataclass(frozen=True, slots=True)
 class StageProblem:
     """cuts: where a stage may begin or end, 0 and `segments` among them; anywhere unless given. interleave: how many
-    runs a stage may have under `interleaved`, besides one. overlap: as in `Costs`. idle: devices may be left over.
+    runs a stage may have under `interleaved`, besides one. overlap: as in `Costs`. sizes: how many
+    devices each stage has, if that is settled. idle: devices may be left over.
     placed: what handing over from each run to the next takes once all stages have their devices, for so many
     micro-batches; as `crossing` says if None."""
 
@@ -72,6 +73,7 @@ class StageProblem:
     schedules: tuple[str, ...] = ("1f1b",)
     most_stages: int | None = None
     least_stages: int = 1
+    sizes: tuple[int, ...] | None = None
     idle: bool = True
     cuts: tuple[int, ...] | None = None
     interleave: tuple[int, ...] = (2,)

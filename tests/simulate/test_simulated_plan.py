@@ -25,7 +25,7 @@ def test_a_plan_of_one_stage_takes_what_was_predicted(pins: tuple[str, ...]) -> 
     assert found.bubble == pytest.approx(0.0, abs=1e-9)
     assert found.peak_bytes <= plan.predicted.peak_bytes * (1 + 1e-9)
     assert found.ranks == (2,)
-    assert simulate_plan(plan, program, overlap=True).step_s <= found.step_s * (1 + 1e-9)
+    assert simulate_plan(plan, program, overlap=False).step_s >= found.step_s * (1 - 1e-9)
 
 
 def test_the_command_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

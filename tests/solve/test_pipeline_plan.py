@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,12 @@ def test_the_stage_programme_and_the_plan_agree(gpt: Program, monkeypatch: pytes
     assert bound_s <= plan.predicted.step_s
 
 
+def test_stages_have_the_devices_that_were_asked_for(gpt: Program) -> None:
+    plan = make_plan(gpt, load_cluster("local:4"), pins=("pp=1+2+1", "microbatch=4"))
+    assert [group[0].mesh.world_size for group in plan.groups] == [1, 2, 1]
+    holds(plan, gpt)
+
+
 def test_memory_that_binds_makes_early_stages_recompute(gpt: Program) -> None:
     cluster, pins = load_cluster("local:4"), ("pp=4", "schedule=1f1b", "microbatch=8")
     free = make_plan(gpt, cluster, pins=pins)
@@ -109,9 +116,11 @@ def test_one_stage_is_kept_where_it_is_faster(gpt: Program) -> None:
     assert len(free.stages) == len(best.stages)
 
 
-@pytest.mark.parametrize("pins", [("pp=0",), ("pp=x",), ("schedule=none",), ("pp=9",), ("pp=5",), ("pp=2", "dp=4")])
+@pytest.mark.parametrize(
+    "pins", [("pp=0",), ("pp=x",), ("schedule=none",), ("pp=9",), ("pp=5",), ("pp=1+2",), ("pp=2", "dp=4")]
+)
 def test_pins_that_no_pipeline_has_are_refused(gpt: Program, pins: tuple[str, ...]) -> None:
-    with pytest.raises(PlanError, match=pins[0] if pins[0] != "pp=2" else "dp=4"):
+    with pytest.raises(PlanError, match=re.escape(pins[-1])):
         make_plan(gpt, load_cluster("local:4"), pins=pins)
 
 

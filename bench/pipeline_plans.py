@@ -1,0 +1,104 @@
+"""Plans of pipelines against those that others published or would write by hand, all by meshwright's own prices.
+
+    python bench/pipeline_plans.py [--case NAME ...]
+
+Alpa's published plans are taken at their best: the devices of each stage are as published, and where the chain is cut,
+how each stage is sharded, what it recomputes and the number of micro-batches are left to the solver. By-hand plans are
+pure intra-op (`pp=1`) and every dp x tp x pp with cuts left to the solver, which is no worse than equal layers.
+Where samples are coupled (batch norm, balance losses) the number of micro-batches is pinned for both: cutting the batch
+changes the mathematics. Ratios are a rival's step over ours: 1.0 or more is no worse. Writes out/pipeline_plans.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.capture import capture
+from meshwright.capture.program import Program
+from meshwright.cluster import Cluster, load_cluster
+from meshwright.errors import MeshwrightError
+from meshwright.models.reference import parse_reference
+from meshwright.solve.plan import make_plan
+
+OUT = Path(__file__).parents[1] / "out"
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    cluster: str
+    batch: int
+    alpa: tuple[str, ...]
+    pins: tuple[str, ...] = ()
+
+
+CASES = {
+    "gpt-2.6b on 8": Case("gpt-2.6b", "p3.16xlarge:1", 128, ("pp=2+2+4",)),
+    "gpt-6.7b on 16": Case("gpt-6.7b", "p3.16xlarge:2", 1024, ("pp=8+8", "mesh=2x4")),
+    "gpt-39b on 64": Case("gpt-39b", "p3.16xlarge:8", 1024, ("pp=" + "+".join(["4"] * 16),)),
+    "moe-70b on 64": Case("moe-70b", "p3.16xlarge:8", 1024, ("pp=" + "+".join(["8"] * 8),), ("microbatch=128",)),
+    "wresnet-4b on 16": Case("wresnet-4b", "p3.16xlarge:2", 1536, ("pp=4+4+8",), ("microbatch=48",)),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=list(CASES), help="only these")
+    parser.add_argument("--by-hand", action="store_true", help="every dp x tp x pp as well")
+    args = parser.parse_args()
+    rows = []
+    for name in args.case or list(CASES):
+        rows += measure(name, CASES[name], args.by_hand)
+    OUT.mkdir(exist_ok=True)
+    (OUT / "pipeline_plans.json").write_text(json.dumps(rows, indent=1))
+    return 0 if all(row["ratio"] is None or row["ratio"] >= 1.0 - 1e-9 for row in rows) else 1
+
+
+def measure(name: str, case: Case, by_hand: bool) -> list[dict[str, Any]]:
+    cluster = load_cluster(case.cluster)
+    program = capture(*parse_reference(case.model).meta(case.batch), precision="mixed")
+    ours = planned(program, cluster, case.pins)
+    print(json.dumps({"case": name, "ours": ours}), flush=True)
+    rivals = {"Alpa's stages": case.alpa, "one stage": ("pp=1",)}
+    if by_hand:
+        rivals |= {f"dp={d} tp={t} pp={p}": (f"dp={d}", f"tp={t}", f"pp={p}") for d, t, p in _cubes(cluster)}
+    rows = []
+    for rival, pins in rivals.items():
+        found = planned(program, cluster, (*case.pins, *pins))
+        ratio = found["step_s"] / ours["step_s"] if found["step_s"] and ours["step_s"] else None
+        rows.append({"case": name, "rival": rival, "ratio": ratio, "ours": ours, "theirs": found})
+        print(json.dumps({"case": name, "rival": rival, "ratio": ratio, "theirs": found}), flush=True)
+    return rows
+
+
+def _cubes(cluster: Cluster) -> list[tuple[int, int, int]]:
+    total = cluster.device_count
+    sizes = [n for n in range(1, total + 1) if total % n == 0]
+    return [(d, t, total // d // t) for d in sizes for t in sizes if total % (d * t) == 0 and d * t < total]
+
+
+def planned(program: Program, cluster: Cluster, pins: tuple[str, ...]) -> dict[str, Any]:
+    begun_s = time.process_time()
+    try:
+        plan = make_plan(program, cluster, precision="mixed", pins=pins)
+    except MeshwrightError as error:
+        return {"step_s": None, "why": str(error).splitlines()[0], "cpu_s": time.process_time() - begun_s}
+    return {
+        "step_s": plan.predicted.step_s,
+        "gap": plan.predicted.gap,
+        "stages": [[len(stage.segments), list(stage.mesh.sizes)] for stage in plan.stages],
+        "microbatches": plan.microbatches,
+        "schedule": plan.schedule,
+        "peak_bytes": plan.predicted.peak_bytes,
+        "cpu_s": round(time.process_time() - begun_s, 1),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
