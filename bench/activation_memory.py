@@ -6,8 +6,8 @@
 
 Every rival and every budget of ours runs in each of three rounds, one after the other; the figures are medians over
 the rounds of the mean of `--steps` steps (zero_grad, forward, backward, AdamW). Peak: torch.cuda.max_memory_allocated
-over these steps. A budget of ours is planned with `--margin` and 0.15 GiB less than it, and run with the allocator's
-limit (torch.cuda.set_per_process_memory_fraction) set to it: a step that needs more fails. `hand N` are choices of a
+over these steps. A budget of ours is planned as `mw.fit` does and run with the allocator's limit
+(torch.cuda.set_per_process_memory_fraction) set to it: a step that needs more fails. `hand N` are the choices of a
 hand-made frontier for a Llama, run like ours: matmuls and attention kept; gate and up recomputed in half of the
 layers; in all; query, key and value too; everything; always with 8 chunks of the head. `--plans FOLDER` writes the
 plans, and reads those that are there. `--workers N` processes compile first, side by side, into inductor's cache.
@@ -48,14 +48,12 @@ from meshwright.errors import PlanError
 from meshwright.generate.program import generate
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.runtime.fit import fit_curves, this_device
+from meshwright.runtime.fit import fit_curves, room_bytes, this_device
 from meshwright.runtime.sources import weights_of
 from meshwright.runtime.trainer import Settings, Trainer
 from meshwright.solve.memory_plan import Curves
 
 GIB = 1 << 30
-RESERVE_GIB = 0.15
-"""Of a budget, beside `--margin`: the allocator's loss does not shrink with it."""
 LLAMA = "llama?layers=16&hidden=2048&heads=16&kv_heads=16&ffn=5376&vocab=32000&seq=2048&tied=false"
 SMALL = "llama?layers=3&hidden=64&heads=4&kv_heads=4&ffn=128&vocab=256&seq=32&tied=false"
 BUDGETS = "48,40,32,30,25,20,14,11,10"
@@ -144,8 +142,7 @@ class Bench:
         yield step
 
     def plan(self, budget: float) -> Plan:
-        room = budget * (1 - self.args.margin) - RESERVE_GIB
-        return self.curves.within(int(room * GIB))
+        return self.curves.within(room_bytes(int(budget * GIB), this_device()))
 
     def budgets(self) -> list[float]:
         """As given; `auto`: three between the least possible and what keeping everything takes."""
@@ -309,7 +306,6 @@ def main() -> None:
     parser.add_argument("--rivals", default=",".join(RIVALS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--margin", type=float, default=0.03, help="part of a budget that is left to the allocator")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--no-limit", dest="limit", action="store_false", help="do not set the allocator's limit")
     parser.add_argument("--small", action="store_true", help="a small model, to try it out")

@@ -18,6 +18,8 @@ from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory_plan import Curves, curves, one_device_plan
 
 REFERENCE = "H200-SXM-141GB"
+LOSS, LOSS_BYTES = 0.03, 160 << 20
+"""What a GPU's allocator may lose of a budget to pieces that fit nothing: a part of it, and so many bytes more."""
 
 
 def fit(
@@ -32,8 +34,8 @@ def fit(
 ) -> Trainer:
     """A trainer on this process's device that stays inside `memory` (`"20GiB"`) and is as fast as it can be so.
 
-    The budget covers parameters, gradients, optimizer state, activations and what kernels hold while they run; not the
-    CUDA context. `compile`: each distinct segment by inductor.
+    The budget covers parameters, gradients, optimizer state, activations, what kernels hold while they run and what the
+    allocator loses; not the CUDA context. `compile`: each distinct segment by inductor.
     """
     plan = fit_plan(
         model, batch, memory, loss=loss, optimizer=optimizer, precision=precision, device=this_device(), compile=compile
@@ -55,7 +57,15 @@ def fit_plan(
     """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
     program = capture(model, batch, loss, precision=precision)
     found = fit_curves(program, device, optimizer=optimizer, precision=precision, compile=compile)
-    return found.within(parse_bytes(memory))
+    budget = parse_bytes(memory)
+    return replace(found.within(room_bytes(budget, device)), memory_bytes=budget)
+
+
+def room_bytes(budget: int | None, device: Device) -> int | None:
+    """What of a budget a plan may fill: on a GPU, less what its allocator may lose."""
+    if budget is None or device.kind != "cuda":
+        return budget
+    return int(budget * (1 - LOSS)) - min(LOSS_BYTES, budget // 20)
 
 
 def fit_curves(

@@ -13,6 +13,7 @@ import torch
 
 from meshwright.capture.program import ITEM_BYTES, Parameter, Program, SegmentGraph
 from meshwright.cluster import Device, Mesh
+from meshwright.cluster.profile_load import profile_of
 from meshwright.errors import PlanError
 from meshwright.generate.joint import trace
 from meshwright.generate.program import sharded_prologue, sharded_segments
@@ -102,9 +103,19 @@ def curves(program: Program, plan: Plan, device: Device, *, fused: bool = False)
             made[id(graph), last] = undominated((*found, *extra))
         options.append(made[id(graph), last])
     static, gradients = _static_bytes(program, plan)
+    return Curves(plan, program, tuple(options), gradients, static, _optimizer_s(program, plan, device))
+
+
+def _optimizer_s(program: Program, plan: Plan, device: Device) -> float:
+    """The step of a fused optimizer, as the device's profile has it; by the bytes it moves where that has none."""
+    trained = [parameter for parameter in program.parameters if parameter.trainable]
+    sizes = [_stored_bytes(plan, parameter) for parameter in trained]
+    profile, name = profile_of(device), f"{plan.optimizer}.fused"
+    if trained and device.kind == "cuda" and name in profile.tables.optimizers:
+        dtype = plan.parameters[trained[0].name].dtype
+        return profile.optimizer(name, dtype, len(sizes), sum(sizes))[1]
     rate = device.memory_bandwidth * device.achievable_fraction("memory")
-    moved = sum(_stored_bytes(plan, p) for p in program.parameters if p.trainable) * (3 + 2 * STATES[plan.optimizer])
-    return Curves(plan, program, tuple(options), gradients, static, moved / rate)
+    return sum(sizes) * (3 + 2 * STATES[plan.optimizer]) / rate
 
 
 def traced_for(device: Device) -> Tracer:
