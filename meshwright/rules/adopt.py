@@ -55,7 +55,11 @@ def adoptions(small: Sample) -> Iterator[Finding]:
     rule for some part of the op."""
     if not torch.distributed.is_available():
         return
-    given, types, mesh = small.case, small.call.types, torch_compat.bare_mesh(WAYS)
+    try:
+        mesh = torch_compat.bare_mesh(WAYS)
+    except Exception:  # a torch that makes no such mesh (a contract test says so): an unknown op still aborts no plan
+        return
+    given, types = small.case, small.call.types
     same = {value.type.dtype for value in given.op.results} <= {type_.dtype for type_ in types}
     for cut in (*cuts(types), *(partials(types) if same else ())):
         try:
