@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from meshwright.plan.plan import Plan
+from meshwright.plan.plan import Plan, Stage
 from meshwright.plan.units import show_bytes, show_seconds
 
 
@@ -14,7 +14,7 @@ def diff(one: Plan, other: Plan) -> str:
     for name in ("fingerprint", "model", "batch", "cluster", "microbatches", "precision", "optimizer", "schedule"):
         if getattr(one, name) != getattr(other, name):
             lines.append(f"{name}: {getattr(one, name)} -> {getattr(other, name)}")
-    meshes = [" x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh.axes) for plan in (one, other)]
+    meshes = [", ".join(_mesh(stage) for stage in plan.stages) for plan in (one, other)]
     if meshes[0] != meshes[1]:
         lines.append(f"mesh: {meshes[0]} -> {meshes[1]}")
     changes: Counter[tuple[str, str]] = Counter()
@@ -38,6 +38,11 @@ def diff(one: Plan, other: Plan) -> str:
         lines.append(f"step: {show_seconds(before_s)} -> {show_seconds(after_s)} ({after_s / before_s - 1:+.1%})")
         lines.append(f"peak: {show_bytes(before_bytes)} -> {show_bytes(after_bytes)}")
     return "\n".join(lines)
+
+
+def _mesh(stage: Stage) -> str:
+    axes = " x ".join(f"{axis.name}={axis.size}" for axis in stage.mesh.axes)
+    return f"{axes} for segments {stage.first} to {stage.end - 1}" if stage.first else axes
 
 
 def _parameter(plan: Plan, name: str) -> str:

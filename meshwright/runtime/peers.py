@@ -18,9 +18,11 @@ def check_peers(parts: list[dict[str, Tensor]], where: Mapping[str, Index]) -> N
     own = {name: (str(where[name]), _digest([part[name] for part in parts])) for name in where}
     gathered: list[dict[str, tuple[str, str]]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, own)
-    for name in where:
+    for name in dict.fromkeys(name for found in gathered for name in found):
         first: dict[str, tuple[int, str]] = {}
         for rank, found in enumerate(gathered):
+            if name not in found:
+                continue  # its stage does not read it
             place, digest = found[name]
             other, same = first.setdefault(place, (rank, digest))
             if same != digest:

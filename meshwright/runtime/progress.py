@@ -83,7 +83,9 @@ class Progress:
             return None
         program = self.trainer.program.at_batch(self.plan.batch)
         dtype = program.parameters[0].type.dtype
-        return float(profile_step(program).step_flops), self.plan.world_size * self.plan.mesh.device.peak_flops(dtype)
+        meshes = [group[0].mesh for group in self.plan.groups]
+        peak = sum(mesh.world_size * mesh.device.peak_flops(dtype) for mesh in meshes)
+        return float(profile_step(program).step_flops), peak
 
 
 def tokens_of(plan: Plan) -> tuple[int, str]:

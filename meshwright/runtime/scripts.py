@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
+from meshwright.cluster import load_cluster
+from meshwright.cluster.enumerate import per_host
 from meshwright.cluster.mesh import Axis
-from meshwright.errors import PlanError
+from meshwright.errors import ClusterError, PlanError
 from meshwright.plan import Plan
 
 PORT = 29500
@@ -32,12 +34,25 @@ def run_of(plan: Plan, path: str, extra: tuple[str, ...] = ()) -> Run:
     if not plan.model:
         raise PlanError(f"{path} names no model reference", "a plan made by `meshwright plan`", "use torchrun yourself")
     world = plan.world_size
+    axes = plan.stages[0].mesh.axes
+    ranks = _of_pipeline(plan) if len(plan.stages) > 1 else _of_mesh(plan)
+    if world % ranks:
+        ranks = world
+    gpus = axes[0].backend == "nccl" if axes else False
+    return Run(world // ranks, ranks, gpus, (plan.model, "--plan", path, *extra))
+
+
+def _of_mesh(plan: Plan) -> int:
     inside = _innermost(plan)
-    per_host = prod(max(_sizes_at(axis, inside), default=1) for axis in plan.mesh.axes)
-    if world % per_host:
-        per_host = world
-    gpus = plan.mesh.axes[0].backend == "nccl" if plan.mesh.axes else False
-    return Run(world // per_host, per_host, gpus, (plan.model, "--plan", path, *extra))
+    return prod(max(_sizes_at(axis, inside), default=1) for axis in plan.mesh.axes)
+
+
+def _of_pipeline(plan: Plan) -> int:
+    """A stage may be smaller than a host: the cluster knows, where it still has the name it was planned under."""
+    try:
+        return per_host(load_cluster(plan.cluster))
+    except ClusterError:
+        return plan.world_size
 
 
 def _innermost(plan: Plan) -> str:

@@ -102,7 +102,9 @@ class Watch:
         lines = [f"rank {self.rank} has waited {self.timeout_s:.0f} s in {for_what}"]
         others = {rank: self._read(rank) for rank in range(self.world) if rank != self.rank}
         least = min(count for count, _ in others.values())
-        if least >= self.count:
+        if self.what.startswith("stage "):  # stages run lists of their own: their counts say nothing of each other
+            lines.append(f"the others: {', '.join(f'rank {rank} ({what})' for rank, (_, what) in others.items())}")
+        elif least >= self.count:
             lines.append("no rank is behind: the network between them may be gone")
         else:
             late = [f"rank {rank} ({what})" for rank, (count, what) in others.items() if count == least]
