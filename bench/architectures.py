@@ -93,7 +93,7 @@ ARCHITECTURES: dict[str, str] = {
     "roberta": GATED, "mpnet": GATED, "distilbert": "dim=32&n_heads=4&n_layers=3&hidden_dim=64&vocab_size=64&seq=32",
     "modernbert": f"{GATED}&pad_token_id=0&cls_token_id=1&sep_token_id=2&bos_token_id=1&eos_token_id=2",
     "longformer": f"{GATED}&attention_window=8",
-    "xlnet": "d_model=32&n_head=4&n_layer=3&d_inner=64&vocab_size=64&seq=32",
+    "xlnet": "d_model=32&n_head=4&n_layer=3&d_inner=64&vocab_size=64&seq=32&dropout=0",
     "t5": "d_model=32&d_kv=8&d_ff=64&num_layers=3&num_heads=4&vocab_size=64&seq=32",
     "bart": SMALL_SEQ2SEQ, "mbart": SMALL_SEQ2SEQ, "pegasus": SMALL_SEQ2SEQ,
     "marian": f"{SMALL_SEQ2SEQ}&decoder_start_token_id=1",

@@ -27,7 +27,7 @@ BEGIN, END, AGAIN = "begin", "end", "again"
 FEWEST = 3
 """Lists of fewer layers than this are traced as they are."""
 
-_PLAIN = bool | int | float | str | tuple | frozenset | torch.dtype
+_PLAIN = (bool, int, float, str, tuple, frozenset, torch.dtype)
 _MODULE_STATE = frozenset(vars(nn.Module()))
 
 
@@ -140,7 +140,7 @@ def _check_no_strays(path: str, tree: Any) -> None:
             _check_no_strays(path, item)
     elif isinstance(tree, Entries):
         _check_no_strays(path, tree.values)
-    elif not isinstance(tree, _PLAIN | Slot | None) and _holds_tensors(tree):
+    elif not isinstance(tree, (*_PLAIN, Slot, type(None))) and _holds_tensors(tree):
         raise NotAlikeError(f"{path} takes or gives tensors inside a {type(tree).__name__}")
 
 

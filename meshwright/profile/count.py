@@ -131,8 +131,9 @@ def _recurrent_backward(op: Op, operands: Sequence[Value]) -> list[int]:
     by_weight = recurrent_flops(operands)
     steps = operands[0].type.sizes[1 if op.args[-1] else 0]
     costs = [by_weight.get(i, 0) for i in range(len(operands))]
+    lowest = (0, 2) if op.args[-2] else (0,)  # the weights that meet the input, one per direction
     for place, (index, flops) in enumerate(by_weight.items()):
-        costs[index if place else 0] += flops // steps * (steps - 1) if place % 2 else flops
+        costs[0 if place in lowest else index] += flops // steps * (steps - 1) if place % 2 else flops
     return costs
 
 

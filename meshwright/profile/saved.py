@@ -16,6 +16,7 @@ from meshwright.profile.attention import cpu_attention, cuda_attention
 from meshwright.profile.kept import Rule, Saved, literal
 from meshwright.profile.mixture import MIXTURES, mixture_saved
 from meshwright.profile.operands import Values, full_name, has_gradient, operands_of, packet, type_bytes
+from meshwright.profile.saved_losses import LOSSES
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -296,6 +297,7 @@ _RULES: dict[str, Rule] = {
     "causal_attention": cpu_attention,
     "ring_attention": _ring_attention,
     **dict.fromkeys(MIXTURES, mixture_saved(saved)),
+    **LOSSES,
     "cross_entropy_loss": _cross_entropy,
     "cross_entropy": _counted_cross_entropy,
     "vocab_cross_entropy": _vocab_cross_entropy,

@@ -122,6 +122,7 @@ def test_a_value_read_twice_is_read_once() -> None:
     assert op_bytes(once, [value, value]) == 2 * 96
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
 def test_flops_of_recurrent_layers_equal_torchs_counter() -> None:
     model, x = nn.LSTM(8, 6, 2, batch_first=True, bidirectional=True), torch.randn(4, 7, 8)
     program = capture(model, (x,), lambda output, _: output[0].sum())

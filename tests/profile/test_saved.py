@@ -127,7 +127,7 @@ def test_unary_ops_keep_what_they_say() -> None:
 SDPA, GROUPED = "aten.scaled_dot_product_attention.default", {"is_causal": True, "enable_gqa": True}
 # Autograd keeps more here, and nobody plans around it: sums of one element, a vector before a batch of matrices,
 # training BatchNorm (a Program holds another op), results that have no gradient after all.
-MORE_THAN_SAID = {"einsum", "matmul", "batch_norm", "float_power", "argsort", "isfinite"}
+MORE_THAN_SAID = {"einsum", "matmul", "batch_norm", "float_power", "argsort", "isfinite", "isclose"}
 
 
 @pytest.mark.parametrize("family", rule_cases.FAMILIES)
