@@ -19,14 +19,22 @@ from typing import Any
 
 OUT = Path(__file__).parents[1] / "out"
 LLAMA = ["llama3-8b", "--seq", "8192", "--global-batch", "64", "--cluster", "dgx-h100:8", "--precision", "mixed"]
+GPT = ["gpt-39b", "--global-batch", "1024", "--cluster", "p3.16xlarge:8", "--precision", "mixed"]
+LARGE = ["llama3-405b", "--global-batch", "2048", "--cluster", "dgx-h100:2048", "--precision", "mixed"]
 CASES: dict[str, tuple[list[str], float, float]] = {
+    "gpt-39b on 64 V100": (GPT, 90.0, 4.0),
+    "llama3-405b on 16,384 H100": (LARGE, 180.0, 4.0),
+    "llama3-405b of 16 layers": ([*LARGE, "--set", "layers=16"], 180.0, 4.0),
     "llama3-8b, one 8x8 mesh": ([*LLAMA, "--pin", "mesh=8x8"], 25.0, 1.5),
     "llama3-8b, all meshes and micro-batches of 64": (LLAMA, 90.0, 4.0),
     "llama3-8b of 4 layers": ([*LLAMA, "--set", "layers=4", "--pin", "mesh=8x8"], 25.0, 1.5),
     "llama3-8b of 32 layers": ([*LLAMA, "--set", "layers=32", "--pin", "mesh=8x8"], 25.0, 1.5),
     "gpt2 on 8 devices": (["gpt2", "--seq", "1024", "--global-batch", "64", "--cluster", "dgx-h100:1"], 25.0, 1.5),
 }
-DEPTH = ("llama3-8b of 32 layers", "llama3-8b of 4 layers", 1.2)
+DEPTHS = (
+    ("llama3-8b of 32 layers", "llama3-8b of 4 layers", 1.2),
+    ("llama3-405b on 16,384 H100", "llama3-405b of 16 layers", 1.5),
+)
 
 
 def main() -> int:
@@ -38,8 +46,9 @@ def main() -> int:
         rows.append(measure(name, *CASES[name]))
         print(json.dumps(rows[-1]), flush=True)
     solving = {row["case"]: row["cpu_s"] - row["capture_s"] for row in rows if "cpu_s" in row}
-    if all(name in solving for name in DEPTH[:2]):
-        print(f"32 layers take {solving[DEPTH[0]] / solving[DEPTH[1]]:.2f}x of 4, capture aside (limit {DEPTH[2]})")
+    for deep, shallow, limit in DEPTHS:
+        if deep in solving and shallow in solving:
+            print(f"{deep}: {solving[deep] / solving[shallow]:.2f}x of {shallow}, capture aside (limit {limit})")
     OUT.mkdir(exist_ok=True)
     (OUT / "planning.json").write_text(json.dumps(rows, indent=1))
     return 0 if all(row["within"] for row in rows) else 1

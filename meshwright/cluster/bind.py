@@ -93,6 +93,7 @@ def _logical_mesh(sizes: tuple[tuple[str, int], ...]) -> Mesh:
     return preset("local", max(1, prod(shape))).mesh(shape, tuple(name for name, _ in sizes))
 
 
+@lru_cache(maxsize=8)
 def _places(cluster: Cluster) -> list[_Place]:
     counter = iter(range(1 << 62))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
-from meshwright.cluster.enumerate import per_host
+from meshwright.cluster.enumerate import links_of, per_host
 from meshwright.cluster.submesh import place, submeshes
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.price.handover import Rate
@@ -77,9 +77,7 @@ def stage_meshes(
     shape, inner = pinned_mesh(pins), per_host(cluster)
     found = []
     for size in stage_sizes(cluster, stages) if sizes is None else sorted(set(sizes)):
-        for mesh in submeshes(cluster, size, 2 if shape is None else max(1, len(shape))):
-            if shape is None and size > inner and len(mesh.sizes) > 1 and inner % mesh.sizes[-1]:
-                continue
+        for mesh in _shaped(cluster, size, inner, shape):
             if shape is not None and mesh.sizes != shape:
                 continue
             try:
@@ -90,6 +88,22 @@ def stage_meshes(
             limit = usable if budget_bytes is None else min(usable, budget_bytes)
             found.append(StageMesh(mesh, parsed, device_counts(cluster, mesh.ranks), limit))
     return found
+
+
+def _shaped(cluster: Cluster, size: int, inner: int, shape: tuple[int, ...] | None) -> list[Mesh]:
+    """Meshes of so many devices, those once that a planner cannot tell apart."""
+    if size <= inner or shape is not None:
+        return submeshes(cluster, size, 2 if shape is None else max(1, len(shape)))
+    found: dict[object, Mesh] = {}
+    for device in cluster.devices:
+        try:
+            ranks = place(cluster, [size], [device.name])[0]
+        except MeshwrightError:
+            continue
+        for inside in (n for n in range(1, inner + 1) if inner % n == 0 and size % n == 0):
+            mesh = cluster.mesh((size,) if inside == 1 else (size // inside, inside), ranks=ranks)
+            found.setdefault(links_of(mesh), mesh)
+    return list(found.values()) or submeshes(cluster, size, 2)
 
 
 class Wires:
@@ -116,7 +130,7 @@ class Wires:
         """What one rank gets while as many pairs as there can be send at once."""
         key = (tuple(sources), tuple(targets))
         if key not in self._known:
-            pairs = min(len(sources), len(targets))
+            pairs = min(len(sources), len(targets), MOST_UNITS)
             chosen = [*_spread(sources, pairs), *_spread(targets, pairs)]
             hops = [hop for hops in self.cluster.mesh((2, pairs), ranks=chosen).axes[0].kinds for hop in hops]
             slowest = min(hop.rate("send") for hop in hops)
@@ -125,4 +139,7 @@ class Wires:
 
 
 def _spread(ranks: Sequence[int], count: int) -> list[int]:
+    """So many of them: evenly, or of very many the first, whose hosts are then as busy as all are."""
+    if count == MOST_UNITS < len(ranks):
+        return list(ranks[:count])
     return [ranks[i * len(ranks) // count] for i in range(count)]
