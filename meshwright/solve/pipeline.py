@@ -24,7 +24,7 @@ from meshwright.price.parameter import Setting, local_bytes
 from meshwright.schedule import ORDERS
 from meshwright.simulate import Transfer
 from meshwright.solve.pipeline_fit import fitted
-from meshwright.solve.pipeline_meshes import ALL_SIZES, StageMesh, Wires, stage_meshes
+from meshwright.solve.pipeline_meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline_offers import Offer, offers, with_levels
 from meshwright.solve.pipeline_plan import Part, pipeline_plan, placed_meshes
 from meshwright.solve.pipeline_ports import chosen_ports, start_s
@@ -45,7 +45,8 @@ WORST = 1.5
 """On many devices, chains that need so many times the device-seconds of the best are not looked at as stages."""
 
 SIMULATIONS = 12
-"""Of each number of micro-batches."""
+FEW_SIMULATIONS = 6
+"""Of each number of micro-batches; on more than MOST_UNITS devices pipelines are long, and fewer are played."""
 
 PATIENCE = 1
 """So many numbers of micro-batches in a row may be no better before a direction is left."""
@@ -196,7 +197,8 @@ class _Search:
 
     def _solved(self, table: Table, made: Options, limit_s: float) -> StageSolution | None:
         try:
-            return solve_stages(self._problem(table), SIMULATIONS, limit_s, {table.microbatches: made})
+            budget = SIMULATIONS if table.total <= MOST_UNITS else FEW_SIMULATIONS
+            return solve_stages(self._problem(table), budget, limit_s, {table.microbatches: made})
         except PlanError:
             return None  # too little memory for any
 

@@ -142,7 +142,7 @@ def _simulate_first(family: _Family, search: _Search) -> None:
     if not family.may(search.best_s):
         return
     for tried, runs in enumerate(family.bound.walk(family.high_s)):
-        if tried >= FIRST:
+        if tried >= FIRST or search.spent:
             return
         search.price(runs, family.bound.schedule, family.bound.microbatches)
 
