@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
+from meshwright.price.overlap import late_bytes
 from meshwright.solve.account import accounted
 from meshwright.solve.chain import chain_at, floor_s
 from meshwright.solve.frontier import Frontier
@@ -85,8 +86,9 @@ def _fastest(entry: _Entry, program: Program, budget_bytes: int, assemble: Assem
 def least_bytes(candidate: Candidate, program: Program, assemble: Assemble) -> int:
     """The least peak of the sharding that holds least, everything made again that can be."""
     frontier = candidate.frontier(candidate.microbatches[-1])
-    ways = Ways.of(assemble(chain_at(frontier, DEARER[-1]), frontier), program)
-    return least_peak_bytes(_instances(ways), _static_bytes(ways))
+    plan = assemble(chain_at(frontier, DEARER[-1]), frontier)
+    ways = Ways.of(plan, program)
+    return least_peak_bytes(_instances(ways), _static_bytes(ways)) + _late_bytes(ways, plan)
 
 
 def _entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> list[_Entry]:
@@ -122,14 +124,21 @@ def _best_bound(frontier: Frontier, budget_bytes: int, known_s: float) -> tuple[
 def refine(plan: Plan, program: Program, budget_bytes: int) -> Plan | None:
     """The plan with its sharding as it is, recomputing what it must to fit; None where even that does not fit."""
     ways = Ways.of(plan, program)
-    chosen = solve_instances(_instances(ways), budget_bytes, _static_bytes(ways))
+    late = _late_bytes(ways, plan)
+    chosen = solve_instances(_instances(ways), budget_bytes - late, _static_bytes(ways))
     if chosen is None:
         return None
     picked = [options[number] for options, number in zip(ways.curves.options, chosen.options, strict=True)]
     points = [ways.point(index, kept) for index, kept in enumerate(picked)]
-    return accounted(
-        replace(with_kept(plan, picked), predicted=prediction(points, plan.microbatches, exact_peak=True)), program
-    )
+    predicted = prediction(points, plan.microbatches, exact_peak=True)
+    if predicted.peak_bytes > budget_bytes:
+        return None
+    return accounted(replace(with_kept(plan, picked), predicted=predicted), program)
+
+
+def _late_bytes(ways: Ways, plan: Plan) -> int:
+    """Gradients that wait for their reduction; no more wait where backward takes longer."""
+    return late_bytes(ways.points, plan.microbatches)
 
 
 def _instances(ways: Ways) -> list[Instance]:

@@ -21,7 +21,7 @@ from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
 PINS: dict[str, Callable[[int], tuple[str, ...]]] = {
-    "chosen": lambda n: (),
+    "chosen": lambda n: ("pp=1",),
     "data": lambda n: (f"dp={n}", "zero=0"),
     "tensor": lambda n: (f"tp={n}",),
     "sharded": lambda n: (f"dp={n}", "zero=3"),
@@ -29,7 +29,7 @@ PINS: dict[str, Callable[[int], tuple[str, ...]]] = {
 TWO_AXES: dict[str, Callable[[int], tuple[str, ...]]] = {
     "data x tensor": lambda n: ("dp=2", "tp=2"),
     "sharded x tensor": lambda n: ("dp=2", "tp=2", "zero=3"),
-    "chosen": lambda n: ("split=matmul",),
+    "chosen": lambda n: ("split=matmul", "pp=1"),
 }
 
 

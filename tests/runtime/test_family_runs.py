@@ -24,12 +24,12 @@ from meshwright.solve.plan import make_plan
 pytestmark = pytest.mark.full
 
 KINDS: dict[str, Callable[[int], tuple[str, ...]]] = {
-    "chosen": lambda n: (),
+    "chosen": lambda n: ("pp=1",),
     "data": lambda n: (f"dp={n}", "zero=0"),
     "sharded": lambda n: (f"dp={n}", "zero=3"),
     "tensor": lambda n: (f"tp={n}",),
     "sharded states": lambda n: (f"dp={n}", "zero=1"),
-    "split": lambda n: ("split=matmul",),
+    "split": lambda n: ("split=matmul", "pp=1"),
 }
 TWO_AXES: dict[str, Callable[[int], tuple[str, ...]]] = {
     "data x tensor": lambda n: (f"dp={n // 2}", "tp=2", "zero=0"),

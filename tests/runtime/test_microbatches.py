@@ -124,7 +124,8 @@ def test_precision(kind: str, precision: str, ranks: Callable[[int], GlooPool]) 
             gathered = sum(2 * whole[key] * gathers(entry, 1, 3) for key, entry in plan.parameters.items())
             assert moved_bytes(found["log"], "all_gather") == gathered, "bf16 travels, whatever is stored"
             width = 4 if precision == "mixed" else 2
-            assert moved_bytes(found["log"], "reduce_scatter") == width * sum(whole.values())
+            home = [item for item in found["log"] if item.kind in ("reduce_scatter", "all_reduce") and item.bytes > 64]
+            assert sum(item.bytes for item in home) == width * sum(whole.values()), "by whichever is cheaper"
 
 
 class Odd(nn.Module):
