@@ -16,7 +16,7 @@ from meshwright.solve.simulated import simulate_plan
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
 
-@pytest.mark.parametrize("pins", [(), ("zero=3",)])
+@pytest.mark.parametrize("pins", [("pp=1",), ("zero=3",)])
 def test_a_plan_of_one_stage_takes_what_was_predicted(pins: tuple[str, ...]) -> None:
     program = capture(*small_model("gpt"))
     plan = make_plan(program, load_cluster("local:2"), pins=pins)
