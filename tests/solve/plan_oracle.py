@@ -12,7 +12,7 @@ from itertools import product
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
 from meshwright.layout import Layout
-from meshwright.plan import Choice
+from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import settled
 from meshwright.price.parameter import Setting, parameter_price
 from meshwright.price.segment import price_segment
@@ -76,7 +76,7 @@ class Oracle:
                 }
                 if not _two_copies(made, picked, dict(zip(made.graph.outputs, edge[cut:], strict=True))):
                     continue
-                for computes in _computes(made, picked):
+                for computes in self._computes(index, made, picked):
                     choice = Choice(segment.graph, given[:cut], given[cut:], strategies, computes)
                     point = price_segment(made.graph, choice, {}, self.mesh, self.setting, {})
                     for texts, more in self._weights(index, made, computes):
@@ -93,7 +93,10 @@ class Oracle:
     def _weights(self, index: int, made: Space, computes: dict[str, str]) -> Iterator[tuple[dict[str, str], Way]]:
         """Every storage of every weight that computes so; tied ones by name, paid for by the first that reads them."""
         segment = self.program.segments[index]
-        options = [[p for p in made.parameters[v.name] if p.compute == computes[v.name]] for v in made.graph.params]
+        options = [
+            [plan for plan in self._plans(name, made, value.name) if plan.compute == computes[value.name]]
+            for value, name in zip(made.graph.params, segment.params, strict=True)
+        ]
         for plans in product(*options):
             texts: dict[str, str] = {}
             seconds, held, transient = 0.0, 0, 0
@@ -107,21 +110,31 @@ class Oracle:
                     transient += price.transient_bytes
             yield texts, (seconds, held, transient)
 
+    def _plans(self, name: str, made: Space, local: str) -> list[ParameterPlan]:
+        """What may be decided for a weight; for a tied one whatever any of its readers would choose from."""
+        users = self.program.uses_of(name)
+        if len(users) == 1:
+            return list(made.parameters[local])
+        found: dict[ParameterPlan, None] = {}
+        for index in users:
+            segment = self.program.segments[index]
+            graph = self.program.graphs[segment.graph]
+            there = space(graph, segment.params, self.program.batch, self.mesh, Pins(), self.setting)
+            found.update(dict.fromkeys(there.parameters[graph.params[segment.params.index(name)].name]))
+        return list(found)
 
-def _computes(made: Space, picked: tuple[int, ...]) -> Iterator[dict[str, str]]:
-    """What the weights may be used as under these strategies: a weight read once as its reader wants it."""
-    options: list[list[str]] = []
-    for value in made.graph.params:
-        wants = [
-            settled(made.strategies[i][picked[i]].operands[position], value.grad)
-            for i, position in made.uses[value.name]
-        ]
-        computes = dict.fromkeys(plan.compute for plan in made.parameters[value.name])
-        if len(wants) == 1:
-            computes = {text: None for text in computes if _used_as(settled(Layout.parse(text), value.grad), wants[0])}
-        options.append(list(computes))
-    for texts in product(*options):
-        yield {value.name: text for value, text in zip(made.graph.params, texts, strict=True)}
+    def _computes(self, index: int, made: Space, picked: tuple[int, ...]) -> Iterator[dict[str, str]]:
+        """What the weights may be used as: one that is read once, in the whole program, as its reader wants it."""
+        options: list[list[str]] = []
+        for value, name in zip(made.graph.params, self.program.segments[index].params, strict=True):
+            places = made.uses[value.name]
+            wants = [settled(made.strategies[i][picked[i]].operands[position], value.grad) for i, position in places]
+            computes = list(dict.fromkeys(plan.compute for plan in self._plans(name, made, value.name)))
+            if len(wants) == 1 and len(self.program.uses_of(name)) == 1:
+                computes = [text for text in computes if _used_as(settled(Layout.parse(text), value.grad), wants[0])]
+            options.append(computes)
+        for texts in product(*options):
+            yield {value.name: text for value, text in zip(made.graph.params, texts, strict=True)}
 
 
 def _used_as(made: Layout, want: Layout) -> bool:
