@@ -68,7 +68,7 @@ def main() -> None:
 
     kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
     print(f"\neverything is in {folder}: cluster.toml; planned.json, single.json, resumed.json (plans);")
-    print(f"   checkpoints ({', '.join(kept)}). See the code that ran: meshwright code {folder / 'planned.json'}")
+    print(f"   checkpoints ({', '.join(kept)}). See why this plan: meshwright explain {folder / 'planned.json'}")
     print(f"done in {time.perf_counter() - clock:.0f} s")
     fell = planned[-1] < planned[0] - 0.5 and resumed[-1] < planned[-1]
     if worst > 1e-3 or not fell or resumed[:STEPS] != planned:

@@ -114,6 +114,7 @@ def _parameter_server(program: Program, cluster: Cluster, ddp: Baseline) -> Base
     axis = ddp.plan.mesh.axes[0]
     moved = sum(prod(p.type.sizes) * ITEM_BYTES[p.type.dtype] for p in program.parameters if p.trainable)
     found = ddp.plan.predicted
-    messages_s = 2 * (n - 1) * collective_s("send", moved, axis)
+    # All wait for the server, so a message takes no less than handing the same to everyone at once.
+    messages_s = 2 * (n - 1) * max(collective_s(kind, moved, axis) for kind in ("send", "broadcast"))
     step_s = found.step_s + found.hidden_s - found.parameters_s + messages_s
     return Baseline(SERVER, ddp.pins, step_s, found.peak_bytes, ddp.fits)

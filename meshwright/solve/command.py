@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             _write(args.json, text)
     if args.output and args.json != "-":
-        print(f"written to {args.output}; see the code with `meshwright code {args.output}`")
+        see = "the code with `meshwright code" if len(plan.stages) == 1 else "why with `meshwright explain"
+        print(f"written to {args.output}; see {see} {args.output}`")
     return 0
 
 
