@@ -10,9 +10,10 @@ from torch import Tensor
 
 from meshwright.capture.averaging import Averaging, averaging
 from meshwright.capture.execute import run_graph
-from meshwright.capture.program import Op, Program, SegmentGraph
+from meshwright.capture.program import Program, SegmentGraph
 from meshwright.generate.program import Generated
 from meshwright.layout.collectives import all_reduce
+from meshwright.plan.stages import needed_ops
 
 
 class Weigher:
@@ -59,10 +60,4 @@ class Weigher:
 
 def only(graph: SegmentGraph, wanted: set[str]) -> SegmentGraph:
     """The graph without the ops that the wanted values do not need."""
-    kept: list[Op] = []
-    needed = set(wanted)
-    for op in reversed(graph.ops):
-        if needed & {value.name for value in op.results}:
-            needed |= set(op.uses())
-            kept.append(op)
-    return replace(graph, ops=tuple(reversed(kept)))
+    return replace(graph, ops=needed_ops(graph, wanted))
