@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
+from graph_arguments import arguments
 from small_models import small_model
 from torch import Tensor, fx, nn
 
@@ -16,17 +17,6 @@ from meshwright.generate.cut import cut, cut_at, read_by_backward
 from meshwright.generate.joint import Joint, trace
 from meshwright.generate.pair import SegmentPair, compiled_pair, make_pair, pair_of
 from meshwright.generate.storage import base, is_view, runs_once
-
-
-def arguments(graph: SegmentGraph) -> dict[str, Tensor]:
-    torch.manual_seed(1)
-    found = {}
-    for value in graph.arguments():
-        if value.type.is_float:
-            found[value.name] = torch.rand(value.type.sizes, dtype=getattr(torch, value.type.dtype)) + 0.1
-        else:
-            found[value.name] = torch.randint(0, 10, value.type.sizes)
-    return found
 
 
 def step(pair: SegmentPair) -> tuple[list[Tensor | None], list[Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from graph_arguments import arguments
 from small_models import NAMES, small_model
 from torch import Tensor
 
@@ -13,17 +14,6 @@ from meshwright.capture.program import SegmentGraph
 from meshwright.generate.pair import SegmentPair, make_pair
 
 CPU = torch.device("cpu")
-
-
-def arguments(graph: SegmentGraph) -> dict[str, Tensor]:
-    torch.manual_seed(1)
-    found = {}
-    for value in graph.arguments():
-        if value.type.is_float:
-            found[value.name] = torch.rand(value.type.sizes, dtype=getattr(torch, value.type.dtype)) + 0.1
-        else:
-            found[value.name] = torch.randint(0, 10, value.type.sizes)
-    return found
 
 
 def graphs() -> list[tuple[str, SegmentGraph]]:
