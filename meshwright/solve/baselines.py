@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
-from meshwright.capture.program import ITEM_BYTES, Program
+from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, collective_s
 from meshwright.cluster.enumerate import per_host
 from meshwright.errors import PlanError
@@ -112,9 +111,12 @@ def _parameter_server(program: Program, cluster: Cluster, ddp: Baseline) -> Base
     if ddp.plan is None or n == 1:
         return Baseline(SERVER, why=ddp.why or "one device has no server beside it")
     axis = ddp.plan.mesh.axes[0]
-    moved = sum(prod(p.type.sizes) * ITEM_BYTES[p.type.dtype] for p in program.parameters if p.trainable)
     found = ddp.plan.predicted
-    # All wait for the server, so a message takes no less than handing the same to everyone at once.
-    messages_s = 2 * (n - 1) * max(collective_s(kind, moved, axis) for kind in ("send", "broadcast"))
-    step_s = found.step_s + found.hidden_s - found.parameters_s + messages_s
+    # In DDP's buckets. All wait for the server, so a message takes no less than handing the same to everyone at once.
+    sent = [item.bytes for item in found.collectives if item.kind == "all_reduce"]
+    each_s = (max(collective_s(kind, size, axis) for kind in ("send", "broadcast")) for size in sent)
+    added_s = (
+        3 * sum(sent) / (ddp.plan.mesh.device.memory_bandwidth * ddp.plan.mesh.device.achievable_fraction("memory"))
+    )
+    step_s = found.step_s + found.hidden_s - found.parameters_s + (n - 1) * (2 * sum(each_s) + added_s)
     return Baseline(SERVER, ddp.pins, step_s, found.peak_bytes, ddp.fits)
