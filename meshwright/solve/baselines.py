@@ -48,7 +48,7 @@ def baselines(
             if fitting
             else min(tried, key=lambda one: one.peak_bytes or float("inf"))
         )
-    found.insert(1, _parameter_server(program, cluster, found[0]))
+    found.insert(1, _parameter_server(cluster, found[0]))
     return found
 
 
@@ -105,7 +105,7 @@ def _limit(cluster: Cluster, memory_bytes: int | None) -> int:
     return min(memory_bytes or usable, usable)
 
 
-def _parameter_server(program: Program, cluster: Cluster, ddp: Baseline) -> Baseline:
+def _parameter_server(cluster: Cluster, ddp: Baseline) -> Baseline:
     """Data parallelism through one device: every gradient goes there, every parameter comes back, over its own link."""
     n = cluster.device_count
     if ddp.plan is None or n == 1:
