@@ -51,7 +51,7 @@ from meshwright.plan import Plan
 from meshwright.runtime.fit import fit_curves, room_bytes, this_device
 from meshwright.runtime.sources import weights_of
 from meshwright.runtime.trainer import Settings, Trainer
-from meshwright.solve.memory_plan import Curves
+from meshwright.solve.memory.plan import Curves
 
 GIB = 1 << 30
 LLAMA = "llama?layers=16&hidden=2048&heads=16&kv_heads=16&ffn=5376&vocab=32000&seq=2048&tied=false"

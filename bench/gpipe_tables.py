@@ -31,7 +31,7 @@ from typing import Any
 
 from meshwright.schedule import ORDERS, lists, pipeline
 from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
-from meshwright.solve.stages_ranges import cluster
+from meshwright.solve.stages.ranges import cluster
 
 GIB = 1 << 30
 BYTES_PER_PARAMETER = 12  # the paper's: parameter, gradient and optimizer state, 4 bytes each

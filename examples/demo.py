@@ -21,7 +21,7 @@ from meshwright.plan.describe import describe
 from meshwright.runtime.launch import launch
 from meshwright.runtime.worker import Job
 from meshwright.solve.baselines import baselines
-from meshwright.solve.command import alternatives
+from meshwright.solve.commands.plan import alternatives
 from meshwright.solve.plan import make_plan
 
 MODEL = "gpt?layers=2&hidden=128&heads=4&ffn=512&vocab=128&seq=64"

@@ -11,11 +11,11 @@ from meshwright.errors import MeshwrightError
 
 COMMANDS = {
     "profile": ("meshwright.profile.command", "show what a model computes and needs, by segment"),
-    "plan": ("meshwright.solve.command", "find the fastest plan that fits, and show what others would cost"),
-    "explain": ("meshwright.solve.explain_command", "explain a plan, a part of it, or how two plans differ"),
-    "frontier": ("meshwright.solve.frontier_command", "show the whole time-memory curve and the known ways on it"),
+    "plan": ("meshwright.solve.commands.plan", "find the fastest plan that fits, and show what others would cost"),
+    "explain": ("meshwright.solve.commands.explain", "explain a plan, a part of it, or how two plans differ"),
+    "frontier": ("meshwright.solve.commands.frontier", "show the whole time-memory curve and the known ways on it"),
     "code": ("meshwright.generate.command", "print the Python that a plan makes each rank run"),
-    "simulate": ("meshwright.solve.simulate_command", "play a plan with predicted durations and show where time goes"),
+    "simulate": ("meshwright.solve.commands.simulate", "play a plan with predicted durations and show where time goes"),
     "train": ("meshwright.runtime.command", "train a model under a plan on local processes"),
     "launch": ("meshwright.runtime.launch_command", "write the script that starts a plan on its hosts"),
     "solve": ("meshwright.select.command", "solve a selection problem from a file"),

@@ -15,7 +15,7 @@ from meshwright.cluster.device_table import GPUS
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.runtime.trainer import Trainer, parallelize
-from meshwright.solve.memory_plan import Curves, curves, one_device_plan
+from meshwright.solve.memory.plan import Curves, curves, one_device_plan
 
 REFERENCE = "H200-SXM-141GB"
 LOSS, LOSS_BYTES = 0.03, 160 << 20

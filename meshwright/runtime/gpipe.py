@@ -15,9 +15,9 @@ from meshwright.errors import PlanError
 from meshwright.plan import FrontierPoint, Plan
 from meshwright.runtime.fit import one_device_mesh, this_device
 from meshwright.runtime.trainer import Trainer, parallelize
-from meshwright.solve.balance import balanced_cuts
-from meshwright.solve.cut_stages import cut_stages, recomputing
-from meshwright.solve.memory_plan import one_device_plan
+from meshwright.solve.memory.plan import one_device_plan
+from meshwright.solve.pipeline.balance import balanced_cuts
+from meshwright.solve.pipeline.by_hand import cut_stages, recomputing
 from meshwright.solve.plan import make_plan
 from meshwright.solve.points import plan_points
 

@@ -11,9 +11,9 @@ from meshwright.layout import Layout
 from meshwright.plan import Plan
 from meshwright.price.segment import price_segment
 from meshwright.rules import strategies
+from meshwright.solve.intra.space import space
 from meshwright.solve.pins import Pins
 from meshwright.solve.points import setting_of
-from meshwright.solve.space import space
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.plan import Choice, ParameterPlan, Plan, Stage
 from meshwright.solve.account import accounted
-from meshwright.solve.frontier import Frontier, Point
-from meshwright.solve.inputs import input_layouts, input_plans
-from meshwright.solve.mix import Chain
+from meshwright.solve.intra.frontier import Frontier, Point
+from meshwright.solve.intra.inputs import input_layouts, input_plans
+from meshwright.solve.intra.mix import Chain
 from meshwright.solve.points import prediction
 
 

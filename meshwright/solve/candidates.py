@@ -13,7 +13,7 @@ from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.errors import PlanError
 from meshwright.price.overlap import reduces_beside
 from meshwright.price.parameter import Setting
-from meshwright.solve.frontier import Frontier, most_alive
+from meshwright.solve.intra.frontier import Frontier, most_alive
 from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
 from meshwright.solve.search import Candidate
 

@@ -20,14 +20,14 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.price.overlap import late_bytes
 from meshwright.solve.account import accounted
-from meshwright.solve.chain import chain_at, floor_s
-from meshwright.solve.frontier import Frontier
-from meshwright.solve.memory_chain import Instance, least_peak_bytes, solve_instances
-from meshwright.solve.memory_plan import with_kept
-from meshwright.solve.mix import Chain
+from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.mix import Chain
+from meshwright.solve.intra.walk import walk
+from meshwright.solve.memory.chain import Instance, least_peak_bytes, solve_instances
+from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.points import Ways, prediction
 from meshwright.solve.search import Candidate, Progress
-from meshwright.solve.walk import walk
 
 PRICES = (1e-12, 1e-11, 3e-11, 1e-10, 3e-10, 1e-9)
 DEARER = (*PRICES[3:], 1e-8, 1e-6)

@@ -15,11 +15,11 @@ from meshwright.price.parameter import Setting, check_optimizer
 from meshwright.rules import warn_of_fallbacks
 from meshwright.solve.assemble import assemble
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidate
-from meshwright.solve.frontier import Frontier
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.mix import Chain
 from meshwright.solve.joint import joint_search
 from meshwright.solve.joint import least_bytes as least_recomputing
-from meshwright.solve.mix import Chain
-from meshwright.solve.pipeline import no_pipeline, pipeline_pins, pipeline_search
+from meshwright.solve.pipeline.search import no_pipeline, pipeline_pins, pipeline_search
 from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.roles import name_axes
 from meshwright.solve.search import Candidate, Progress, search

@@ -15,8 +15,8 @@ from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Prediction
 from meshwright.price.overlap import late_bytes, overlapped
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import parameter_prices, price_segment
-from meshwright.solve.memory import Kept
-from meshwright.solve.memory_plan import Curves, curves, with_choices
+from meshwright.solve.memory.curve import Kept
+from meshwright.solve.memory.plan import Curves, curves, with_choices
 
 
 def setting_of(plan: Plan) -> Setting:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.plan.units import show_bytes
-from meshwright.solve.chain import least_bytes
+from meshwright.solve.intra.chain import least_bytes
 from meshwright.solve.search import Candidate
 
 MOST_DEVICES = 1 << 14

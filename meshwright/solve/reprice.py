@@ -8,7 +8,7 @@ from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.price.check import check_plan
 from meshwright.solve.account import accounted
-from meshwright.solve.pipeline_plan import predicted
+from meshwright.solve.pipeline.plan import predicted
 from meshwright.solve.points import plan_points, prediction
 
 

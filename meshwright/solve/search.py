@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from meshwright.errors import PlanError
-from meshwright.solve.chain import bound_at, floor_s, solve_chain
-from meshwright.solve.frontier import Frontier
-from meshwright.solve.mix import Chain
+from meshwright.solve.intra.chain import bound_at, floor_s, solve_chain
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.mix import Chain
 
 Progress = Callable[[str], None]
 

@@ -7,7 +7,7 @@ from meshwright.plan import Plan
 from meshwright.price.check import check_plan
 from meshwright.schedule import plan_instructions, plan_lists, plan_pipeline
 from meshwright.simulate import Costs, SegmentCost, Timeline, simulate
-from meshwright.solve.pipeline_costs import plan_costs
+from meshwright.solve.pipeline.costs import plan_costs
 from meshwright.solve.points import plan_points
 
 

@@ -14,8 +14,8 @@ from families import SINGLE, family
 from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
-from meshwright.solve.cut_stages import cut_stages, equal_cuts
-from meshwright.solve.memory_plan import one_device_plan
+from meshwright.solve.memory.plan import one_device_plan
+from meshwright.solve.pipeline.by_hand import cut_stages, equal_cuts
 from meshwright.solve.plan import make_plan
 
 STEPS = 3

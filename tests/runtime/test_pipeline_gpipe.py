@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from meshwright.errors import PlanError
 from meshwright.runtime.fit import this_device
 from meshwright.runtime.gpipe import gpipe_plan
-from meshwright.solve.balance import balanced_cuts
+from meshwright.solve.pipeline.balance import balanced_cuts
 
 BATCH = 12
 

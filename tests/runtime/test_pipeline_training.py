@@ -18,8 +18,8 @@ from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
 from meshwright.models.gpt import GPT
 from meshwright.plan import Plan
-from meshwright.solve.cut_stages import cut_stages, equal_cuts, recomputing
-from meshwright.solve.memory_plan import one_device_plan
+from meshwright.solve.memory.plan import one_device_plan
+from meshwright.solve.pipeline.by_hand import cut_stages, equal_cuts, recomputing
 
 
 def model_and_batch() -> tuple[GPT, dict[str, torch.Tensor]]:

@@ -16,8 +16,8 @@ from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import settled
 from meshwright.price.parameter import Setting, parameter_price
 from meshwright.price.segment import price_segment
+from meshwright.solve.intra.space import Space, boundary_layouts, space
 from meshwright.solve.pins import Pins
-from meshwright.solve.space import Space, boundary_layouts, space
 
 Way = tuple[float, int, int]
 """Seconds, bytes held, largest transient."""

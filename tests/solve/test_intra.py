@@ -15,11 +15,11 @@ from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
 from meshwright.rules import strategies
 from meshwright.select import solve
-from meshwright.solve.frontier import Frontier
-from meshwright.solve.intra import SegmentProblem, solve_segment
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.segment import SegmentProblem, solve_segment
+from meshwright.solve.intra.walk import walk
 from meshwright.solve.pins import Pins
 from meshwright.solve.plan import make_plan
-from meshwright.solve.walk import walk
 
 
 def frontier_of(name: str, shape: tuple[int, ...], setting: Setting | None = None) -> Frontier:

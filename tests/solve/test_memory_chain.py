@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.solve.memory_chain import Instance, least_peak_bytes, peak_of, solve_instances
+from meshwright.solve.memory.chain import Instance, least_peak_bytes, peak_of, solve_instances
 
 
 @dataclass(frozen=True)

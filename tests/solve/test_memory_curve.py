@@ -21,8 +21,8 @@ from meshwright.generate.cut import cut_at
 from meshwright.generate.joint import Joint, trace
 from meshwright.generate.pair import pair_of
 from meshwright.generate.storage import is_statistic
-from meshwright.solve.memory import Kept, kept_curve
-from meshwright.solve.memory_nodes import NodeCosts
+from meshwright.solve.memory.curve import Kept, kept_curve
+from meshwright.solve.memory.nodes import NodeCosts
 
 
 def device() -> Device:

@@ -8,8 +8,8 @@ from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
-from meshwright.solve.frontier_plot import svg, table, text_plot
-from meshwright.solve.memory_frontier import chen, one_device_frontier
+from meshwright.solve.commands.frontier_plot import svg, table, text_plot
+from meshwright.solve.memory.frontier import chen, one_device_frontier
 
 
 def test_the_curve_is_monotone_and_the_known_ways_lie_above_it() -> None:

@@ -18,12 +18,12 @@ from meshwright.price.check import check_plan
 from meshwright.price.parameter import Setting
 from meshwright.schedule import plan_lists, verify_lists
 from meshwright.schedule.of_plan import reads_of
-from meshwright.solve import pipeline
-from meshwright.solve.pipeline import pipeline_pins, pipeline_search
+from meshwright.solve.pipeline import search as pipeline
+from meshwright.solve.pipeline.search import pipeline_pins, pipeline_search
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice
 from meshwright.solve.simulated import simulate_plan
-from meshwright.solve.stages_problem import StageSolution
+from meshwright.solve.stages.problem import StageSolution
 
 DEEP = "gpt?layers=6&hidden=64&heads=4&ffn=128&vocab=256&seq=32&tied=false"
 

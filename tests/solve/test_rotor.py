@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.solve.rotor import Link, Move, Saving, peak_of, rotor
+from meshwright.solve.memory.rotor import Link, Move, Saving, peak_of, rotor
 
 EVEN = [Link(1, 1, (Saving(2, 3),))] * 8
 

@@ -8,10 +8,10 @@ import pytest
 
 from meshwright.errors import PlanError
 from meshwright.simulate import SegmentCost, Transfer
-from meshwright.solve.stages import solve_stages
-from meshwright.solve.stages_price import price_pipeline
-from meshwright.solve.stages_problem import Crossing, MeshClass, PlacedRun, StagePoint, StageProblem
-from meshwright.solve.stages_ranges import cluster
+from meshwright.solve.stages.choose import solve_stages
+from meshwright.solve.stages.price import price_pipeline
+from meshwright.solve.stages.problem import Crossing, MeshClass, PlacedRun, StagePoint, StageProblem
+from meshwright.solve.stages.ranges import cluster
 
 SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.simulate import SegmentCost
-from meshwright.solve.stages_problem import StagePoint
-from meshwright.solve.stages_ranges import Mix, cluster, range_points
+from meshwright.solve.stages.problem import StagePoint
+from meshwright.solve.stages.ranges import Mix, cluster, range_points
 
 KEEP = StagePoint(SegmentCost(1.0, 1.0, 1.0, static_bytes=10, resident_bytes=100, backward_transient_bytes=7), "a", "a")
 AGAIN = StagePoint(SegmentCost(1.0, 2.0, 1.0, static_bytes=10, resident_bytes=20, backward_transient_bytes=9), "a", "a")

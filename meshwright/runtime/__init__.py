@@ -1,0 +1,1 @@
+"""A plan at work: instructions executed, data, optimizer state, checkpoints, launching."""

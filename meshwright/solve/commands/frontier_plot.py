@@ -1,0 +1,89 @@
+"""A time-memory curve as text and as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.plan.units import show_bytes, show_seconds
+from meshwright.solve.memory.frontier import Curve, Point
+
+WIDTH, HEIGHT, EDGE = 640, 400, 60
+
+
+def table(curve: Curve) -> str:
+    """Ours from most memory to least, then the others with what ours takes in no more memory."""
+    base = curve.ours[0].step_s
+    lines = [f"{'':>22} {'peak':>10} {'step':>10} {'slower':>7}"]
+    for point in curve.ours:
+        lines.append(_row(point, f"{point.step_s / base - 1:>7.1%}"))
+    lines.append("others, by the same prices; ours within the same memory:")
+    for point in sorted(curve.others, key=lambda point: -point.peak_bytes):
+        within = [one for one in curve.ours if one.peak_bytes <= point.peak_bytes]
+        best = min(within, key=lambda one: one.step_s, default=None)
+        note = f"{point.step_s / base - 1:>7.1%}  " + (
+            f"ours {show_seconds(best.step_s)}" if best else "ours: none fits"
+        )
+        lines.append(_row(point, note))
+    return "\n".join(lines)
+
+
+def _row(point: Point, note: str) -> str:
+    return f"{point.name:>22} {show_bytes(point.peak_bytes):>10} {show_seconds(point.step_s):>10} {note}"
+
+
+def text_plot(curve: Curve, columns: int = 64, rows: int = 16) -> str:
+    """Bytes to the right, seconds upward: `*` is ours, letters are the others."""
+    points = [*curve.ours, *curve.others]
+    grid = [[" "] * columns for _ in range(rows)]
+    letters = []
+    for index, point in enumerate(points):
+        own = index < len(curve.ours)
+        mark = "*" if own else chr(ord("a") + index - len(curve.ours))
+        letters += [] if own else [f"{mark} {point.name}"]
+        x, y = _place(point, points)
+        grid[round((1 - y) * (rows - 1))][round(x * (columns - 1))] = mark
+    low, high = (f(point.peak_bytes for point in points) for f in (min, max))
+    edge = f"{show_bytes(low)}{'':>{max(1, columns - len(show_bytes(low)) - len(show_bytes(high)))}}{show_bytes(high)}"
+    return "\n".join(["".join(row).rstrip() for row in grid] + ["-" * columns, edge, "* ours; " + ", ".join(letters)])
+
+
+def _place(point: Point, points: Sequence[Point]) -> tuple[float, float]:
+    bytes_, seconds = [one.peak_bytes for one in points], [one.step_s for one in points]
+    x = (point.peak_bytes - min(bytes_)) / max(1, max(bytes_) - min(bytes_))
+    return x, (point.step_s - min(seconds)) / (max(seconds) - min(seconds) or 1.0)
+
+
+def svg(curve: Curve, title: str) -> str:
+    points = [*curve.ours, *curve.others]
+
+    def at(point: Point) -> tuple[float, float]:
+        x, y = _place(point, points)
+        return EDGE + x * (WIDTH - 2 * EDGE), HEIGHT - EDGE - y * (HEIGHT - 2 * EDGE)
+
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, curve.ours))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
+        ' font-family="sans-serif" font-size="11">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{WIDTH / 2}" y="20" text-anchor="middle" font-size="14">{_escaped(title)}</text>',
+        f'<path d="M{EDGE} {EDGE / 2}V{HEIGHT - EDGE}H{WIDTH - EDGE / 2}" stroke="#888" fill="none"/>',
+        f'<polyline points="{line}" stroke="#0a6" stroke-width="2" fill="none"/>',
+    ]
+    sizes, times = [point.peak_bytes for point in points], [point.step_s for point in points]
+    for share in (0.0, 0.5, 1.0):
+        x, y = EDGE + share * (WIDTH - 2 * EDGE), HEIGHT - EDGE - share * (HEIGHT - 2 * EDGE)
+        size = show_bytes(round(min(sizes) + share * (max(sizes) - min(sizes))))
+        took = show_seconds(min(times) + share * (max(times) - min(times)))
+        parts.append(f'<text x="{x}" y="{HEIGHT - EDGE + 18}" text-anchor="middle">{size}</text>')
+        parts.append(f'<text x="{EDGE - 6}" y="{y + 4}" text-anchor="end">{took}</text>')
+    for point in points:
+        x, y = at(point)
+        own = point.name == "ours"
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{"#0a6" if own else "#c33"}"/>')
+        if not own:
+            parts.append(f'<text x="{x + 5:.1f}" y="{y - 5:.1f}">{_escaped(point.name)}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,0 +1,1 @@
+"""One stage on one mesh: options, segments, boundaries, chains under a budget."""

@@ -1,0 +1,135 @@
+"""A point for every instance of every segment, under the budget.
+
+With a price l per byte held,
+
+    bound(l) = min over chains of (seconds + l * held) - l * budget
+
+is below the optimum by weak duality, and `walk` finds the minimum. Two chains, one over the budget and one within
+it, cross at one price; asking there again raises the bound until it meets neither (`_bracket`). Every combination of
+the points met on the way that fits along the chain is then compared (`mix`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshwright.solve.intra.exact import exact_chain, is_small
+from meshwright.solve.intra.frontier import Frontier, Options
+from meshwright.solve.intra.mix import Chain, mixed
+from meshwright.solve.intra.walk import walk
+
+DEAREST = 1e-6
+"""Seconds per byte held, at which a device would rather move anything than keep it; more where steps are long."""
+
+CAPS = 4
+"""How often what an op may need while it runs is lowered to what the bytes held leave it."""
+
+ROUNDS = 8
+
+CLOSED = 1e-9
+"""The gap that is none: seconds added up in another order."""
+
+
+@dataclass(slots=True)
+class _Search:
+    """Chains met so far, by price, and the best bound. room_bytes: what there is for what is held."""
+
+    frontier: Frontier
+    budget_bytes: int
+    room_bytes: int
+    bound_s: float = 0.0
+    chains: list[Chain] = field(default_factory=list)
+
+    def ask(self, price: float) -> Chain:
+        cost, path = walk(self.frontier, price)
+        if self.frontier.cap_bytes is None and self.frontier.bounds:
+            self.bound_s = max(self.bound_s, cost - price * self.room_bytes)
+        self.chains.append(_chain(self.frontier, path, price))
+        return self.chains[-1]
+
+    def fits(self, chain: Chain) -> bool:
+        return chain.peak_bytes <= self.budget_bytes
+
+
+def _chain(frontier: Frontier, path: list[Options], price: float) -> Chain:
+    points = tuple(frontier.point(index, options, price) for index, options in enumerate(path))
+    return Chain(points, tuple(path), frontier.setting.microbatches, price)
+
+
+def chain_at(frontier: Frontier, price: float) -> Chain:
+    """The cheapest chain at a price per byte."""
+    return _chain(frontier, walk(frontier, price)[1], price)
+
+
+def floor_s(frontier: Frontier) -> float:
+    """The fastest chain's seconds if memory were free."""
+    return walk(frontier, 0.0)[0]
+
+
+def bound_at(frontier: Frontier, price: float, budget_bytes: int) -> float:
+    """What no chain that fits is faster than, by one price."""
+    return walk(frontier, price)[0] - price * (budget_bytes - frontier.least_transient())
+
+
+def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("inf")) -> tuple[Chain | None, float]:
+    """(the fastest chain that fits, or None if none was found faster than `known_s`; a bound on all that fit)."""
+    search = _Search(frontier, budget_bytes, budget_bytes - frontier.least_transient())
+    free = search.ask(0.0)
+    if search.fits(free) or search.bound_s >= known_s:
+        return (free if search.fits(free) else None), search.bound_s
+    dearest = max(DEAREST, free.seconds / max(1, budget_bytes))
+    least = search.ask(dearest)
+    if not search.fits(least):
+        least = _lower(search, least)
+    if search.fits(least):
+        _bracket(search, free, least, known_s)
+        if search.bound_s >= known_s:
+            return None, search.bound_s
+    met = search.chains + mixed(search.frontier, search.chains, budget_bytes)
+    fitting = [chain for chain in met if search.fits(chain)]
+    best = min(fitting, key=lambda chain: chain.seconds, default=None)
+    if (best is None or best.seconds > search.bound_s * (1 + CLOSED)) and is_small(frontier):
+        exact, bound_s = exact_chain(frontier, budget_bytes, least.price)
+        if exact is not None and (best is None or exact.seconds < best.seconds):
+            best = exact
+        if frontier.bounds:
+            search.bound_s = max(search.bound_s, min(bound_s, best.seconds if best else bound_s))
+    return best, search.bound_s
+
+
+def least_bytes(frontier: Frontier) -> int:
+    """The peak of the chain found at the highest price per byte."""
+    return _Search(frontier, 0, 0).ask(DEAREST).peak_bytes
+
+
+def _lower(search: _Search, over: Chain) -> Chain:
+    """The chain that holds least, when ops may need no more than it leaves them; the search goes on with that cap."""
+    for _ in range(CAPS):
+        cap = search.budget_bytes - over.held_bytes
+        if cap <= 0 or (search.frontier.cap_bytes is not None and cap >= search.frontier.cap_bytes):
+            return over
+        search.frontier = search.frontier.capped(cap)
+        over = _chain(search.frontier, walk(search.frontier, over.price)[1], over.price)
+        search.chains.append(over)
+        if search.fits(over):
+            return over
+    return over
+
+
+def _bracket(search: _Search, over: Chain, within: Chain, known_s: float) -> None:
+    """Prices between a chain that is over the budget and one that fits, where the two cost the same."""
+    for _ in range(ROUNDS):
+        if search.bound_s >= known_s or within.held_bytes >= over.held_bytes:
+            return
+        beside = search.frontier.beside
+        more_s = within.weighed_s(beside) - over.weighed_s(beside)
+        price = more_s / (over.held_bytes - within.held_bytes)
+        if not 0 < price <= DEAREST:
+            return
+        chain = search.ask(price)
+        if chain.held_bytes in (over.held_bytes, within.held_bytes):
+            return
+        if search.fits(chain):
+            within = chain
+        else:
+            over = chain

@@ -1,0 +1,132 @@
+"""Small programs to the last byte: the whole chain, every instance on its own, as one selection Problem.
+
+Nodes are those of `intra`'s Problems, tied together at the boundaries. What backward reads counts once per storage and
+layout (a node that says whether it is kept); what a segment needs while it runs is the level of a node of its own,
+which its ops hold up. One row per segment: all that is held, and what that segment needs on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.price.parameter import local_bytes, parameter_price
+from meshwright.price.segment import kept_values, kernels, shards
+from meshwright.profile import saved
+from meshwright.select import InfeasibleError, ProblemBuilder, solve
+from meshwright.select.problem import Floats
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.mix import Chain
+from meshwright.solve.intra.segment import SegmentProblem
+
+MOST_OPTIONS = 4000
+"""Of all nodes together; more are for the dual prices of `chain`."""
+
+SECONDS = 20.0
+
+
+def is_small(frontier: Frontier) -> bool:
+    return sum(len(frontier.problem(i).problem.costs) for i in range(len(frontier.program.segments))) <= MOST_OPTIONS
+
+
+@dataclass(slots=True)
+class _Whole:
+    """The Problem in the making. firsts: of each segment, the number of its first node. begins: of each boundary value
+    or tied weight, the first node that stands for it."""
+
+    frontier: Frontier
+    budget_bytes: int
+    build: ProblemBuilder = field(default_factory=ProblemBuilder)
+    firsts: list[int] = field(default_factory=list)
+    begins: dict[str, int] = field(default_factory=dict)
+
+    def add(self, index: int) -> None:
+        """A segment's nodes, and its boundary tied to what came before."""
+        own = self.frontier.problem(index)
+        first = -1
+        for node in range(own.problem.nodes):
+            where = slice(own.problem.offsets[node], own.problem.offsets[node + 1])
+            added = self.build.node(own.problem.costs[where], name=own.problem.label(node))
+            first = added if first < 0 else first
+        self.firsts.append(first)
+        for edge in range(own.problem.edges):
+            a, b = own.problem.edge_nodes[edge]
+            self.build.edge(first + int(a), first + int(b), own.problem.matrix(edge))
+        for name, side in zip(self.frontier.boundary(index), own.boundary, strict=True):
+            node = first + side.node
+            before = self.begins.setdefault(name, node)
+            if before != node:
+                self.build.edge(before, node, np.where(np.eye(len(side.layouts), dtype=bool), 0.0, np.inf))
+
+    def limit(self) -> None:
+        rows = [self.build.row(self.budget_bytes) for _ in self.firsts]
+        for index, first in enumerate(self.firsts):
+            own = self.frontier.problem(index)
+            for option in np.flatnonzero(own.held):
+                node = int(np.searchsorted(own.problem.offsets, option, side="right")) - 1
+                at = int(option - own.problem.offsets[node])
+                self.build.hold(rows[0], rows[-1] + 1, first + node, at, own.held[option])
+            self._kept(own, first, rows)
+            self._running(index, own, first, rows[index])
+
+    def _kept(self, own: SegmentProblem, first: int, rows: list[int]) -> None:
+        """Per storage and layout a node with two options: not there, or kept in every row."""
+        space = own.space
+        keepers: dict[tuple[str, object], dict[int, Floats]] = {}
+        for place, (op, found) in enumerate(space.each()):
+            if not any(value.grad for value in op.results):
+                continue
+            node = first + own.op_nodes[place]
+            for option, made in enumerate(found):
+                auxiliary = saved(op, space.values, kernels(space.mesh)).auxiliary_bytes // shards(made, space.mesh)
+                self.build.hold(rows[0], rows[-1] + 1, node, option, auxiliary)
+                for name, layout in kept_values(op, made, space.values, space.outside, space.mesh):
+                    type_ = space.values[name].type
+                    needs = keepers.setdefault((space.bases[name], layout), {}).setdefault(node, np.zeros(len(found)))
+                    needs[option] = max(needs[option], local_bytes(type_.sizes, type_.itemsize, layout, space.mesh))
+        for key, readers in keepers.items():
+            levels = np.unique(np.concatenate([[0.0], *readers.values()]))
+            kept = self.build.node(np.zeros(len(levels)), name=f"{key[0]} kept")
+            for option, size in enumerate(levels):
+                self.build.hold(rows[0], rows[-1] + 1, kept, option, size)
+            for node, needs in readers.items():
+                self.build.edge(node, kept, np.where(levels[None, :] >= needs[:, None], 0.0, np.inf))
+
+    def _running(self, index: int, own: SegmentProblem, first: int, row: int) -> None:
+        """What the segment needs while it runs: gathered weights, and the level that its largest op asks for."""
+        space = own.space
+        for value in space.graph.params:
+            uses = own.tied[value.name].uses if value.name in own.tied else 1
+            for option, plan in enumerate(own.options[value.name]):
+                price = parameter_price(value, plan, space.mesh, space.setting, max(1, uses))
+                size = price.transient_bytes if uses else 0
+                self.build.use(row, first + own.makers[value.name].node, option, size)
+        asked = {first + node: space.running_bytes(place) for place, node in enumerate(own.op_nodes)}
+        levels = np.unique(np.concatenate(list(asked.values())))
+        level = self.build.node(np.zeros(len(levels)), name=f"segment {index} runs")
+        for option, size in enumerate(levels):
+            self.build.use(row, level, option, size)
+        for node, sizes in asked.items():
+            self.build.edge(node, level, np.where(levels[None, :] >= sizes[:, None], 0.0, np.inf))
+
+
+def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
+    """(the fastest chain that fits, None where there is none; a bound on all of them). price: for the Chain."""
+    whole = _Whole(frontier, budget_bytes)
+    segments = range(len(frontier.program.segments))
+    for index in segments:
+        whole.add(index)
+    whole.limit()
+    try:
+        found = solve(whole.build.build(), seconds=SECONDS)
+    except InfeasibleError:
+        return None, float("inf")
+    points, options = [], []
+    for index, first in zip(segments, whole.firsts, strict=True):
+        own = frontier.problem(index)
+        picked = list(found.choice[first : first + own.problem.nodes])
+        options.append(tuple(int(picked[side.node]) for side in own.boundary))
+        points.append(frontier.priced(index, own.answer(picked, frontier.program.segments[index].graph, 0.0)))
+    chain = Chain(tuple(points), tuple(options), frontier.setting.microbatches, price)
+    return (chain if chain.peak_bytes <= budget_bytes else None), found.bound

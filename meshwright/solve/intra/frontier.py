@@ -1,0 +1,191 @@
+"""What each distinct segment graph offers on a mesh, for every boundary and any price per byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from meshwright.capture.program import Program, Segment
+from meshwright.cluster import Mesh
+from meshwright.layout import Layout
+from meshwright.plan import FrontierPoint, ParameterPlan
+from meshwright.price.overlap import reduces_beside
+from meshwright.price.parameter import Setting
+from meshwright.price.segment import price_segment
+from meshwright.solve.intra.segment import Answer, SegmentProblem, Solved, Tied, solve_segment
+from meshwright.solve.intra.space import Space, skip_layout, space
+from meshwright.solve.pins import Pins
+
+Options = tuple[int, ...]
+"""Which option each part of a segment's boundary takes: inputs, outputs, tied weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A FrontierPoint with what was decided for the segment's parameters, by local name."""
+
+    point: FrontierPoint
+    parameters: dict[str, ParameterPlan]
+
+
+@dataclass(slots=True)
+class Frontier:
+    """A Program at the batch of one micro-batch, on one mesh. recompute: what backward reads may be made again.
+
+    skips: where many values are alive at once (a U-Net), per mesh axis whether those that cross more than one boundary
+    are sharded over samples or whole; None leaves each of them free. cap_bytes: no op may need more while it runs.
+    beside: the weight of what runs beside compute; at 0 a chain's cost is below its true step, at 1 it is the sum.
+    uses: the segments that read each parameter. last_reader: of each boundary value and tied weight.
+    """
+
+    program: Program
+    mesh: Mesh
+    pins: Pins
+    setting: Setting
+    recompute: bool = False
+    skips: tuple[bool, ...] | None = None
+    cap_bytes: int | None = None
+    beside: float = 1.0
+    uses: dict[str, list[int]] = field(default_factory=dict)
+    last_reader: dict[str, int] = field(default_factory=dict)
+    _spaces: dict[int, Space] = field(default_factory=dict)
+    _tied: dict[str, tuple[ParameterPlan, ...]] = field(default_factory=dict)
+    _problems: dict[object, SegmentProblem] = field(default_factory=dict)
+    _solved: dict[object, Solved] = field(default_factory=dict)
+    _points: dict[object, Point] = field(default_factory=dict)
+    _leasts: dict[int, tuple[float, list[int]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, segment in enumerate(self.program.segments):
+            for name in segment.params:
+                self.uses.setdefault(name, []).append(index)
+            self.last_reader.update((name, index) for name in segment.inputs)
+        self.last_reader.update((name, users[-1]) for name, users in self.uses.items() if len(users) > 1)
+
+    @property
+    def bounds(self) -> bool:
+        """Whether a chain's cost is never above its step."""
+        return not self.beside or not reduces_beside(self.mesh)
+
+    def capped(self, cap_bytes: int) -> Frontier:
+        """The same without what needs more while it runs."""
+        return replace(self, cap_bytes=cap_bytes, uses={}, last_reader={}, _solved={}, _points={})
+
+    def boundary(self, index: int) -> tuple[str, ...]:
+        """What a segment shares with others: inputs, outputs, tied weights, by full name."""
+        segment = self.program.segments[index]
+        return (*segment.inputs, *segment.outputs, *(name for name in segment.params if len(self.uses[name]) > 1))
+
+    def space(self, segment: Segment) -> Space:
+        if segment.graph not in self._spaces:
+            graph = self.program.graph(segment)
+            made = space(graph, segment.params, self.program.batch, self.mesh, self.pins, self.setting)
+            self._spaces[segment.graph] = made
+        return self._spaces[segment.graph]
+
+    def least_held(self) -> float:
+        """Bytes that no chain holds fewer than: every op and every weight at its smallest, whatever the others do."""
+        total, counted = 0.0, set[str]()
+        for segment in self.program.segments:
+            least = self._least(segment)
+            total += least[0]
+            for name, held in zip(segment.params, least[1], strict=True):
+                total += 0.0 if name in counted else held
+                counted.add(name)
+        return total
+
+    def least_transient(self) -> int:
+        """Bytes that no chain has fewer of, beside what it holds, at its worst moment."""
+        return max(self.space(self._first(graph)).least_transient() for graph in range(len(self.program.graphs)))
+
+    def _first(self, graph: int) -> Segment:
+        return next(segment for segment in self.program.segments if segment.graph == graph)
+
+    def _least(self, segment: Segment) -> tuple[float, list[int]]:
+        """The fewest bytes that its ops keep, and of each of its weights."""
+        if segment.graph not in self._leasts:
+            here = self.space(segment)
+            kept = sum(float(part.bytes.min()) for parts in here.op_kept for part in parts)
+            self._leasts[segment.graph] = kept, [here.least_static(value) for value in here.graph.params]
+        return self._leasts[segment.graph]
+
+    def solve(self, index: int, price_per_byte: float) -> Solved:
+        problem = self.problem(index)
+        key = (id(problem), price_per_byte)
+        if key not in self._solved:
+            graph = self.program.segments[index].graph
+            self._solved[key] = solve_segment(problem, price_per_byte, graph, self.recompute, self.cap_bytes)
+        return self._solved[key]
+
+    def point(self, index: int, options: Options, price_per_byte: float) -> Point:
+        """The segment's best way between these boundary options at this price, priced from scratch."""
+        found = self.solve(index, price_per_byte)
+        key = (id(found), options)
+        if key not in self._points:
+            self._points[key] = self.priced(index, found.answer(options))
+        return self._points[key]
+
+    def priced(self, index: int, answer: Answer) -> Point:
+        """What a segment does, priced from scratch."""
+        graph, charged = self.problem(index).space.graph, self._charged(index)
+        point = price_segment(graph, answer.choice, answer.parameters, self.mesh, self.setting, charged)
+        return Point(point, answer.parameters)
+
+    def _charged(self, index: int) -> dict[str, int]:
+        """Parameters that count in this segment, by local name, and how many segments use each: tied ones count in
+        the first that does."""
+        segment = self.program.segments[index]
+        pairs = zip(self.program.graphs[segment.graph].params, segment.params, strict=True)
+        return {value.name: len(self.uses[name]) for value, name in pairs if self.uses[name][0] == index}
+
+    def problem(self, index: int) -> SegmentProblem:
+        """Of one segment; segments that are alike share it."""
+        segment = self.program.segments[index]
+        graph = self.program.graphs[segment.graph]
+        tied = {}
+        for value, name in zip(graph.params, segment.params, strict=True):
+            users = self.uses[name]
+            if len(users) > 1:
+                tied[value.name] = Tied(self._tied_options(name), len(users) if users[0] == index else 0)
+        settled = self._settled(segment) if self.skips is not None else {}
+        key = (segment.graph, tuple(tied.items()), tuple(settled.items()))
+        if key not in self._problems:
+            self._problems[key] = SegmentProblem(self.space(segment), tied, settled, self.beside)
+        return self._problems[key]
+
+    def _settled(self, segment: Segment) -> dict[str, Layout]:
+        """The layout of each boundary value that crosses more than one boundary, by local name."""
+        here, far = self.space(segment), far_values(self.program)
+        graph = here.graph
+        locals_ = (*(value.name for value in graph.inputs), *graph.outputs)
+        pairs = zip(locals_, (*segment.inputs, *segment.outputs), strict=True)
+        assert self.skips is not None
+        return {local: skip_layout(here, local, self.skips) for local, name in pairs if name in far}
+
+    def _tied_options(self, name: str) -> tuple[ParameterPlan, ...]:
+        """What any of its users would choose from; the others convert inside the segment."""
+        if name not in self._tied:
+            found: dict[ParameterPlan, None] = {}
+            for index in self.uses[name]:
+                segment = self.program.segments[index]
+                local = self.program.graphs[segment.graph].params[segment.params.index(name)].name
+                found.update(dict.fromkeys(self.space(segment).parameters[local]))
+            self._tied[name] = tuple(found)
+        return self._tied[name]
+
+
+def far_values(program: Program) -> set[str]:
+    """Values that are alive while a segment runs that does not read them."""
+    made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
+    readers: dict[str, list[int]] = {}
+    for index, segment in enumerate(program.segments):
+        for name in segment.inputs:
+            readers.setdefault(name, []).append(index)
+    return {name for name, found in readers.items() if found[-1] > made[name] + 1}
+
+
+def most_alive(program: Program) -> int:
+    """How many values cross a boundary at most."""
+    made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
+    last = {name: index for index, segment in enumerate(program.segments) for name in segment.inputs}
+    spans = [(made[name], index) for name, index in last.items()]
+    return max((sum(a <= k < b for a, b in spans) for k in range(len(program.segments))), default=0)

@@ -1,0 +1,273 @@
+"""One segment: for every combination of boundary layouts, which strategy for each op and which storage for each weight.
+
+The Problem. Nodes: an op (options: its strategies; cost: seconds of its local work and of the collectives inside
+its lowering), a parameter (options: ParameterPlans; cost: gather, reduction, update), a boundary value (options: the
+layouts it may cross in), a common value or buffer (one option), and, for a value with several readers, a *copy*
+(options: the one or two layouts materialised). Edges: producer -> copy pays the conversions (forward and backward
+together); copy -> reader forbids what is not among them; with one reader the producer -> reader edge pays directly.
+What runs per micro-batch is paid as often as there are micro-batches. A price per byte adds what is held: weights
+with their states, and what backward reads. A tied weight is part of the boundary: its other readers see the same.
+
+`SegmentProblem` builds it, `solve_segment` eliminates all but the boundary nodes, `Solved.answer` reads a Choice back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+
+from meshwright.errors import ProblemError
+from meshwright.layout import Layout
+from meshwright.plan import Choice, ParameterPlan
+from meshwright.price.flow import invariant, settled
+from meshwright.price.overlap import reduces_beside
+from meshwright.price.parameter import parameter_price
+from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
+from meshwright.select.problem import Floats
+from meshwright.select.tables import Tables, TablesPlan, tables_plan
+from meshwright.solve.intra.space import LayoutSet, Matrix, Space, boundary_layouts, conversions_s, wanted
+
+LARGEST_TABLE = 3e7
+"""Entries of the largest table (240 MB); a segment that needs more is asked pair by pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """A weight that several segments read. options: the same for each of them. uses: how many segments read it, where
+    this one pays for it; else 0."""
+
+    options: tuple[ParameterPlan, ...]
+    uses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    choice: Choice
+    parameters: dict[str, ParameterPlan]
+    objective: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A node of the Problem and the layout that each of its options makes or wants."""
+
+    node: int
+    layouts: LayoutSet
+
+
+class SegmentProblem:
+    """The Problem of a segment at no price per byte, and where its parts are.
+
+    boundary: inputs, outputs, tied weights. held: per option, bytes of weights with their states.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        tied: Mapping[str, Tied] | None = None,
+        settled: Mapping[str, Layout] | None = None,
+        beside: float = 1.0,
+    ) -> None:
+        """settled: boundary values that may cross in one layout only. beside: the weight of reductions that run beside
+        backward."""
+        self.space, self.tied, self.settled = space, tied or {}, settled or {}
+        self.hidden = 1.0 - beside if reduces_beside(space.mesh) else 0.0
+        self.micro = space.setting.microbatches
+        self.build = ProblemBuilder()
+        self._held: list[Floats] = []
+        self.options: dict[str, tuple[ParameterPlan, ...]] = {}
+        self.op_nodes = [self._op_node(index) for index in range(len(space.graph.ops))]
+        self.makers: dict[str, _Side] = {}
+        self.outputs = [self._boundary(name) for name in space.graph.outputs]
+        self._arguments()
+        self._results()
+        for name, side in self.makers.items():
+            self._connect(name, side)
+        self.inputs = [self.makers[value.name] for value in space.graph.inputs]
+        self.problem: Problem = self.build.build()
+        self.held: Floats = np.concatenate(self._held)
+
+    @property
+    def boundary(self) -> list[_Side]:
+        return self.inputs + self.outputs + [self.makers[name] for name in self.tied]
+
+    @cached_property
+    def prepared(self) -> TablesPlan | None:
+        """The elimination of all but the boundary, for any price per byte; None when its tables are too large."""
+        try:
+            return tables_plan(self.problem, [side.node for side in self.boundary], LARGEST_TABLE)
+        except ProblemError:
+            return None
+
+    def at(self, price_per_byte: float, recompute: bool, cap_bytes: int | None = None) -> Problem:
+        """The Problem with every held byte charged; `recompute`: what backward reads may be made again instead, at no
+        less than the seconds of what makes it. cap_bytes: what needs more while it runs is not to be had."""
+        if not price_per_byte and cap_bytes is None:
+            return self.problem
+        costs = self.problem.costs + price_per_byte * self.held
+        for index, (node, kept) in enumerate(zip(self.op_nodes, self.space.op_kept, strict=True)):
+            where = slice(self.problem.offsets[node], self.problem.offsets[node + 1])
+            for part in kept:
+                charge = price_per_byte * part.bytes
+                costs[where] += np.minimum(charge, self.micro * part.drop_s) if recompute else charge
+            if cap_bytes is not None:
+                running = self.space.running_bytes(index)
+                costs[where][running > max(cap_bytes, running.min())] = np.inf
+        return replace(self.problem, costs=costs)
+
+    def answer(self, picked: list[int], graph_index: int, objective: float) -> Answer:
+        graph = self.space.graph
+        strategies = {
+            op.name: self.space.strategies[index][picked[self.op_nodes[index]]].text
+            for index, op in enumerate(graph.ops)
+        }
+        parameters = {v.name: self.options[v.name][picked[self.makers[v.name].node]] for v in graph.params}
+        inputs, outputs = (
+            tuple(str(side.layouts[picked[side.node]]) for side in sides) for sides in (self.inputs, self.outputs)
+        )
+        computes = {name: plan.compute for name, plan in parameters.items()}
+        return Answer(Choice(graph_index, inputs, outputs, strategies, computes), parameters, objective)
+
+    def _node(self, costs: Floats, held: Floats | None = None, name: str = "") -> int:
+        self._held.append(np.zeros(len(costs)) if held is None else held)
+        return self.build.node(costs, name=name)
+
+    def _op_node(self, index: int) -> int:
+        return self._node(self.micro * self.space.op_costs[index], name=self.space.graph.ops[index].name)
+
+    def _boundary(self, name: str) -> _Side:
+        space = self.space
+        layouts: LayoutSet = (
+            (self.settled[name],)
+            if name in self.settled
+            else boundary_layouts(space.values[name], space.batch_dims[name], space.mesh, space.pins)
+        )
+        return _Side(self._node(np.zeros(len(layouts)), name=f"{name} at the boundary"), layouts)
+
+    def _arguments(self) -> None:
+        graph, whole = self.space.graph, invariant(self.space.mesh)
+        for value in graph.inputs:
+            self.makers[value.name] = self._boundary(value.name)
+        for value in (*graph.commons, *graph.buffers):
+            self.makers[value.name] = _Side(self._node(np.zeros(1), name=value.name), (whole,))
+        for value in graph.params:
+            tied = self.tied.get(value.name)
+            options = tied.options if tied else self.space.parameters[value.name]
+            uses = tied.uses if tied else 1
+            costs, held = np.zeros(len(options)), np.zeros(len(options))
+            if uses:
+                prices = [parameter_price(value, plan, self.space.mesh, self.space.setting, uses) for plan in options]
+                costs = np.array([price.total_s - self.hidden * price.last_s for price in prices])
+                held = np.array([float(price.static_bytes) for price in prices])
+            self.options[value.name] = options
+            layouts = tuple(settled(Layout.parse(plan.compute), value.grad) for plan in options)
+            self.makers[value.name] = _Side(self._node(costs, held, value.name), layouts)
+
+    def _results(self) -> None:
+        for index, op in enumerate(self.space.graph.ops):
+            for position, value in enumerate(op.results):
+                layouts = tuple(settled(made.results[position], value.grad) for made in self.space.strategies[index])
+                self.makers[value.name] = _Side(self.op_nodes[index], layouts)
+
+    def _readers(self, name: str) -> list[_Side]:
+        graph = self.space.graph
+        found = [_Side(self.op_nodes[place[0]], tuple(wanted(self.space, place))) for place in self.space.uses[name]]
+        found += [side for output, side in zip(graph.outputs, self.outputs, strict=True) if output == name]
+        whole = (invariant(self.space.mesh),)
+        return found + [_Side(self._node(np.zeros(1)), whole) for _, updated in graph.updates if updated == name]
+
+    def _connect(self, name: str, maker: _Side) -> None:
+        readers = self._readers(name)
+        if len(readers) == 1:
+            self.build.edge(maker.node, readers[0].node, self._direct(name, maker, readers[0]))
+        elif readers:
+            self._copy(name, maker, readers)
+
+    def _direct(self, name: str, maker: _Side, reader: _Side) -> Matrix:
+        """Conversions from what is made to what is wanted. A parameter read once is used as its reader wants it:
+        storage -> compute pays for the rest."""
+        if name in self.options and name not in self.tied:
+            seconds = self._seconds(name, maker.layouts, reader.layouts)
+            same = [[_is_used_as(made, want) for want in reader.layouts] for made in maker.layouts]
+            return np.where(same, seconds, np.inf)
+        return self._seconds(name, maker.layouts, reader.layouts)
+
+    def _copy(self, name: str, maker: _Side, readers: list[_Side]) -> None:
+        """A value read in several places: materialise one or two layouts, each converted from the maker's once.
+
+        Two layouts differ on one mesh axis: what differs on several is two conversions that nothing shares, and the
+        pairs would be most of the problem.
+        """
+        layouts = tuple(dict.fromkeys(layout for reader in readers for layout in reader.layouts))
+        pairs = [
+            (i, j)
+            for i, j in combinations(range(len(layouts)), 2)
+            if sum(a != b for a, b in zip(layouts[i], layouts[j], strict=True)) == 1
+        ]
+        sets = [(i,) for i in range(len(layouts))] + pairs
+        member = np.array([[i in group for i in range(len(layouts))] for group in sets])
+        node = self._node(np.zeros(len(sets)), name=f"{name} copies")
+        self.build.edge(maker.node, node, self._seconds(name, maker.layouts, layouts) @ member.T)
+        for reader in readers:
+            wanted_at = [layouts.index(want) for want in reader.layouts]
+            self.build.edge(node, reader.node, np.where(member[:, wanted_at], 0.0, np.inf))
+
+    def _seconds(self, name: str, made: LayoutSet, wants: LayoutSet) -> Matrix:
+        key = (name, made, wants)
+        if key not in self.space.matrices:
+            self.space.matrices[key] = self.micro * conversions_s(self.space, name, made, wants)
+        return self.space.matrices[key]
+
+
+def _is_used_as(made: Layout, want: Layout) -> bool:
+    """Whether a parameter in one layout is what its only reader wants: partial ones are held whole."""
+    return all(a == b or (a.kind, b.kind) == ("I", "P") for a, b in zip(made, want, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """costs: the least objective for each combination of the boundary's options: inputs, outputs, tied weights."""
+
+    segment: SegmentProblem
+    problem: Problem
+    graph_index: int
+    costs: Matrix
+    tables: Tables | None
+
+    def answer(self, options: tuple[int, ...]) -> Answer:
+        picked = self.tables.choice(options) if self.tables else _solve_at(self.segment, self.problem, options)[1]
+        return self.segment.answer(picked, self.graph_index, float(self.costs[options]))
+
+
+def solve_segment(
+    segment: SegmentProblem,
+    price_per_byte: float,
+    graph_index: int,
+    recompute: bool = False,
+    cap_bytes: int | None = None,
+) -> Solved:
+    problem = segment.at(price_per_byte, recompute, cap_bytes)
+    if segment.prepared is None:
+        shape = [len(side.layouts) for side in segment.boundary]
+        costs = np.array([_solve_at(segment, problem, options)[0] for options in np.ndindex(*shape)]).reshape(shape)
+        return Solved(segment, problem, graph_index, costs, None)
+    found = segment.prepared.run(problem.costs)
+    return Solved(segment, problem, graph_index, found.costs, found)
+
+
+def _solve_at(segment: SegmentProblem, problem: Problem, options: tuple[int, ...]) -> tuple[float, list[int]]:
+    """The engine on one combination: every other option of the boundary is forbidden."""
+    costs = problem.costs.copy()
+    for side, option in zip(segment.boundary, options, strict=True):
+        first = problem.offsets[side.node]
+        forbidden = [first + other for other in range(len(side.layouts)) if other != option]
+        costs[forbidden] = np.inf
+    try:
+        found = solve(replace(problem, costs=costs))
+    except InfeasibleError:
+        return np.inf, []
+    return found.cost, list(found.choice)

@@ -1,0 +1,187 @@
+"""What one sharded segment may keep: from its joint graph to a list of `Kept`, the time-memory curve of the segment.
+
+The problem is `recompute`'s, on the joint graph's storages. What lies in memory anyway (parameters, common values,
+buffers) costs nothing to keep. Each point of the curve is then cut for real, and its peaks are read off the pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from meshwright.generate.cut import Cut, cut, read_by_backward
+from meshwright.generate.joint import Joint, label
+from meshwright.generate.storage import (
+    ancestors,
+    base,
+    depends_on,
+    is_statistic,
+    outputs_of,
+    producer,
+    runs_once,
+    storage_bytes,
+    written_to,
+)
+from meshwright.solve.memory.kernels import graph_seconds
+from meshwright.solve.memory.nodes import NodeCosts
+from meshwright.solve.memory.peak import peak_bytes
+from meshwright.solve.memory.recompute import PICO, Answer, Recomputation, Rerun, Storage, frontier
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One way to run a segment with its sharding fixed. Names are those of `Joint.names`.
+
+    recompute, keep: for the Choice; what backward reads and is not kept, and what is kept for it besides.
+    resident_bytes: from forward to backward. recompute_s: what backward takes longer. Transients: on top of what is
+    resident, at the worst moment. gradient_bytes: of the parameters, from this backward to the step.
+    forced: what had to be kept, and why. chunks: of the samples, in the last segment.
+    """
+
+    saved: tuple[str, ...]
+    recompute: tuple[str, ...]
+    keep: tuple[str, ...]
+    resident_bytes: int
+    recompute_s: float
+    forward_transient_bytes: int
+    backward_transient_bytes: int
+    gradient_bytes: int = 0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    forced: tuple[tuple[str, str], ...] = ()
+    chunks: int = 1
+
+    @property
+    def seconds(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+def kept_curve(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) -> tuple[Kept, ...]:
+    """The exact lower hull of (resident bytes, seconds of recomputation), most bytes first.
+
+    `held`: names of storages that another segment keeps anyway (the outputs that the next one reads).
+    """
+    found: dict[frozenset[int], Kept] = {}
+    for reads in (False, True) if costs.fused else (False,):
+        problem, nodes = recomputation(joint, costs, held, reads)
+        for answer in frontier(problem):
+            if answer.kept not in found:
+                found[answer.kept] = _kept(joint, nodes, answer, costs, held)
+    return undominated(found.values())
+
+
+def undominated(ways: Iterable[Kept]) -> tuple[Kept, ...]:
+    """Those that no other beats in seconds, resident bytes and both transients; most bytes first."""
+    found: list[Kept] = []
+    for kept in sorted(ways, key=lambda kept: (kept.seconds, kept.resident_bytes)):
+        if not any(_beats(other, kept) for other in found):
+            found.append(kept)
+    return tuple(sorted(found, key=lambda kept: -kept.resident_bytes))
+
+
+def _beats(one: Kept, other: Kept) -> bool:
+    return (
+        one.seconds <= other.seconds
+        and one.resident_bytes <= other.resident_bytes
+        and one.forward_transient_bytes <= other.forward_transient_bytes
+        and one.backward_transient_bytes <= other.backward_transient_bytes
+    )
+
+
+def recomputation(
+    joint: Joint, costs: NodeCosts, held: Collection[str] = (), reads: bool = False
+) -> tuple[Recomputation, list[fx.Node]]:
+    """The problem of a joint graph, and the node of each of its storages. `reads`: as `NodeCosts.makes_again_s`."""
+    late = depends_on(joint.module, joint.tangents)
+    results = [n for n in outputs_of(joint.module) if isinstance(n, fx.Node)]
+    needed = ancestors(results[joint.forward_outputs :])
+    read = {base(n) for user in needed & late for n in user.all_input_nodes if n not in late}
+    read |= {base(n) for n in results[joint.forward_outputs :] if n not in late}
+    run_anyway = ancestors(results[: joint.forward_outputs])
+    free = in_memory_anyway(joint) | set(held)
+    nodes: list[fx.Node] = []
+    for node in joint.module.graph.nodes:
+        if node in joint.names and node in needed:
+            nodes.append(node)
+    index = {node: i for i, node in enumerate(nodes)}
+    makers = dict.fromkeys(producer(node) for node in nodes if node.op == "call_function")
+    ops = {maker: i for i, maker in enumerate(maker for maker in makers if not runs_once(maker))}
+    storages = [
+        Storage(
+            joint.names[node],
+            0 if joint.names[node] in free else storage_bytes(node),
+            ops.get(producer(node)),
+            not written_to(node),
+        )
+        for node in nodes
+    ]
+    reruns = []
+    for maker in ops:
+        operands = dict.fromkeys(index[base(n)] for n in maker.all_input_nodes if base(n) in index)
+        # What forward has no use for runs once in any case, before or after the loss.
+        seconds = costs.makes_again_s(maker, reads) if maker in run_anyway else 0.0
+        reruns.append(Rerun(round(seconds * PICO), tuple(operands)))
+    problem = Recomputation(tuple(storages), tuple(reruns), frozenset(index[n] for n in read if n in index))
+    problem.verify()
+    return problem, nodes
+
+
+def in_memory_anyway(joint: Joint) -> set[str]:
+    """Parameters, common values, and buffers that the step does not replace."""
+    graph = joint.graph
+    replaced = {buffer for buffer, _ in graph.updates}
+    values = (*graph.commons, *graph.params, *(value for value in graph.buffers if value.name not in replaced))
+    return {label(value.name) for value in values}
+
+
+def _kept(joint: Joint, nodes: list[fx.Node], answer: Answer, costs: NodeCosts, held: Collection[str]) -> Kept:
+    read = read_by_backward(joint)
+    statistics = {node for node in read if is_statistic(node)} - {nodes[i] for i in answer.kept}
+    found = cut(joint, {nodes[i] for i in answer.kept} | statistics)
+    standard = [joint.names[node] for node in read]
+    return measure(
+        joint,
+        found,
+        costs,
+        recompute=tuple(name for name in standard if name not in found.saved),
+        keep=tuple(name for name in found.saved if name not in standard),
+        resident_bytes=answer.bytes + sum(storage_bytes(n) for n in statistics if joint.names[n] in found.saved),
+        recompute_s=answer.seconds,
+        held=held,
+    )
+
+
+def measure(
+    joint: Joint,
+    found: Cut,
+    costs: NodeCosts,
+    *,
+    recompute: tuple[str, ...],
+    keep: tuple[str, ...],
+    resident_bytes: int,
+    recompute_s: float,
+    held: Collection[str] = (),
+) -> Kept:
+    """Seconds and peaks of a cut pair."""
+    anyway = in_memory_anyway(joint)
+    first, second = found.halves.first, found.halves.second
+    forward_peak, _ = peak_bytes(first, anyway, (), costs)
+    stay = {label(value.name) for value in joint.graph.inputs} & anyway
+    backward_peak, _ = peak_bytes(second, anyway, stay | joint.tangents, costs)
+    gradients = outputs_of(second)[len(joint.grad_inputs) :]
+    storages = {base(node) for node in gradients if isinstance(node, fx.Node)}
+    return Kept(
+        found.saved,
+        recompute,
+        keep,
+        resident_bytes,
+        recompute_s,
+        max(0, forward_peak - resident_bytes),
+        max(0, backward_peak - resident_bytes),
+        sum(storage_bytes(node) for node in storages),
+        graph_seconds(first, costs),
+        graph_seconds(second, costs),
+        found.forced,
+    )

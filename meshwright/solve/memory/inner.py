@@ -1,0 +1,83 @@
+"""Chunk and recompute as more ways to run an inner segment: the same saved set, backward in pieces of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from torch import fx
+
+from meshwright.capture.program import Program, SegmentGraph
+from meshwright.errors import PlanError
+from meshwright.generate.chunk_inner import check_inner_chunks, slices
+from meshwright.generate.cut import Cut, cut_at
+from meshwright.generate.joint import Joint
+from meshwright.generate.program import sharded_segment
+from meshwright.generate.storage import base, outputs_of, storage_bytes
+from meshwright.plan import Plan
+from meshwright.solve.memory.curve import Kept, in_memory_anyway
+from meshwright.solve.memory.kernels import graph_seconds
+from meshwright.solve.memory.nodes import NodeCosts
+from meshwright.solve.memory.peak import peak_bytes
+from meshwright.solve.memory.tail import WIDE, Tracer
+
+CHUNKS = (2, 4)
+
+
+def inner_options(
+    program: Program,
+    plan: Plan,
+    index: int,
+    whole: SegmentGraph,
+    ways: Collection[Kept],
+    costs: NodeCosts,
+    traced: Tracer,
+) -> Iterator[Kept]:
+    """For every way that computes something again, its backward in two and in four chunks, where that is possible."""
+    if any(op.target.startswith("meshwright.") for op in whole.ops):
+        return  # collectives would run once per chunk
+    for chunks in CHUNKS:
+        try:
+            check_inner_chunks(program, index, chunks, plan.microbatch)
+            part = traced(sharded_segment(program, plan, index, plan.microbatch // chunks))
+            for kept in ways:
+                if kept.recompute:
+                    yield _option(traced(whole), part, kept, chunks, costs)
+        except PlanError:
+            return
+
+
+def _option(whole: Joint, part: Joint, kept: Kept, chunks: int, costs: NodeCosts) -> Kept:
+    one, other = (cut_at(joint, kept.recompute, kept.keep) for joint in (whole, part))
+    slices(one.halves, other.halves, len(whole.grad_inputs), chunks)
+    second = other.halves.second
+    held = in_memory_anyway(part) | set(other.halves.saved) | part.tangents
+    running, _ = peak_bytes(second, held, (), costs)
+    incoming = sum(storage_bytes(n) for n in one.halves.second.graph.nodes if n.name in whole.tangents)
+    inputs, params = _result_bytes(one, len(whole.grad_inputs))
+    numbers = sum(_numbers(one, len(whole.grad_inputs)))
+    sums = max(params, WIDE * numbers)
+    # Each chunk's gradients are read and added to what is there; at the end all is written as it is stored.
+    moved = chunks * (params + 2 * sums) + sums + params + 2 * inputs
+    return replace(
+        kept,
+        backward_s=chunks * graph_seconds(second, costs) + moved / costs.rate,
+        backward_transient_bytes=running + incoming + inputs + sums,
+        chunks=chunks,
+    )
+
+
+def _result_bytes(found: Cut, inputs: int) -> tuple[int, int]:
+    """(of the inputs' gradients, of the parameters')."""
+    results = outputs_of(found.halves.second)
+    before, after = (
+        sum(storage_bytes(node) for node in {base(node) for node in side if isinstance(node, fx.Node)})
+        for side in (results[:inputs], results[inputs:])
+    )
+    return before, after
+
+
+def _numbers(found: Cut, inputs: int) -> Iterator[int]:
+    for node in outputs_of(found.halves.second)[inputs:]:
+        if isinstance(node, fx.Node):
+            yield node.meta["val"].numel()

@@ -1,0 +1,269 @@
+"""A plan made to fit: with the sharding as it is, what every instance keeps, recomputes and chunks.
+
+Per distinct sharded segment the curve of `memory`, for the last one its chunks as well; then `memory_chain` over all
+instances. On one device, where there is nothing to shard, that is the whole plan: `one_device_plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from meshwright.capture.program import ITEM_BYTES, Parameter, Program, SegmentGraph
+from meshwright.cluster import Device, Mesh
+from meshwright.cluster.profile_load import profile_of
+from meshwright.errors import PlanError
+from meshwright.generate.joint import trace
+from meshwright.generate.program import sharded_prologue, sharded_segments
+from meshwright.layout import Layout
+from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
+from meshwright.plan.units import show_bytes
+from meshwright.price.flow import invariant
+from meshwright.price.parameter import STATES, Setting, local_bytes
+from meshwright.profile.operands import type_bytes
+from meshwright.solve.intra.inputs import input_layouts, input_plans
+from meshwright.solve.memory.chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
+from meshwright.solve.memory.curve import Kept, kept_curve, undominated
+from meshwright.solve.memory.inner import inner_options
+from meshwright.solve.memory.nodes import NodeCosts
+from meshwright.solve.memory.tail import Tracer, tail_options
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What may be chosen for a plan. options: per instance, shared objects where instances are alike.
+
+    static_bytes: in memory all the time: parameters, optimizer, batch, common values. gradients: per instance, of the
+    parameters that no later one has; step_s: the optimizer.
+    """
+
+    plan: Plan
+    program: Program
+    options: tuple[tuple[Kept, ...], ...]
+    gradients: tuple[int, ...]
+    static_bytes: int
+    step_s: float
+
+    def instances(self) -> list[Instance]:
+        return [Instance(kept, size) for kept, size in zip(self.options, self.gradients, strict=True)]
+
+    @property
+    def least_bytes(self) -> int:
+        """No choice needs less; at the step all gradients are there."""
+        return max(least_peak_bytes(self.instances(), self.static_bytes), self.static_bytes + sum(self.gradients))
+
+    def peak_of(self, picked: Sequence[Kept]) -> int:
+        """The most bytes in use where instances run in these ways."""
+        chosen = [Instance((kept,), size) for kept, size in zip(picked, self.gradients, strict=True)]
+        return max(peak_of(chosen, [0] * len(chosen), self.static_bytes), self.static_bytes + sum(self.gradients))
+
+    def priced(self, index: int, choice: Choice) -> Kept:
+        """The way of this instance that a Choice asks for. Raises PlanError where it is none of its options."""
+        wanted = (choice.recompute, choice.keep, choice.chunks)
+        for kept in self.options[index]:
+            if (kept.recompute, kept.keep, kept.chunks) == wanted:
+                return kept
+        raise PlanError(
+            f"segment {self.program.segments[index].name} recomputes {list(choice.recompute)} and keeps "
+            f"{list(choice.keep)} in {choice.chunks} chunks",
+            f"one of its {len(self.options[index])} ways between keeping all and making all again",
+            "undo the edit, or plan again",
+        )
+
+    def within(self, budget_bytes: int | None) -> Plan:
+        """The fastest plan inside the budget. Raises PlanError that names the least."""
+        budget = budget_bytes if budget_bytes is not None else self.plan.mesh.device.usable_bytes
+        found = solve_instances(self.instances(), budget, self.static_bytes)
+        if found is None or self.static_bytes + sum(self.gradients) > budget:
+            raise _does_not_fit(self, budget)
+        return with_chosen(self, found, budget_bytes)
+
+
+def curves(program: Program, plan: Plan, device: Device, *, fused: bool = False) -> Curves:
+    """`fused`: the pairs will be compiled. The device's kind says whose kernels run."""
+    costs = NodeCosts(device, fused, plan.mesh)
+    traced = traced_for(device)
+    segments = sharded_segments(program, plan)
+    first = {id(graph): kept_curve(traced(graph), costs) for graph in dict.fromkeys(segments)}
+    made: dict[tuple[int, bool], tuple[Kept, ...]] = {}
+    options = []
+    for index, graph in enumerate(segments):
+        last = index == len(segments) - 1
+        if (id(graph), last) not in made:
+            held = _held_outputs(program, segments, first, graph)
+            found = first[id(graph)]
+            if any(name in kept.saved for kept in found for name in held):
+                found = kept_curve(traced(graph), costs, held)
+            if last:
+                extra = tail_options(program, plan, graph, costs, traced)
+            else:
+                extra = list(inner_options(program, plan, index, graph, found, costs, traced))
+            made[id(graph), last] = undominated((*found, *extra))
+        options.append(made[id(graph), last])
+    static, gradients = _static_bytes(program, plan)
+    return Curves(plan, program, tuple(options), gradients, static, _optimizer_s(program, plan, device))
+
+
+def _optimizer_s(program: Program, plan: Plan, device: Device) -> float:
+    """The step of a fused optimizer, as the device's profile has it; by the bytes it moves where that has none."""
+    trained = [parameter for parameter in program.parameters if parameter.trainable]
+    sizes = [_stored_bytes(plan, parameter) for parameter in trained]
+    profile, name = profile_of(device), f"{plan.optimizer}.fused"
+    if trained and device.kind == "cuda" and name in profile.tables.optimizers:
+        dtype = plan.parameters[trained[0].name].dtype
+        return profile.optimizer(name, dtype, len(sizes), sum(sizes))[1]
+    rate = device.memory_bandwidth * device.achievable_fraction("memory")
+    return sum(sizes) * (3 + 2 * STATES[plan.optimizer]) / rate
+
+
+def traced_for(device: Device) -> Tracer:
+    """Joint graphs as this device runs them: its own where it is here, else on fakes with its kind's kernels."""
+    if device.kind != "cuda":
+        return lambda graph: trace(graph)
+    if torch.cuda.is_available():
+        return lambda graph: trace(graph, "cuda")
+    return lambda graph: trace(graph, "cpu", "cuda")
+
+
+def _held_outputs(
+    program: Program, segments: Sequence[SegmentGraph], first: dict[int, tuple[Kept, ...]], graph: SegmentGraph
+) -> tuple[str, ...]:
+    """Outputs that the next segment keeps whatever it does, after each instance of this graph."""
+    found = set(graph.outputs)
+    for index, other in enumerate(segments):
+        if other is not graph:
+            continue
+        names = dict(zip(program.segments[index].outputs, graph.outputs, strict=True))
+        after = program.segments[index + 1] if index + 1 < len(segments) else None
+        local = zip(segments[index + 1].inputs, after.inputs, strict=True) if after is not None else ()
+        always = {
+            names[name] for value, name in local if name in names and _always(first, segments[index + 1], value.name)
+        }
+        found &= always
+    return tuple(sorted(found))
+
+
+def _always(first: dict[int, tuple[Kept, ...]], graph: SegmentGraph, name: str) -> bool:
+    return all(name in kept.saved for kept in first[id(graph)])
+
+
+def _static_bytes(program: Program, plan: Plan) -> tuple[int, tuple[int, ...]]:
+    """(bytes that are there all the time, per instance the gradients that its backward makes first)."""
+    setting = Setting(plan.optimizer, plan.precision)
+    static = 0
+    gradients = [0] * len(program.segments)
+    for parameter in program.parameters:
+        stored = _stored_bytes(plan, parameter)
+        static += stored * (1 + (STATES[plan.optimizer] if parameter.trainable else 0))
+        if setting.storage_dtype(parameter.type.dtype) != parameter.type.dtype:
+            static += stored * parameter.type.itemsize // ITEM_BYTES[plan.parameters[parameter.name].dtype]
+        if parameter.trainable:
+            gradients[program.uses_of(parameter.name)[-1]] += stored
+    static += sum(type_bytes(buffer.type) for buffer in program.buffers)
+    prologue = sharded_prologue(program, plan)
+    values = prologue.values()
+    static += sum(type_bytes(values[name].type) for name in dict.fromkeys(prologue.outputs))
+    for name, layout in plan.stages[0].inputs.items():
+        entry = plan.inputs[name]
+        static += local_bytes(entry.shape, ITEM_BYTES[entry.dtype], Layout.parse(layout), plan.mesh)
+    return static, tuple(gradients)
+
+
+def _stored_bytes(plan: Plan, parameter: Parameter) -> int:
+    entry = plan.parameters[parameter.name]
+    return local_bytes(parameter.type.sizes, ITEM_BYTES[entry.dtype], Layout.parse(entry.storage), plan.mesh)
+
+
+def with_kept(plan: Plan, picked: Sequence[Kept]) -> Plan:
+    """The plan with what each instance keeps; its prediction is not touched."""
+    return with_choices(
+        plan,
+        [
+            replace(plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks)
+            for index, kept in enumerate(picked)
+        ],
+    )
+
+
+def with_choices(plan: Plan, chosen: Sequence[Choice]) -> Plan:
+    """The plan with these Choices, one per segment; equal ones are shared."""
+    choices: list[Choice] = []
+    for choice in chosen:
+        if choice not in choices:
+            choices.append(choice)
+    return replace(plan, choices=tuple(choices), segments=tuple(choices.index(choice) for choice in chosen))
+
+
+def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan:
+    plan = found.plan
+    picked = [options[index] for options, index in zip(found.options, chosen.options, strict=True)]
+    resident = sum(kept.resident_bytes for kept in picked)
+    peak = max(chosen.peak_bytes, found.static_bytes + sum(found.gradients))
+    forward_s, backward_s = sum(kept.forward_s for kept in picked), sum(kept.backward_s for kept in picked)
+    step_s = plan.microbatches * (forward_s + backward_s) + plan.predicted.parameters_s + found.step_s
+    predicted = replace(
+        plan.predicted,
+        step_s=step_s,
+        forward_s=plan.microbatches * forward_s,
+        backward_s=plan.microbatches * backward_s,
+        optimizer_s=found.step_s,
+        static_bytes=found.static_bytes,
+        resident_bytes=resident,
+        transient_bytes=max(0, peak - found.static_bytes - resident),
+        peak_bytes=peak,
+        gap=(chosen.seconds - chosen.bound_s) / step_s if step_s else 0.0,
+    )
+    return replace(with_kept(plan, picked), predicted=predicted, memory_bytes=budget_bytes)
+
+
+def _does_not_fit(found: Curves, budget: int) -> PlanError:
+    least = found.least_bytes
+    chunks = max(kept.chunks for kept in found.options[-1])
+    tail = f", the tail in {chunks} chunks" if chunks > 1 else ""
+    return PlanError(
+        f"no plan fits in {show_bytes(budget)} on one device ({found.plan.mesh.device.name})",
+        f"at least {least:,} bytes ({show_bytes(least)}): {show_bytes(found.static_bytes)} of parameters, optimizer "
+        f"and batch, everything recomputed{tail}",
+        "raise the limit, make the batch smaller, use more devices",
+    )
+
+
+def one_device_plan(
+    program: Program, mesh: Mesh, *, cluster: str = "", optimizer: str = "adamw", precision: str = "fp32"
+) -> Plan:
+    """Everything whole on a mesh of one device, all kept; its prediction is yet to come (`curves`)."""
+    whole = str(invariant(mesh))
+    none = ",".join("-" for _ in mesh.axes)
+    setting = Setting(optimizer, precision)
+    choices = [
+        Choice(
+            index,
+            (whole,) * len(graph.inputs),
+            (whole,) * len(graph.outputs),
+            {op.name: none for op in graph.ops},
+            {value.name: whole for value in graph.params},
+        )
+        for index, graph in enumerate(program.graphs)
+    ]
+    segments = tuple(segment.graph for segment in program.segments)
+    inputs, prologue = input_layouts(program, mesh, [choices[index] for index in segments])
+    parameters = {
+        parameter.name: ParameterPlan(whole, whole, setting.storage_dtype(parameter.type.dtype))
+        for parameter in program.parameters
+    }
+    return Plan(
+        fingerprint=program.fingerprint(),
+        model="",
+        batch=program.batch,
+        cluster=cluster,
+        stages=(Stage(0, len(segments), mesh, inputs, prologue),),
+        inputs=input_plans(program),
+        choices=tuple(choices),
+        segments=segments,
+        parameters=parameters,
+        predicted=Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0),
+        optimizer=optimizer,
+        precision=precision,
+    )

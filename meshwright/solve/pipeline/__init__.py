@@ -1,0 +1,1 @@
+"""Pipelines of a Program: submeshes, ranges of segments, offers, and the plan of what was chosen."""

@@ -1,0 +1,178 @@
+"""A pipeline made by hand: the choices of plans of one stage, cut where one says and laid on other ranks.
+
+Each stage takes its segments from a plan of the whole program on that stage's devices, whatever made it. So every
+hand-made pipeline is a plan like those that are searched: `equal_cuts` with any baseline inside, or GPipe's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from meshwright.capture.program import Program
+from meshwright.cluster import Mesh
+from meshwright.errors import PlanError
+from meshwright.layout import I, Layout
+from meshwright.plan import Choice, FrontierPoint, Plan, Prediction, Stage, StagePrediction
+from meshwright.schedule import in_flight_of
+from meshwright.schedule.of_plan import plan_lists, reads_of
+from meshwright.simulate import Costs, SegmentCost, simulate
+from meshwright.solve.intra.inputs import input_layouts
+from meshwright.solve.points import plan_points
+
+
+def equal_cuts(segments: int, stages: int) -> tuple[int, ...]:
+    """Ends of so many runs of segments, as equal as can be."""
+    if not 1 <= stages <= segments:
+        raise PlanError(f"{stages} stages of {segments} segments", f"1 to {segments}", "ask for fewer stages")
+    return tuple(segments * (number + 1) // stages for number in range(stages))
+
+
+def cut_stages(
+    program: Program,
+    plans: Sequence[Plan],
+    cuts: Sequence[int],
+    *,
+    schedule: str = "1f1b",
+    ranks: Sequence[Sequence[int]] | None = None,
+) -> Plan:
+    """Segments up to cuts[k] as plans[k] has them. `ranks`: those of each stage, one run after the other unless given;
+    stages on the same ranks are one physical stage."""
+    _check(program, plans, cuts)
+    if len(plans) == 1:
+        return plans[0]
+    meshes = _meshes(plans, ranks)
+    firsts = (0, *cuts[:-1])
+    number_of = {i: k for k, (a, b) in enumerate(zip(firsts, cuts, strict=True)) for i in range(a, b)}
+    choices = [_choice(program, plans, number_of, index) for index in range(len(program.segments))]
+    distinct = list(dict.fromkeys(map(_key, choices)))
+    homes = {parameter.name: number_of[program.uses_of(parameter.name)[0]] for parameter in program.parameters}
+    small = program.at_batch(plans[0].microbatch)
+    stages = []
+    for k, (first, end, mesh) in enumerate(zip(firsts, cuts, meshes, strict=True)):
+        inputs, prologue = input_layouts(small, mesh, choices[first:end], first)
+        read = dict.fromkeys(name for segment in program.segments[first:end] for name in segment.params)
+        guests = {name: plans[k].parameters[name].compute for name in read if homes[name] != k}
+        stages.append(Stage(first, end, mesh, inputs, prologue, guests))
+    by_key = dict(zip(map(_key, choices), choices, strict=True))
+    plan = replace(
+        plans[0],
+        stages=tuple(stages),
+        choices=tuple(by_key[key] for key in distinct),
+        segments=tuple(distinct.index(_key(choice)) for choice in choices),
+        parameters={name: plans[homes[name]].parameters[name] for name in plans[0].parameters},
+        schedule=schedule,
+        pins=(),
+    )
+    plan.verify()
+    return replace(plan, predicted=_predict(plan, program, plans))
+
+
+def recomputing(plan: Plan, program: Program, stages: Sequence[bool] | None = None) -> Plan:
+    """The same plan, where segments of these stages (all unless given) keep nothing that they can make again."""
+    wanted = [True] * len(plan.stages) if stages is None else stages
+    found = []
+    for stage, again in zip(plan.stages, wanted, strict=True):
+        for index in stage.segments:
+            graph = program.graphs[program.segments[index].graph]
+            names = tuple(value.name for op in graph.ops for value in op.results if value.grad)
+            found.append(replace(plan.choice(index), recompute=names) if again else plan.choice(index))
+    distinct = {_key(choice): choice for choice in found}
+    order = list(distinct)
+    return replace(
+        plan, choices=tuple(distinct.values()), segments=tuple(order.index(_key(choice)) for choice in found)
+    )
+
+
+def _check(program: Program, plans: Sequence[Plan], cuts: Sequence[int]) -> None:
+    if len(plans) != len(cuts) or not cuts or list(cuts) != sorted(set(cuts)) or cuts[-1] != len(program.segments):
+        raise PlanError(
+            f"cuts {list(cuts)} for {len(plans)} stages of {len(program.segments)} segments",
+            f"one rising number for each stage, the last {len(program.segments)}",
+        )
+    if len({(plan.batch, plan.microbatches, plan.optimizer, plan.precision) for plan in plans}) != 1:
+        raise PlanError("stages with other batches, micro-batches, optimizers or precisions", "the same for all")
+
+
+def _meshes(plans: Sequence[Plan], ranks: Sequence[Sequence[int]] | None) -> list[Mesh]:
+    if ranks is None:
+        ends = [sum(plan.world_size for plan in plans[: k + 1]) for k in range(len(plans))]
+        ranks = [range(end - plan.world_size, end) for end, plan in zip(ends, plans, strict=True)]
+    return [replace(plan.mesh, ranks=tuple(own)) for plan, own in zip(plans, ranks, strict=True)]
+
+
+def _key(choice: Choice) -> str:
+    return repr(choice)
+
+
+def _choice(program: Program, plans: Sequence[Plan], number_of: dict[int, int], index: int) -> Choice:
+    """What the segment's own plan chose; values that other stages read too are handed over and read reduced."""
+    segment, own = program.segments[index], number_of[index]
+    choice = plans[own].choice(index)
+
+    def crosses(name: str) -> bool:
+        found = {
+            number_of[i] for i, other in enumerate(program.segments) if name in other.inputs or name in other.outputs
+        }
+        return len(found) > 1
+
+    def settled(name: str, text: str) -> str:
+        return _without_partial(text) if crosses(name) else text
+
+    inputs = tuple(settled(name, text) for name, text in zip(segment.inputs, choice.inputs, strict=True))
+    outputs = tuple(settled(name, text) for name, text in zip(segment.outputs, choice.outputs, strict=True))
+    return replace(choice, inputs=inputs, outputs=outputs)
+
+
+def _without_partial(text: str) -> str:
+    return str(Layout(tuple(I if state.kind == "P" else state for state in Layout.parse(text))))
+
+
+def _predict(plan: Plan, program: Program, plans: Sequence[Plan]) -> Prediction:
+    """Each stage's figures as its own plan's; transfers between stages are taken as free."""
+    known = {id(one): plan_points(one, program) for one in plans}
+    points = [known[id(one)][i] for one, stage in zip(plans, plan.stages, strict=True) for i in stage.segments]
+    rows = tuple(_stage(plan, points, number) for number in range(len(plan.groups)))
+    whole = replace(plan, predicted=replace(plans[0].predicted, stages=rows))
+    costs = Costs([SegmentCost.of(point) for point in points])
+    played = simulate(plan_lists(whole, program), costs, reads=reads_of(program))
+    most = max(range(len(rows)), key=lambda k: rows[k].peak_bytes)
+    busy = max(rows, key=lambda row: sum(row.forward_s) + sum(row.backward_input_s))
+    return replace(
+        plans[0].predicted,
+        step_s=played.step_s,
+        forward_s=plan.microbatches * sum(busy.forward_s),
+        backward_s=plan.microbatches * (sum(busy.backward_input_s) + sum(busy.backward_weight_s)),
+        static_bytes=rows[most].static_bytes,
+        resident_bytes=rows[most].resident_bytes * rows[most].in_flight,
+        transient_bytes=rows[most].transient_bytes,
+        peak_bytes=rows[most].peak_bytes,
+        gap=0.0,
+        collectives=(),
+        stages=rows,
+    )
+
+
+def _stage(plan: Plan, points: Sequence[FrontierPoint], number: int) -> StagePrediction:
+    group = plan.groups[number]
+    runs = [[points[i] for i in stage.segments] for stage in group]
+    every = [point for run in runs for point in run]
+    schedule = "1f1b" if plan.schedule == "searched" else plan.schedule
+    held = in_flight_of(schedule, number, len(plan.groups), plan.microbatches, len(group))
+    static, resident = sum(p.static_bytes for p in every), sum(p.resident_bytes for p in every)
+    transient = max(p.transient_bytes for p in every)
+    in_flight = -(-held // len(group))
+    return StagePrediction(
+        forward_s=tuple(sum(p.forward_s for p in run) for run in runs),
+        backward_input_s=tuple(sum(p.backward_input_s for p in run) for run in runs),
+        backward_weight_s=tuple(sum(p.backward_weight_s for p in run) for run in runs),
+        send_s=(0.0,) * len(runs),
+        in_flight=held if plan.schedule == "searched" else in_flight,
+        static_bytes=static,
+        resident_bytes=resident,
+        transient_bytes=transient,
+        peak_bytes=static + in_flight * resident + transient,
+        busy_s=0.0,
+        exposed_s=0.0,
+        bubble_s=0.0,
+    )

@@ -1,0 +1,232 @@
+"""What the segments and messages of a pipeline cost, from its plan alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from meshwright.capture.program import Program, Value
+from meshwright.errors import PlanError
+from meshwright.layout import Layout
+from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Stage
+from meshwright.price.guest import GuestPrice, guest_price
+from meshwright.price.handover import Rate, hand_over_s, rates
+from meshwright.price.parameter import local_bytes
+from meshwright.price.segment import parameter_prices, price_segment
+from meshwright.schedule import Pipeline
+from meshwright.simulate import Costs, SegmentCost, Transfer
+from meshwright.solve.memory.curve import Kept
+from meshwright.solve.pipeline.offers import per_microbatch
+from meshwright.solve.pipeline.ways import bare, kept_point, stage_ways
+from meshwright.solve.points import setting_of
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A segment of a stage, everything kept. gathered: bytes of weights beside its transients."""
+
+    point: FrontierPoint
+    gathered: int
+    guest: GuestPrice | None = None
+
+    def cost(self, microbatches: int, ways: tuple[Kept, ...] = (), kept: Kept | None = None) -> SegmentCost:
+        """As the simulator takes it; with `kept`, as one of its ways."""
+        point = self.point if kept is None else kept_point(self.point, self.gathered, ways, kept)
+        found = per_microbatch(point, microbatches)
+        if self.guest is None:
+            return found
+        return replace(
+            found,
+            first_s=found.first_s + self.guest.first_s,
+            last_s=found.last_s + self.guest.last_s,
+            static_bytes=found.static_bytes + self.guest.held_bytes,
+        )
+
+
+def stage_pieces(plan: Plan, program: Program, number: int) -> list[Piece]:
+    """The segments of `plan.stages[number]`; those that are alike are priced once."""
+    stage, known = plan.stages[number], dict[object, Piece]()
+    found = []
+    for index in stage.segments:
+        parameters, charged = _parameters(plan, program, stage, index)
+        guests = tuple(_guests(program, stage, index))
+        key = (plan.segments[index], tuple(parameters.items()), tuple(charged.items()), guests)
+        if key not in known:
+            known[key] = _piece(plan, program, stage, index, parameters, charged, guests)
+        found.append(known[key])
+    return found
+
+
+def _piece(
+    plan: Plan,
+    program: Program,
+    stage: Stage,
+    index: int,
+    parameters: dict[str, ParameterPlan],
+    charged: dict[str, int],
+    guests: tuple[str, ...],
+) -> Piece:
+    graph = program.graph(program.segments[index]).at(plan.microbatch)
+    setting = setting_of(plan)
+    point = price_segment(graph, bare(plan.choice(index)), parameters, stage.mesh, setting, charged)
+    gathered = sum(price.transient_bytes for price in parameter_prices(graph, parameters, charged, stage.mesh, setting))
+    guest = None
+    for name in guests:
+        price = _guest(plan, program, stage, index, name)
+        guest = price if guest is None else _sum(guest, price)
+    return Piece(point, gathered, guest)
+
+
+def _parameters(
+    plan: Plan, program: Program, stage: Stage, index: int
+) -> tuple[dict[str, ParameterPlan], dict[str, int]]:
+    """By local name: what was decided for each, and of those that count here how many segments of the stage's ranks
+    use them."""
+    segment = program.segments[index]
+    own = {i for one in plan.stages if one.mesh.ranks == stage.mesh.ranks for i in one.segments}
+    parameters, charged = {}, {}
+    for value, name in zip(program.graphs[segment.graph].params, segment.params, strict=True):
+        entry, uses = plan.parameters[name], program.uses_of(name)
+        here = stage.guests.get(name)
+        parameters[value.name] = entry if here is None else ParameterPlan(here, here, entry.dtype)
+        if uses[0] == index:
+            charged[value.name] = len(own & set(uses))
+    return parameters, charged
+
+
+def _guests(program: Program, stage: Stage, index: int) -> list[str]:
+    """Weights of an earlier stage that this segment is the first here to read."""
+    names = program.segments[index].params
+    return [name for name in stage.guests if name in names and _first_here(program, stage, name) == index]
+
+
+def _first_here(program: Program, stage: Stage, name: str) -> int:
+    return next(i for i in program.uses_of(name) if i in stage.segments)
+
+
+def _guest(plan: Plan, program: Program, stage: Stage, index: int, name: str) -> GuestPrice:
+    home, segment = plan.home(program, name), program.segments[index]
+    value = program.graphs[segment.graph].params[segment.params.index(name)]
+    source = (home.mesh, Layout.parse(plan.parameters[name].compute))
+    ends = (plan.stage_at(home.mesh.ranks[0]), plan.stage_at(stage.mesh.ranks[0]))
+    there, back = _rate(plan, *ends), _rate(plan, *ends[::-1])
+    return guest_price(value, Layout.parse(stage.guests[name]), stage.mesh, source, setting_of(plan), there, back)
+
+
+def _sum(one: GuestPrice, other: GuestPrice) -> GuestPrice:
+    return GuestPrice(one.first_s + other.first_s, one.last_s + other.last_s, one.held_bytes + other.held_bytes)
+
+
+def _rate(plan: Plan, source: int, target: int) -> Rate:
+    found = rates(plan).get((source, target))
+    if found is None:
+        raise PlanError(f"no wire from stage {source} to stage {target}", "one for all that exchange", "plan again")
+    return found
+
+
+def stage_costs(plan: Plan, program: Program, number: int) -> list[SegmentCost]:
+    """Where a segment of the stage recomputes, all of them are read off their traced pairs."""
+    stage, micro = plan.stages[number], plan.microbatches
+    pieces = stage_pieces(plan, program, number)
+    choices = [plan.choice(index) for index in stage.segments]
+    if all(choice == bare(choice) for choice in choices):
+        return _hosted([piece.cost(micro) for piece in pieces], pieces, [0.0] * len(pieces))
+    ways = stage_ways(plan, program, stage)
+    found, again = [], []
+    for index, piece, choice, options in zip(stage.segments, pieces, choices, ways, strict=True):
+        wanted = (choice.recompute, choice.keep, choice.chunks)
+        kept = next((one for one in options if (one.recompute, one.keep, one.chunks) == wanted), None)
+        if kept is None:
+            raise PlanError(
+                f"segment {program.segments[index].name} recomputes {list(choice.recompute)}",
+                f"one of its {len(options)} ways between keeping all and making all again",
+                "undo the edit, or plan again",
+            )
+        found.append(piece.cost(micro, options, kept))
+        again.append(max(0.0, kept.seconds - options[0].seconds))
+    return _hosted(found, pieces, again)
+
+
+def _hosted(costs: list[SegmentCost], pieces: list[Piece], again_s: list[float]) -> list[SegmentCost]:
+    """A stage whose device waits for its host takes what the host needs."""
+    host_s = step_host_s = 0.0
+    for piece, more_s in zip(pieces, again_s, strict=True):
+        point = piece.point
+        host_s += point.backward_host_s
+        host_s += point.forward_host_s * (1.0 + (more_s / point.forward_s if point.forward_s else 0.0))
+        step_host_s += point.step_host_s
+    slower = max(1.0, host_s / max(sum(cost.forward_s + cost.backward_s for cost in costs), 1e-30))
+    more_s = max(0.0, step_host_s - sum(cost.step_s for cost in costs))
+    if slower > 1.0:
+        costs = [
+            replace(
+                cost,
+                forward_s=cost.forward_s * slower,
+                backward_input_s=cost.backward_input_s * slower,
+                backward_weight_s=cost.backward_weight_s * slower,
+            )
+            for cost in costs
+        ]
+    return [replace(costs[0], step_s=costs[0].step_s + more_s), *costs[1:]] if more_s else costs
+
+
+def transfers(plan: Plan, program: Program, pipeline: Pipeline) -> dict[tuple[int, int, int], Transfer]:
+    """Every message between stages, there and back, by its slices on the stages' meshes."""
+    found: dict[tuple[int, int, int], Transfer] = {}
+    for hop in pipeline.hops():
+        source = plan.stage_of(hop.segment)
+        there, back = _Sums(), _Sums()
+        for value, name in _made(program, hop.segment, plan.microbatch):
+            reader = next(
+                (
+                    i
+                    for i in program_readers(program, name)
+                    if plan.stage_at(plan.stage_of(i).mesh.ranks[0]) == hop.target
+                ),
+                None,
+            )
+            if reader is None:
+                continue
+            target = plan.stage_of(reader)
+            out = Layout.parse(plan.choice(hop.segment).outputs[program.segments[hop.segment].outputs.index(name)])
+            taken = Layout.parse(plan.choice(reader).inputs[program.segments[reader].inputs.index(name)])
+            ends = (source.mesh, out), (target.mesh, taken)
+            shape, size = value.type.sizes, value.type.itemsize
+            there.add(hand_over_s(shape, size, *ends, _rate(plan, hop.source, hop.target)), shape, size, *ends)
+            if value.grad:
+                back.add(
+                    hand_over_s(shape, size, *ends[::-1], _rate(plan, hop.target, hop.source)), shape, size, *ends[::-1]
+                )
+        found[hop.segment, hop.source, hop.target] = there.transfer()
+        found[hop.segment, hop.target, hop.source] = back.transfer()
+    return found
+
+
+@dataclass(slots=True)
+class _Sums:
+    seconds: float = 0.0
+    sent: int = 0
+    received: int = 0
+
+    def add(self, seconds: float, shape: tuple[int, ...], size: int, source: tuple, target: tuple) -> None:  # type: ignore[type-arg]
+        self.seconds += seconds
+        self.sent += local_bytes(shape, size, source[1], source[0])
+        self.received += local_bytes(shape, size, target[1], target[0])
+
+    def transfer(self) -> Transfer:
+        return Transfer(self.seconds, 0.0, self.sent, self.received)
+
+
+def _made(program: Program, segment: int, batch: int) -> list[tuple[Value, str]]:
+    graph = program.graphs[program.segments[segment].graph].at(batch)
+    values = graph.values()
+    return [(values[local], name) for local, name in zip(graph.outputs, program.segments[segment].outputs, strict=True)]
+
+
+def program_readers(program: Program, name: str) -> list[int]:
+    return [index for index, segment in enumerate(program.segments) if name in segment.inputs]
+
+
+def plan_costs(plan: Plan, program: Program, pipeline: Pipeline) -> Costs:
+    segments = [cost for number in range(len(plan.stages)) for cost in stage_costs(plan, program, number)]
+    ranks = [group[0].mesh.world_size for group in plan.groups]
+    return Costs(segments, transfers(plan, program, pipeline), ranks=ranks)

@@ -1,0 +1,180 @@
+"""Ways to run any range of segments on a submesh: chains that are best at some price per byte, and what they keep.
+
+A chain is the whole program on one submesh, as `walk` finds it; a range of it is a way to run those segments there,
+and what crosses at its ends lies as it does in the chain. Seconds and bytes of a range are differences of sums along
+the chain, so ranges cost nothing. At rising *levels* segments keep less and recompute more; between two levels a part
+of the range's segments has gone over already.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from meshwright.capture.program import Program
+from meshwright.errors import PlanError
+from meshwright.layout import Layout
+from meshwright.plan import FrontierPoint, ParameterPlan
+from meshwright.price.parameter import Setting, local_bytes
+from meshwright.simulate import SegmentCost
+from meshwright.solve.candidates import MOST_ALIVE
+from meshwright.solve.intra.chain import chain_at
+from meshwright.solve.intra.frontier import Frontier, Point, most_alive
+from meshwright.solve.intra.mix import Chain
+from meshwright.solve.pipeline.curve import held_points
+from meshwright.solve.pipeline.meshes import StageMesh
+
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+PRICES = (0.0, 1e-10, 1e-9, 1e-8)
+"""Seconds a step per byte held, at which chains are asked for."""
+
+RATIOS = (0.1, 2.0, 100.0)
+"""Prices per byte kept at which segments recompute, in parts of forward seconds over bytes kept of all segments."""
+
+FORWARD, INPUT, WEIGHT, FIRST, LAST, STEP, STATIC, RESIDENT, HOST, STEP_HOST = range(10)
+SUMS = 10
+"""The first figures add up along a range; of the two transients after them the largest counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A chain on a submesh for a number of micro-batches. sums[level, i]: of segments before i; figures[level, i]: of
+    segment i. layouts: of every value that crosses a boundary, as the chain has it."""
+
+    mesh: int
+    microbatches: int
+    points: tuple[Point, ...]
+    sums: Floats
+    figures: Floats
+    layouts: dict[str, str]
+
+    @property
+    def levels(self) -> int:
+        return len(self.sums)
+
+
+def offers(program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool) -> list[Offer]:
+    """Every different chain on this mesh; none where the batch, the pins and the mesh do not go together. Segments
+    keep all, or their inputs alone; `with_levels` looks closer."""
+    found: dict[object, Offer] = {}
+    small = program.at_batch(program.batch // setting.microbatches)
+    crowded = most_alive(program) > MOST_ALIVE
+    for skips in product((True, False), repeat=len(stage.mesh.axes)) if crowded else (None,):
+        try:
+            frontier = Frontier(small, stage.mesh, stage.pins, setting, recompute, skips)
+            chains = [chain_at(frontier, price) for price in PRICES]
+        except PlanError:
+            continue
+        for chain in {tuple(map(id, chain.points)): chain for chain in chains}.values():
+            made = _offer(small, at, stage, chain, recompute)
+            found.setdefault((made.figures.tobytes(), *made.layouts.items()), made)
+    return list(found.values())
+
+
+def _offer(program: Program, at: int, stage: StageMesh, chain: Chain, recompute: bool) -> Offer:
+    rows: dict[int, list[list[float]]] = {}
+    for point in chain.points:
+        if id(point) not in rows:
+            rows[id(point)] = [_figures(point.point, chain.microbatches)]
+            if recompute:
+                graph = program.graphs[point.point.choice.graph].at(program.batch)
+                inputs = zip(graph.inputs, point.point.choice.inputs, strict=True)
+                kept = sum(
+                    local_bytes(value.type.sizes, value.type.itemsize, Layout.parse(text), stage.mesh)
+                    for value, text in inputs
+                )
+                rows[id(point)].append(_recomputing(point.point, chain.microbatches, kept, point.point.forward_s))
+    layouts: dict[str, str] = {}
+    for segment, point in zip(program.segments, chain.points, strict=True):
+        layouts.update(zip(segment.outputs, point.point.choice.outputs, strict=True))
+    return _summed(at, chain.microbatches, chain.points, rows, layouts)
+
+
+def with_levels(offer: Offer, program: Program, stage: StageMesh) -> Offer:
+    """The offer with what its segments could keep at a few prices per byte; `program` at one micro-batch."""
+    points = {id(point): point.point for point in offer.points}
+    price = sum(p.forward_s for p in points.values()) / max(1, sum(p.resident_bytes for p in points.values()))
+    rows = {}
+    for key, point in points.items():
+        graph = program.graphs[point.choice.graph].at(program.batch)
+        found = held_points(graph, point.choice, stage.mesh, [price * ratio for ratio in RATIOS])
+        rows[key] = [_figures(point, offer.microbatches)]
+        rows[key] += [_recomputing(point, offer.microbatches, one.resident_bytes, one.recompute_s) for one in found]
+    return _summed(offer.mesh, offer.microbatches, offer.points, rows, offer.layouts)
+
+
+def _summed(
+    at: int, microbatches: int, points: tuple[Point, ...], rows: dict[int, list[list[float]]], layouts: dict[str, str]
+) -> Offer:
+    figures = np.array([rows[id(point)] for point in points]).transpose(1, 0, 2)
+    sums = np.zeros((len(figures), len(points) + 1, SUMS))
+    np.cumsum(figures[:, :, :SUMS], axis=1, out=sums[:, 1:])
+    return Offer(at, microbatches, points, sums, figures, layouts)
+
+
+def _recomputing(point: FrontierPoint, microbatches: int, kept: int, again_s: float) -> list[float]:
+    """A segment that keeps so much; what is dropped is there again while its backward runs."""
+    row = _figures(point, microbatches)
+    dropped = max(0, point.resident_bytes - kept)
+    row[INPUT] += again_s
+    row[HOST] += point.forward_host_s * (again_s / point.forward_s if point.forward_s else 0.0)
+    row[RESIDENT] -= dropped
+    row[-1] += dropped
+    return row
+
+
+def _figures(point: FrontierPoint, microbatches: int) -> list[float]:
+    cost = per_microbatch(point, microbatches)
+    return [
+        cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.first_s, cost.last_s, cost.step_s,
+        cost.static_bytes, cost.resident_bytes, point.forward_host_s + point.backward_host_s, point.step_host_s,
+        cost.forward_transient_bytes, cost.backward_transient_bytes,
+    ]  # fmt: skip
+
+
+def per_microbatch(point: FrontierPoint, microbatches: int) -> SegmentCost:
+    """Gathers that each use pays and reductions of every micro-batch, as part of what a micro-batch takes."""
+    cost = SegmentCost.of(point)
+    return replace(
+        cost,
+        forward_s=cost.forward_s + point.again_s / (2 * microbatches),
+        backward_input_s=cost.backward_input_s + point.again_s / (2 * microbatches),
+        backward_weight_s=cost.backward_weight_s + point.scatter_s / microbatches,
+        first_s=max(0.0, cost.first_s - point.again_s),
+        last_s=max(0.0, cost.last_s - point.scatter_s),
+        overlappable_s=0.0,
+    )
+
+
+def hosted(figures: Floats) -> Floats:
+    """Rows whose device waits for its host take what the host needs."""
+    found = figures.copy()
+    device = figures[:, :FIRST].sum(axis=1)
+    slower = np.maximum(1.0, figures[:, HOST] / np.maximum(device, 1e-30))
+    found[:, :FIRST] *= slower[:, None]
+    found[:, STEP] = np.maximum(figures[:, STEP], figures[:, STEP_HOST])
+    return found
+
+
+def cost_of(figures: Sequence[float]) -> SegmentCost:
+    forward_s, input_s, weight_s, first_s, last_s, step_s, static, resident, _, _, early, late = figures
+    sizes = (round(static), round(resident), round(early), round(late))
+    return SegmentCost(forward_s, input_s, weight_s, first_s, last_s, step_s, 0.0, *sizes)
+
+
+def tied_weights(program: Program) -> dict[str, tuple[int, ...]]:
+    """Weights that several segments read, and which."""
+    counts = Counter(name for segment in program.segments for name in dict.fromkeys(segment.params))
+    return {name: program.uses_of(name) for name, count in counts.items() if count > 1}
+
+
+def parameter_of(program: Program, offer: Offer, name: str, index: int) -> ParameterPlan:
+    """What the chain decides for a parameter that segment `index` reads."""
+    segment = program.segments[index]
+    local = program.graphs[segment.graph].params[segment.params.index(name)].name
+    return offer.points[index].parameters[local]

@@ -1,0 +1,190 @@
+"""From stages that were chosen to a Plan in writing: devices, layouts, weights and their guests, wires, prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.capture.program import Program
+from meshwright.cluster import Cluster, Mesh
+from meshwright.cluster.submesh import place
+from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage, StagePrediction, Wire
+from meshwright.price.parameter import Setting
+from meshwright.schedule import in_flight_of, lists, plan_pipeline
+from meshwright.schedule.of_plan import plan_order
+from meshwright.simulate import Costs, SegmentCost, Timeline, simulate
+from meshwright.solve.intra.inputs import input_layouts, input_plans
+from meshwright.solve.pipeline.costs import plan_costs
+from meshwright.solve.pipeline.meshes import StageMesh, Wires
+from meshwright.solve.pipeline.offers import Offer, parameter_of
+from meshwright.solve.roles import name_axes
+
+NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run of segments on physical stage `stage`, as a chain on a class of submeshes has it."""
+
+    first: int
+    end: int
+    stage: int
+    mesh: StageMesh
+    offer: Offer
+
+
+def placed_meshes(cluster: Cluster, parts: Sequence[Part]) -> list[Mesh]:
+    """A mesh on devices of its own for every physical stage."""
+    classes = {part.stage: part.mesh for part in reversed(parts)}
+    wanted = [classes[stage].place for stage in range(len(classes))]
+    ranks = place(cluster, [size for size, _ in wanted], [kind for _, kind in wanted])
+    return [cluster.mesh(classes[stage].mesh.sizes, ranks=own) for stage, own in enumerate(ranks)]
+
+
+def pipeline_plan(
+    program: Program, cluster: Cluster, parts: Sequence[Part], schedule: str, setting: Setting, wires: Wires
+) -> Plan:
+    """Model reference, memory limit, pins and prediction are yet to come."""
+    small = program.at_batch(program.batch // setting.microbatches)
+    meshes = placed_meshes(cluster, parts)
+    own = [part.offer.points[index] for part in parts for index in range(part.first, part.end)]
+    made = [point.point.choice for point in own]
+    parameters = _parameters(program, parts)
+    stages = []
+    for part in parts:
+        mesh = meshes[part.stage]
+        inputs, prologue = input_layouts(small, mesh, made[part.first : part.end], part.first)
+        stages.append(Stage(part.first, part.end, mesh, inputs, prologue, _guests(program, parts, part)))
+    choices: list[Choice] = []
+    segments = []
+    numbers: dict[str, int] = {}
+    for choice in made:
+        text = repr(choice)
+        if text not in numbers:
+            numbers[text] = len(choices)
+            choices.append(choice)
+        segments.append(numbers[text])
+    plan = Plan(
+        fingerprint=program.fingerprint(),
+        model="",
+        batch=program.batch,
+        cluster=cluster.name,
+        stages=tuple(stages),
+        inputs=input_plans(program),
+        choices=tuple(choices),
+        segments=tuple(segments),
+        parameters=parameters,
+        predicted=NOTHING,
+        microbatches=setting.microbatches,
+        schedule=schedule,
+        precision=setting.precision,
+        optimizer=setting.optimizer,
+    )
+    return name_axes(program, replace(plan, wires=_wires(plan, program, wires)))
+
+
+def _parameters(program: Program, parts: Sequence[Part]) -> dict[str, ParameterPlan]:
+    """As the first stage that reads each has it."""
+    found: dict[str, ParameterPlan] = {}
+    for part in parts:
+        for index in range(part.first, part.end):
+            for name in program.segments[index].params:
+                if name not in found:
+                    found[name] = parameter_of(program, part.offer, name, index)
+    return {parameter.name: found[parameter.name] for parameter in program.parameters}
+
+
+def _guests(program: Program, parts: Sequence[Part], part: Part) -> dict[str, str]:
+    stage_of = {index: one.stage for one in parts for index in range(one.first, one.end)}
+    found: dict[str, str] = {}
+    for index in range(part.first, part.end):
+        for name in program.segments[index].params:
+            if stage_of[program.uses_of(name)[0]] != part.stage:
+                found.setdefault(name, parameter_of(program, part.offer, name, index).compute)
+    return found
+
+
+def _wires(plan: Plan, program: Program, wires: Wires) -> tuple[Wire, ...]:
+    pairs = {(hop.source, hop.target) for hop in plan_pipeline(plan, program).hops()}
+    for stage in plan.stages:
+        for name in stage.guests:
+            pairs.add((plan.stage_at(plan.home(program, name).mesh.ranks[0]), plan.stage_at(stage.mesh.ranks[0])))
+    found = []
+    groups = plan.groups
+    for source, target in sorted(pairs | {(b, a) for a, b in pairs}):
+        rate = wires.between(groups[source][0].mesh.ranks, groups[target][0].mesh.ranks)
+        found.append(Wire(source, target, rate.latency_s, rate.bandwidth))
+    return tuple(found)
+
+
+def predicted(plan: Plan, program: Program) -> tuple[Plan, Timeline]:
+    """The plan with its prediction, made by the simulator from the plan alone."""
+    pipeline = plan_pipeline(plan, program)
+    costs = plan_costs(plan, program, pipeline)
+    stages = _stage_predictions(plan, costs)
+    early = plan.with_prediction(stages=stages)
+    timeline = simulate(lists(pipeline, plan_order(early, pipeline)), costs, reads=pipeline.reads, spans=False)
+    return early.with_prediction(**_figures(early, costs, timeline)), timeline
+
+
+def _stage_predictions(plan: Plan, costs: Costs) -> tuple[StagePrediction, ...]:
+    groups, found = plan.groups, []
+    for number, group in enumerate(groups):
+        own = [[costs.segments[i] for i in stage.segments] for stage in group]
+        every = [cost for run in own for cost in run]
+        sends = [_send_s(plan, costs, stage) for stage in group]
+        known = plan.predicted.stages[number].in_flight if plan.predicted.stages else None
+        flight = known or in_flight_of(plan.schedule, number, len(groups), plan.microbatches, len(group))
+        found.append(
+            StagePrediction(
+                tuple(sum(cost.forward_s for cost in run) for run in own),
+                tuple(sum(cost.backward_input_s for cost in run) for run in own),
+                tuple(sum(cost.backward_weight_s for cost in run) for run in own),
+                tuple(sends),
+                flight,
+                sum(cost.static_bytes for cost in every),
+                sum(cost.resident_bytes for cost in every),
+                max(max(cost.forward_transient_bytes, cost.backward_transient_bytes) for cost in every),
+                0,
+                0.0,
+                0.0,
+                0.0,
+            )
+        )
+    return tuple(found)
+
+
+def _send_s(plan: Plan, costs: Costs, stage: Stage) -> float:
+    own = plan.stage_at(stage.mesh.ranks[0])
+    return sum(
+        transfer.seconds + transfer.latency_s
+        for (segment, source, target), transfer in costs.transfers.items()
+        if segment in stage.segments and source == own and target != own
+    )
+
+
+def _figures(plan: Plan, costs: Costs, timeline: Timeline) -> dict[str, object]:
+    """Seconds of the busiest stage, bytes of the fullest one."""
+    stages = tuple(
+        replace(
+            stage, peak_bytes=times.peak_bytes, busy_s=times.busy_s, exposed_s=times.exposed_s, bubble_s=times.bubble_s
+        )
+        for stage, times in zip(plan.predicted.stages, timeline.stages, strict=True)
+    )
+    busiest = max(range(len(stages)), key=lambda i: stages[i].busy_s)
+    fullest = max(stages, key=lambda stage: stage.peak_bytes)
+    own: list[SegmentCost] = [costs.segments[i] for stage in plan.groups[busiest] for i in stage.segments]
+    micro, held = plan.microbatches, fullest.resident_bytes * fullest.in_flight
+    return {
+        "step_s": timeline.step_s,
+        "forward_s": micro * sum(cost.forward_s for cost in own),
+        "backward_s": micro * sum(cost.backward_s for cost in own),
+        "parameters_s": sum(cost.first_s + cost.last_s for cost in own),
+        "optimizer_s": sum(cost.step_s for cost in own),
+        "static_bytes": fullest.static_bytes,
+        "resident_bytes": held,
+        "transient_bytes": max(0, fullest.peak_bytes - fullest.static_bytes - held),
+        "peak_bytes": fullest.peak_bytes,
+        "stages": stages,
+        "bubble": timeline.bubble,
+    }

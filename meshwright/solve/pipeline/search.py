@@ -1,0 +1,296 @@
+"""The fastest pipeline: stages of any sizes, their submeshes and shardings, micro-batches, schedule, recomputation.
+
+For a number of micro-batches every submesh offers chains (`pipeline_offers`); ranges of them are the rows of the stage
+programme (`pipeline_table`, `stages`), whose best few pipelines are simulated with their devices placed. Winners are
+written as Plans, made to fit on traced pairs, and simulated from the plan alone (`pipeline_fit`).
+Numbers of micro-batches are tried four times apart, then beside the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import inf
+
+from meshwright.capture.averaging import comes_apart
+from meshwright.capture.program import Program
+from meshwright.cluster import Cluster
+from meshwright.errors import MeshwrightError, PlanError
+from meshwright.layout import Layout
+from meshwright.plan import Plan
+from meshwright.price.handover import hand_over_s
+from meshwright.price.parameter import Setting, local_bytes
+from meshwright.schedule import ORDERS
+from meshwright.simulate import Transfer
+from meshwright.solve.pipeline.fit import fitted
+from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
+from meshwright.solve.pipeline.offers import Offer, offers, with_levels
+from meshwright.solve.pipeline.plan import Part, pipeline_plan, placed_meshes
+from meshwright.solve.pipeline.ports import chosen_ports, start_s
+from meshwright.solve.pipeline.table import Range, Table
+from meshwright.solve.search import Progress
+from meshwright.solve.stages.bound import Options
+from meshwright.solve.stages.choose import solve_stages
+from meshwright.solve.stages.problem import Crossing, MeshClass, PlacedRun, StageProblem, StageSolution
+
+SCHEDULES = ("1f1b", "zero-bubble")
+SAMPLES = 4
+"""Of the first micro-batch that is tried."""
+
+SLACKS = (1.02, 1.3, inf)
+"""How far above the first guess a step may be, if none is found below."""
+
+WORST = 1.5
+"""On many devices, chains that need so many times the device-seconds of the best are not looked at as stages."""
+
+SIMULATIONS = 12
+FEW_SIMULATIONS = 6
+"""Of each number of micro-batches; on more than MOST_UNITS devices pipelines are long, and fewer are played."""
+
+PATIENCE = 1
+"""So many numbers of micro-batches in a row may be no better before a direction is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePins:
+    """What pins say of stages: `pp=K`, or `pp=2+2+4` with their devices; `schedule=NAME`; and the rest, which speak of
+    each stage's own mesh."""
+
+    stages: int | None
+    schedule: str | None
+    rest: tuple[str, ...]
+    sizes: tuple[int, ...] | None = None
+
+    @property
+    def one_stage(self) -> bool:
+        """No pipeline is wanted: pins that speak of a mesh mean that of all devices, unless stages are pinned too."""
+        if self.stages is not None or self.schedule is not None:
+            return self.stages == 1 or self.schedule == "one-stage"
+        return any(text.partition("=")[0] not in ("microbatch", "microbatches") for text in self.rest)
+
+    @property
+    def pipeline(self) -> bool:
+        """Nothing but a pipeline is wanted."""
+        return not self.one_stage and (self.stages is not None or self.schedule is not None)
+
+
+def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
+    given = dict(text.partition("=")[::2] for text in texts)
+    stages, schedule = given.get("pp"), given.get("schedule")
+    parts = stages.split("+") if stages is not None else []
+    if not all(part.isdigit() and int(part) for part in parts):
+        raise PlanError(f"pin pp={stages}", "a number of stages, or their devices such as pp=2+2+4", "correct the pin")
+    if schedule is not None and schedule not in (*ORDERS, "searched", "one-stage"):
+        raise PlanError(f"pin schedule={schedule}", f"one of {', '.join(ORDERS)}, searched", "correct the pin")
+    rest = tuple(text for text in texts if text.partition("=")[0] not in ("pp", "schedule"))
+    if len(parts) > 1:
+        return PipelinePins(len(parts), schedule, rest, tuple(map(int, parts)))
+    return PipelinePins(int(parts[0]) if parts else None, schedule, rest)
+
+
+def pipeline_search(
+    program: Program,
+    cluster: Cluster,
+    budget_bytes: int | None,
+    setting: Setting,
+    asked: PipelinePins | None = None,
+    progress: Progress | None = None,
+    known_s: float = inf,
+    recompute: bool = True,
+) -> tuple[Plan | None, float]:
+    """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched)."""
+    asked = asked or PipelinePins(None, None, ())
+    if asked.one_stage or (not asked.pipeline and (cluster.device_count < 2 or len(program.segments) < 2)):
+        return None, inf
+    if asked.stages is not None and asked.stages > min(len(program.segments), cluster.device_count):
+        raise PlanError(
+            f"pin pp={asked.stages} for {len(program.segments)} segments on {cluster.device_count} devices",
+            f"at most {min(len(program.segments), cluster.device_count)} stages: each has a segment and a device",
+            "change the pin",
+        )
+    if asked.sizes is not None and sum(asked.sizes) != cluster.device_count:
+        raise PlanError(
+            f"pin pp={'+'.join(map(str, asked.sizes))} on {cluster.device_count} devices",
+            f"numbers that sum to {cluster.device_count}",
+            "change the pin",
+        )
+    search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute)
+    search.climb(search.counts())
+    return search.best, search.bound_s
+
+
+def no_pipeline(asked: PipelinePins, cluster: Cluster) -> PlanError:
+    """Where nothing but a pipeline was wanted."""
+    wanted = [f"pp={asked.stages}"] if asked.stages else []
+    wanted += [f"schedule={asked.schedule}"] if asked.schedule else []
+    return PlanError(
+        f"no pipeline with {', '.join((*wanted, *asked.rest))} fits on {cluster.name}, {cluster.device_count} devices",
+        "pins, a batch and memory that some pipeline of the cluster's devices has",
+        "drop a pin, raise the memory limit or use more devices",
+    )
+
+
+@dataclass(slots=True)
+class _Search:
+    program: Program
+    cluster: Cluster
+    budget_bytes: int | None
+    setting: Setting
+    pins: PipelinePins
+    known_s: float
+    progress: Progress | None
+    recompute: bool
+    best: Plan | None = None
+    bound_s: float = inf
+    meshes: list[StageMesh] = field(default_factory=list)
+    useful: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    wires: Wires = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.wires = Wires(self.cluster)
+        self.meshes = stage_meshes(self.cluster, self.program, self.pins.rest, self.budget_bytes, self.pins.stages or 2)
+
+    def counts(self) -> list[int]:
+        """Numbers of micro-batches that cut the batch evenly."""
+        pinned = [mesh.pins.microbatches for mesh in self.meshes if mesh.pins.microbatches]
+        if pinned:
+            return pinned[:1]
+        if self.program.couples_samples or not comes_apart(self.program):
+            return [1]
+        return [n for n in range(2, self.program.batch + 1) if self.program.batch % n == 0] or [1]
+
+    def climb(self, counts: list[int]) -> None:
+        """From micro-batches of SAMPLES on, to more and to fewer, as long as a step gets shorter."""
+        start = min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - SAMPLES))
+        best_s = self.try_count(counts[start])
+        for way in (1, -1):
+            at, worse, known_s = start + way, 0, best_s
+            while 0 <= at < len(counts) and worse < PATIENCE:
+                found_s = self.try_count(counts[at])
+                worse = 0 if found_s < known_s else worse + 1
+                known_s = min(known_s, found_s)
+                at += way
+
+    def try_count(self, count: int) -> float:
+        """The simulated step of the best pipeline of so many micro-batches; infinite where none beats what is known."""
+        table = self._table(count)
+        if table is None:
+            return inf
+        floor_s = count * float(table.least_work[-1]) / self.cluster.device_count
+        guess_s = inf if self.pins.sizes else start_s(table, self.pins.stages)
+        limit_s, solution = 0.0, None
+        for slack in SLACKS:
+            limit_s = min(self.known_s, slack * guess_s)
+            made = table.options(limit_s) if floor_s < limit_s else None
+            solution = self._solved(table, made, limit_s) if made else None
+            if solution is not None or limit_s >= self.known_s:
+                break
+        if solution is None:
+            self.bound_s = min(self.bound_s, max(floor_s, min(limit_s, self.known_s)))
+            return inf
+        self.bound_s = min(self.bound_s, solution.bound_s)
+        self.useful |= {run.mesh for run in solution.runs}
+        self._settle(solution)
+        return solution.step_s
+
+    def _solved(self, table: Table, made: Options, limit_s: float) -> StageSolution | None:
+        try:
+            budget = SIMULATIONS if table.total <= MOST_UNITS else FEW_SIMULATIONS
+            return solve_stages(self._problem(table), budget, limit_s, {table.microbatches: made})
+        except PlanError:
+            return None  # too little memory for any
+
+    def _table(self, count: int) -> Table | None:
+        setting = replace(self.setting, microbatches=count)
+        found: list[Offer] = []
+        for index in self._tried():
+            found += offers(self.program, index, self.meshes[index], setting, self.recompute)
+        total = self.cluster.device_count
+        few = self.pins.stages is not None or total <= ALL_SIZES
+        kept = chosen_ports(found, self.meshes, total, count, inf if few else WORST)
+        if not kept:
+            return None
+        small = self.program.at_batch(self.program.batch // count)
+        self.kept = {offer.mesh for offer in kept}
+        if self.recompute:
+            kept = [with_levels(offer, small, self.meshes[offer.mesh]) for offer in kept]
+        return Table(small, self.meshes, kept, self.wires, setting)
+
+    def _tried(self) -> list[int]:
+        """All meshes at first; then those that were worth keeping."""
+        return sorted(self.kept) if self.kept else list(range(len(self.meshes)))
+
+    def _problem(self, table: Table) -> StageProblem:
+        schedules = (self.pins.schedule,) if self.pins.schedule else SCHEDULES
+        names = self.cluster.device_names()
+        return StageProblem(
+            segments=len(self.program.segments),
+            meshes=tuple(MeshClass(mesh.name, mesh.devices, mesh.memory_bytes) for mesh in self.meshes),
+            devices=tuple(names.count(device.name) for device in self.cluster.devices),
+            points=lambda *_: (),
+            crossing=lambda *_: Crossing(Transfer(0.0), Transfer(0.0)),
+            microbatches=(table.microbatches,),
+            schedules=schedules,
+            most_stages=self.pins.stages,
+            least_stages=self.pins.stages or 2,
+            sizes=self.pins.sizes,
+            idle=False,
+            placed=lambda runs, count: self._placed(table, runs),
+        )
+
+    def _placed(self, table: Table, runs: Sequence[PlacedRun]) -> list[Crossing | None]:
+        """Every message by its slices, on the devices that the stages would get."""
+        parts = self._parts(runs)
+        try:
+            meshes = placed_meshes(self.cluster, parts)
+        except MeshwrightError:
+            return [None] * len(runs)
+        found: list[Crossing | None] = []
+        for one, other in pairwise(parts):
+            here = table.boundaries[one.end]
+            ends = []
+            for part in (one, other):
+                mesh = meshes[part.stage]
+                ends.append([(mesh, Layout.parse(part.offer.layouts[name])) for name in here.names])
+            found.append(_crossing(self.wires, here.shapes, here.itemsizes, here.grads, *ends))
+        return found
+
+    def _parts(self, runs: Sequence[PlacedRun]) -> list[Part]:
+        found = []
+        for run in runs:
+            chosen = run.point.choice
+            assert isinstance(chosen, Range)
+            found.append(Part(run.first, run.end, run.stage, self.meshes[run.mesh], chosen.offer))
+        return found
+
+    def _settle(self, solution: StageSolution) -> None:
+        parts = self._parts(solution.runs)
+        setting = replace(self.setting, microbatches=solution.microbatches)
+        plan = pipeline_plan(self.program, self.cluster, parts, solution.schedule, setting, self.wires)
+        classes = {part.stage: part.mesh.memory_bytes for part in parts}
+        made = fitted(plan, self.program, [classes[stage] for stage in range(len(classes))])
+        if made is not None and made.predicted.step_s < self.known_s:
+            self.best, self.known_s = made, made.predicted.step_s
+            if self.progress:
+                self.progress(f"{len(classes)} stages x {solution.microbatches}: {made.predicted.step_s:.4g} s")
+
+
+def _crossing(
+    wires: Wires,
+    shapes: Sequence[tuple[int, ...]],
+    itemsizes: Sequence[int],
+    grads: Sequence[bool],
+    sources: Sequence[tuple],  # type: ignore[type-arg]
+    targets: Sequence[tuple],  # type: ignore[type-arg]
+) -> Crossing:
+    there_s = back_s = 0.0
+    sent = received = 0
+    for shape, size, grad, source, target in zip(shapes, itemsizes, grads, sources, targets, strict=True):
+        rate = wires.between(source[0].ranks, target[0].ranks)
+        there_s += hand_over_s(shape, size, source, target, rate)
+        back_s += hand_over_s(shape, size, target, source, rate) if grad else 0.0
+        sent += local_bytes(shape, size, source[1], source[0])
+        received += local_bytes(shape, size, target[1], target[0])
+    return Crossing(Transfer(there_s, 0.0, sent, received), Transfer(back_s, 0.0, received, sent))

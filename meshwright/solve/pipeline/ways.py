@@ -1,0 +1,52 @@
+"""What the segments of one stage may keep, on their traced pairs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.capture.program import Program
+from meshwright.generate.program import sharded_segment
+from meshwright.plan import Choice, FrontierPoint, Plan, Stage
+from meshwright.solve.memory.curve import Kept, kept_curve
+from meshwright.solve.memory.nodes import NodeCosts
+from meshwright.solve.memory.plan import traced_for
+
+_known: dict[object, tuple[Kept, ...]] = {}
+MOST_KNOWN = 256
+"""Curves of traced pairs that are remembered: a search and the pricing of what it found ask for the same."""
+
+
+def bare(choice: Choice) -> Choice:
+    """The same sharding, everything kept."""
+    return replace(choice, recompute=(), keep=(), chunks=1)
+
+
+def stage_ways(plan: Plan, program: Program, stage: Stage) -> list[tuple[Kept, ...]]:
+    """Of each of the stage's segments, from keeping all to making all again."""
+    mesh = stage.mesh
+    costs, traced = NodeCosts(mesh.device, False, mesh), traced_for(mesh.device)
+    model, where = program.fingerprint(), (mesh.axes, mesh.device)
+    found = []
+    for index in stage.segments:
+        choice = bare(plan.choice(index))
+        commons = tuple(plan.common_layouts(program, index).items())
+        key = (model, plan.microbatch, where, str(choice), commons, program.segments[index].scalars)
+        if key not in _known:
+            if len(_known) >= MOST_KNOWN:
+                _known.clear()
+            graph = sharded_segment(program, plan, index, plan.microbatch)
+            _known[key] = kept_curve(traced(graph), costs)
+        found.append(_known[key])
+    return found
+
+
+def kept_point(point: FrontierPoint, gathered: int, ways: tuple[Kept, ...], kept: Kept) -> FrontierPoint:
+    """The point of a segment that keeps so much. gathered: bytes of weights beside its transients."""
+    return replace(
+        point,
+        choice=replace(point.choice, recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks),
+        backward_input_s=point.backward_input_s + max(0.0, kept.seconds - ways[0].seconds),
+        resident_bytes=kept.resident_bytes,
+        forward_transient_bytes=kept.forward_transient_bytes + gathered,
+        backward_transient_bytes=kept.backward_transient_bytes + gathered,
+    )

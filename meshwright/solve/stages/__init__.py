@@ -1,0 +1,1 @@
+"""The stage programme on numbers alone: cuts, submeshes, points, schedules, micro-batches."""

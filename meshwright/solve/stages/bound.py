@@ -1,0 +1,299 @@
+"""A lower bound on pipelines, by dynamic programming, and all pipelines below it.
+
+Stage p takes f_p and b_p for a micro-batch, t_p = f_p + b_p, e_p a step for what does not overlap, and handing over to
+the next stage takes c_p, there and back. With M micro-batches no schedule that ends a micro-batch's backward on a stage
+before it goes on to the stage before is faster than
+
+    T >= sum_(q<p) (x_q + c_q) + M x_p          (the first input's way to p, p's own work, the last gradient's way back)
+    T >= M t_p + e_p                            (p's work)
+
+for every p, where x_q = t_q, or f_q + the input half of b_q where weight halves may come later. (`GPipe` and `1F1B` on
+equal stages meet it: (M + K - 1) t.) For a given T the pipelines that keep to it are found from the last stage to the
+first:
+
+    A_k(i, d, l) = the latest that a micro-batch may arrive at segment i, taken in layout l by the first of k more
+                   stages on d devices = max over j, m, points of min(T - M x, A_(k-1)(j, d - m, l') - c - x)
+
+(`Bound.tables`); T is possible where A_k(0, all devices, l) >= 0, and every pipeline below T is walked from there
+without a dead end (`Bound.walk`). Memory: stage k from the end holds what its schedule has in flight there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+
+import numpy as np
+
+from meshwright.schedule import in_flight_of
+from meshwright.schedule.orders import SPLIT
+from meshwright.solve.stages.problem import PlacedRun, StagePoint, StageProblem
+
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+Port = tuple[int, Hashable]
+"""A mesh class and the layout in which a stage on it takes or hands over the boundary."""
+
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Every range, mesh class and point, sorted by where the range begins and how it is entered and left.
+
+    Rows of one `group` differ in the point alone; `fixed_s` is what a step takes besides its micro-batches.
+    """
+
+    points: Sequence[StagePoint]
+    begin: Ints
+    end: Ints
+    mesh: Ints
+    enter: Ints
+    leave: Ints
+    group: Ints
+    forward_s: Floats
+    input_s: Floats
+    weight_s: Floats
+    fixed_s: Floats
+    held_bytes: Floats
+    resident_bytes: Floats
+    limit_bytes: Floats
+    enters: tuple[Port, ...]
+    crossing_s: Floats
+
+
+def options(problem: StageProblem, microbatches: int) -> Options | None:
+    """None where no range can be run at all. Positions are those of the cuts."""
+    rows: list[tuple[int, int, int, int, int, StagePoint]] = []
+    enters: dict[Port, int] = {}
+    leaves: dict[Port, int] = {}
+    cuts = problem.all_cuts
+    for begin in range(len(cuts) - 1):
+        for end in range(begin + 1, len(cuts)):
+            for mesh in range(len(problem.meshes)):
+                for point in problem.points(cuts[begin], cuts[end], mesh, microbatches):
+                    enter = enters.setdefault((mesh, point.enter), len(enters))
+                    leave = leaves.setdefault((mesh, point.leave), len(leaves))
+                    rows.append((begin, enter, end, leave, mesh, point))
+    if not rows:
+        return None
+    rows.sort(key=lambda row: row[:4])
+    where = np.array([row[:5] for row in rows], dtype=np.int64)
+    points = tuple(row[5] for row in rows)
+    costs = [point.cost for point in points]
+    beside_s = [cost.overlappable_s if problem.overlap else 0.0 for cost in costs]
+    transient = [max(cost.forward_transient_bytes, cost.backward_transient_bytes) for cost in costs]
+    limits = np.array([float(mesh.memory_bytes) for mesh in problem.meshes])
+    return Options(
+        points=points,
+        begin=where[:, 0],
+        enter=where[:, 1],
+        end=where[:, 2],
+        leave=where[:, 3],
+        mesh=where[:, 4],
+        group=np.cumsum(np.any(np.diff(where[:, :4], axis=0, prepend=-1), axis=1)),
+        forward_s=np.array([cost.forward_s for cost in costs]),
+        input_s=np.array([cost.backward_input_s for cost in costs]),
+        weight_s=np.array([cost.backward_weight_s for cost in costs]),
+        fixed_s=np.array(
+            [c.step_s + c.first_s + c.last_s - hidden_s for c, hidden_s in zip(costs, beside_s, strict=True)]
+        ),
+        held_bytes=np.array([float(c.static_bytes + work) for c, work in zip(costs, transient, strict=True)]),
+        resident_bytes=np.array([float(cost.resident_bytes) for cost in costs]),
+        limit_bytes=limits[where[:, 4]],
+        enters=tuple(enters),
+        crossing_s=_crossings(problem, microbatches, tuple(enters), tuple(leaves)),
+    )
+
+
+def _crossings(problem: StageProblem, microbatches: int, enters: tuple[Port, ...], leaves: tuple[Port, ...]) -> Floats:
+    """Seconds by (cut, how it is left, how the next stage is entered)."""
+    cuts = problem.all_cuts
+    found = np.zeros((len(cuts), len(leaves), len(enters)))
+    for at in range(1, len(cuts) - 1):
+        for i, (mesh, layout) in enumerate(leaves):
+            for j, (other, wanted) in enumerate(enters):
+                found[at, i, j] = problem.crossing(cuts[at], mesh, layout, other, wanted, microbatches).seconds
+    return found
+
+
+Tables = list[Floats]
+"""For k = 0, 1, ... stages still to come: the latest that a value may leave a stage before them, by (cut, layout in
+which it is left, devices). One more column than there are numbers of devices stands for too few: never."""
+
+
+class Bound:
+    """One schedule and number of micro-batches."""
+
+    def __init__(self, problem: StageProblem, made: Options, schedule: str, microbatches: int) -> None:
+        self.problem, self.made, self.schedule, self.microbatches = problem, made, schedule, microbatches
+        split = schedule in SPLIT or schedule == "searched"
+        self.cross_s = made.forward_s + made.input_s + (0.0 if split else made.weight_s)
+        self.work_s = microbatches * (made.forward_s + made.input_s + made.weight_s) + made.fixed_s
+        self._units()
+
+    def _units(self) -> None:
+        """Devices left, as one number: in units that all mesh classes are multiples of."""
+        types = range(len(self.problem.devices))
+        meshes = self.problem.meshes
+        unit = [gcd(*(mesh.devices[i] for mesh in meshes)) or 1 for i in types]
+        shape = tuple(self.problem.devices[i] // unit[i] + 1 for i in types)
+        self.all_devices = prod(shape) - 1
+        grid = np.indices(shape).reshape(len(shape), -1)
+        rest = np.full((len(meshes), grid.shape[1]), grid.shape[1])
+        for m, mesh in enumerate(meshes):
+            left = grid - np.array([[mesh.devices[i] // unit[i]] for i in types])
+            fits = (left >= 0).all(axis=0)
+            rest[m, fits] = np.ravel_multi_index(tuple(left[:, fits]), shape)
+        self.rest = rest  # [mesh, devices] -> devices left, or one past the end where there are too few
+
+    def in_flight(self, left: int, total: int | None) -> int:
+        """What the first of `left` stages holds, of `total` in all where that matters."""
+        if self.schedule == "zero-bubble":
+            return min(self.microbatches, left if total is None else total)
+        if self.schedule == "searched":
+            return 1
+        return in_flight_of(self.schedule, 0, left, self.microbatches)
+
+    def able(self, limit_s: float, left: int, total: int | None) -> Bools:
+        """The rows whose own work and memory allow them as the first of so many stages."""
+        made, limit_s = self.made, limit_s * (1 + ROUNDING)
+        fits = made.held_bytes + self.in_flight(left, total) * made.resident_bytes <= made.limit_bytes
+        found: Bools = fits & (self.work_s <= limit_s) & (self.microbatches * self.cross_s <= limit_s)
+        sizes = self.problem.sizes
+        if sizes is not None:
+            ranks = np.array([mesh.ranks for mesh in self.problem.meshes])
+            found &= ranks[made.mesh] == (sizes[-left] if left <= len(sizes) else 0)
+        return found
+
+    def tables(self, limit_s: float, most: int, total: int | None = None) -> tuple[Tables, list[int]]:
+        """Up to `most` stages, and with how many all devices and segments are used within `limit_s`."""
+        made = self.made
+        cuts, count = len(self.problem.all_cuts), self.rest.shape[1]
+        handed = np.full((cuts, made.crossing_s.shape[1], count + 1), -np.inf)
+        # Past the last segment nothing more has to arrive.
+        handed[cuts - 1, :, : count if self.problem.idle else 1] = np.inf
+        found: Tables = [handed]
+        possible: list[int] = []
+        rows: Ints | None = None
+        held = -1
+        for left in range(1, most + 1):
+            if held != self.in_flight(left, total) or self.problem.sizes is not None:
+                held = self.in_flight(left, total)
+                rows = self._quickest(self.able(limit_s, left, total))
+            if rows is None or not len(rows):
+                break
+            shifted = np.stack([handed[:, :, rest] for rest in self.rest])
+            after = shifted[made.mesh[rows], made.end[rows], made.leave[rows]] - self.cross_s[rows, None]
+            value = np.minimum(self._own_s(limit_s, rows)[:, None], after)
+            keys = made.begin[rows] * len(made.enters) + made.enter[rows]
+            first = np.flatnonzero(np.diff(keys, prepend=-1))
+            arrive = np.full((cuts, len(made.enters), count), -np.inf)
+            arrive[made.begin[rows[first]], made.enter[rows[first]]] = np.maximum.reduceat(value, first, axis=0)
+            if not np.isfinite(arrive).any():
+                break
+            if left >= self.problem.least_stages and arrive[0, :, self.all_devices].max() >= 0:
+                possible.append(left)
+            handed = np.full_like(handed, -np.inf)
+            handed[:, :, :count] = (arrive[:, None] - made.crossing_s[..., None]).max(axis=2)
+            handed[cuts - 1] = -np.inf
+            found.append(handed)
+        return found, possible
+
+    def _own_s(self, limit_s: float, rows: Ints) -> Floats:
+        found: Floats = limit_s * (1 + ROUNDING) - self.microbatches * self.cross_s[rows]
+        return found
+
+    def _quickest(self, able: Bools) -> Ints:
+        """Of the rows that differ in the point alone, the one that crosses fastest: it allows the latest arrival."""
+        rows = np.flatnonzero(able)
+        order = rows[np.lexsort((self.cross_s[rows], self.made.group[rows]))]
+        return order[np.flatnonzero(np.diff(self.made.group[order], prepend=-1))]
+
+    def possible(self, limit_s: float) -> bool:
+        """Whether some pipeline keeps to the bound T."""
+        return any(True for _ in self._starts(limit_s))
+
+    def _starts(self, limit_s: float) -> Iterator[tuple[int, int | None, Tables]]:
+        """Numbers of stages that are possible, with their tables."""
+        tables, possible = self.tables(limit_s, self.problem.stage_limit)
+        for left in possible:
+            if self.schedule != "zero-bubble":
+                yield left, None, tables
+                continue
+            exact, reached = self.tables(limit_s, left, left)
+            if left in reached:
+                yield left, left, exact
+
+    def least_s(self) -> float:
+        """All micro-batches' device-seconds, on all devices: no pipeline is faster."""
+        made, cuts = self.made, len(self.problem.all_cuts)
+        ranks = np.array([float(mesh.ranks) for mesh in self.problem.meshes])
+        spent = self.cross_s * ranks[made.mesh]
+        least = np.full(cuts, np.inf)
+        least[cuts - 1] = 0.0
+        for begin in range(cuts - 2, -1, -1):
+            first, last = np.searchsorted(made.begin, [begin, begin + 1])
+            least[begin] = (spent[first:last] + least[made.end[first:last]]).min(initial=np.inf)
+        return float(self.microbatches * least[0] / sum(self.problem.devices))
+
+    def walk(self, limit_s: float) -> Iterator[tuple[PlacedRun, ...]]:
+        """Every pipeline whose bound is at most `limit_s`, those with most time to spare first at each stage."""
+        for left, total, tables in self._starts(limit_s):
+            able = [self.able(limit_s, k, total) for k in range(1, left + 1)]
+            start = _Place(left, 0, self.all_devices, None, 0.0, ())
+            yield from self._from(_Walk(limit_s, tables, able), start)
+
+    def _from(self, walk: _Walk, place: _Place) -> Iterator[tuple[PlacedRun, ...]]:
+        made = self.made
+        if place.left == 0:
+            yield self._runs(place.chosen)
+            return
+        first, last = np.searchsorted(made.begin, [place.at, place.at + 1])
+        rows = np.arange(first, last)[walk.able[place.left - 1][first:last]]
+        arrive_s = np.full(len(rows), place.now_s)
+        if place.leave is not None:
+            arrive_s += made.crossing_s[place.at, place.leave, made.enter[rows]]
+        rest = self.rest[made.mesh[rows], place.devices]
+        after = walk.tables[place.left - 1][made.end[rows], made.leave[rows], rest] - self.cross_s[rows]
+        spare = np.minimum(self._own_s(walk.limit_s, rows), after) - arrive_s
+        for i in np.argsort(-spare, kind="stable"):
+            if spare[i] < 0:
+                break
+            option = int(rows[i])
+            then_s = float(arrive_s[i] + self.cross_s[option])
+            chosen = (*place.chosen, option)
+            onward = _Place(
+                place.left - 1, int(made.end[option]), int(rest[i]), int(made.leave[option]), then_s, chosen
+            )
+            yield from self._from(walk, onward)
+
+    def _runs(self, chosen: tuple[int, ...]) -> tuple[PlacedRun, ...]:
+        cuts, made = self.problem.all_cuts, self.made
+        return tuple(
+            PlacedRun(cuts[made.begin[i]], cuts[made.end[i]], stage, int(made.mesh[i]), made.points[i])
+            for stage, i in enumerate(chosen)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """able[k - 1]: the rows that may be the first of k stages."""
+
+    limit_s: float
+    tables: Tables
+    able: list[Bools]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """So many stages to come from a cut on, what is left of the devices, and how the stage before left the value."""
+
+    left: int
+    at: int
+    devices: int
+    leave: int | None
+    now_s: float
+    chosen: tuple[int, ...]

@@ -1,0 +1,181 @@
+"""The pipeline with the least simulated step: stages, their submeshes and points, schedule and micro-batches.
+
+For every number of micro-batches and schedule the least T that the bound allows is found by bisection (`_lowest`), the
+first few pipelines there are simulated, and what cannot beat the best so far is dropped. Then all pipelines whose bound
+is below the best are walked, as many as the budget of simulations allows: where none is left the best is proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from meshwright.errors import PlanError
+from meshwright.simulate import Timeline
+from meshwright.solve.stages.bound import Bound, Options, options
+from meshwright.solve.stages.interleaved import interleaved_pipelines, least_interleaved_s
+from meshwright.solve.stages.price import price_pipeline
+from meshwright.solve.stages.problem import PlacedRun, StageProblem, StageSolution
+
+FIRST = 4
+"""Pipelines of each schedule and number of micro-batches that are simulated before any is walked further."""
+
+PRECISION = 1e-3
+"""How closely the least T is bracketed."""
+
+GROWTH = 1.25
+"""The step by which a possible T is looked for from below."""
+
+
+@dataclass(slots=True)
+class _Family:
+    """One schedule and number of micro-batches: low_s is a bound on what is not yet simulated of it."""
+
+    bound: Bound
+    low_s: float = 0.0
+    high_s: float = inf
+
+    def may(self, limit_s: float) -> bool:
+        return self.low_s < limit_s
+
+
+@dataclass(slots=True)
+class _Search:
+    problem: StageProblem
+    budget: int
+    best_s: float
+    best: tuple[tuple[PlacedRun, ...], str, int, Timeline] | None = None
+    simulated: int = 0
+    seen: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    def price(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
+        key = (schedule, microbatches, *((r.first, r.end, r.stage, r.mesh, r.point.cost) for r in runs))
+        if key not in self.seen:
+            self.simulated += 1
+            found = price_pipeline(self.problem, runs, schedule, microbatches)
+            self.seen[key] = inf if found is None else found.step_s
+            if found is not None and found.step_s < self.best_s:
+                self.best_s, self.best = found.step_s, (runs, schedule, microbatches, found)
+        return self.seen[key]
+
+    @property
+    def spent(self) -> bool:
+        return self.simulated >= self.budget
+
+
+def solve_stages(
+    problem: StageProblem,
+    budget: int = 200,
+    known_s: float = inf,
+    made: Mapping[int, Options | None] | None = None,
+) -> StageSolution | None:
+    """None where no pipeline is faster than `known_s`. `budget`: simulations. `made`: the rows for each number of
+    micro-batches, where they are made already."""
+    problem.verify()
+    search = _Search(problem, budget, known_s)
+    if made is None:
+        made = {count: options(problem, count) for count in problem.microbatches}
+    families = [
+        _Family(Bound(problem, found, schedule, count))
+        for schedule in problem.schedules
+        if schedule != "interleaved"
+        for count, found in made.items()
+        if found is not None
+    ]
+    for family in families:
+        family.low_s = family.bound.least_s() * (1 - PRECISION)
+    for family in sorted(families, key=lambda family: family.low_s):
+        _lowest(family, search.best_s)
+        _simulate_first(family, search)
+    unfinished_s = _interleaved(problem, search) if "interleaved" in problem.schedules else inf
+    for family in sorted(families, key=lambda family: family.low_s):
+        if family.may(search.best_s):
+            _walk(family, search)
+    low_s = min([family.low_s for family in families] + [unfinished_s, search.best_s])
+    if search.best is None:
+        if known_s == inf:
+            raise PlanError(_why(problem), "devices and memory for at least one pipeline", "raise the memory limit")
+        return None
+    runs, schedule, microbatches, timeline = search.best
+    return StageSolution(runs, schedule, microbatches, timeline, low_s, low_s >= search.best_s, search.simulated)
+
+
+def _why(problem: StageProblem) -> str:
+    memory = max(mesh.memory_bytes for mesh in problem.meshes)
+    return (
+        f"no pipeline of {problem.segments} segments on {' + '.join(map(str, problem.devices))} devices fits into "
+        f"{memory:,} bytes each"
+    )
+
+
+def _lowest(family: _Family, best_s: float) -> None:
+    """Bracket the least T between low_s, which is impossible, and high_s, which is possible."""
+    bound = family.bound
+    low_s = family.low_s
+    if low_s >= best_s:
+        return
+    if best_s < inf:
+        high_s = best_s
+        if not bound.possible(high_s):
+            family.low_s = best_s
+            return
+    else:
+        stages = bound.problem.stage_limit
+        most_s = float(bound.work_s.max() + stages * (bound.cross_s.max() + bound.made.crossing_s.max()))
+        high_s = low_s
+        while not bound.possible(high_s):
+            if high_s > most_s:
+                family.low_s = inf  # not for any T: memory or devices are too few
+                return
+            low_s, high_s = high_s, high_s * GROWTH
+    while high_s - low_s > PRECISION * high_s:
+        middle_s = (low_s + high_s) / 2
+        if bound.possible(middle_s):
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    family.low_s, family.high_s = low_s, high_s
+
+
+def _simulate_first(family: _Family, search: _Search) -> None:
+    if not family.may(search.best_s):
+        return
+    for tried, runs in enumerate(family.bound.walk(family.high_s)):
+        if tried >= FIRST or search.spent:
+            return
+        search.price(runs, family.bound.schedule, family.bound.microbatches)
+
+
+def _walk(family: _Family, search: _Search) -> None:
+    """Simulate what the bound leaves; all of it seen, the family has nothing better any more."""
+    while not search.spent:
+        limit_s = search.best_s if search.best_s < inf else 2 * family.high_s
+        for runs in family.bound.walk(limit_s):
+            search.price(runs, family.bound.schedule, family.bound.microbatches)
+            if search.simulated >= search.budget:
+                return
+            if search.best_s < limit_s * (1 - PRECISION):
+                break  # a smaller T leaves less to walk
+        else:
+            if search.best_s < inf or not family.bound.possible(limit_s * 2):
+                family.low_s = inf
+                return
+            family.high_s = limit_s
+
+
+def _interleaved(problem: StageProblem, search: _Search) -> float:
+    """Try equal submeshes with several runs each; returns a bound on those, which are not walked exhaustively."""
+    low_s = inf
+    for microbatches in problem.microbatches:
+        for runs in problem.interleave:
+            for mesh in range(len(problem.meshes)):
+                for stages in range(2, problem.stage_limit + 1):
+                    least_s = least_interleaved_s(problem, microbatches, mesh, stages, runs)
+                    if least_s >= search.best_s:
+                        continue
+                    low_s = min(low_s, least_s)
+                    for candidate in interleaved_pipelines(problem, microbatches, mesh, stages, runs):
+                        if search.price(candidate, "interleaved", microbatches) < inf:
+                            break
+    return low_s
