@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,6 +23,7 @@ from meshwright.runtime.batches import Batches
 from meshwright.runtime.evaluation import in_eval_mode
 from meshwright.runtime.exchange import Exchange
 from meshwright.runtime.fail import is_lost
+from meshwright.runtime.live import LiveBytes
 from meshwright.runtime.parts import Part
 from meshwright.runtime.weigh import Weigher
 
@@ -61,7 +63,8 @@ class MicroBatch:
 
 class Interpreter:
     """Plays a step; `progress` is told each instruction before it runs. held_bytes: with `counts`, the most that
-    micro-batches kept alive at once in the last step: saved values, boundary values, gradients, what is under way."""
+    micro-batches kept alive at once in the last step: saved values, boundary values, gradients, what is under way. live:
+    all that was alive."""
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class Interpreter:
         self.weigher = Weigher(program, last.generated if last else None, self.plan.microbatches, self.device)
         self.micro: list[MicroBatch] = []
         self.part_of = {index: part for part in parts for index in part.stage.segments}
-        self.evaluating, self.counts, self.held_bytes = False, False, 0
+        self.evaluating, self.counts, self.held_bytes, self.live = False, False, 0, LiveBytes()
         self.last_pairs: dict[int, Pair] = {}
         self._pieces: dict[tuple[int, bool], Pieces | WholePieces] = {}
 
@@ -89,11 +92,12 @@ class Interpreter:
         """One step up to the optimizer's; returns the loss of all micro-batches."""
         self.evaluating, self.held_bytes = False, 0
         self._begin(batches, random)
-        self.exchange.guests.lend()
-        self._play(instructions)
-        for part in self.parts:
-            part.store.wait()
-        self.exchange.guests.collect()
+        with self._counted():
+            self.exchange.guests.lend()
+            self._play(instructions)
+            for part in self.parts:
+                part.store.wait()
+            self.exchange.guests.collect()
         return self._end()
 
     def evaluate(self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
@@ -312,7 +316,16 @@ class Interpreter:
             return torch.full_like(micro.loss, micro.weight)
         return self.exchange.gradient(name, part, micro)
 
+    def _counted(self) -> AbstractContextManager[None]:
+        """Where bytes are counted: all that ops make, besides parameters; the batch and the buffers aside."""
+        if not self.counts:
+            return nullcontext()
+        stored = [tensor for part in self.parts for tensor in part.store.locals.values()]
+        given = [tensor for micro in self.micro for tensor in micro.batch.values()]
+        return self.live.counting(stored, [*given, *self.buffers.values()])
+
     def _count(self) -> None:
+        self.live.note(local for part in self.parts for local in part.store.reduced_gradients())
         found = {_storage(tensor): tensor for micro in self.micro for tensor in micro.tensors()}
         known = {_storage(t) for part in self.parts for t in (*part.store.locals.values(), *part.store.copies.values())}
         known |= {_storage(t) for micro in self.micro for t in micro.batch.values()}

@@ -158,6 +158,11 @@ class Store:
                 assert isinstance(stored.data, DTensor)
                 stored.grad = as_dtensor(local, stored.data.device_mesh, self.layouts[name][0], self.shapes[name])
 
+    def reduced_gradients(self) -> list[Tensor]:
+        """This rank's pieces of those that are in their storage layout by now."""
+        found = [entry.grad for entry in self.stored.values()]
+        return [gradient.to_local() for gradient in found if isinstance(gradient, DTensor)]
+
     def end_step(self) -> None:
         """Wait for reductions. Copies are refreshed at the next step: the optimizer changes what is stored."""
         self._hand_over(self.overlap.finished(wait=True))

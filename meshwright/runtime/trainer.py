@@ -114,13 +114,19 @@ class Trainer:
         self._interpreter.keep_last(wanted)
 
     def count_bytes(self, wanted: bool = True) -> None:
-        """From the next step on, count what micro-batches keep alive: `held_bytes`."""
+        """From the next step on, count what micro-batches keep alive, `held_bytes`, and all that is: `peak_bytes`."""
         self._interpreter.counts = wanted
 
     @property
     def held_bytes(self) -> int:
         """The most that the last step's micro-batches kept alive on this rank at once, after any instruction."""
         return self._interpreter.held_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was alive on this rank at once in the last step: parameters, gradients, copies, all that ops
+        made. The batch, buffers and the optimizer's states are not among them."""
+        return self._interpreter.live.peak_bytes
 
     def data_slice(self) -> dict[str, Index]:
         """Which part of each tensor of the global batch this rank reads: `tensor[index]`; others it does not need.

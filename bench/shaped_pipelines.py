@@ -1,0 +1,328 @@
+"""Pipelines on networks whose rates are set: the planner's, its best plan of one stage, and torch's own pipelines.
+
+    python bench/shaped_pipelines.py [--cases 0 3 5] [--repeats 5]      (root, for network namespaces; see bench/shaped)
+
+Hosts are namespaces joined by shaped links. For each case (a model on a network) the planner is asked twice, free and
+with `pp=1`, for the true rates. Rivals: `torch.distributed.pipelining` with the stages and micro-batches of the plan,
+GPipe and 1F1B, data-parallel inside a stage where the plan has several ranks there. All ways step in turn on the same
+ranks; repeats are interleaved and medians taken. The plan's step is held against what the simulator said, its bytes
+against those counted while it runs. Writes out/shaped_pipelines.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "shaped"))
+
+_PAYLOAD = 1448 / 1514  # of each Ethernet frame, TCP carries this part
+OURS = {"plan": (), "one stage": ("pp=1",)}
+GPT = "gpt?layers=4&hidden=256&heads=4&ffn=1024&vocab=512&seq=32&tied=false"
+DEEP = "gpt?layers=8&hidden=192&heads=4&ffn=768&vocab=512&seq=32&tied=false"
+LLAMA = "llama?layers=4&hidden=256&heads=4&kv_heads=4&ffn=704&vocab=512&seq=32&tied=false"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    model: str
+    batch: int
+    hosts: int
+    ranks: int
+    mbit: int
+
+    def __str__(self) -> str:
+        return f"{self.model}, batch {self.batch}, {self.hosts} hosts x {self.ranks}, {self.mbit} Mbit/s"
+
+    @property
+    def slow(self) -> bool:
+        """Slow links: where a pipeline has to be 1.3 times as fast as any plan of one stage."""
+        return self.mbit <= 100
+
+
+CASES = (
+    Case(GPT, 16, 2, 1, 50),
+    Case(LLAMA, 16, 2, 1, 100),
+    Case(GPT, 16, 2, 1, 500),
+    Case(DEEP, 16, 3, 1, 50),
+    Case(GPT, 16, 4, 1, 50),
+    Case(DEEP, 16, 2, 2, 50),
+    Case(LLAMA, 16, 2, 2, 100),
+)
+
+
+def main() -> int:
+    from network import Host, shaped_network, why_not
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, nargs="*", default=list(range(len(CASES))))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", default="out/shaped_pipelines.json")
+    args = parser.parse_args()
+    if reason := why_not():
+        print(reason)
+        return 0
+    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number in args.cases:
+        case = CASES[number]
+        with tempfile.TemporaryDirectory() as folder:
+            predicted = _plans(case, Path(folder))
+            told = json.dumps(asdict(case) | {"folder": folder, "repeats": args.repeats})
+            hosts = [Host(f"h{i}", f"{case.mbit}mbit") for i in range(case.hosts)]
+            with shaped_network(hosts) as network:
+                command = [sys.executable, str(Path(__file__).resolve()), "--rank", told]
+                network.run(command, [case.ranks] * case.hosts, timeout_s=1200)
+            measured = json.loads((Path(folder) / "measured.json").read_text())
+        rows.append(_row(case, predicted, measured))
+        Path(args.out).write_text(json.dumps(rows, indent=1) + "\n")
+    good = [row for row in rows if row["good"]]
+    print(f"all that is asked for holds in {len(good)} of {len(rows)} cases")
+    return 0
+
+
+def _plans(case: Case, folder: Path) -> dict[str, Any]:
+    """Our plans, saved; what they say of themselves."""
+    from meshwright.capture import capture
+    from meshwright.cluster import Group, Link, Member, load_cluster
+    from meshwright.models.reference import parse_reference
+    from meshwright.solve.plan import make_plan
+
+    local = load_cluster(f"local:{case.ranks}")
+    network = Link(2e-4, case.mbit * 1e6 / 8 * _PAYLOAD)
+    cluster = replace(local, name="shaped", root=Group("pod", network, (Member(local.root, case.hosts),)))
+    program = capture(*parse_reference(case.model).meta(case.batch))
+    found = {}
+    for name, pins in OURS.items():
+        plan = make_plan(program, cluster, model=case.model, pins=pins)
+        plan.save(folder / f"{name}.plan.json")
+        print(plan, flush=True)
+        stages = plan.predicted.stages
+        found[name] = {
+            "step_s": plan.predicted.step_s,
+            "peak_bytes": [stages[plan.stage_at(rank)].peak_bytes for rank in range(plan.world_size)]
+            if stages
+            else [plan.predicted.peak_bytes] * plan.world_size,
+        }
+    return found
+
+
+def _row(case: Case, predicted: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    seconds = measured["seconds"]
+    torchs = [name for name in seconds if name not in OURS]
+    best = min(torchs, key=seconds.__getitem__, default=None)
+    row: dict[str, Any] = asdict(case) | {"predicted": predicted, "measured": measured}
+    row["over_one_stage"] = seconds["one stage"] / seconds["plan"]
+    row["over_torch"] = None if best is None else seconds[best] / seconds["plan"]
+    row["time_error"] = predicted["plan"]["step_s"] / seconds["plan"] - 1
+    pairs = zip(predicted["plan"]["peak_bytes"], measured["peak_bytes"], strict=True)
+    row["bytes_error"] = max((said / counted - 1 for said, counted in pairs), key=abs)
+    row["good"] = (
+        row["over_one_stage"] >= (1.3 if case.slow else 1.0)
+        and (best is None or row["over_torch"] >= 1.0)
+        and abs(row["time_error"]) <= 0.15
+        and abs(row["bytes_error"]) <= 0.05
+    )
+    print(f"{case}")
+    for name, spent in sorted(seconds.items(), key=lambda item: item[1]):
+        told = f"  predicted {predicted[name]['step_s']:.3f} s" if name in predicted else ""
+        print(f"   {name:<22} {spent:.3f} s{told}")
+    rival = "no rival of torch's" if best is None else f"{row['over_torch']:.2f}x of {best}"
+    print(
+        f"   {row['over_one_stage']:.2f}x of one stage, {rival}; step {row['time_error']:+.1%}, "
+        f"bytes {row['bytes_error']:+.1%} of measured{'' if row['good'] else '  MISSED'}",
+        flush=True,
+    )
+    return row
+
+
+def rank_main(told: dict[str, Any]) -> int:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    steps, counted = _steps(told)
+    losses = {name: float(step()) for name, step in steps.items()}
+    timed: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(told["repeats"]):
+        for name, step in steps.items():
+            dist.barrier()
+            start = time.perf_counter()
+            step()
+            spent = torch.tensor(time.perf_counter() - start)
+            dist.all_reduce(spent, dist.ReduceOp.MAX)
+            timed[name].append(spent.item())
+    peaks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(peaks, (counted(), losses))
+    if dist.get_rank() == 0:
+        known = [each for _, found in peaks for name, each in found.items() if each == each]
+        assert max(known) - min(known) <= 1e-3 * max(known), f"first losses differ: {peaks}"
+        found = {
+            "seconds": {name: median(values) for name, values in timed.items()},
+            "all": timed,
+            "peak_bytes": [peak for peak, _ in peaks],
+        }
+        (Path(told["folder"]) / "measured.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+Step = Callable[[], float]
+
+
+def _steps(told: dict[str, Any]) -> tuple[dict[str, Step], Callable[[], int]]:
+    """Ways to run a step, which return the loss (nan where a rank does not know it); the plan's bytes, counted."""
+    import torch
+
+    import meshwright as mw
+    from meshwright.models.reference import parse_reference
+
+    reference = parse_reference(told["model"])
+    torch.manual_seed(0)
+    whole = {name: torch.randint(0, 256, shape) for name, (shape, _) in reference.shapes(told["batch"]).items()}
+    steps: dict[str, Step] = {}
+    plans = {name: mw.Plan.load(Path(told["folder"]) / f"{name}.plan.json") for name in OURS}
+    trainers, optimizers = {}, {}
+    for name, plan in plans.items():
+        torch.manual_seed(0)
+        trainers[name] = trainer = mw.parallelize(reference.build(), plan)
+        steps[name], optimizers[name] = _step(
+            list(trainer.parameters()), lambda trainer=trainer: trainer.step(whole, global_batch=True).item()
+        )
+    if len(plans["plan"].stages) > 1:
+        for schedule in ("GPipe", "1F1B"):
+            if found := _torch_pipeline(reference, plans["plan"], whole, schedule):
+                steps[f"torch {schedule}"] = found
+
+    def counted() -> int:
+        trainer = trainers["plan"]
+        states = [t for state in optimizers["plan"].state.values() for t in state.values() if t.ndim]
+        trainer.count_bytes()
+        steps["plan"]()
+        return trainer.peak_bytes + sum(_local(t).nbytes for t in states)
+
+    return steps, counted
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _step(parameters: list[Any], run: Callable[[], float]) -> tuple[Step, Any]:
+    import torch
+
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+
+    def step() -> float:
+        loss = run()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step, optimizer
+
+
+def _torch_pipeline(reference: Any, plan: Any, whole: dict[str, Any], kind: str) -> Step | None:
+    """The plan's stages and micro-batches; ranks of a stage share its samples and reduce their gradients in one
+    message. None where torch cannot: stages of different sizes, or several parts of the chain on one stage."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+    from torch.nn.functional import cross_entropy
+
+    ranks = [stage.mesh.ranks for stage in plan.stages]
+    if len({len(own) for own in ranks}) > 1 or len(plan.groups) < len(plan.stages):
+        return None
+    pipes = [dist.new_group([own[place] for own in ranks]) for place in range(len(ranks[0]))]
+    sides = [dist.new_group(list(own)) for own in ranks]
+    number = plan.stage_at(dist.get_rank())
+    place = ranks[number].index(dist.get_rank())
+    torch.manual_seed(0)
+    piece = _Piece(reference.build(), plan.stages[number].segments, len(plan.segments))
+    module = piece.module()
+    stage = PipelineStage(module, number, len(ranks), torch.device("cpu"), group=pipes[place])
+    made = ScheduleGPipe if kind == "GPipe" else Schedule1F1B
+    schedule = made(stage, plan.microbatches, lambda y, t: cross_entropy(y.flatten(0, 1), t.flatten()))
+    own = {name: tensor.chunk(len(ranks[0]))[place] for name, tensor in whole.items()}
+    parameters = list(module.parameters())
+
+    def run() -> float:
+        losses: list[Any] = []
+        if number == 0:
+            schedule.step(own["tokens"])
+        elif number == len(ranks) - 1:
+            schedule.step(target=own["targets"], losses=losses)
+        else:
+            schedule.step()
+        if len(ranks[0]) > 1:
+            flat = torch.cat([p.grad.flatten() for p in parameters])
+            dist.all_reduce(flat, group=sides[number])
+            for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+                p.grad.copy_(part.view_as(p)).div_(len(ranks[0]))
+        loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))
+        if losses and len(ranks[0]) > 1:
+            dist.all_reduce(loss, group=sides[number])
+            loss = loss / len(ranks[0])
+        return float(loss)
+
+    return _step(parameters, run)[0]
+
+
+class _Piece:
+    """Some segments of a gpt or a llama as a module: embedding, layers, head."""
+
+    def __init__(self, model: Any, segments: range, count: int) -> None:
+        self.model, self.first, self.last = model, segments[0] == 0, segments[-1] == count - 1
+        self.layers = [model.layers[i - 1] for i in segments if 0 < i < count - 1]
+
+    def module(self) -> Any:
+        import torch
+        from torch import nn
+
+        from meshwright.models.llama import rotary_tables
+
+        piece, model = self, self.model
+
+        class Stage(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = nn.ModuleList(piece.layers)
+                if piece.first:
+                    self.tokens = model.tokens
+                    self.positions = getattr(model, "positions", None)
+                if piece.last:
+                    self.norm, self.head = model.norm, model.head
+
+            def forward(self, x: Any) -> Any:
+                if piece.first:
+                    positions = torch.arange(x.shape[1])
+                    x = self.tokens(x)
+                    x = x if self.positions is None else x + self.positions(positions)
+                tables = rotary_tables(x.shape[1], model.head_dim, model.rope_base, x) if piece.rotary else ()
+                for layer in self.layers:
+                    x = layer(x, *tables)
+                return self.head(self.norm(x)) if piece.last else x
+
+        return Stage()
+
+    @property
+    def rotary(self) -> bool:
+        return hasattr(self.model, "rope_base")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if sys.argv[1:2] == ["--rank"]:
+        sys.exit(rank_main(json.loads(sys.argv[2])))
+    sys.exit(main())
