@@ -7,31 +7,42 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import meshwright.models.llama as llama
+from bench.activation_hand import HAND, HandMade
 
 RIVALS = ("eager", "per-block", "selective", "compile", "compile 0.75", "compile 0.5", "compile 0.25", "compile 0.1")
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
 
 
-class CompiledError(Exception):
-    """Raised once a rival is compiled, by those who want its code in the cache alone."""
-
-
 class Rival:
-    """A model under one of torch's own means; `step` runs zero_grad, forward, backward and the optimizer."""
+    """A model under one of torch's own means; `step` runs zero_grad, forward, backward and the optimizer.
 
-    def __init__(self, name: str, model: nn.Module, batch: dict[str, Tensor], only_compile: bool = False) -> None:
+    compiled: called once torch.compile has compiled the whole model, before that runs.
+    """
+
+    def __init__(
+        self, name: str, model: nn.Module, batch: dict[str, Tensor], compiled: Callable[[], None] = lambda: None
+    ) -> None:
         self.model, self.batch = model, batch
         self.run: Any = model
         if name in ("per-block", "selective"):
             _checkpointed(model, selective=name == "selective")
-        if name.startswith("compile"):
-            torch._dynamo.config.recompile_limit = 64
-            self.run = torch.compile(model, backend=_backend(float(name.partition(" ")[2] or 1.0), only_compile))
+        elif name.startswith("compile"):
+            share = float(name.partition(" ")[2] or 1.0)
+            self.run = torch.compile(model, backend=_backend(compiled, activation_memory_budget=share))
+        elif name in HAND:
+            self.run = HandMade(name, model, lambda tags: _backend(lambda: None, tags))
         self.optimizer: torch.optim.Optimizer | None = None
+
+    def compile(self, device: torch.device) -> None:
+        """What can be compiled before the first step."""
+        if isinstance(self.run, HandMade):
+            self.model.to(device)
+            self.run.compile(**self.batch)
+            self.model.to("cpu")
 
     def wake(self, device: torch.device) -> None:
         self.model.to(device)
@@ -52,15 +63,18 @@ class Rival:
         return loss.detach()
 
 
-def _backend(share: float, only_compile: bool) -> Callable[..., Any]:
-    """Inductor with so much of the activations kept; a function of its own, so that rivals share no code."""
+def _backend(
+    compiled: Callable[[], None], tags: Callable[[fx.Graph], None] | None = None, **settings: float
+) -> Callable[..., Any]:
+    """Inductor, a function of its own, so that rivals share no code."""
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
     from torch._inductor.compile_fx import compile_fx
 
     def backend(module: Any, inputs: Any) -> Any:
-        with torch._functorch.config.patch(activation_memory_budget=share):
+        with functorch.patch(**settings), inductor.patch(joint_custom_post_pass=tags):
             found = compile_fx(module, inputs)
-        if only_compile:
-            raise CompiledError
+        compiled()
         return found
 
     return backend
