@@ -79,11 +79,10 @@ class _Node:
 
     def smallest_with_room(self, n: int, kind: str | None) -> Iterator[_Node]:
         """The groups, as deep as possible, that have room for `n`."""
+        if self.free(kind) < n:
+            return
         inner = [node for child in self.children for node in child.smallest_with_room(n, kind)]
-        if inner:
-            yield from inner
-        elif self.free(kind) >= n:
-            yield self
+        yield from inner or (self,)
 
     def chosen(self, n: int, kind: str | None) -> list[int]:
         """`n` devices of this group: whole members while they fit, the rest from the one it fits best."""
@@ -109,7 +108,8 @@ class _Node:
     def remove(self, gone: set[int]) -> None:
         self.ranks = {kind: [rank for rank in ranks if rank not in gone] for kind, ranks in self.ranks.items()}
         for child in self.children:
-            child.remove(gone)
+            if any(not gone.isdisjoint(ranks) for ranks in child.ranks.values()):
+                child.remove(gone)
 
 
 class _Free:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,7 @@ class Cluster:
 
     def device_names(self) -> tuple[str, ...]:
         """The device type at every position, in tree order: the order ranks are numbered in."""
-        return tuple(_leaves(self.root))
+        return _names(self.root)
 
     def mesh(
         self, shape: Sequence[int], names: Sequence[str] | None = None, ranks: Sequence[int] | None = None
@@ -156,6 +157,11 @@ class Cluster:
         for device in self.devices:
             device.verify()
         _verify_group(self.root, self)
+
+
+@lru_cache(maxsize=16)
+def _names(group: Group) -> tuple[str, ...]:
+    return tuple(_leaves(group))
 
 
 def _leaves(group: Group) -> Iterator[str]:

@@ -9,7 +9,7 @@ may go before a backward that comes a little later, and in whether a stage runs 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import product
 from math import inf
@@ -50,15 +50,18 @@ class Rule:
 RULES = tuple(Rule(*choice) for choice in product((True, False), (0.0, 0.5, 1.0), (False, True), (False, True)))
 
 
+LONG = 4
+"""Micro-batches a stage; of more, the rule is taken that is best for so many."""
+
+
 def searched(pipeline: Pipeline, durations: Durations, in_flight: Sequence[int], split: bool = True) -> Order:
     """The fastest order that the rules find; `in_flight`: runs of micro-batches each stage may hold."""
-    best_s, best = inf, None
-    for rule in RULES:
-        if (rule.split and not split) or (not rule.split and rule.gap):
-            continue
-        seconds, order = _Search(pipeline, durations, in_flight, rule).run()
-        if seconds < best_s:
-            best_s, best = seconds, order
+    rules = [rule for rule in RULES if (split or not rule.split) and (rule.split or not rule.gap)]
+    short = replace(pipeline, microbatches=min(pipeline.microbatches, LONG * pipeline.stages))
+    found = [(*_Search(short, durations, in_flight, rule).run(), rule) for rule in rules]
+    _, best, rule = min(found, key=lambda entry: entry[0])
+    if best is not None and short.microbatches < pipeline.microbatches:
+        _, best = _Search(pipeline, durations, in_flight, rule).run()
     if best is None:
         raise PlanError(f"in flight {list(in_flight)}", "room for one micro-batch in each of a stage's runs")
     return best

@@ -5,33 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program, Value
+from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Stage
-from meshwright.price.guest import GuestPrice, guest_price
+from meshwright.price.guest import GuestPrice, gradient_bytes, guest_price
 from meshwright.price.handover import Rate, hand_over_s, rates
 from meshwright.price.parameter import local_bytes
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.schedule import Pipeline
 from meshwright.simulate import Costs, SegmentCost, Transfer
 from meshwright.solve.memory.curve import Kept
+from meshwright.solve.pipeline.meshes import stand_in
 from meshwright.solve.pipeline.offers import per_microbatch
-from meshwright.solve.pipeline.ways import bare, kept_point, stage_ways
+from meshwright.solve.pipeline.ways import bare, kept_point, model_of, stage_ways
 from meshwright.solve.points import setting_of
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A segment of a stage, everything kept. gathered: bytes of weights beside its transients."""
+    """A segment of a stage, everything kept. gathered: bytes of weights beside its transients. gradients: bytes that
+    its parameters' take from its first backward on."""
 
     point: FrontierPoint
     gathered: int
+    gradients: int = 0
     guest: GuestPrice | None = None
 
     def cost(self, microbatches: int, ways: tuple[Kept, ...] = (), kept: Kept | None = None) -> SegmentCost:
         """As the simulator takes it; with `kept`, as one of its ways."""
         point = self.point if kept is None else kept_point(self.point, self.gathered, ways, kept)
-        found = per_microbatch(point, microbatches)
+        found = replace(per_microbatch(point, microbatches), gradient_bytes=self.gradients)
         if self.guest is None:
             return found
         return replace(
@@ -39,41 +43,54 @@ class Piece:
             first_s=found.first_s + self.guest.first_s,
             last_s=found.last_s + self.guest.last_s,
             static_bytes=found.static_bytes + self.guest.held_bytes,
+            gradient_bytes=found.gradient_bytes + self.guest.gradient_bytes,
         )
+
+
+_known: dict[object, Piece] = {}
+MOST_KNOWN = 1024
+"""Prices of segments that are remembered: stages on meshes that are alike have many in common."""
 
 
 def stage_pieces(plan: Plan, program: Program, number: int) -> list[Piece]:
     """The segments of `plan.stages[number]`; those that are alike are priced once."""
-    stage, known = plan.stages[number], dict[object, Piece]()
+    stage, setting = plan.stages[number], setting_of(plan)
+    mesh, model, texts = stand_in(stage.mesh), model_of(program), dict[int, str]()
     found = []
     for index in stage.segments:
+        chosen = plan.segments[index]
+        if chosen not in texts:
+            texts[chosen] = str(bare(plan.choice(index)))
         parameters, charged = _parameters(plan, program, stage, index)
-        guests = tuple(_guests(program, stage, index))
-        key = (plan.segments[index], tuple(parameters.items()), tuple(charged.items()), guests)
-        if key not in known:
-            known[key] = _piece(plan, program, stage, index, parameters, charged, guests)
-        found.append(known[key])
+        key = (model, plan.microbatch, setting, mesh, texts[chosen], str(parameters), tuple(charged.items()))
+        if key not in _known:
+            if len(_known) >= MOST_KNOWN:
+                _known.clear()
+            _known[key] = _piece(plan, program, mesh, index, parameters, charged)
+        found.append(_hosting(plan, program, stage, index, _known[key]))
     return found
 
 
 def _piece(
-    plan: Plan,
-    program: Program,
-    stage: Stage,
-    index: int,
-    parameters: dict[str, ParameterPlan],
-    charged: dict[str, int],
-    guests: tuple[str, ...],
+    plan: Plan, program: Program, mesh: Mesh, index: int, parameters: dict[str, ParameterPlan], charged: dict[str, int]
 ) -> Piece:
     graph = program.graph(program.segments[index]).at(plan.microbatch)
     setting = setting_of(plan)
-    point = price_segment(graph, bare(plan.choice(index)), parameters, stage.mesh, setting, charged)
-    gathered = sum(price.transient_bytes for price in parameter_prices(graph, parameters, charged, stage.mesh, setting))
+    point = price_segment(graph, bare(plan.choice(index)), parameters, mesh, setting, charged)
+    gathered = sum(price.transient_bytes for price in parameter_prices(graph, parameters, charged, mesh, setting))
+    gradients = sum(
+        gradient_bytes(value, parameters[value.name], mesh, setting) for value in graph.params if value.name in charged
+    )
+    return Piece(point, gathered, gradients)
+
+
+def _hosting(plan: Plan, program: Program, stage: Stage, index: int, piece: Piece) -> Piece:
+    """With the weights of earlier stages that this segment is the first here to read."""
     guest = None
-    for name in guests:
+    for name in _guests(program, stage, index):
         price = _guest(plan, program, stage, index, name)
         guest = price if guest is None else _sum(guest, price)
-    return Piece(point, gathered, guest)
+    return replace(piece, guest=guest) if guest else piece
 
 
 def _parameters(
@@ -113,7 +130,12 @@ def _guest(plan: Plan, program: Program, stage: Stage, index: int, name: str) ->
 
 
 def _sum(one: GuestPrice, other: GuestPrice) -> GuestPrice:
-    return GuestPrice(one.first_s + other.first_s, one.last_s + other.last_s, one.held_bytes + other.held_bytes)
+    return GuestPrice(
+        one.first_s + other.first_s,
+        one.last_s + other.last_s,
+        one.held_bytes + other.held_bytes,
+        one.gradient_bytes + other.gradient_bytes,
+    )
 
 
 def _rate(plan: Plan, source: int, target: int) -> Rate:

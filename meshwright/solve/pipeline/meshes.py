@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
@@ -143,3 +144,29 @@ def _spread(ranks: Sequence[int], count: int) -> list[int]:
     if count == MOST_UNITS < len(ranks):
         return list(ranks[:count])
     return [ranks[i * len(ranks) // count] for i in range(count)]
+
+
+_stand_ins: dict[object, Mesh] = {}
+MOST_STAND_INS = 1024
+
+
+def stand_in(mesh: Mesh) -> Mesh:
+    """A mesh that no price can tell from this one, the same for all that are alike: what is known of one is known of
+    all stages on such meshes."""
+    key = (mesh.axes, mesh.device, mesh.flat)
+    if key not in _stand_ins:
+        if len(_stand_ins) >= MOST_STAND_INS:
+            _stand_ins.clear()
+        _stand_ins[key] = mesh
+    return _stand_ins[key]
+
+
+@lru_cache(maxsize=64)
+def placed(cluster: Cluster, wanted: tuple[tuple[int, str | None], ...]) -> list[tuple[int, ...]]:
+    """Devices for stages of so many devices of these types."""
+    return place(cluster, [size for size, _ in wanted], [kind for _, kind in wanted])
+
+
+@lru_cache(maxsize=512)
+def mesh_on(cluster: Cluster, sizes: tuple[int, ...], ranks: tuple[int, ...]) -> Mesh:
+    return cluster.mesh(sizes, ranks=ranks)

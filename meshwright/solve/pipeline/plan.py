@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
-from meshwright.cluster.submesh import place
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage, StagePrediction, Wire
 from meshwright.price.parameter import Setting
 from meshwright.schedule import in_flight_of, lists, plan_pipeline
@@ -15,7 +14,7 @@ from meshwright.schedule.of_plan import plan_order
 from meshwright.simulate import Costs, SegmentCost, Timeline, simulate
 from meshwright.solve.intra.inputs import input_layouts, input_plans
 from meshwright.solve.pipeline.costs import plan_costs
-from meshwright.solve.pipeline.meshes import StageMesh, Wires
+from meshwright.solve.pipeline.meshes import StageMesh, Wires, mesh_on, placed, stand_in
 from meshwright.solve.pipeline.offers import Offer, parameter_of
 from meshwright.solve.roles import name_axes
 
@@ -36,9 +35,8 @@ class Part:
 def placed_meshes(cluster: Cluster, parts: Sequence[Part]) -> list[Mesh]:
     """A mesh on devices of its own for every physical stage."""
     classes = {part.stage: part.mesh for part in reversed(parts)}
-    wanted = [classes[stage].place for stage in range(len(classes))]
-    ranks = place(cluster, [size for size, _ in wanted], [kind for _, kind in wanted])
-    return [cluster.mesh(classes[stage].mesh.sizes, ranks=own) for stage, own in enumerate(ranks)]
+    ranks = placed(cluster, tuple(classes[stage].place for stage in range(len(classes))))
+    return [mesh_on(cluster, classes[stage].mesh.sizes, own) for stage, own in enumerate(ranks)]
 
 
 def pipeline_plan(
@@ -53,7 +51,7 @@ def pipeline_plan(
     stages = []
     for part in parts:
         mesh = meshes[part.stage]
-        inputs, prologue = input_layouts(small, mesh, made[part.first : part.end], part.first)
+        inputs, prologue = input_layouts(small, stand_in(mesh), made[part.first : part.end], part.first)
         stages.append(Stage(part.first, part.end, mesh, inputs, prologue, _guests(program, parts, part)))
     choices: list[Choice] = []
     segments = []
@@ -174,7 +172,7 @@ def _figures(plan: Plan, costs: Costs, timeline: Timeline) -> dict[str, object]:
     busiest = max(range(len(stages)), key=lambda i: stages[i].busy_s)
     fullest = max(stages, key=lambda stage: stage.peak_bytes)
     own: list[SegmentCost] = [costs.segments[i] for stage in plan.groups[busiest] for i in stage.segments]
-    micro, held = plan.microbatches, fullest.resident_bytes * fullest.in_flight
+    micro, held = plan.microbatches, fullest.resident_bytes * fullest.in_flight // len(fullest.forward_s)
     return {
         "step_s": timeline.step_s,
         "forward_s": micro * sum(cost.forward_s for cost in own),

@@ -16,6 +16,7 @@ from math import inf
 from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
+from meshwright.cluster.enumerate import per_host
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.layout import Layout
 from meshwright.plan import Plan
@@ -28,15 +29,21 @@ from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, W
 from meshwright.solve.pipeline.offers import Offer, offers, with_levels
 from meshwright.solve.pipeline.plan import Part, pipeline_plan, placed_meshes
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
+from meshwright.solve.pipeline.reorder import reordered
 from meshwright.solve.pipeline.table import Range, Table
 from meshwright.solve.search import Progress
 from meshwright.solve.stages.bound import Options
 from meshwright.solve.stages.choose import solve_stages
 from meshwright.solve.stages.problem import Crossing, MeshClass, PlacedRun, StageProblem, StageSolution
 
-SCHEDULES = ("1f1b", "zero-bubble")
+SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
+"""Searched for; what is found is then tried under a schedule of its own."""
+
+INTERLEAVE = (2, 3, 4, 8)
+"""Runs a stage, under `interleaved`."""
+
 SAMPLES = 4
-"""Of the first micro-batch that is tried."""
+"""Of the first micro-batch that is tried; on very many devices one for each host of the smallest stage, if more."""
 
 SLACKS = (1.02, 1.3, inf)
 """How far above the first guess a step may be, if none is found below."""
@@ -117,6 +124,7 @@ def pipeline_search(
         )
     search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute)
     search.climb(search.counts())
+    search.reorder()
     return search.best, search.bound_s
 
 
@@ -163,7 +171,8 @@ class _Search:
 
     def climb(self, counts: list[int]) -> None:
         """From micro-batches of SAMPLES on, to more and to fewer, as long as a step gets shorter."""
-        start = min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - SAMPLES))
+        hosts = min((mesh.ranks for mesh in self.meshes), default=1) // per_host(self.cluster)
+        start = min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - max(SAMPLES, hosts)))
         best_s = self.try_count(counts[start])
         for way in (1, -1):
             at, worse, known_s = start + way, 0, best_s
@@ -183,8 +192,7 @@ class _Search:
         limit_s, solution = 0.0, None
         for slack in SLACKS:
             limit_s = min(self.known_s, slack * guess_s)
-            made = table.options(limit_s) if floor_s < limit_s else None
-            solution = self._solved(table, made, limit_s) if made else None
+            solution = self._solved(table, table.options(limit_s), limit_s) if floor_s < limit_s else None
             if solution is not None or limit_s >= self.known_s:
                 break
         if solution is None:
@@ -195,10 +203,12 @@ class _Search:
         self._settle(solution)
         return solution.step_s
 
-    def _solved(self, table: Table, made: Options, limit_s: float) -> StageSolution | None:
+    def _solved(self, table: Table, made: Options | None, limit_s: float) -> StageSolution | None:
+        budget = SIMULATIONS if table.total <= MOST_UNITS else FEW_SIMULATIONS
+        problem, count = self._problem(table), table.microbatches
+        dealt = table.options(limit_s, dealt=True) if "interleaved" in problem.schedules else None
         try:
-            budget = SIMULATIONS if table.total <= MOST_UNITS else FEW_SIMULATIONS
-            return solve_stages(self._problem(table), budget, limit_s, {table.microbatches: made})
+            return solve_stages(problem, budget, limit_s, {count: made}, {count: dealt})
         except PlanError:
             return None  # too little memory for any
 
@@ -223,7 +233,6 @@ class _Search:
         return sorted(self.kept) if self.kept else list(range(len(self.meshes)))
 
     def _problem(self, table: Table) -> StageProblem:
-        schedules = (self.pins.schedule,) if self.pins.schedule else SCHEDULES
         names = self.cluster.device_names()
         return StageProblem(
             segments=len(self.program.segments),
@@ -232,13 +241,19 @@ class _Search:
             points=lambda *_: (),
             crossing=lambda *_: Crossing(Transfer(0.0), Transfer(0.0)),
             microbatches=(table.microbatches,),
-            schedules=schedules,
+            schedules=self._schedules(),
+            later=("searched",) if self.pins.schedule in (None, "searched") else (),
+            interleave=INTERLEAVE,
             most_stages=self.pins.stages,
             least_stages=self.pins.stages or 2,
             sizes=self.pins.sizes,
             idle=False,
             placed=lambda runs, count: self._placed(table, runs),
         )
+
+    def _schedules(self) -> tuple[str, ...]:
+        pinned = self.pins.schedule
+        return SCHEDULES if pinned in (None, "searched") else (pinned,)
 
     def _placed(self, table: Table, runs: Sequence[PlacedRun]) -> list[Crossing | None]:
         """Every message by its slices, on the devices that the stages would get."""
@@ -269,12 +284,26 @@ class _Search:
         parts = self._parts(solution.runs)
         setting = replace(self.setting, microbatches=solution.microbatches)
         plan = pipeline_plan(self.program, self.cluster, parts, solution.schedule, setting, self.wires)
-        classes = {part.stage: part.mesh.memory_bytes for part in parts}
-        made = fitted(plan, self.program, [classes[stage] for stage in range(len(classes))])
+        made = fitted(plan, self.program, self._budgets(plan))
+        if made is not None and self.pins.schedule == "searched":
+            made = reordered(made, self.program, self._budgets(made))
+        self._take(made)
+
+    def _take(self, made: Plan | None) -> None:
         if made is not None and made.predicted.step_s < self.known_s:
             self.best, self.known_s = made, made.predicted.step_s
             if self.progress:
-                self.progress(f"{len(classes)} stages x {solution.microbatches}: {made.predicted.step_s:.4g} s")
+                what = f"{len(made.groups)} stages x {made.microbatches}, {made.schedule}"
+                self.progress(f"{what}: {made.predicted.step_s:.4g} s")
+
+    def reorder(self) -> None:
+        """The best under a schedule of its own, if any was left to choose."""
+        if self.best is not None and self.pins.schedule is None:
+            self._take(reordered(self.best, self.program, self._budgets(self.best)))
+
+    def _budgets(self, plan: Plan) -> list[int]:
+        usable = [group[0].mesh.device.usable_bytes for group in plan.groups]
+        return usable if self.budget_bytes is None else [min(one, self.budget_bytes) for one in usable]
 
 
 def _crossing(

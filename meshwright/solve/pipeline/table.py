@@ -112,11 +112,12 @@ class Table:
         work = np.array([offer.figures[0, :, :FIRST].sum(axis=1) for offer in self.offers])
         return np.concatenate([[0.0], np.cumsum((work * ranks[:, None]).min(axis=0))])
 
-    def options(self, limit_s: float) -> Options | None:
-        """The rows of all ranges that a pipeline within `limit_s` may have."""
+    def options(self, limit_s: float, dealt: bool = False) -> Options | None:
+        """The rows of all ranges that a pipeline within `limit_s` may have. dealt: on equal submeshes with several runs
+        each, one of which is such a range."""
         parts: list[_Rows] = []
         for number, offer in enumerate(self.offers):
-            begin, end = self._ranges(offer, limit_s)
+            begin, end = self._ranges(offer, limit_s, dealt)
             if len(begin):
                 parts.append(self._rows(number, offer, begin, end))
         if not parts:
@@ -141,6 +142,7 @@ class Table:
             input_s=figures[:, 1],
             weight_s=figures[:, 2],
             fixed_s=figures[:, FIRST : STEP + 1].sum(axis=1),
+            static_bytes=figures[:, STATIC],
             held_bytes=figures[:, STATIC] + figures[:, SUMS:].max(axis=1),
             resident_bytes=figures[:, RESIDENT],
             limit_bytes=limits[port],
@@ -148,14 +150,18 @@ class Table:
             crossing_s=self.crossing_s,
         )
 
-    def _ranges(self, offer: Offer, limit_s: float) -> tuple[Ints, Ints]:
+    def _ranges(self, offer: Offer, limit_s: float, dealt: bool) -> tuple[Ints, Ints]:
         begin, end = np.triu_indices(len(self.cuts), 1)
         sums, ranks = offer.sums[0], self.meshes[offer.mesh].ranks
         own = sums[end] - sums[begin]
         work_s = self.microbatches * own[:, :FIRST].sum(axis=1) + own[:, FIRST : STEP + 1].sum(axis=1)
         others = self.least_work[-1] - (self.least_work[end] - self.least_work[begin])
         others_s = self.microbatches * others / max(1, self.total - ranks)
-        keep = (work_s <= limit_s) & (others_s <= limit_s) & (end - begin < len(self.cuts) - 1)
+        keep = (work_s <= limit_s) & (end - begin < len(self.cuts) - 1)
+        if dealt:
+            keep &= self.total % ranks == 0
+        else:
+            keep &= others_s <= limit_s
         return begin[keep], end[keep]
 
     def _rows(self, port: int, offer: Offer, begin: Ints, end: Ints) -> _Rows:

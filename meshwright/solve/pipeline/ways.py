@@ -21,11 +21,22 @@ def bare(choice: Choice) -> Choice:
     return replace(choice, recompute=(), keep=(), chunks=1)
 
 
+_last: tuple[Program, str] | None = None
+
+
+def model_of(program: Program) -> str:
+    """The program's fingerprint, remembered for the one that was asked for last."""
+    global _last
+    if _last is None or _last[0] is not program:
+        _last = (program, program.fingerprint())
+    return _last[1]
+
+
 def stage_ways(plan: Plan, program: Program, stage: Stage) -> list[tuple[Kept, ...]]:
     """Of each of the stage's segments, from keeping all to making all again."""
     mesh = stage.mesh
     costs, traced = NodeCosts(mesh.device, False, mesh), traced_for(mesh.device)
-    model, where = program.fingerprint(), (mesh.axes, mesh.device)
+    model, where = model_of(program), (mesh.axes, mesh.device)
     found = []
     for index in stage.segments:
         choice = bare(plan.choice(index))

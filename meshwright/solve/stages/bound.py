@@ -43,7 +43,8 @@ ROUNDING = 1e-12
 class Options:
     """Every range, mesh class and point, sorted by where the range begins and how it is entered and left.
 
-    Rows of one `group` differ in the point alone; `fixed_s` is what a step takes besides its micro-batches.
+    Rows of one `group` differ in the point alone; `fixed_s` is what a step takes besides its micro-batches,
+    `held_bytes` static bytes and the largest transient.
     """
 
     points: Sequence[StagePoint]
@@ -57,6 +58,7 @@ class Options:
     input_s: Floats
     weight_s: Floats
     fixed_s: Floats
+    static_bytes: Floats
     held_bytes: Floats
     resident_bytes: Floats
     limit_bytes: Floats
@@ -100,6 +102,7 @@ def options(problem: StageProblem, microbatches: int) -> Options | None:
         fixed_s=np.array(
             [c.step_s + c.first_s + c.last_s - hidden_s for c, hidden_s in zip(costs, beside_s, strict=True)]
         ),
+        static_bytes=np.array([float(cost.static_bytes) for cost in costs]),
         held_bytes=np.array([float(c.static_bytes + work) for c, work in zip(costs, transient, strict=True)]),
         resident_bytes=np.array([float(cost.resident_bytes) for cost in costs]),
         limit_bytes=limits[where[:, 4]],
@@ -249,7 +252,7 @@ class Bound:
     def _from(self, walk: _Walk, place: _Place) -> Iterator[tuple[PlacedRun, ...]]:
         made = self.made
         if place.left == 0:
-            yield self._runs(place.chosen)
+            yield self.runs(place.chosen)
             return
         first, last = np.searchsorted(made.begin, [place.at, place.at + 1])
         rows = np.arange(first, last)[walk.able[place.left - 1][first:last]]
@@ -270,7 +273,7 @@ class Bound:
             )
             yield from self._from(walk, onward)
 
-    def _runs(self, chosen: tuple[int, ...]) -> tuple[PlacedRun, ...]:
+    def runs(self, chosen: tuple[int, ...]) -> tuple[PlacedRun, ...]:
         cuts, made = self.problem.all_cuts, self.made
         return tuple(
             PlacedRun(cuts[made.begin[i]], cuts[made.end[i]], stage, int(made.mesh[i]), made.points[i])

@@ -14,12 +14,18 @@ from math import inf
 from meshwright.errors import PlanError
 from meshwright.simulate import Timeline
 from meshwright.solve.stages.bound import Bound, Options, options
-from meshwright.solve.stages.interleaved import interleaved_pipelines, least_interleaved_s
+from meshwright.solve.stages.interleaved import Interleaved, interleavings
 from meshwright.solve.stages.price import price_pipeline
 from meshwright.solve.stages.problem import PlacedRun, StageProblem, StageSolution
+from meshwright.solve.stages.survey import METHODS, surveyed
 
 FIRST = 4
 """Pipelines of each schedule and number of micro-batches that are simulated before any is walked further."""
+
+FOUND = 8
+"""Of what a searcher finds, so many are simulated."""
+
+STAGE_METHODS = ("auto", *METHODS)
 
 PRECISION = 1e-3
 """How closely the least T is bracketed."""
@@ -69,10 +75,16 @@ def solve_stages(
     budget: int = 200,
     known_s: float = inf,
     made: Mapping[int, Options | None] | None = None,
+    dealt: Mapping[int, Options | None] | None = None,
+    method: str = "auto",
+    seed: int = 0,
 ) -> StageSolution | None:
     """None where no pipeline is faster than `known_s`. `budget`: simulations. `made`: the rows for each number of
-    micro-batches, where they are made already."""
+    micro-batches, where they are made already; `dealt`: those for interleaved runs, if others. `method`: the dynamic
+    programme, or one of the survey's searchers, whose finds are simulated and prove nothing."""
     problem.verify()
+    if method not in STAGE_METHODS:
+        raise PlanError(f"method {method!r} for stages", f"one of {', '.join(STAGE_METHODS)}", "choose one of them")
     search = _Search(problem, budget, known_s)
     if made is None:
         made = {count: options(problem, count) for count in problem.microbatches}
@@ -86,12 +98,16 @@ def solve_stages(
     for family in families:
         family.low_s = family.bound.least_s() * (1 - PRECISION)
     for family in sorted(families, key=lambda family: family.low_s):
+        if method != "auto":
+            _simulate_found(family, search, surveyed(method, family.bound, FOUND, seed))
+            continue
         _lowest(family, search.best_s)
         _simulate_first(family, search)
-    unfinished_s = _interleaved(problem, search) if "interleaved" in problem.schedules else inf
+    unfinished_s = _interleaved(problem, search, dealt or made) if "interleaved" in problem.schedules else inf
     for family in sorted(families, key=lambda family: family.low_s):
-        if family.may(search.best_s):
+        if method == "auto" and family.may(search.best_s):
             _walk(family, search)
+    unfinished_s = min(unfinished_s, _later(problem, search, made))
     low_s = min([family.low_s for family in families] + [unfinished_s, search.best_s])
     if search.best is None:
         if known_s == inf:
@@ -147,6 +163,13 @@ def _simulate_first(family: _Family, search: _Search) -> None:
         search.price(runs, family.bound.schedule, family.bound.microbatches)
 
 
+def _simulate_found(family: _Family, search: _Search, found: list[tuple[PlacedRun, ...]]) -> None:
+    for runs in found:
+        if search.spent:
+            return
+        search.price(runs, family.bound.schedule, family.bound.microbatches)
+
+
 def _walk(family: _Family, search: _Search) -> None:
     """Simulate what the bound leaves; all of it seen, the family has nothing better any more."""
     while not search.spent:
@@ -164,18 +187,35 @@ def _walk(family: _Family, search: _Search) -> None:
             family.high_s = limit_s
 
 
-def _interleaved(problem: StageProblem, search: _Search) -> float:
-    """Try equal submeshes with several runs each; returns a bound on those, which are not walked exhaustively."""
+def _interleaved(problem: StageProblem, search: _Search, made: Mapping[int, Options | None]) -> float:
+    """Try equal submeshes with several runs each, those first that could be quickest; returns a bound on them, which
+    are not walked exhaustively."""
+    found: list[tuple[float, int, Interleaved]] = []
+    for microbatches, rows in made.items():
+        if rows is None:
+            continue
+        for shape in interleavings(problem):
+            one = Interleaved(problem, rows, microbatches, *shape)
+            found.append((one.least_s(), len(found), one))
+    low_s = min((least_s for least_s, _, _ in found), default=inf)
+    last = search.simulated + max(FIRST, search.budget // 2)
+    for least_s, _, one in sorted(found, key=lambda entry: entry[:2]):
+        if least_s >= search.best_s or search.simulated >= last:
+            break
+        for candidate in one.pipelines():
+            if search.price(candidate, "interleaved", one.microbatches) < inf:
+                break
+    return low_s
+
+
+def _later(problem: StageProblem, search: _Search, made: Mapping[int, Options | None]) -> float:
+    """No pipeline under one of these schedules is faster."""
     low_s = inf
-    for microbatches in problem.microbatches:
-        for runs in problem.interleave:
-            for mesh in range(len(problem.meshes)):
-                for stages in range(2, problem.stage_limit + 1):
-                    least_s = least_interleaved_s(problem, microbatches, mesh, stages, runs)
-                    if least_s >= search.best_s:
-                        continue
-                    low_s = min(low_s, least_s)
-                    for candidate in interleaved_pipelines(problem, microbatches, mesh, stages, runs):
-                        if search.price(candidate, "interleaved", microbatches) < inf:
-                            break
+    for schedule in problem.later:
+        for count, rows in made.items():
+            if rows is not None:
+                family = _Family(Bound(problem, rows, schedule, count))
+                family.low_s = family.bound.least_s() * (1 - PRECISION)
+                _lowest(family, min(low_s, search.best_s))
+                low_s = min(low_s, family.low_s)
     return low_s

@@ -1,80 +1,157 @@
-"""Interleaved pipelines: equal submeshes, each with several runs of segments, dealt round."""
+"""Interleaved pipelines: equal submeshes, each with several runs of segments, dealt round.
+
+With K stages of v runs and M micro-batches, run r takes x_r for a micro-batch and c_r to hand it over, there and back.
+Stage p begins when the first micro-batch has come through the runs before p, and ends before the last gradient goes
+back through them; all that it does lies between:
+
+    T >= sum_(q<p) (x_q + c_q) + M (x_p + x_(p+K) + ...)     for every p; summed over all p:
+    T >= 1/K sum_r (M + max(0, K-1-r)) x_r + max(0, K-1-r) c_r,      and    T >= 1/K sum_r (M x_r + e_r)
+
+with e_r a step for what does not overlap. The least of these sums over all ways to cut the chain are a bound
+(`Interleaved.least_s`). Candidates are those with the quickest
+slowest run, then such with slower ones that take less in all (`Interleaved.pipelines`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
 
-from meshwright.solve.stages.problem import PlacedRun, StagePoint, StageProblem
+import numpy as np
 
-PRICES = (0.0, 1e-12, 1e-11, 1e-10, 1e-9)
-"""Seconds per resident byte, from the fastest points to the smallest."""
+from meshwright.schedule import in_flight_of
+from meshwright.solve.stages.bound import Floats, Ints, Options
+from meshwright.solve.stages.problem import PlacedRun, StageProblem
 
-
-def _fits(problem: StageProblem, mesh: int, stages: int, runs: int) -> bool:
-    wanted = [stages * count for count in problem.meshes[mesh].devices]
-    enough = all(have >= want for have, want in zip(problem.devices, wanted, strict=True))
-    return enough and stages * runs <= len(problem.all_cuts) - 1
+SLOWER = (1.0, 1.05, 1.25)
+"""How much slower than the least slowest run the runs of a candidate may be."""
 
 
-def least_interleaved_s(problem: StageProblem, microbatches: int, mesh: int, stages: int, runs: int) -> float:
-    """No stage can do less than its part of all the work."""
-    if not _fits(problem, mesh, stages, runs):
-        return inf
-    points = _chosen(problem, microbatches, mesh, 0.0)
-    total_s = _partition(points, len(problem.all_cuts) - 1, stages * runs, total=True)[0]
-    return microbatches * total_s / stages
+def interleavings(problem: StageProblem) -> Iterator[tuple[int, int, int]]:
+    """(mesh class, stages, runs a stage) that the devices and cuts are enough for."""
+    cuts = len(problem.all_cuts) - 1
+    for mesh, made in enumerate(problem.meshes):
+        most = min(have // want for have, want in zip(problem.devices, made.devices, strict=True) if want)
+        for stages in range(max(2, problem.least_stages), min(most, problem.stage_limit) + 1):
+            left = [have - stages * want for have, want in zip(problem.devices, made.devices, strict=True)]
+            sized = problem.sizes is None or list(problem.sizes) == [made.ranks] * stages
+            if sized and (problem.idle or not any(left)):
+                yield from ((mesh, stages, runs) for runs in problem.interleave if stages * runs <= cuts)
 
 
-def interleaved_pipelines(
-    problem: StageProblem, microbatches: int, mesh: int, stages: int, runs: int
-) -> Iterator[tuple[PlacedRun, ...]]:
-    """The most even split into runs, by the fastest points, then by smaller ones."""
-    cuts = problem.all_cuts
-    for price in PRICES:
-        points = _chosen(problem, microbatches, mesh, price)
-        slowest_s, ends = _partition(points, len(cuts) - 1, stages * runs, total=False)
-        if slowest_s < inf:
-            pairs = list(zip([0, *ends[:-1]], ends, strict=True))
-            yield tuple(
-                PlacedRun(cuts[a], cuts[b], index % stages, mesh, points[a, b]) for index, (a, b) in enumerate(pairs)
-            )
+class Interleaved:
+    """So many stages on submeshes of one class, each with so many runs."""
 
+    def __init__(
+        self, problem: StageProblem, made: Options, microbatches: int, mesh: int, stages: int, runs: int
+    ) -> None:
+        self.problem, self.made, self.microbatches = problem, made, microbatches
+        self.mesh, self.stages, self.runs = mesh, stages, runs
+        self.total = stages * runs
+        self.own: Ints = np.flatnonzero(made.mesh == mesh)
+        self.seconds: Floats = made.forward_s + made.input_s + made.weight_s
+        self.cuts = len(problem.all_cuts)
+        self.ways: dict[int, Ints] = {}
 
-def _chosen(problem: StageProblem, microbatches: int, mesh: int, price: float) -> dict[tuple[int, int], StagePoint]:
-    cuts = problem.all_cuts
-    found = {}
-    for a in range(len(cuts) - 1):
-        for b in range(a + 1, len(cuts)):
-            offered = problem.points(cuts[a], cuts[b], mesh, microbatches)
-            if offered:
-                found[a, b] = min(offered, key=lambda point: _seconds(point) + price * point.cost.resident_bytes)
-    return found
+    def least_s(self) -> float:
+        """No pipeline of these is faster. Every run's own memory alone is looked at."""
+        made = self.made
+        fits = made.held_bytes[self.own] + made.resident_bytes[self.own] <= made.limit_bytes[self.own]
+        if not fits.any():
+            return inf
+        work_s = self.microbatches * self.seconds + made.fixed_s
+        return max(self._least_sum(self.own[fits], self.seconds, 1), self._least_sum(self.own[fits], work_s, 0))
 
+    def _least_sum(self, able: Ints, seconds: Floats, way: int) -> float:
+        """Of all runs' work on all stages; `way`: by `seconds` of a micro-batch, and its way to a stage and back."""
+        made, rows = self.made, self._quickest(able, seconds)
+        handed, taken = self._after_all(), self._after_all()
+        for run in range(self.total - 1, -1, -1):
+            times = self.microbatches + max(0, self.stages - 1 - run) if way else 1
+            taken = self._taken(rows, times * seconds[rows] + handed[made.end[rows], made.leave[rows]])
+            handed = self._handed(taken, way * max(0, self.stages - run))
+        return float(taken[0].min()) / self.stages
 
-def _seconds(point: StagePoint) -> float:
-    return point.cost.forward_s + point.cost.backward_s
+    def pipelines(self) -> Iterator[tuple[PlacedRun, ...]]:
+        """Those whose slowest run is the quickest, then those with slower ones that take less in all."""
+        slowest_s = self._slowest_s()
+        seen = set()
+        for slower in SLOWER if slowest_s < inf else ():
+            chosen = self._cheapest(slowest_s * slower * (1 + 1e-12))
+            if chosen not in seen:
+                seen.add(chosen)
+                yield self._placed(chosen)
 
+    def _placed(self, chosen: tuple[int, ...]) -> tuple[PlacedRun, ...]:
+        cuts, made = self.problem.all_cuts, self.made
+        return tuple(
+            PlacedRun(cuts[made.begin[i]], cuts[made.end[i]], run % self.stages, self.mesh, made.points[i])
+            for run, i in enumerate(chosen)
+        )
 
-def _partition(
-    points: dict[tuple[int, int], StagePoint], length: int, runs: int, total: bool
-) -> tuple[float, list[int]]:
-    """Into exactly so many runs: the least sum of seconds, or the least maximum; and where the runs end."""
-    best: list[float] = [0.0] + [inf] * length
-    came: list[list[int]] = []
-    for _ in range(runs):
-        following, chosen = [inf] * (length + 1), [-1] * (length + 1)
-        for (a, b), point in points.items():
-            seconds = best[a] + _seconds(point) if total else max(best[a], _seconds(point))
-            if best[a] < inf and seconds < following[b]:
-                following[b], chosen[b] = seconds, a
-        best = following
-        came.append(chosen)
-    ends: list[int] = []
-    at = length
-    for chosen in reversed(came):
-        if best[length] == inf:
-            break
-        ends.append(at)
-        at = chosen[at]
-    return best[length], ends[::-1]
+    def _able(self, run: int) -> Ints:
+        """The rows that fit as this run, if all runs of its stage are like it."""
+        stage = run % self.stages
+        if stage not in self.ways:
+            made, own = self.made, self.own
+            flight = in_flight_of("interleaved", stage, self.stages, self.microbatches, self.runs)
+            held = made.held_bytes[own] + (self.runs - 1) * made.static_bytes[own] + flight * made.resident_bytes[own]
+            self.ways[stage] = self._quickest(own[held <= made.limit_bytes[own]], self.seconds)
+        return self.ways[stage]
+
+    def _quickest(self, rows: Ints, seconds: Floats) -> Ints:
+        """Of rows that differ in the point alone."""
+        order = rows[np.lexsort((seconds[rows], self.made.group[rows]))]
+        return order[np.flatnonzero(np.diff(self.made.group[order], prepend=-1))]
+
+    def _slowest_s(self) -> float:
+        handed = np.full((self.cuts, self.made.crossing_s.shape[1]), inf)
+        handed[self.cuts - 1] = 0.0
+        for run in range(self.total - 1, -1, -1):
+            rows = self._able(run)
+            if not len(rows):
+                return inf
+            value = np.maximum(self.seconds[rows], handed[self.made.end[rows], self.made.leave[rows]])
+            best = self._taken(rows, value).min(axis=1)
+            handed = np.broadcast_to(best[:, None], handed.shape)
+        return float(best[0])
+
+    def _cheapest(self, limit_s: float) -> tuple[int, ...]:
+        """Rows of runs of at most `limit_s` with the least sum of runs and crossings."""
+        handed, tables = self._after_all(), []
+        for run in range(self.total - 1, -1, -1):
+            rows = self._able(run)
+            rows = rows[self.seconds[rows] <= limit_s]
+            tables.append((rows, handed))
+            value = self.seconds[rows] + handed[self.made.end[rows], self.made.leave[rows]]
+            handed = self._handed(self._taken(rows, value), 1)
+        found: list[int] = []
+        at, came = 0, np.zeros(len(self.made.enters))
+        for rows, after in reversed(tables):
+            here = rows[self.made.begin[rows] == at]
+            value = self.seconds[here] + after[self.made.end[here], self.made.leave[here]] + came[self.made.enter[here]]
+            option = int(here[int(value.argmin())])
+            found.append(option)
+            at = int(self.made.end[option])
+            came = self.made.crossing_s[at, int(self.made.leave[option])]
+        return tuple(found)
+
+    def _after_all(self) -> Floats:
+        handed: Floats = np.full((self.cuts, self.made.crossing_s.shape[1]), inf)
+        handed[self.cuts - 1] = 0.0
+        return handed
+
+    def _taken(self, rows: Ints, value: Floats) -> Floats:
+        """The least value by (cut, layout in which it is entered)."""
+        made = self.made
+        found: Floats = np.full((self.cuts, len(made.enters)), inf)
+        keys = made.begin[rows] * len(made.enters) + made.enter[rows]
+        first = np.flatnonzero(np.diff(keys, prepend=-1))
+        if len(first):
+            found[made.begin[rows[first]], made.enter[rows[first]]] = np.minimum.reduceat(value, first)
+        return found
+
+    def _handed(self, taken: Floats, weight: float) -> Floats:
+        """By (cut, layout in which it is left), crossings counted so many times."""
+        found: Floats = (taken[:, None] + weight * self.made.crossing_s).min(axis=2)
+        return found

@@ -58,9 +58,10 @@ Crossings = Callable[[int, int, Hashable, int, Hashable, int], Crossing]
 
 @dataclass(frozen=True, slots=True)
 class StageProblem:
-    """cuts: where a stage may begin or end, 0 and `segments` among them; anywhere unless given. interleave: how many
-    runs a stage may have under `interleaved`, besides one. overlap: as in `Costs`. sizes: how many
-    devices each stage has, if that is settled. idle: devices may be left over.
+    """cuts: where a stage may begin or end, 0 and `segments` among them; anywhere unless given. later: schedules that
+    the caller tries on what is found; here they count in the bound alone. interleave: how many runs a stage may have
+    under `interleaved`, besides one. overlap: as in `Costs`. sizes: how many devices each stage has, if settled. idle:
+    devices may be left over.
     placed: what handing over from each run to the next takes once all stages have their devices, for so many
     micro-batches; as `crossing` says if None."""
 
@@ -71,6 +72,7 @@ class StageProblem:
     crossing: Crossings
     microbatches: tuple[int, ...]
     schedules: tuple[str, ...] = ("1f1b",)
+    later: tuple[str, ...] = ()
     most_stages: int | None = None
     least_stages: int = 1
     sizes: tuple[int, ...] | None = None
