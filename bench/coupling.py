@@ -3,10 +3,16 @@
     python bench/coupling.py --json out/coupling.json            # all cases
     python bench/coupling.py --case 0
 
-Joint: `make_plan` under the budget. Shard first: the fastest sharding with all the memory it wants, then what must be
-recomputed to fit. Sweep (Colossal-Auto's way): shardings under several budgets, nothing recomputed, each then
-recomputing what it must under the true one; the best. Checkpoint first: every segment recomputes all but its input, and
-the fastest of the sweep's shardings that fits so. All without pipelines. Cases: model, batch, cluster, GiB a device.
+Joint: `make_plan` under the budget. The others, each given our exact choice of what to keep once its sharding is found:
+
+- shard first: the fastest sharding with all the memory it wants, then what must be recomputed to fit;
+- sweep, Colossal-Auto's way: shardings under several budgets, nothing recomputed, each then recomputing what it must
+  under the true one;
+- checkpoint first: what to drop is decided on the model as it is, by the seconds that making a value again takes per
+  byte (several thresholds, the last of them drops everything but the segments' inputs); then the sharding, at several
+  prices of the bytes that are left, over all meshes and numbers of micro-batches.
+
+All without pipelines. Cases: model, batch, cluster, GiB a device.
 """
 
 from __future__ import annotations
@@ -19,44 +25,141 @@ if __name__ == "__main__":  # the folder of this file would hide modules of the 
 import argparse
 import json
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, load_cluster
+from meshwright.cluster.device_table import GPUS
+from meshwright.cluster.topology import Group, Link, Member
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
+from meshwright.price.parameter import Setting
+from meshwright.solve.assemble import assemble
+from meshwright.solve.candidates import allowed_meshes, candidates_on
+from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.segment import SegmentProblem, Solved
 from meshwright.solve.joint import refine
 from meshwright.solve.plan import make_plan
-from meshwright.solve.points import Ways
 
 GIB = 1 << 30
+GPT = "gpt?layers=4&hidden=4096&heads=32&vocab=51200&seq=1024"
+LLAMA = "llama?layers=4&hidden=4096&heads=32&ffn=11008&vocab=32000&seq=4096"
 CASES = (
-    ("gpt-1.3b?layers=6", 64, "dgx-a100:1", 6.0),
-    ("llama3-8b?layers=6&seq=4096", 32, "dgx-h100:1", 12.0),
-    ("gpt-2.6b?layers=6", 128, "dgx-a100:2", 6.0),
-    ("gpt-6.7b?layers=4", 32, "dgx-h100:1", 8.0),
+    (GPT, 64, "8 A100-SXM-80GB on 100 Gbit/s", 3.0),
+    (GPT, 64, "8 A100-SXM-80GB on 400 Gbit/s", 3.0),
+    (LLAMA, 16, "8 H100-SXM-80GB on 400 Gbit/s", 4.5),
+    (LLAMA, 16, "dgx-a100:1", 4.5),
+    ("gpt?layers=4&hidden=2048&heads=16&vocab=51200&seq=8192", 8, "8 A100-SXM-80GB on 100 Gbit/s", 3.0),
+    ("gpt?layers=8&hidden=2048&heads=16&vocab=32000&seq=1024", 32, "4 A100-SXM-80GB on 100 Gbit/s", 3.0),
+    (GPT, 64, "p3.16xlarge:1", 3.0),
+    (LLAMA, 16, "4 H100-SXM-80GB on 200 Gbit/s", 8.0),
 )
-SWEEP = (8.0, 4.0, 2.0, 1.5, 1.0)
+SWEEP = (8.0, 4.0, 2.0, 1.5, 1.25, 1.0)
 """Budgets of the sweep, in parts of the true one."""
+
+DROPPED = (0.25, 0.5, 0.75, 1.0)
+"""Parts of the droppable bytes that a checkpoint-first method drops, those first that are cheapest to make again."""
+
+PRICES = (0.0, 3e-12, 1e-11, 2e-11, 3e-11, 5e-11, 1e-10, 2e-10, 5e-10, 1e-9, 1e-7)
+
+
+@dataclass(slots=True)
+class Dropped(Frontier):
+    """A Frontier whose segments do not keep what takes at most `most_s` seconds per byte to make again."""
+
+    most_s: float = 0.0
+
+    def solve(self, index: int, price_per_byte: float) -> Solved:
+        problem = self.problem(index)
+        key = (id(problem), price_per_byte)
+        if key not in self._solved:
+            charged = _charged(problem, price_per_byte, self.most_s)
+            plan = problem.prepared
+            assert plan is not None, "these segments are small"
+            found = plan.run(charged.costs)
+            self._solved[key] = Solved(problem, charged, self.program.segments[index].graph, found.costs, found)
+        return self._solved[key]
+
+
+def _charged(problem: SegmentProblem, price: float, most_s: float) -> Any:
+    costs = problem.problem.costs + price * problem.held
+    for node, kept in zip(problem.op_nodes, problem.space.op_kept, strict=True):
+        where = slice(problem.problem.offsets[node], problem.problem.offsets[node + 1])
+        for part in kept:
+            dropped = part.drop_s <= most_s * float(part.bytes.max())
+            costs[where] += problem.micro * part.drop_s if dropped else price * part.bytes
+    return replace(problem.problem, costs=costs)
+
+
+def thresholds(frontier: Frontier) -> list[float]:
+    """Seconds per byte below which a part of all droppable bytes is dropped, on the model as it is."""
+    ratios, sizes = [], []
+    for index in range(len(frontier.program.segments)):
+        for kept in frontier.problem(index).space.op_kept:
+            for part in kept:
+                whole = float(part.bytes.max())
+                if whole and np.isfinite(part.drop_s):
+                    ratios.append(part.drop_s / whole)
+                    sizes.append(whole)
+    order = np.argsort(ratios)
+    share = np.cumsum(np.array(sizes)[order]) / sum(sizes)
+    return [float(np.array(ratios)[order][min(len(order) - 1, int(np.searchsorted(share, part)))]) for part in DROPPED]
+
+
+def checkpoint_first(program: Program, cluster: Cluster, budget: int, known_s: float) -> Iterator[tuple[str, Plan]]:
+    """Every plan of the method that fits; what cannot be faster than `known_s` or one before it is left out."""
+    setting = Setting("adamw", "bf16")
+    for candidate in candidates_on(program, allowed_meshes(cluster, (), 2), (), setting, recompute=True):
+        for number in candidate.microbatches:
+            base = candidate.frontier(number)
+            if floor_s(base) >= known_s:
+                break
+            for part, most_s in zip(DROPPED, thresholds(base), strict=True):
+                frontier = Dropped(base.program, base.mesh, base.pins, base.setting, True, base.skips, most_s=most_s)
+                seen: set[str] = set()
+                for price in PRICES:
+                    chain = chain_at(frontier, price)
+                    if chain.seconds >= known_s:
+                        break
+                    plan = assemble(program, cluster, chain, frontier)
+                    text = str((plan.choices, plan.segments, sorted(plan.parameters.items())))
+                    found = None if text in seen else refine(plan, program, budget)
+                    seen.add(text)
+                    if found is not None:
+                        yield f"checkpoint first, {part:.0%} dropped", found
+                        known_s = min(known_s, found.predicted.step_s)
+                        break
+
+
+def cluster_of(text: str) -> Cluster:
+    """A preset, or `8 A100-SXM-80GB on 100 Gbit/s`: so many devices, each with its own card on one network."""
+    if " on " not in text:
+        return load_cluster(text)
+    count, gpu, _, gigabits, _ = text.split()
+    network = Group("pod", Link(2e-5, float(gigabits) * 1e9 / 8), (Member(gpu, int(count)),))
+    return Cluster(text, "nccl", (GPUS[gpu].device,), network, 8.4e-6, ())
 
 
 def run(model: str, batch: int, cluster_name: str, budget_gib: float) -> dict[str, Any]:
     program = capture(*parse_reference(model).meta(batch), precision="bf16")
-    cluster, budget = load_cluster(cluster_name), int(budget_gib * GIB)
+    cluster, budget = cluster_of(cluster_name), int(budget_gib * GIB)
     before = time.process_time()
     joint = _planned(program, cluster, budget, recompute=True)
     joint_cpu_s = time.process_time() - before
     shardings = {"shard first": _planned(program, cluster, None, recompute=False)}
     shardings |= {f"sweep {part:g}": _planned(program, cluster, int(part * budget), recompute=False) for part in SWEEP}
-    known = {name: plan for name, plan in shardings.items() if plan is not None}
-    refined = {name: refine(plan, program, budget) for name, plan in known.items()}
-    checkpointed = {f"checkpoint first, {name}": _all_again(plan, program, budget) for name, plan in known.items()}
+    refined = {name: refine(plan, program, budget) for name, plan in shardings.items() if plan is not None}
     seconds = {name: plan.predicted.step_s for name, plan in refined.items() if plan is not None}
-    seconds |= {name: step_s for name, step_s in checkpointed.items() if step_s is not None}
+    for name, plan in checkpoint_first(program, cluster, budget, min(seconds.values(), default=float("inf"))):
+        seconds[name] = min(seconds.get(name, float("inf")), plan.predicted.step_s)
     best = min(seconds.values(), default=float("inf"))
     found = joint.predicted.step_s if joint else float("inf")
     return {
@@ -65,12 +168,21 @@ def run(model: str, batch: int, cluster_name: str, budget_gib: float) -> dict[st
         "cluster": cluster_name,
         "budget_gib": budget_gib,
         "joint_s": found,
-        "joint_mesh": str(joint.mesh.sizes) if joint else "",
+        "joint": _described(joint),
         "apart_s": seconds,
         "best_apart_s": best,
         "faster": best / found - 1,
+        "gap": joint.predicted.gap if joint else None,
         "joint_cpu_s": joint_cpu_s,
     }
+
+
+def _described(plan: Plan | None) -> str:
+    if plan is None:
+        return "none"
+    again = sum(bool(plan.choice(index).recompute) for index in range(len(plan.segments)))
+    mesh = "x".join(map(str, plan.mesh.sizes))
+    return f"{mesh}, {plan.microbatches} micro-batches, {again} of {len(plan.segments)} segments recompute"
 
 
 def _planned(program: Program, cluster: Cluster, budget: int | None, recompute: bool) -> Plan | None:
@@ -85,23 +197,6 @@ def _planned(program: Program, cluster: Cluster, budget: int | None, recompute: 
         )
     except PlanError:
         return None
-
-
-def _all_again(plan: Plan, program: Program, budget: int) -> float | None:
-    """Seconds where every segment keeps its input alone; None where that does not fit either."""
-    ways = Ways.of(plan, program)
-    least = [min(options, key=lambda kept: kept.resident_bytes) for options in ways.curves.options]
-    only = replace(ways, curves=replace(ways.curves, options=tuple((kept,) for kept in least)))
-    made = refine_with(only, plan, program, budget)
-    return made.predicted.step_s if made else None
-
-
-def refine_with(ways: Ways, plan: Plan, program: Program, budget: int) -> Plan | None:
-    """`refine` with these ways to run the segments."""
-    from unittest.mock import patch
-
-    with patch.object(Ways, "of", return_value=ways):
-        return refine(plan, program, budget)
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ what makes it. So `walk` finds shardings that are good where memory is dear, and
     bound(l) = min over chains of (seconds + charges at l) - l * room
 
 is below every chain that recomputes what it likes. `refine` then settles exactly, for a sharding, what each instance
-keeps, recomputes and chunks (`memory_plan`), on the traced pairs and their real peaks. Candidates are refined in the
-order of their bounds until none can win.
+keeps, recomputes and chunks (`memory.plan`), on the traced pairs and their real peaks. Of the shardings met on one mesh
+at different prices instances may take different ones (`mixture`). Candidates are refined in the order of their bounds
+until none can win.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from meshwright.solve.intra.mix import Chain
 from meshwright.solve.intra.walk import walk
 from meshwright.solve.memory.chain import Instance, least_peak_bytes, solve_instances
 from meshwright.solve.memory.plan import with_kept
+from meshwright.solve.mixture import Offer, best_mixture
 from meshwright.solve.points import Ways, prediction
 from meshwright.solve.search import Candidate, Progress
 
@@ -62,7 +64,7 @@ def joint_search(
         bounds.append(entry.bound_s)
         if entry.bound_s >= known_s or (best is not None and number >= MOST_REFINED):
             break
-        plan = _fastest(entry, program, budget_bytes, assemble)
+        plan = _fastest(entry, program, budget_bytes, assemble, known_s)
         if plan is not None and plan.predicted.step_s < known_s:
             best = plan
             if progress:
@@ -70,17 +72,49 @@ def joint_search(
     return best, min(bounds, default=known_s)
 
 
-def _fastest(entry: _Entry, program: Program, budget_bytes: int, assemble: Assemble) -> Plan | None:
-    """Of the sharding that is fastest with all the memory it wants, that of the best bound, and, as long as none
-    fits, those of dearer bytes."""
+def _fastest(entry: _Entry, program: Program, budget_bytes: int, assemble: Assemble, known_s: float) -> Plan | None:
+    """Of the sharding that is fastest with all the memory it wants, that of the best bound, as long as none fits those
+    of dearer bytes, and the best mixture of all of them."""
     frontier = entry.candidate.frontier(entry.microbatches)
     found: list[Plan] = []
+    met: list[tuple[Chain, Ways]] = []
     for price in (0.0, entry.price, *(price for price in DEARER if price > entry.price)):
         if found and price > entry.price:
             break
-        plan = refine(assemble(chain_at(frontier, price), frontier), program, budget_bytes)
-        found += [plan] if plan else []
+        chain = chain_at(frontier, price)
+        if any(_is_same(chain, other) for other, _ in met):
+            continue
+        plan = assemble(chain, frontier)
+        met.append((chain, Ways.of(plan, program)))
+        refined = refine_ways(plan, program, met[-1][1], budget_bytes)
+        found += [refined] if refined else []
+    if len(met) > 1:
+        least_s = min((plan.predicted.step_s for plan in found), default=float("inf"))
+        mixed = best_mixture(frontier, _offers(met), budget_bytes, min(known_s, least_s), entry.price)
+        refined = refine(assemble(mixed, frontier), program, budget_bytes) if mixed else None
+        found += [refined] if refined else []
     return min(found, key=lambda one: one.predicted.step_s, default=None)
+
+
+def _is_same(one: Chain, other: Chain) -> bool:
+    """Whether two chains shard alike."""
+    pairs = zip(one.points, other.points, strict=True)
+    return all(a.point.choice == b.point.choice and a.parameters == b.parameters for a, b in pairs)
+
+
+def _offers(met: list[tuple[Chain, Ways]]) -> list[list[Offer]]:
+    """Per segment, what the chains do there with each of the ways to keep; the same once."""
+    offers: list[list[Offer]] = []
+    for index in range(len(met[0][0].points)):
+        here: list[Offer] = []
+        for chain, ways in met:
+            point, options = chain.points[index], chain.options[index]
+            known = [(offer.options, offer.sharding.point, offer.sharding.parameters) for offer in here]
+            if (options, point.point, point.parameters) not in known:
+                kept = tuple(ways.point(index, one) for one in ways.curves.options[index])
+                here.append(Offer(options, point, kept))
+        offers.append(here)
+    return offers
 
 
 def least_bytes(candidate: Candidate, program: Program, assemble: Assemble) -> int:
@@ -123,7 +157,11 @@ def _best_bound(frontier: Frontier, budget_bytes: int, known_s: float) -> tuple[
 
 def refine(plan: Plan, program: Program, budget_bytes: int) -> Plan | None:
     """The plan with its sharding as it is, recomputing what it must to fit; None where even that does not fit."""
-    ways = Ways.of(plan, program)
+    return refine_ways(plan, program, Ways.of(plan, program), budget_bytes)
+
+
+def refine_ways(plan: Plan, program: Program, ways: Ways, budget_bytes: int) -> Plan | None:
+    """`refine`, with these ways to run the segments."""
     late = _late_bytes(ways, plan)
     chosen = solve_instances(_instances(ways), budget_bytes - late, _static_bytes(ways))
     if chosen is None:
