@@ -71,19 +71,20 @@ class _Search:
     def __init__(self, pipeline: Pipeline, durations: Durations, in_flight: Sequence[int], rule: Rule) -> None:
         self.pipeline, self.durations, self.limits, self.rule = pipeline, durations, in_flight, rule
         self.stage_of = [run.stage for run in pipeline.runs]
+        self.stages = pipeline.stages
         pairs = {(pipeline.run_of(a), pipeline.run_of(b)) for a, b in pipeline.all_reads()}
         edges = sorted((a, b) for a, b in pairs if a != b)
         self.after: list[list[int]] = [[b for a, b in edges if a == run] for run in range(len(pipeline.runs))]
         self.ahead: list[list[int]] = [[a for a, b in edges if b == run] for run in range(len(pipeline.runs))]
-        self.free = [0.0] * pipeline.stages
-        self.held = [0] * pipeline.stages
-        self.lead = [0] * pipeline.stages
+        self.free = [0.0] * self.stages
+        self.held = [0] * self.stages
+        self.lead = [0] * self.stages
         self.open: list[dict[str, list[tuple[tuple[int, int, int], float, Task]]]] = [
-            {"forward": [], "backward": [], "backward_weight": []} for _ in range(pipeline.stages)
+            {"forward": [], "backward": [], "backward_weight": []} for _ in range(self.stages)
         ]
         self.missing: dict[tuple[bool, int, int], int] = {}
         self.ready_s: dict[tuple[bool, int, int], float] = {}
-        self.tasks: list[list[Task]] = [[] for _ in range(pipeline.stages)]
+        self.tasks: list[list[Task]] = [[] for _ in range(self.stages)]
         self.heap: list[tuple[float, int]] = []
 
     def run(self) -> tuple[float, Order | None]:
@@ -111,7 +112,7 @@ class _Search:
 
     def _offer(self, task: Task, ready_s: float) -> None:
         stage = self.stage_of[task.run]
-        around = task.microbatch // self.pipeline.stages
+        around = task.microbatch // self.stages
         forward = task.kind == "forward"
         key = (around, task.run if forward else -task.run, task.microbatch)
         name = task.kind if task.kind in ("forward", "backward_weight") else "backward"
@@ -138,7 +139,7 @@ class _Search:
         return start_s, (queues["backward"] if backward_s <= forward_s else queues["forward"])[0][2]
 
     def _too_far(self, stage: int) -> bool:
-        ahead = self.pipeline.stages - stage + len(self.pipeline.runs) - self.pipeline.stages
+        ahead = len(self.pipeline.runs) - stage
         return self.rule.narrow and self.lead[stage] >= ahead
 
     def _take(self, stage: int, start_s: float, task: Task) -> None:
