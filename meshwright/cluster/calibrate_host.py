@@ -18,26 +18,22 @@ from torch import Tensor, nn
 from meshwright.cluster.calibrate_eager import DEEP, KINDS, LAYERS, phases
 from meshwright.cluster.calibrate_pace import Pace
 from meshwright.cluster.calibrate_samples import HOST, KERNELS, Make, Sample
+from meshwright.cluster.calibrate_tape import tape_figures
 from meshwright.cluster.device_profile import IMAGES
 from meshwright.torch_compat import trace_joint
 
-COUNT, TRACED = 16, 4
-"""Calls side by side: what is paid once, such as starting a backward, hardly counts then. Fewer are traced."""
+TRACED = 4
+"""Calls side by side: what is paid once hardly counts then."""
 Tables = dict[str, list[float]]
 
 
 def eager_table(device: torch.device, dtype: torch.dtype, pace: Pace) -> tuple[Tables, list[float]]:
     """Forward and backward of each op; by how much they take longer in the midst of a step (`eager`: of transformers,
     of images); what a step takes once (`start`). And AdamW in the midst of a step: once, and for each tensor."""
-    found = _ops(pace, lambda make: _eager_measures(make, dtype, device))
-    found["module"] = [*_figures(pace, [_module(device)]), 0.0]
-    # Asked for side by side, each op also has a root and a leaf to be started from and handed to: a chain has not.
-    beside = max(0.0, found["view"][1] - _figures(pace, [_chain(dtype, device)])[0])
-    for pair in found.values():
-        pair[1] = max(pair[1] - beside, pair[1] / 8)
-    steps = [[pace.paced(phases(kind, n, device, dtype), 5) for n in (LAYERS, DEEP)] for kind in KINDS]
+    found = tape_figures(device, dtype, pace)
+    steps = [[pace.paced(phases(kind, n, device, dtype), 9) for n in (LAYERS, DEEP)] for kind in KINDS]
     layers = [[(deep - few) / (DEEP - LAYERS) for few, deep in zip(*pair, strict=True)] for pair in steps]
-    factors = _factors(found, [layer[:2] for layer in layers], found["add"][0])
+    factors = _factors(found, [layer[:2] for layer in layers], found["summed"][1])
     found["start"] = [
         max(
             0.0,
@@ -110,13 +106,6 @@ def _figures(pace: Pace, measures: list[Callable[[], float]]) -> list[float]:
     return pace.paced(lambda: [measure() for measure in measures])
 
 
-def _eager_measures(make: Make, dtype: torch.dtype, device: torch.device) -> list[Callable[[], float]]:
-    """Forward, backward."""
-    samples = [make(1 << 12, dtype, device) for _ in range(COUNT)]
-    forward = _timed(device, lambda: [sample.call() for sample in samples], COUNT)
-    return [forward, _timed(device, _joint(samples), COUNT) if samples[0].wrt else lambda: 0.0]
-
-
 def _pair_measures(make: Make, dtype: torch.dtype, device: torch.device) -> list[Callable[[], float]]:
     """Forward, and forward and backward together."""
     runs = pair_calls([make(1 << 12, dtype, device) for _ in range(TRACED)])
@@ -156,29 +145,6 @@ def _timed(
 
     measure()
     return measure
-
-
-def _joint(samples: list[Sample]) -> Callable[[], Any]:
-    """Backward of several ops at once."""
-    results = [sample.call() for sample in samples]
-    gradients = [torch.ones_like(result) for result in results]
-    wrt = [tensor for sample in samples for tensor in sample.wrt]
-    return lambda: torch.autograd.grad(results, wrt, gradients, retain_graph=True)
-
-
-def _module(device: torch.device) -> Callable[[], float]:
-    module, x = nn.Identity(), torch.ones(1, device=device)
-    return _timed(device, lambda: module(x), 1, 100)
-
-
-def _chain(dtype: torch.dtype, device: torch.device) -> Callable[[], float]:
-    """Backward of one view in a chain of them."""
-    x = torch.ones(256, device=device, dtype=dtype, requires_grad=True)
-    y = x.view(16, 16)
-    for _ in range(COUNT - 1):
-        y = y.view(16, 16)
-    gradient = torch.ones_like(y)
-    return _timed(device, lambda: torch.autograd.grad(y, x, gradient, retain_graph=True), COUNT)
 
 
 def _pair_factors(device: torch.device, dtype: torch.dtype, pace: Pace, host: Mapping[str, list[float]]) -> list[float]:

@@ -21,9 +21,11 @@ VARIANTS = ("plain", "causal", "mask", "bias", "strided", "grouped")
 """Attention without a mask, told that it is causal, with a mask, with a mask that is trained (and one whose elements do
 not lie side by side), with grouped heads."""
 
+_TURNS = (1, 1, 1, 2, 0.5, 4, 0.25)
 WINDOWS = (
     *(((3, 3), 1),) * 7,
     *(((3, 3), 2), ((1, 1), 2), ((2, 2), 2), ((2, 2), 2), ((1, 7), 1), ((7, 1), 1), ((5, 5), 1), ((7, 7), 2)),
+    *(((3, 3), 2), ((1, 1), 2), ((3, 3), 1)),
 )
 """Edges of a window and the stride, as often as they are sampled."""
 
@@ -80,7 +82,10 @@ def convolution_points(spread: Spread, name: str, count: int, most_flops: float)
     found: set[Convolution] = set()
     for number in range(200 * count):
         images, edge, channels = rng.choice(spread.images), rng.choice(spread.edges), rng.choice(spread.channels)
-        out = rng.choice([size for size in spread.channels if channels / 4 <= size <= 4 * channels])
+        # Half of them as models have them: as many channels out as in, twice, a half, four times, a fourth.
+        usual = [size for size in _TURNS if spread.channels[0] <= size * channels <= spread.channels[-1]]
+        near = [size for size in spread.channels if channels / 4 <= size <= 4 * channels]
+        out = int(channels * rng.choice(usual)) if rng.random() < 0.5 else rng.choice(near)
         window, stride = ((1, 1), 1) if name == "plain" else WINDOWS[number % len(WINDOWS)]
         if window == (7, 7):  # the first layer of a model
             channels = 3

@@ -28,7 +28,8 @@ def alignment(pixels: int, itemsize: int) -> int:
     return 1 if n_bytes % 16 == 0 else 2 if n_bytes % 4 == 0 else 4
 
 
-IMAGES = frozenset({"convolution", "convolution_1x1", "depthwise", "batch_norm", "group_norm"})
+_CONVOLUTIONS = ("convolution", "convolution_1x1", "convolution_bias", "convolution_turned", "depthwise")
+IMAGES = frozenset({*_CONVOLUTIONS, "batch_norm", "group_norm"})
 """Ops whose host seconds in the midst of a step were seen in a model of images; those of others in a transformer."""
 
 WEIGHTS = {
@@ -262,7 +263,7 @@ class DeviceProfile:
         ops = (pair and self.tables.pairs.get("float32")) or self.tables.host.get(_table_dtype(dtype))
         if not ops:
             return 0.0, 0.0
-        forward_s, backward_s = ops.get(name, (0.0, 0.0))
+        forward_s, backward_s = ops.get(name) or ops.get(_LIKE.get(name, ""), (0.0, 0.0))
         forward, backward = (1.0, 1.0) if name == "start" else ops["eager"][2:] if name in IMAGES else ops["eager"][:2]
         return forward_s * forward * self.host_scale, backward_s * backward * self.host_scale
 
@@ -293,6 +294,14 @@ class DeviceProfile:
         grids = self.tables.grids[name]
         return grids.get(dtype) or grids.get(_table_dtype(dtype)) or next(iter(grids.values()))
 
+
+_LIKE = {
+    **dict.fromkeys(("attention_mask", "attention_bias", "attention_strided", "attention_grouped"), "attention"),
+    **dict.fromkeys(("convolution_bias", "convolution_turned"), "convolution"),
+    **dict.fromkeys(("grouped_mm_4", "grouped_mm_16"), "grouped_mm"),
+    "reshaped": "turned",
+}
+"""Host figures that not all tables have, and which stands for them there."""
 
 _NEAREST = {"float16": "bfloat16", "bfloat16": "float32", "int16": "bfloat16", "float64": "float32"}
 

@@ -55,13 +55,35 @@ def convolution_base_s(
     """
     images, image, channels, out, window, wide, groups = sizes
     pixels = images * image
-    flops = 2.0 * pixels * channels * out * window
     moved = itemsize * (images * wide * channels * groups + pixels * out + channels * out * window)
-    filled = 1.0
-    if side != "weight":
-        columns = out if side == "forward" else channels * groups
-        filled = waves(-(-pixels // TILE) * -(-columns // TILE), units)
-    compute_s = filled * flops / (_REACHED * peak)
+    if side == "weight":
+        compute_s = _tiled_s(peak, units, out, channels * window, pixels, shared=True)
+    elif side == "forward":
+        compute_s = _tiled_s(peak, units, pixels, out, channels * window)
+    else:
+        compute_s = _tiled_s(peak, units, pixels, channels * groups, out // groups * window)
     if window == 1 and wide == image:
         return max(compute_s, moved / (_COPIED * bandwidth)) + _KERNEL_S
     return compute_s + 2 * moved / (_COPIED * bandwidth) + 3 * _KERNEL_S
+
+
+_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 64), (64, 32))
+_BEST, _SMALLER, _FILL = 0.75, 0.35, 64
+"""Of the peak, in the largest tiles; by which power of their area smaller ones reach less; how much longer every tile's
+sum is for the filling of its pipeline."""
+_SHARES = (1, 2, 4, 8, 16, 32)
+
+
+def _tiled_s(peak: float, units: int, m: int, n: int, k: int, shared: bool = False) -> float:
+    """A product [m, k] by [k, n] in the tiles that serve it best; `shared`: several units may share a tile's sum."""
+    if units <= 1:
+        return 2.0 * m * n * k / (_REACHED * peak)
+    found: list[float] = []
+    for rows, columns in _TILES:
+        tiles = -(-m // rows) * -(-n // columns)
+        rate = _BEST * min(1.0, (rows * columns / TILE**2) ** _SMALLER) * peak / units
+        for share in _SHARES if shared else (1,):
+            if share == 1 or k >= 32 * share:
+                sum_s = 2.0 * rows * columns * (k / share + _FILL) / rate
+                found.append(ceil(tiles * share / units) * sum_s + (_KERNEL_S if share > 1 else 0.0))
+    return min(found)

@@ -1,4 +1,4 @@
-"""Figures at scattered sizes, and how those between are read: a regression over the nearest of them.
+"""Figures at scattered sizes, and how those between are read: kriging, each as near as its sizes are.
 
 A grid over five sizes has few steps in each. Samples at the sizes that models have are nearer to what is asked.
 """
@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-NEAREST = 10
-_NARROW = 1.5
-_RIDGE = 0.3
-"""How far the slope between few points is trusted."""
+_REACH = 3.0
+"""How far, in logarithms of sizes, a sample tells of others: at this distance the correlation is a half."""
+_NOISE, _LEVEL, _SLOPE = 0.03, 4.0, 0.05
+"""Variances, over that of what changes with the sizes: of each figure by itself, of the level of all, of slopes."""
 
 
 class Scatter:
@@ -24,7 +24,19 @@ class Scatter:
     weights: how much each size tells points apart. Sizes beyond the outermost are read at these.
     """
 
-    __slots__ = ("_high", "_logs", "_low", "_memo", "_values", "_weights", "points", "sides")
+    __slots__ = (
+        "_high",
+        "_level",
+        "_logs",
+        "_low",
+        "_memo",
+        "_middle",
+        "_solved",
+        "_values",
+        "_weights",
+        "points",
+        "sides",
+    )
 
     def __init__(
         self, points: Sequence[Sequence[float]], ratios: Mapping[str, Sequence[float]], weights: Sequence[float]
@@ -34,6 +46,9 @@ class Scatter:
         self._logs: Array = np.log(np.array(points, dtype=np.float64)) * self._weights
         self._values: Array = np.log(np.array([ratios[side] for side in self.sides], dtype=np.float64)).T
         self._low, self._high = self._logs.min(axis=0), self._logs.max(axis=0)
+        self._middle: Array = self._logs.mean(axis=0)
+        self._level: Array = self._values.mean(axis=0)
+        self._solved: Array | None = None
         self._memo: dict[tuple[float, ...], dict[str, float]] = {}
 
     def __call__(self, side: str, *point: float) -> float:
@@ -43,17 +58,19 @@ class Scatter:
         return found[side]
 
     def _at(self, point: tuple[float, ...]) -> Array:
-        place = np.log(np.maximum(point, 1.0)) * self._weights
-        steps = self._logs - np.clip(place, self._low, self._high)
-        distances = np.sqrt((steps * steps).sum(axis=1))
-        near = np.argsort(distances, kind="stable")[:NEAREST]
-        trust = np.exp(-((_NARROW * distances[near] / max(float(distances[near[-1]]), 1e-9)) ** 2))
-        # The place itself is the origin: the regression's constant is the value there.
-        columns = np.concatenate([np.ones((len(near), 1)), steps[near]], axis=1)
-        weighted = columns * trust[:, None]
-        ridge = np.diag([1e-9] + [_RIDGE] * steps.shape[1])
-        solved: Array = np.linalg.solve(columns.T @ weighted + ridge, weighted.T @ self._values[near])
-        found: Array = solved[0]
+        if self._solved is None:
+            among = self._alike(self._logs) + _NOISE * np.eye(len(self.points))
+            self._solved = np.asarray(np.linalg.solve(among, self._values - self._level), dtype=np.float64)
+        place = np.clip(np.log(np.maximum(point, 1.0)) * self._weights, self._low, self._high)
+        found: Array = self._level + self._alike(place[None, :])[0] @ self._solved
+        return found
+
+    def _alike(self, places: Array) -> Array:
+        """How much the figures at these places go with those at the points."""
+        steps = places[:, None, :] - self._logs[None, :, :]
+        far = np.sqrt(3.0 * (steps * steps).sum(axis=2)) / _REACH
+        slopes = (places - self._middle) @ (self._logs - self._middle).T
+        found: Array = (1.0 + far) * np.exp(-far) + _LEVEL + _SLOPE * slopes
         return found
 
     def against(self, other: Scatter) -> Scatter:

@@ -9,7 +9,8 @@ from meshwright.profile.attention import is_causal
 from meshwright.profile.count import RING
 
 
-def attention(case: Case) -> Seconds:
+def variant_of(case: Case) -> str:
+    """Which of the kinds that calibration tells apart."""
     query, key = case.operands[:2]
     grouped = len(query.shape) > 2 and query.shape[-3] != key.shape[-3]
     masks = case.operands[3:]
@@ -17,6 +18,17 @@ def attention(case: Case) -> Seconds:
     if masks or case.name == "causal_attention":
         variant = "bias" if any(mask.grad for mask in masks) else "mask"
         variant = "strided" if case.unfused else variant
+    return variant
+
+
+def host_name(case: Case) -> str:
+    variant = variant_of(case)
+    return "attention" if variant in ("plain", "causal") or case.name == RING else f"attention_{variant}"
+
+
+def attention(case: Case) -> Seconds:
+    query, key = case.operands[:2]
+    variant = variant_of(case)
     heads, keys, width = prod(query.shape[:-2]), key.shape[-2], query.shape[-1]
     if case.name == RING:  # plain products, block by block
         variant, keys = "strided", keys * dict(case.op.kwargs)["size"]

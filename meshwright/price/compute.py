@@ -9,7 +9,7 @@ from meshwright.capture.program import Op, Value
 from meshwright.cluster import Device
 from meshwright.cluster.profile_load import profile_of
 from meshwright.price.case import Case, tensor
-from meshwright.price.kernels import device_seconds, host_seconds, literals, name_of
+from meshwright.price.kernels import device_seconds, host_seconds, literals, name_of, waits
 from meshwright.rules import Strategy
 
 _Local = tuple[tuple[int, ...], str, bool]
@@ -20,7 +20,8 @@ _Local = tuple[tuple[int, ...], str, bool]
 class OpSeconds:
     """Of the device; and of the host that asks for the op meanwhile: a step takes the longer of the two sums.
 
-    Eager PyTorch keeps what backward needs as it goes (`host`); a segment pair calls plain kernels (`pair`).
+    Eager PyTorch keeps what backward needs as it goes (`host`); a segment pair calls plain kernels (`pair`). `waits`:
+    how often the host waits for the device before it goes on.
     """
 
     forward_s: float
@@ -29,6 +30,8 @@ class OpSeconds:
     backward_host_s: float = 0.0
     forward_pair_s: float = 0.0
     backward_pair_s: float = 0.0
+    forward_waits: int = 0
+    backward_waits: int = 0
 
 
 def op_seconds(
@@ -66,8 +69,11 @@ def _seconds(
         local = (tuple(tensor(*one) for one in side) for side in (operands, results))
         case = Case(run, name_of(run), next(local), next(local), profile, unfused)
         back = any(grad for _, _, grad in results)
-        sides = (device_seconds(case), host_seconds(case), host_seconds(case, pair=True))
-        found = OpSeconds(*(seconds for side in sides for seconds in (side[0], side[1] if back else 0.0)))
+        (forward_s, backward_s), host, pair = device_seconds(case), host_seconds(case), host_seconds(case, pair=True)
+        forward, backward = waits(case)
+        found = OpSeconds(forward_s, 0.0, host[0], 0.0, pair[0], 0.0, forward)
+        if back:
+            found = OpSeconds(forward_s, backward_s, *host, *pair, forward, backward)
         profile.memo[key] = found
     assert isinstance(found, OpSeconds)
     return found

@@ -24,6 +24,24 @@ def convolution(case: Case) -> Seconds:
     return forward_s, backward_s
 
 
+def host_names(case: Case) -> tuple[list[str], list[str]]:
+    """Of the host's figures, those to add up and those to take away: a bias costs the same beside any window."""
+    bias = len(case.operands) > 2
+    if "transpose" in case.name:
+        return ["convolution_turned"], []
+    more, less = (["convolution_bias"], ["convolution"]) if bias else ([], [])
+    if window_size(case) == 1:
+        return ["convolution_1x1", *more], less
+    if _is_depthwise(case):
+        return ["depthwise", *more], less
+    return more or ["convolution"], []
+
+
+def _is_depthwise(case: Case) -> bool:
+    x, weight = case.operands[:2]
+    return weight.shape[1] == 1 and x.shape[1] > 1 and "transpose" not in case.name
+
+
 def _dense(case: Case, swept: tuple[int, ...], wide: tuple[int, ...], groups: int, turned: bool) -> Seconds:
     x, weight = case.operands[:2]
     image, there = max(1, prod(swept[2:])), prod(wide[2:])

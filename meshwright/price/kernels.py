@@ -36,19 +36,38 @@ def host_seconds(case: Case, pair: bool = False) -> Seconds:
     name = case.name
     if name in MIXTURES:
         return _sum([*(host_seconds(inner, pair) for inner in experts(case)), *dispatch_host(case, pair)])
+    if name in GROUPED_PRODUCTS:
+        return products.grouped_host(case, pair)
     key = KERNELS.get(name, OTHER).host or ("view" if name in VIEWS else "binary" if case.grads > 1 else "multiply")
     if key == "added":
         key = "scaled" if len(case.operands) < 2 else "reduced" if elementwise.broadcasts(case) else "added"
     elif key == "linear" and len(case.operands) < 3:
         key = "linear_plain"
-    elif key == "convolution" and convolution.window_size(case) == 1:
-        key = "convolution_1x1"
+    elif key == "attention":
+        key = attention.host_name(case)
+    elif key == "convolution":
+        more, less = ([case.on.host(one, case.dtype, pair) for one in side] for side in convolution.host_names(case))
+        return _difference(_sum(more), _sum([(0.0, 0.0), *less]))
     return case.on.host(key, case.dtype, pair)
+
+
+def waits(case: Case) -> tuple[int, int]:
+    """How often the host waits for the device before it goes on, forward and backward: it needs figures from there."""
+    if case.name in MIXTURES:
+        forward, backward = zip(*map(waits, experts(case)), strict=True)
+        return sum(forward), sum(backward)
+    if case.name not in GROUPED_PRODUCTS or case.on.tables.kind != "cuda" or case.dtype == "bfloat16":
+        return 0, 0
+    return 1, sum(operand.grad for operand in case.operands[:2])
 
 
 def _mixture(case: Case) -> Seconds:
     """The experts' own ops, and what brings tokens to them and back."""
     return _sum([*map(device_seconds, experts(case)), dispatch_seconds(case)])
+
+
+def _difference(all_s: Seconds, less_s: Seconds) -> Seconds:
+    return max(0.0, all_s[0] - less_s[0]), max(0.0, all_s[1] - less_s[1])
 
 
 def _sum(pairs: Iterable[Seconds]) -> Seconds:

@@ -6,6 +6,9 @@ from math import prod
 
 from meshwright.price.case import Case, Seconds
 
+GROUPS = (4, 16)
+"""Of how many the host's cost was measured."""
+
 
 def linear(case: Case) -> Seconds:
     x, weight = case.operands[:2]
@@ -44,6 +47,14 @@ def grouped(case: Case) -> Seconds:
     forward_s = forward * on.matmul_s("nt", dtype, itemsize, r, n, k)
     backward_s = inputs * on.matmul_s("nn", dtype, itemsize, r, k, n) if rows.grad else 0.0
     backward_s += weight * on.matmul_s("tn", dtype, itemsize, k, n, r) if weights.grad else 0.0
+    return forward_s, backward_s
+
+
+def grouped_host(case: Case, pair: bool) -> Seconds:
+    """Of the host: where no kernel serves all groups it asks for each, so more groups take longer."""
+    (few, few_s), (many, many_s) = ((n, case.on.host(f"grouped_mm_{n}", case.dtype, pair)) for n in GROUPS)
+    more = max(0.0, (case.operands[1].shape[0] - few) / (many - few))
+    forward_s, backward_s = (a + more * max(0.0, b - a) for a, b in zip(few_s, many_s, strict=True))
     return forward_s, backward_s
 
 

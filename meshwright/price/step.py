@@ -1,14 +1,16 @@
 """A training step on one device, from the prices of its ops: what a GPU works, what its host needs to ask for it.
 
-The host runs ahead of a GPU, so a step takes the longer of the two sums. Beside the ops a step has what autograd
-adds (a value that several ops read has its gradients summed; a tied weight too) and the optimizer.
+The host runs ahead of a GPU, so steps one after the other take the longer of the two sums each, unless an op makes the
+host wait for the device: both are played op by op. Beside the ops a step has what autograd adds (a value that several
+ops read has its gradients summed; a tied weight too) and the optimizer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from meshwright.capture.program import Op, Program, Segment, SegmentGraph, TensorType, Value
 from meshwright.cluster import Device
@@ -22,8 +24,16 @@ from meshwright.profile.places import Places
 from meshwright.profile.saved import DeviceKind
 from meshwright.profile.static import rounding
 
-_EVEN = 10
-"""Seen on an H200: a step whose host and device need the same takes some 7 % longer than either."""
+_STEPS = 4
+"""How many are played: the first fills the queue."""
+
+
+class _Call(NamedTuple):
+    """An op asked for: the host's seconds, the device's, how often the host waits for the device."""
+
+    host_s: float
+    device_s: float
+    waits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,8 @@ class StepSeconds:
     forward_host_s: float
     backward_host_s: float
     optimizer_host_s: float
+    step_s: float
+    """Of one step among others, as host and device wait for each other."""
 
     @property
     def device_s(self) -> float:
@@ -45,19 +57,11 @@ class StepSeconds:
     def host_s(self) -> float:
         return self.forward_host_s + self.backward_host_s + self.optimizer_host_s
 
-    @property
-    def step_s(self) -> float:
-        """The longer of the two; where they are close, each waits for the other now and then."""
-        longer, shorter = max(self.device_s, self.host_s), min(self.device_s, self.host_s)
-        return longer * (1 + (shorter / longer) ** _EVEN) ** (1 / _EVEN) if longer else 0.0
-
 
 @dataclass(slots=True)
-class _Sums:
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    forward_host_s: float = 0.0
-    backward_host_s: float = 0.0
+class _Calls:
+    forward: list[_Call] = field(default_factory=list)
+    backward: list[_Call] = field(default_factory=list)
     readers: Counter[str] = field(default_factory=Counter)
     types: dict[str, TensorType] = field(default_factory=dict)
 
@@ -68,15 +72,40 @@ def step_seconds(
     """One eager step at the program's batch: forward, backward, the optimizer's."""
     profile = profile_of(device)
     start_s = profile.host("start")
-    sums = _Sums(forward_host_s=start_s[0], backward_host_s=start_s[1])
+    calls = _Calls([_Call(start_s[0], 0.0)])
     for graph, segment, places in _parts(program, device):
-        _add_graph(sums, graph, segment, places, device, profile)
-    for name, count in sums.readers.items():
-        type_ = sums.types[name]
-        sums.backward_s += (count - 1) * profile.kernel_s("add.forward", type_.dtype, 3 * type_bytes(type_))
-        sums.backward_host_s += (count - 1) * profile.host("add", type_.dtype)[0]
-    host_s, device_s = _optimizer(program, profile, f"{optimizer}.{implementation}")
-    return StepSeconds(sums.forward_s, sums.backward_s, device_s, sums.forward_host_s, sums.backward_host_s, host_s)
+        _add_graph(calls, graph, segment, places, device, profile)
+    calls.backward.append(_Call(start_s[1], 0.0))
+    calls.backward.reverse()
+    summed_s = profile.host("summed")[1] or profile.host("add")[0]
+    for name, count in calls.readers.items():
+        type_ = calls.types[name]
+        add_s = profile.kernel_s("add.forward", type_.dtype, 3 * type_bytes(type_))
+        calls.backward += [_Call(summed_s, add_s)] * (count - 1)
+    update = _Call(*_optimizer(program, profile, f"{optimizer}.{implementation}"))
+    phases = (calls.forward, calls.backward, [update])
+    step_s = _played([call for phase in phases for call in phase])
+    (forward_s, backward_s, update_s), (forward_host_s, backward_host_s, update_host_s) = (
+        [sum(call[side] for call in phase) for phase in phases] for side in (1, 0)
+    )
+    return StepSeconds(forward_s, backward_s, update_s, forward_host_s, backward_host_s, update_host_s, step_s)
+
+
+def _played(calls: Sequence[_Call]) -> float:
+    """Seconds of a step when the host asks for one after the other."""
+    host_s = device_s = 0.0
+    ends = []
+    for _ in range(_STEPS):
+        for call in calls:
+            if not call.waits:
+                host_s += call.host_s
+                device_s = max(device_s, host_s) + call.device_s if call.device_s else device_s
+            for _ in range(call.waits):
+                begin_s = max(host_s, device_s)
+                host_s = begin_s + call.host_s / call.waits
+                device_s = max(begin_s + call.device_s / call.waits, host_s)
+        ends.append(max(host_s, device_s))
+    return (ends[-1] - ends[0]) / (_STEPS - 1)
 
 
 def _parts(program: Program, device: Device) -> Iterator[tuple[SegmentGraph, Segment | None, Places]]:
@@ -89,25 +118,26 @@ def _parts(program: Program, device: Device) -> Iterator[tuple[SegmentGraph, Seg
 
 
 def _add_graph(
-    sums: _Sums, graph: SegmentGraph, segment: Segment | None, places: Places, device: Device, profile: DeviceProfile
+    calls: _Calls, graph: SegmentGraph, segment: Segment | None, places: Places, device: Device, profile: DeviceProfile
 ) -> None:
     values, names = graph.values(), _global_names(graph, segment)
     for op in graph.ops:
         operands = [values[name] for name in op.operands()]
         unfused = packet(op.target) in ATTENTIONS and places.kernel(op, operands) == "math"
         found = whole_op_seconds(op, values, device, unfused)
-        sums.forward_s += found.forward_s + _copy_s(op, values, places, profile)
-        sums.backward_s += found.backward_s
-        sums.forward_host_s += found.forward_host_s
-        sums.backward_host_s += found.backward_host_s
+        copy = _copy(op, values, places, profile)
+        calls.forward.append(
+            _Call(found.forward_host_s + copy.host_s, found.forward_s + copy.device_s, found.forward_waits)
+        )
         if any(value.grad for value in op.results):
+            calls.backward.append(_Call(found.backward_host_s, found.backward_s, found.backward_waits))
             for value in operands:
                 if value.grad:
                     name = names.get(value.name) or f"{segment.name if segment else ''}/{value.name}"
-                    sums.readers[name] += 1
-                    sums.types[name] = value.type
+                    calls.readers[name] += 1
+                    calls.types[name] = value.type
     modules = {op.module[:end] for op in graph.ops for end in _ends(op.module)}
-    sums.forward_host_s += profile.host("module")[0] * len(modules)
+    calls.forward.append(_Call(profile.host("module")[0] * len(modules), 0.0))
 
 
 def _global_names(graph: SegmentGraph, segment: Segment | None) -> dict[str, str]:
@@ -118,14 +148,15 @@ def _global_names(graph: SegmentGraph, segment: Segment | None) -> dict[str, str
     return found | dict(zip(graph.outputs, segment.outputs, strict=True))
 
 
-def _copy_s(op: Op, values: dict[str, Value], places: Places, profile: DeviceProfile) -> float:
-    """A reshape of a value that does not lie in that order has to copy it."""
+def _copy(op: Op, values: dict[str, Value], places: Places, profile: DeviceProfile) -> _Call:
+    """What a reshape of a value that does not lie in that order takes more: it has to copy it."""
     if packet(op.target) not in VIEWS or not op.operands():
-        return 0.0
+        return _Call(0.0, 0.0)
     if places.of[op.name].storage == places.of[op.operands()[0]].storage:
-        return 0.0
+        return _Call(0.0, 0.0)
     type_ = values[op.name].type
-    return profile.kernel_s("turned.forward", type_.dtype, 2 * type_bytes(type_))
+    more_s = profile.host("reshaped", type_.dtype)[0] - profile.host("view", type_.dtype)[0]
+    return _Call(max(0.0, more_s), profile.kernel_s("turned.forward", type_.dtype, 2 * type_bytes(type_)))
 
 
 def _optimizer(program: Program, profile: DeviceProfile, name: str) -> tuple[float, float]:

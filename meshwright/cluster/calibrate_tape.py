@@ -1,0 +1,123 @@
+"""What an op takes of the host in the midst of others: a long random chain of all kinds of ops, timed op by op.
+
+In a loop of its own an op's code is at hand; in a model it comes after other code. So every kind is put on a tape, in
+several orders; forward is timed between any two ops, and backward by hooks on the values between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.cluster.calibrate_moves import Move, last_of, moves
+from meshwright.cluster.calibrate_pace import Pace
+
+TAPES, ROUNDS, COPIES = 3, 10, 2
+Figures = dict[str, list[float]]
+
+
+class Tape:
+    """A chain of ops in a random order, on tensors so small that the host bounds it."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, seed: int, copies: int = COPIES) -> None:
+        self.device = device
+        parts = [part for _ in range(copies) for part in moves(device, dtype)]
+        Random(seed).shuffle(parts)
+        self.moves: list[Move] = [move for part in parts for move in part]
+        self.x = torch.randn(4, 64, 128, device=device).to(dtype).requires_grad_()
+
+    def forward(self) -> list[float]:
+        """Seconds of each op."""
+        self._settle()
+        state: object = self.x
+        stamps = [perf_counter()]
+        for move in self.moves:
+            state = move.run(state)
+            stamps.append(perf_counter())
+        last_of(state).mean().backward()  # type: ignore[no-untyped-call]
+        return [after - before for before, after in pairwise(stamps)]
+
+    def backward(self) -> dict[int, float]:
+        """Seconds of each op that has one. Two hooks at each value: what they take themselves is between them."""
+        begun: dict[int, float] = {}
+        ended: dict[int, float] = {}
+
+        def look(value: Tensor, number: int) -> list[Any]:
+            hooks = (lambda _: ended.__setitem__(number, perf_counter()),
+                     lambda _: begun.__setitem__(number - 1, perf_counter()))  # fmt: skip
+            return [value.register_hook(hook) for hook in hooks]  # type: ignore[no-untyped-call]
+
+        state: object = self.x
+        handles, count = look(self.x, 0), 0
+        for move in self.moves:
+            state = move.run(state)
+            if move.grad:
+                count += 1
+                look(last_of(state), count)
+        loss = last_of(state).mean()
+        self._settle()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for handle in handles:
+            handle.remove()
+        return {number: ended[number] - begun[number] for number in range(count)}
+
+    def _settle(self) -> None:
+        self.x.grad = None
+        for move in self.moves:
+            for leaf in move.leaves:
+                leaf.grad = None
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def tape_figures(
+    device: torch.device, dtype: torch.dtype, pace: Pace, tapes: int = TAPES, rounds: int = ROUNDS
+) -> Figures:
+    """Forward and backward of every kind, in units of a step at the host's pace."""
+    found: dict[str, list[list[float]]] = {}
+    for seed in range(tapes):
+        tape = Tape(device, dtype, seed)
+        graded = [move.name for move in tape.moves if move.grad]
+        rows = _measured(tape, pace, rounds)
+        for side, names in enumerate(([move.name for move in tape.moves], graded)):
+            for name, column in zip(names, zip(*(row[side] for row in rows), strict=True), strict=True):
+                found.setdefault(name, [[], []])[side].append(median(column))
+    return _parted({name: [_middle(side) for side in sides] for name, sides in found.items()})
+
+
+def _measured(tape: Tape, pace: Pace, rounds: int) -> list[tuple[list[float], list[float]]]:
+    """Forward of every op and backward of those that have one, several times."""
+    for _ in range(2):
+        tape.forward()
+        tape.backward()
+    rows = []
+    for _ in range(rounds):
+        before_s = pace.now_s()
+        forward, backward = tape.forward(), tape.backward()
+        unit_s = (before_s + pace.now_s()) / 2
+        sides = (forward, [backward[number] for number in sorted(backward)])
+        rows.append(([took_s / unit_s for took_s in sides[0]], [took_s / unit_s for took_s in sides[1]]))
+    return rows
+
+
+def _middle(values: list[float]) -> float:
+    """The mean of the middle half; of none, nothing."""
+    ordered = sorted(values) or [0.0]
+    cut = len(ordered) // 4
+    middle = ordered[cut : len(ordered) - cut]
+    return sum(middle) / len(middle)
+
+
+def _parted(table: Mapping[str, list[float]]) -> Figures:
+    """`summed`: a sum of two gradients, seen as a view whose gradient is added to another."""
+    found = dict(table)
+    twice = found.pop("view_and_sum")
+    found["summed"] = [0.0, max(twice[1] - found["view"][1], found["add"][0] / 4)]
+    return found
