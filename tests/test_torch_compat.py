@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Shard
 from torch.export import Dim
 
 from meshwright import torch_compat
@@ -220,3 +221,20 @@ def test_operators_say_how_many_tensors_they_take_and_make() -> None:
     assert torch_compat.tensor_counts(aten.split.Tensor) == (1, 1, None)
     assert torch_compat.tensor_counts(aten.cat.default) is None
     assert torch_compat.tensor_counts(len) is None
+
+
+def test_a_dtensor_around_other_memory_is_placed_alike() -> None:
+    like = torch_compat.as_dtensor(torch.zeros(2, 3), torch_compat.bare_mesh(2), Shard(0))
+    local = torch.ones(2, 3)
+    made = torch_compat.dtensor_like(local, like)
+    assert (made.shape, made.placements, made.device_mesh) == (like.shape, like.placements, like.device_mesh)
+    assert made.to_local().data_ptr() == local.data_ptr()
+
+
+def test_users_of_memory_are_counted() -> None:
+    whole = torch.zeros(4)
+    alone = torch_compat.storage_users(whole)
+    view = whole[1:]
+    assert torch_compat.storage_users(whole) == alone + 1
+    del view
+    assert torch_compat.storage_users(whole) == alone

@@ -49,6 +49,24 @@ def sum_in_place(x: Tensor, axis: str) -> Tensor:
     return transport.sum_in_place(x, axis)
 
 
+def gather_into(out: Tensor, x: Tensor, axis: str) -> Tensor:
+    """All ranks' tensors, stacked in `out`; not an op, so outside graphs only."""
+    transport = current_transport()
+    note("all_gather", axis, out)
+    if not isinstance(transport, ProcessTransport):
+        return out.copy_(transport.all_gather(x, axis).view(out.shape))
+    return transport.gather_into(out, x, axis)
+
+
+def scatter_into(out: Tensor, pieces: Tensor, axis: str) -> Tensor:
+    """This rank's of the stacked pieces, summed over the ranks, in `out`; not an op, so outside graphs only."""
+    transport = current_transport()
+    note("reduce_scatter", axis, pieces)
+    if not isinstance(transport, ProcessTransport):
+        return out.copy_(transport.reduce_scatter(pieces, axis).view(out.shape))
+    return transport.scatter_into(out, pieces, axis)
+
+
 @custom_op("meshwright::all_reduce_max", mutates_args=())
 def all_reduce_max(x: Tensor, axis: str) -> Tensor:
     """Maximum over the ranks of the axis."""
@@ -196,12 +214,14 @@ __all__ = [
     "all_to_all",
     "axis_index",
     "exchange_rows",
+    "gather_into",
     "keep_on_first",
     "own_logs",
     "place_slice",
     "record",
     "reduce_scatter",
     "ring_shift",
+    "scatter_into",
     "sum_in_place",
     "take_slice",
 ]

@@ -140,6 +140,14 @@ class ProcessTransport:
         dist.all_reduce(x, dist.ReduceOp.SUM, self.group(axis))
         return x
 
+    def gather_into(self, out: Tensor, x: Tensor, axis: str) -> Tensor:
+        _all_gather(out.view(-1), x.contiguous().view(-1), group=self.group(axis))
+        return out
+
+    def scatter_into(self, out: Tensor, pieces: Tensor, axis: str) -> Tensor:
+        _reduce_scatter(out.view(-1), pieces.contiguous().view(-1), group=self.group(axis))
+        return out
+
     def all_gather(self, x: Tensor, axis: str) -> Tensor:
         group = self.group(axis)
         out = x.new_empty((dist.get_world_size(group), *x.shape))

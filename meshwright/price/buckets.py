@@ -1,7 +1,7 @@
 """Parameters that travel together: those of a segment whose gather, or whose reduction, is the same collective.
 
-A bucket is one collective on their pieces laid side by side. Large ones, and those that take more than one step, go
-alone. The runtime moves buckets, and `solve.account` counts them.
+A bucket is one collective on their pieces laid side by side; a large one has its own. Those that take more than one
+step go alone. The runtime moves buckets, and `solve.account` counts them.
 """
 
 from __future__ import annotations
@@ -58,6 +58,14 @@ def gathered(plan: Plan, program: Program, segment: int, *, again: bool) -> Tran
             ops = tuple(step.forward_op for step in path.steps)
             found.append((parameter, ops, Layout.parse(entry.storage), parameter.type.itemsize))
     return _together(found, mesh)
+
+
+def moves(plan: Plan, program: Program, name: str) -> bool:
+    """Whether storage has a parameter otherwise than its segments compute with it: in other pieces or another dtype."""
+    parameter, entry = program.parameter(name), plan.parameters[name]
+    mesh = plan.home(program, name).mesh
+    ops = [step.forward_op for step in _path(parameter, entry, mesh, parameter.type.itemsize).steps]
+    return entry.dtype != parameter.type.dtype or any(op.sliced for op in ops) or bool(_kinds(ops, mesh))
 
 
 def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Transfers:
@@ -119,7 +127,7 @@ def _together(found: list[tuple[Parameter, tuple[Op, ...], Layout, int]], mesh: 
     alone = []
     for parameter, ops, layout, itemsize in found:
         made = _single(parameter, ops, layout, itemsize, mesh)
-        if made is None or made.bytes > BUCKET_BYTES:
+        if made is None:
             alone.append(parameter.name)
             continue
         open_ones = buckets.setdefault((made.kind, made.axis, itemsize), [])

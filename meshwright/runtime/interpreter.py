@@ -12,8 +12,10 @@ from torch import Tensor
 
 from meshwright.capture.counter import RandomState, random_state
 from meshwright.capture.execute import run_graph
-from meshwright.capture.program import Program, Segment
+from meshwright.capture.program import Program, Segment, SegmentGraph
 from meshwright.errors import RunError
+from meshwright.generate.pair import SegmentPair
+from meshwright.generate.passing import Passing, passing
 from meshwright.generate.pieces import Pieces, Rest, WholePieces, pieces
 from meshwright.generate.program import Pair, generate
 from meshwright.layout.transport import use_transport
@@ -34,7 +36,8 @@ class MicroBatch:
 
     values, gradients: by name and by the first segment of the stage whose layout they have. commons: those of a stage,
     while its forward runs. weight: its share in the loss; a micro-batch of weight zero, all of whose targets are
-    ignored, is not run. random: what its random numbers are made from. rest: what weight halves wait with.
+    ignored, is not run. random: what its random numbers are made from. rest: what weight halves wait with. before: where
+    segments run forward more than once, their buffers as they were the first time.
     """
 
     number: int
@@ -45,6 +48,7 @@ class MicroBatch:
     commons: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     saved: dict[int, list[Tensor]] = field(default_factory=dict)
     rest: dict[int, Rest] = field(default_factory=dict)
+    before: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     gradients: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
     loss: Tensor | None = None
@@ -63,8 +67,8 @@ class MicroBatch:
 
 class Interpreter:
     """Plays a step; `progress` is told each instruction before it runs. held_bytes: with `counts`, the most that
-    micro-batches kept alive at once in the last step: saved values, boundary values, gradients, what is under way. live:
-    all that was alive."""
+    micro-batches kept alive at once in the last step: saved values, boundary values, gradients, what is under way.
+    live: all that was alive."""
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class Interpreter:
         self.evaluating, self.counts, self.held_bytes, self.live = False, False, 0, LiveBytes()
         self.last_pairs: dict[int, Pair] = {}
         self._pieces: dict[tuple[int, bool], Pieces | WholePieces] = {}
+        self._passing: dict[int, Passing] = {}
 
     def run(
         self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]], random: RandomState
@@ -140,9 +145,13 @@ class Interpreter:
         rows = self.plan.microbatch
         weights = self._weights(batches)
         self.micro = [
-            MicroBatch(k, batch, weight, replace(random, first_row=k * rows, rows=rows), uses=self.exchange.uses.copy())
+            MicroBatch(k, batch, weight, replace(random, first_row=k * rows, rows=rows), uses=self._uses())
             for k, (batch, weight) in enumerate(zip(batches, weights, strict=True))
         ]
+
+    def _uses(self) -> Counter[str]:
+        """How often each value is read before it goes; the list says so where segments run more than once."""
+        return Counter() if self.plan.order and not self.evaluating else self.exchange.uses.copy()
 
     def _weights(self, batches: Sequence[Mapping[str, Tensor]]) -> list[float]:
         if not self.weigher.counts:
@@ -184,6 +193,11 @@ class Interpreter:
         with use_transport(part.transport):
             if one.kind == "forward":
                 (self._evaluate if self.evaluating else self._forward)(part, index, segment, micro)
+            elif one.kind == "pass":
+                self._pass(part, index, segment, micro)
+            elif one.kind == "drop":
+                for name in segment.outputs:
+                    micro.values.pop((name, part.stage.first), None)
             elif one.kind == "recompute":
                 made = self._pieces_of(self._pair(part, index, micro), True)
                 micro.saved[index] = made.restore(micro.saved[index], self._params(part, index, segment))
@@ -209,9 +223,29 @@ class Interpreter:
     def _forward(self, part: Part, index: int, segment: Segment, micro: MicroBatch) -> None:
         pair = self._pair(part, index, micro)
         outputs, updates, micro.saved[index] = pair.forward(self._arguments(part, index, segment, micro))
-        local = dict(zip((value.name for value in pair.graph.buffers), segment.buffers, strict=True))
-        self.buffers.update((local[name], tensor) for name, tensor in updates.items())
+        self._update(index, segment, pair.graph, updates, micro)
         self._made(part, index, segment, micro, outputs)
+
+    def _pass(self, part: Part, index: int, segment: Segment, micro: MicroBatch) -> None:
+        """Forward, keeping nothing for backward."""
+        pair = part.generated.pairs[index]
+        assert isinstance(pair, SegmentPair), "what runs in chunks is not passed"
+        if id(pair) not in self._passing:
+            self._passing[id(pair)] = passing(pair, part.compiled)
+        outputs, updates = self._passing[id(pair)].forward(self._arguments(part, index, segment, micro))
+        self._update(index, segment, pair.graph, updates, micro)
+        self._made(part, index, segment, micro, outputs)
+
+    def _update(
+        self, index: int, segment: Segment, graph: SegmentGraph, updates: Mapping[str, Tensor], micro: MicroBatch
+    ) -> None:
+        """Buffers take their new values the first time that a segment runs, and are read as they were then."""
+        if not updates or index in micro.before:
+            return
+        local = dict(zip((value.name for value in graph.buffers), segment.buffers, strict=True))
+        if self.plan.order:
+            micro.before[index] = {name: self.buffers[name] for name in segment.buffers}
+        self.buffers.update((local[name], tensor) for name, tensor in updates.items())
 
     def _evaluate(self, part: Part, index: int, segment: Segment, micro: MicroBatch) -> None:
         graph = in_eval_mode(part.generated.sharded[index])
@@ -235,10 +269,11 @@ class Interpreter:
         if part.stage.first not in micro.commons:
             micro.commons[part.stage.first] = self._commons(part, micro)
         graph, commons = part.generated.sharded[index], micro.commons[part.stage.first]
+        buffers = micro.before.get(index, self.buffers)
         values = {name: self.exchange.value(name, part, micro) for name in dict.fromkeys(segment.inputs)}
         found = dict(zip((v.name for v in graph.inputs), (values[n] for n in segment.inputs), strict=True))
         found |= dict(zip((v.name for v in graph.commons), (commons[n] for n in segment.commons), strict=True))
-        found |= dict(zip((v.name for v in graph.buffers), (self.buffers[n] for n in segment.buffers), strict=True))
+        found |= dict(zip((v.name for v in graph.buffers), (buffers[n] for n in segment.buffers), strict=True))
         return found | self._params(part, index, segment)
 
     def _commons(self, part: Part, micro: MicroBatch) -> dict[str, Tensor]:
@@ -308,6 +343,7 @@ class Interpreter:
 
     def _params(self, part: Part, index: int, segment: Segment) -> dict[str, Tensor]:
         graph = part.generated.sharded[index]
+        part.store.ready(index)
         return {v.name: part.store.compute(name) for v, name in zip(graph.params, segment.params, strict=True)}
 
     def _gradient(self, name: str, part: Part, micro: MicroBatch) -> Tensor:

@@ -1,53 +1,103 @@
-"""Reductions beside the backward pass: one thread that runs them in order, over process groups of its own.
+"""Collectives beside compute: begun in order, waited for where their results are used.
 
-Collectives of two threads may not meet in one group: which came first would differ from rank to rank.
+On CPUs one thread runs them, over process groups of its own; collectives of two threads may not meet in one group:
+which came first would differ from rank to rank. On a GPU they are asked for at once, on a stream of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from meshwright.layout.transport import Transport, use_transport_on_this_thread
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Overlap(Generic[T]):
-    """`start` begins something; `finished` gives back what is done, in the order it was begun.
+class Begun(Protocol[T_co]):
+    """Something under way."""
 
-    Without a transport of its own everything runs at once, where it is begun: on a GPU, and on one rank. thread: one
-    that others use too; what they begin runs in one order then, on this rank as on every other.
+    def done(self) -> bool: ...
+
+    def wait(self) -> T_co:
+        """Its result, once what follows here may use it."""
+        ...
+
+
+class Overlap:
+    """`start` begins something that returns tensors.
+
+    Without a transport of its own everything runs at once, where it is begun: on one rank. thread: one that others use
+    too; what they begin runs in one order then, on this rank as on every other.
     """
 
-    def __init__(self, transport: Transport | None, thread: ThreadPoolExecutor | None = None) -> None:
+    def __init__(
+        self, transport: Transport | None, device: torch.device, thread: ThreadPoolExecutor | None = None
+    ) -> None:
         self._transport = transport
-        self._thread = (thread or ThreadPoolExecutor(1, "reductions")) if transport is not None else None
-        self._begun: list[Future[T]] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self._stream: torch.cuda.Stream | None = None
+        if transport is not None and device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        elif transport is not None:
+            self._thread = thread or ThreadPoolExecutor(1, "collectives")
 
-    def start(self, work: Callable[[], T]) -> None:
+    def start(self, work: Callable[[], T]) -> Begun[T]:
+        if self._stream is not None:
+            return self._on_stream(work, self._stream)
         if self._thread is not None:
-            self._begun.append(self._thread.submit(self._run, work))
-            return
-        done: Future[T] = Future()
-        done.set_result(work())
-        self._begun.append(done)
-
-    def finished(self, *, wait: bool) -> list[T]:
-        """All that was begun, or what is done by now."""
-        count = len(self._begun) if wait else _leading_done(self._begun)
-        found = [future.result() for future in self._begun[:count]]
-        del self._begun[:count]
-        return found
+            return _OnThread(self._thread.submit(self._run, work))
+        return _AtOnce(work())
 
     def _run(self, work: Callable[[], T]) -> T:
         assert self._transport is not None
         with use_transport_on_this_thread(self._transport), torch.no_grad():
             return work()
 
+    def _on_stream(self, work: Callable[[], T], stream: torch.cuda.Stream) -> Begun[T]:
+        """It sees all that was asked for before it. What it reads is kept until it has been waited for, and memory of
+        this stream is asked for here only: so none is given to another while it is in use."""
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            made = self._run(work)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+        return _OnStream(made, event, work)
 
-def _leading_done(futures: list[Future[T]]) -> int:
-    return next((number for number, future in enumerate(futures) if not future.done()), len(futures))
+
+class _OnThread(Generic[T]):
+    def __init__(self, future: Future[T]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def wait(self) -> T:
+        return self._future.result()
+
+
+class _AtOnce(Generic[T]):
+    def __init__(self, made: T) -> None:
+        self._made = made
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> T:
+        return self._made
+
+
+class _OnStream(Generic[T]):
+    def __init__(self, made: T, event: torch.cuda.Event, reads: object) -> None:
+        self._made, self._event, self._reads = made, event, reads
+
+    def done(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> T:
+        torch.cuda.current_stream().wait_event(self._event)
+        return self._made

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,18 @@ from meshwright.layout import Layout
 from meshwright.layout.convert import convert_gradient, convert_value
 from meshwright.layout.transport import Transport
 from meshwright.plan import Plan, Stage
-from meshwright.price.buckets import Transfers, gathered, reduced
-from meshwright.runtime.buckets import move
-from meshwright.runtime.overlap import Overlap
+from meshwright.price.buckets import Bucket, Transfers, gathered, moves, reduced
+from meshwright.runtime.buckets import Scratch, Shape, gather, reduce
+from meshwright.runtime.homes import Home, Homes
+from meshwright.runtime.overlap import Begun, Overlap
+from meshwright.torch_compat import dtensor_like
 
 Source = Callable[[Parameter, Layout, torch.dtype], Tensor]
 """This rank's piece of a parameter, in its storage layout and dtype, in memory of its own."""
+
+Copies = dict[str, Tensor]
+Reduced = dict[str, tuple[Tensor, DTensor | None]]
+"""This rank's piece of each gradient, and the DTensor around it where there is one already."""
 
 
 class Store:
@@ -39,35 +46,68 @@ class Store:
         stage: Stage | None = None,
         thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        """beside: what carries reductions while backward goes on; without it, it waits for them. stage: the only one
-        unless given. thread: that of all stages that this rank runs."""
+        """beside: what carries gathers and reductions while others compute; without it, they are waited for. stage: the
+        only one unless given. thread: that of all stages that this rank runs."""
         here = plan.stages[0] if stage is None else stage
         self.plan, self.mesh, self.guests = plan, here.mesh, here.guests
-        own = [parameter for parameter in program.parameters if plan.home(program, parameter.name) is here]
+        own = {p.name: p for p in program.parameters if plan.home(program, p.name) is here}
         self.shapes = {parameter.name: parameter.type.sizes for parameter in program.parameters}
         self.dtypes = {parameter.name: getattr(torch, parameter.type.dtype) for parameter in program.parameters}
         self.wide = {name: getattr(torch, entry.dtype) for name, entry in plan.parameters.items()}
         self.layouts = {
-            parameter.name: (Layout.parse(entry.storage), Layout.parse(entry.compute))
-            for parameter in own
-            for entry in (plan.parameters[parameter.name],)
+            name: (Layout.parse(plan.parameters[name].storage), Layout.parse(plan.parameters[name].compute))
+            for name in own
         }
         self.stored: dict[str, nn.Parameter] = {}
         self.locals: dict[str, Tensor] = {}
-        self.copies: dict[str, Tensor] = {}
+        self.copies: Copies = {}
         self.gradients: dict[str, Tensor] = {}
         self.summed: set[str] = set()
-        self.overlap: Overlap[dict[str, Tensor]] = Overlap(beside, thread)
         self.gathers = {n: [gathered(plan, program, n, again=flag) for flag in (False, True)] for n in here.segments}
         self.reductions = {
             n: [reduced(plan, program, n, scatter=flag) for flag in (False, True)] for n in here.segments
         }
-        for parameter in own:
-            storage = self.layouts[parameter.name][0]
-            local = source(parameter, storage, self.wide[parameter.name])
-            tensor = as_dtensor(local, mesh, storage, self.shapes[parameter.name])
-            self.stored[parameter.name] = nn.Parameter(tensor, requires_grad=parameter.trainable)
-            self.locals[parameter.name] = local
+        self.alone = {
+            n: tuple(name for t in self.gathers[n] for name in t.alone if moves(plan, program, name))
+            for n in here.segments
+        }
+        self.segments = {n: program.segments[n].params for n in here.segments}
+        self.regathered = {name for name in own if plan.parameters[name].regather}
+        self._flats: dict[Bucket, Tensor] = {}
+        self._like: dict[str, DTensor] = {}
+        self._shapes: dict[Bucket, Shape] = {}
+        self._load(own, source, mesh)
+        self.device = next((local.device for local in self.locals.values()), torch.device("cpu"))
+        self.homes, self.scratch = Homes(self.stored, self._like), Scratch()
+        self.overlap = Overlap(beside, self.device, thread)
+        self._gathering: dict[str, Begun[Copies]] = {}
+        self._reducing: list[Begun[Reduced]] = []
+
+    def _load(self, own: Mapping[str, Parameter], source: Source, mesh: DeviceMesh) -> None:
+        for name, parameter in own.items():
+            self.locals[name] = source(parameter, self.layouts[name][0], self.wide[name])
+        for found in self.gathers.values():
+            for bucket in (bucket for transfers in found for bucket in transfers.buckets):
+                self._lay_side_by_side(bucket)
+        for name, parameter in own.items():
+            self._like[name] = as_dtensor(self.locals[name], mesh, self.layouts[name][0], self.shapes[name])
+            self.stored[name] = nn.Parameter(self._like[name], requires_grad=parameter.trainable)
+
+    def _lay_side_by_side(self, bucket: Bucket) -> None:
+        """Pieces that are gathered together: so nothing is copied first. A tied weight can lie in one bucket only."""
+        placed = {name for other in self._flats for name in other.names}
+        alike = len({self.wide[name] for name in bucket.names}) == 1
+        if alike and placed.isdisjoint(bucket.names):
+            flat = torch.cat([self.locals[name].reshape(-1) for name in bucket.names])
+            self.locals.update(self._local_shape(bucket).views(flat))
+            self._flats[bucket] = flat
+
+    def _local_shape(self, bucket: Bucket) -> Shape:
+        """Of the bucket's parameters in storage; of an all-reduce, as they compute, which is alike."""
+        if bucket not in self._shapes:
+            sizes = [self.layouts[name][0].local_shape(self.shapes[name], self.mesh.sizes) for name in bucket.names]
+            self._shapes[bucket] = Shape(bucket, tuple(map(tuple, sizes)))
+        return self._shapes[bucket]
 
     def compute(self, name: str) -> Tensor:
         """The parameter in its compute layout and dtype; it has been gathered if storage differs."""
@@ -75,21 +115,46 @@ class Store:
         return self.locals[name] if found is None else found
 
     def gather(self, segment: int) -> None:
-        """What the segment computes with and storage has otherwise. Cast first: fewer bytes travel."""
+        """Begin to bring what the segment computes with from storage, where that has it otherwise. Cast first: fewer
+        bytes travel."""
         for transfers in self.gathers[segment]:
             for bucket in transfers.buckets:
-                if any(name not in self.copies for name in bucket.names):
-                    cast = {name: self.locals[name].to(self.dtypes[name]) for name in bucket.names}
-                    self.copies.update(move(bucket, cast))
-            for name in transfers.alone:
-                storage, compute = self.layouts[name]
-                if name not in self.copies and (storage != compute or self.wide[name] != self.dtypes[name]):
-                    local = self.locals[name].to(self.dtypes[name])
-                    self.copies[name] = convert_value(local, storage, compute, self.mesh, shape=self.shapes[name])
+                if any(name not in self.copies and name not in self._gathering for name in bucket.names):
+                    shape, dtype = self._local_shape(bucket), self.dtypes[bucket.names[0]]
+                    out = torch.empty(sum(shape.counts) * bucket.size, dtype=dtype, device=self.device)
+                    self._begin(bucket.names, partial(self._gathered, shape, out))
+        for name in self.alone[segment]:
+            if name not in self.copies and name not in self._gathering:
+                self._begin((name,), partial(self._converted, name))
+
+    def _begin(self, names: Iterable[str], work: Callable[[], Copies]) -> None:
+        begun = self.overlap.start(work)
+        self._gathering.update(dict.fromkeys(names, begun))
+
+    def _gathered(self, shape: Shape, out: Tensor) -> Copies:
+        flat = self._flats.get(shape.bucket)
+        if flat is None:
+            flat = torch.cat([self.locals[name].reshape(-1) for name in shape.bucket.names])
+        return gather(shape, flat.to(out.dtype), out, self.scratch)
+
+    def _converted(self, name: str) -> Copies:
+        storage, compute = self.layouts[name]
+        local = self.locals[name].to(self.dtypes[name])
+        return {name: convert_value(local, storage, compute, self.mesh, shape=self.shapes[name])}
+
+    def ready(self, segment: int) -> None:
+        """Until what was gathered for the segment is there."""
+        if self._gathering:
+            for name in self.segments[segment]:
+                begun = self._gathering.get(name)
+                if begun is not None:
+                    found = begun.wait()
+                    self.copies.update(found)
+                    self._gathering = {key: one for key, one in self._gathering.items() if one is not begun}
 
     def free(self, names: Iterable[str]) -> None:
         for name in names:
-            if self.plan.parameters[name].regather and name not in self.guests:
+            if name in self.regathered:
                 self.copies.pop(name, None)
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
@@ -117,20 +182,26 @@ class Store:
         names = [name for bucket in transfers.buckets for name in bucket.names] + list(transfers.alone)
         given = {name: self.gradients.pop(name) for name in names if name in self.gradients}
         self.summed -= given.keys()
-        if given:
-            self.overlap.start(lambda: self._moved(transfers, given))
-            self._hand_over(self.overlap.finished(wait=False))
-
-    def _moved(self, transfers: Transfers, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        wide = {name: gradient.to(self.wide[name]) for name, gradient in given.items()}
         for bucket in transfers.buckets:
-            if all(name in wide for name in bucket.names):
-                found.update(move(bucket, {name: wide.pop(name) for name in bucket.names}))
-        for name, gradient in wide.items():
+            if all(name in given for name in bucket.names):
+                own = {name: given.pop(name) for name in bucket.names}
+                home = self.homes.find(self._local_shape(bucket), self.wide[bucket.names[0]], self.device)
+                self._reducing.append(self.overlap.start(partial(self._bucket_reduced, home, own)))
+        if given:
+            self._reducing.append(self.overlap.start(partial(self._reduced, given)))
+        self._hand_over(wait=False)
+
+    def _bucket_reduced(self, home: Home, given: Mapping[str, Tensor]) -> Reduced:
+        reduce(home.shape, given, home.flat, self.scratch)
+        return {name: (part, home.gradients[name]) for name, part in home.parts.items()}
+
+    def _reduced(self, given: Mapping[str, Tensor]) -> Reduced:
+        found: Reduced = {}
+        for name, gradient in given.items():
             storage, compute = self.layouts[name]
-            local = convert_gradient(gradient, storage, compute, self.mesh, shape=self.shapes[name])
-            found[name] = local if local.untyped_storage().nbytes() == local.nbytes else local.clone()
+            wide = gradient.to(self.wide[name])
+            local = convert_gradient(wide, storage, compute, self.mesh, shape=self.shapes[name])
+            found[name] = (local if local.untyped_storage().nbytes() == local.nbytes else local.clone(), None)
         return found
 
     def guest_gradient(self, name: str) -> Tensor | None:
@@ -141,22 +212,27 @@ class Store:
 
     def add_stored(self, gradients: dict[str, Tensor]) -> None:
         """Gradients that come in the storage layout, from stages that had these parameters as guests."""
-        self._hand_over([gradients])
+        for name, local in gradients.items():
+            self._add_stored(name, local, None)
 
     def wait(self) -> None:
         """Until every reduction that was begun is over."""
-        self._hand_over(self.overlap.finished(wait=True))
+        self._hand_over(wait=True)
 
-    def _hand_over(self, done: list[dict[str, Tensor]]) -> None:
-        """Reduced gradients become those of the stored parameters, or are added to them."""
-        for name, local in (item for found in done for item in found.items()):
-            stored = self.stored[name]
-            old = stored.grad
-            if isinstance(old, DTensor):
-                old.to_local().add_(local)
-            else:
-                assert isinstance(stored.data, DTensor)
-                stored.grad = as_dtensor(local, stored.data.device_mesh, self.layouts[name][0], self.shapes[name])
+    def _hand_over(self, *, wait: bool) -> None:
+        """Reduced gradients, in the order they were begun, become those of the stored parameters."""
+        while self._reducing and (wait or self._reducing[0].done()):
+            for name, (local, made) in self._reducing.pop(0).wait().items():
+                self._add_stored(name, local, made)
+
+    def _add_stored(self, name: str, local: Tensor, made: DTensor | None) -> None:
+        """Or are added to those that are there."""
+        stored = self.stored[name]
+        old = stored.grad
+        if isinstance(old, DTensor):
+            old.to_local().add_(local)
+        else:
+            stored.grad = dtensor_like(local, self._like[name]) if made is None else made
 
     def reduced_gradients(self) -> list[Tensor]:
         """This rank's pieces of those that are in their storage layout by now."""
@@ -165,7 +241,11 @@ class Store:
 
     def end_step(self) -> None:
         """Wait for reductions. Copies are refreshed at the next step: the optimizer changes what is stored."""
-        self._hand_over(self.overlap.finished(wait=True))
+        self._hand_over(wait=True)
+        for begun in {id(begun): begun for begun in self._gathering.values()}.values():
+            begun.wait()
+        self.homes.end_step()
+        self._gathering.clear()
         self.copies.clear()
         self.gradients.clear()
         self.summed.clear()

@@ -172,6 +172,18 @@ class WatchedTransport(ProcessTransport):
         with self._named("all_reduce", axis):
             return super().sum_in_place(x, axis)
 
+    def gather_into(self, out: Tensor, x: Tensor, axis: str) -> Tensor:
+        if self._alone(axis):
+            return out.copy_(x.view(out.shape))
+        with self._named("all_gather", axis):
+            return super().gather_into(out, x, axis)
+
+    def scatter_into(self, out: Tensor, pieces: Tensor, axis: str) -> Tensor:
+        if self._alone(axis):
+            return out.copy_(pieces.view(out.shape))
+        with self._named("reduce_scatter", axis):
+            return super().scatter_into(out, pieces, axis)
+
     def all_gather(self, x: Tensor, axis: str) -> Tensor:
         if self._alone(axis):
             return x.clone()[None]
