@@ -2,11 +2,13 @@
 
     python bench/shaped_pipelines.py [--cases 0 3 5] [--repeats 5]      (root, for network namespaces; see bench/shaped)
 
-Hosts are namespaces joined by shaped links. For each case (a model on a network) the planner is asked twice, free and
-with `pp=1`, for the true rates. Rivals: `torch.distributed.pipelining` with the stages and micro-batches of the plan,
-GPipe and 1F1B, data-parallel inside a stage where the plan has several ranks there. All ways step in turn on the same
-ranks; repeats are interleaved and medians taken. The plan's step is held against what the simulator said, its bytes
-against those counted while it runs. Writes out/shaped_pipelines.json.
+Hosts are namespaces joined by shaped links. The shipped CPU profile is first brought to the pace of this machine: one
+number, from a step of another model (`YARDSTICK`) that all ranks run at once. For each case (a model on a network, some
+with a limit on memory) the planner is asked twice, free and with `pp=1`, for the true rates. Rivals:
+`torch.distributed.pipelining` with the stages and micro-batches of the plan, GPipe and 1F1B, data-parallel inside a
+stage where the plan has several ranks there. All ways step in turn on the same ranks; repeats are interleaved and
+medians taken. The plan's step is held against what the simulator said, its bytes against those counted while it runs.
+Writes out/shaped_pipelines.json.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ sys.path.insert(0, str(Path(__file__).parent / "shaped"))
 
 _PAYLOAD = 1448 / 1514  # of each Ethernet frame, TCP carries this part
 OURS = {"plan": (), "one stage": ("pp=1",)}
-GPT = "gpt?layers=4&hidden=256&heads=4&ffn=1024&vocab=512&seq=32&tied=false"
-DEEP = "gpt?layers=8&hidden=192&heads=4&ffn=768&vocab=512&seq=32&tied=false"
-LLAMA = "llama?layers=4&hidden=256&heads=4&kv_heads=4&ffn=704&vocab=512&seq=32&tied=false"
+GPT = "gpt?layers=4&hidden=512&heads=8&ffn=2048&vocab=512&seq=64&tied=false"
+DEEP = "gpt?layers=6&hidden=384&heads=8&ffn=1536&vocab=512&seq=64&tied=false"
+LLAMA = "llama?layers=4&hidden=512&heads=8&kv_heads=8&ffn=1408&vocab=512&seq=64&tied=false"
+YARDSTICK, YARDSTICK_BATCH = "gpt?layers=2&hidden=448&heads=8&ffn=1792&vocab=512&seq=64&tied=false", 4
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,11 @@ class Case:
     hosts: int
     ranks: int
     mbit: int
+    memory_bytes: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.model}, batch {self.batch}, {self.hosts} hosts x {self.ranks}, {self.mbit} Mbit/s"
+        limit = f", {self.memory_bytes // MIB} MiB a rank" if self.memory_bytes else ""
+        return f"{self.model}, batch {self.batch}, {self.hosts} hosts x {self.ranks}, {self.mbit} Mbit/s{limit}"
 
     @property
     def slow(self) -> bool:
@@ -52,11 +58,11 @@ class Case:
 CASES = (
     Case(GPT, 16, 2, 1, 50),
     Case(LLAMA, 16, 2, 1, 100),
-    Case(GPT, 16, 2, 1, 500),
-    Case(DEEP, 16, 3, 1, 50),
-    Case(GPT, 16, 4, 1, 50),
-    Case(DEEP, 16, 2, 2, 50),
-    Case(LLAMA, 16, 2, 2, 100),
+    Case(GPT, 16, 2, 1, 1000),
+    Case(DEEP, 16, 3, 1, 50, 160 * MIB),
+    Case(GPT, 16, 4, 1, 50, 160 * MIB),
+    Case(DEEP, 16, 2, 2, 50, 160 * MIB),
+    Case(LLAMA, 16, 2, 2, 100, 160 * MIB),
 )
 
 
@@ -75,23 +81,27 @@ def main() -> int:
     rows = []
     for number in args.cases:
         case = CASES[number]
-        with tempfile.TemporaryDirectory() as folder:
-            predicted = _plans(case, Path(folder))
-            told = json.dumps(asdict(case) | {"folder": folder, "repeats": args.repeats})
-            hosts = [Host(f"h{i}", f"{case.mbit}mbit") for i in range(case.hosts)]
-            with shaped_network(hosts) as network:
-                command = [sys.executable, str(Path(__file__).resolve()), "--rank", told]
+        hosts = [Host(f"h{i}", f"{case.mbit}mbit") for i in range(case.hosts)]
+        with tempfile.TemporaryDirectory() as folder, shaped_network(hosts) as network:
+
+            def run(what: str, network: Any = network, case: Case = case, folder: str = folder) -> Any:
+                told = json.dumps(asdict(case) | {"folder": folder, "repeats": args.repeats})
+                command = [sys.executable, str(Path(__file__).resolve()), what, told]
                 network.run(command, [case.ranks] * case.hosts, timeout_s=1200)
-            measured = json.loads((Path(folder) / "measured.json").read_text())
-        rows.append(_row(case, predicted, measured))
+                return json.loads((Path(folder) / f"{what[2:]}.json").read_text())
+
+            pace = run("--pace")
+            predicted = _plans(case, Path(folder), pace)
+            measured = run("--measured")
+        rows.append(_row(case, pace, predicted, measured))
         Path(args.out).write_text(json.dumps(rows, indent=1) + "\n")
     good = [row for row in rows if row["good"]]
     print(f"all that is asked for holds in {len(good)} of {len(rows)} cases")
     return 0
 
 
-def _plans(case: Case, folder: Path) -> dict[str, Any]:
-    """Our plans, saved; what they say of themselves."""
+def _plans(case: Case, folder: Path, pace: float) -> dict[str, Any]:
+    """Our plans, saved; what they say of themselves. pace: seconds here for one of the shipped profile's."""
     from meshwright.capture import capture
     from meshwright.cluster import Group, Link, Member, load_cluster
     from meshwright.models.reference import parse_reference
@@ -99,11 +109,12 @@ def _plans(case: Case, folder: Path) -> dict[str, Any]:
 
     local = load_cluster(f"local:{case.ranks}")
     network = Link(2e-4, case.mbit * 1e6 / 8 * _PAYLOAD)
-    cluster = replace(local, name="shaped", root=Group("pod", network, (Member(local.root, case.hosts),)))
+    root = Group("pod", network, (Member(local.root, case.hosts),))
+    cluster = replace(local, name="shaped", root=root, devices=(_at_pace(local.devices[0], pace),))
     program = capture(*parse_reference(case.model).meta(case.batch))
     found = {}
     for name, pins in OURS.items():
-        plan = make_plan(program, cluster, model=case.model, pins=pins)
+        plan = make_plan(program, cluster, model=case.model, pins=pins, memory_bytes=case.memory_bytes)
         plan.save(folder / f"{name}.plan.json")
         print(plan, flush=True)
         stages = plan.predicted.stages
@@ -116,11 +127,56 @@ def _plans(case: Case, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _row(case: Case, predicted: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+def _at_pace(device: Any, pace: float) -> Any:
+    """Prices are the profile's at the device's own rates, so other rates are another pace."""
+    return replace(
+        device,
+        peaks=tuple((dtype, rate / pace) for dtype, rate in device.peaks),
+        memory_bandwidth=device.memory_bandwidth / pace,
+        launch_s=device.launch_s * pace,
+        profile="",
+    )
+
+
+def pace_main(told: dict[str, Any]) -> int:
+    """Median over ranks of the yardstick's step, all at once, over what the shipped profile says."""
+    import torch
+    import torch.distributed as dist
+
+    from meshwright.capture import capture
+    from meshwright.cluster import load_cluster
+    from meshwright.models.reference import parse_reference
+    from meshwright.solve.memory.plan import one_device_plan
+    from meshwright.solve.points import plan_points, prediction
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    reference = parse_reference(YARDSTICK)
+    program = capture(*reference.meta(YARDSTICK_BATCH))
+    plan = one_device_plan(program, load_cluster("local:1").mesh((1,)))
+    said_s = prediction(plan_points(plan, program), 1, exact_peak=False).step_s
+    batch = {name: torch.randint(0, 256, shape) for name, (shape, _) in reference.shapes(YARDSTICK_BATCH).items()}
+    model = reference.build()
+    step, _ = _step(list(model.parameters()), lambda: model(**batch).backward() or 0.0)
+    spent = []
+    for _ in range(12):
+        start = time.perf_counter()
+        step()
+        spent.append(time.perf_counter() - start)
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, median(spent[2:]))
+    if dist.get_rank() == 0:
+        (Path(told["folder"]) / "pace.json").write_text(json.dumps(median(every) / said_s))
+    dist.destroy_process_group()
+    return 0
+
+
+def _row(case: Case, pace: float, predicted: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     seconds = measured["seconds"]
     torchs = [name for name in seconds if name not in OURS]
     best = min(torchs, key=seconds.__getitem__, default=None)
     row: dict[str, Any] = asdict(case) | {"predicted": predicted, "measured": measured}
+    row["pace"] = pace
     row["over_one_stage"] = seconds["one stage"] / seconds["plan"]
     row["over_torch"] = None if best is None else seconds[best] / seconds["plan"]
     row["time_error"] = predicted["plan"]["step_s"] / seconds["plan"] - 1
@@ -132,7 +188,7 @@ def _row(case: Case, predicted: dict[str, Any], measured: dict[str, Any]) -> dic
         and abs(row["time_error"]) <= 0.15
         and abs(row["bytes_error"]) <= 0.05
     )
-    print(f"{case}")
+    print(f"{case} (pace {pace:.2f})")
     for name, spent in sorted(seconds.items(), key=lambda item: item[1]):
         told = f"  predicted {predicted[name]['step_s']:.3f} s" if name in predicted else ""
         print(f"   {name:<22} {spent:.3f} s{told}")
@@ -323,6 +379,7 @@ class _Piece:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if sys.argv[1:2] == ["--rank"]:
-        sys.exit(rank_main(json.loads(sys.argv[2])))
+    for what, ranks_do in (("--pace", pace_main), ("--measured", rank_main)):
+        if sys.argv[1:2] == [what]:
+            sys.exit(ranks_do(json.loads(sys.argv[2])))
     sys.exit(main())

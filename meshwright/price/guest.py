@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from meshwright.capture.program import ITEM_BYTES, Value
 from meshwright.cluster import Mesh
 from meshwright.layout import I, Layout, conversion
+from meshwright.plan import ParameterPlan
 from meshwright.price.handover import Rate, hand_over_s
 from meshwright.price.parameter import Setting, local_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class GuestPrice:
-    """first_s: the copy comes. last_s: its gradient is reduced here and handed back. held_bytes: copy and gradient."""
+    """first_s: the copy comes. last_s: its gradient is reduced here and handed back. held_bytes: copy and gradient,
+    gradient_bytes of them."""
 
     first_s: float
     last_s: float
     held_bytes: int
+    gradient_bytes: int = 0
 
 
 def whole(layout: Layout) -> Layout:
@@ -38,4 +41,15 @@ def guest_price(
         return GuestPrice(first_s, 0.0, copy)
     reduced_s = conversion(whole(compute), compute, shape, wide, mesh, grad=True).backward_s
     last_s = reduced_s + hand_over_s(shape, wide, here, source, back)
-    return GuestPrice(first_s, last_s, copy + local_bytes(shape, wide, compute, mesh))
+    summed = local_bytes(shape, wide, compute, mesh)
+    return GuestPrice(first_s, last_s, copy + summed, summed)
+
+
+def gradient_bytes(value: Value, plan: ParameterPlan, mesh: Mesh, setting: Setting) -> int:
+    """What of a parameter's static bytes is there from its first backward on: its gradient, summed and stored."""
+    if not value.grad:
+        return 0
+    shape, wide = value.type.sizes, ITEM_BYTES[plan.dtype]
+    stored = local_bytes(shape, wide, Layout.parse(plan.storage), mesh)
+    summed = local_bytes(shape, wide, Layout.parse(plan.compute), mesh)
+    return stored + (summed if setting.microbatches > 1 and summed != stored and not plan.scatter else 0)

@@ -36,8 +36,8 @@ class MicroBatch:
 
     values, gradients: by name and by the first segment of the stage whose layout they have. commons: those of a stage,
     while its forward runs. weight: its share in the loss; a micro-batch of weight zero, all of whose targets are
-    ignored, is not run. random: what its random numbers are made from. rest: what weight halves wait with. before: where
-    segments run forward more than once, their buffers as they were the first time.
+    ignored, is not run. random: what its random numbers are made from. rest: what weight halves wait with. before:
+    where segments run forward more than once, their buffers as they were the first time.
     """
 
     number: int

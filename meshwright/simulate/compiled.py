@@ -72,7 +72,8 @@ class Compiled:
 def compile_lists(lists: Sequence[Sequence[Instruction]], costs: Costs, messages: Messages) -> Compiled:
     made = Compiled([], [0] * len(lists))
     for segment, stage in messages.stage_of.items():
-        made.static_bytes[stage] += costs.segments[segment].static_bytes
+        cost = costs.segments[segment]
+        made.static_bytes[stage] += cost.static_bytes - cost.gradient_bytes
     for message, (gradient, segment, microbatch, source, target) in enumerate(messages.keys):
         transfer = costs.transfers.get((segment, source, target), FREE)
         before = messages.before[message]
@@ -97,6 +98,7 @@ class _Stage:
         self.collective = -1
         self.reducing = -1
         self.unread: set[int] = set()
+        self.summing: set[int] = set()
         own = [segment for segment, at in messages.stage_of.items() if at == stage]
         self.step_s = sum(costs.segments[segment].step_s for segment in own)
 
@@ -110,7 +112,7 @@ class _Stage:
                 found.append(Action(COMPUTE, index, self.step_s, (self.reducing,) if self.reducing >= 0 else ()))
             elif one.kind in ("gather", "reduce"):
                 found += self._collective(one, index)
-            elif one.kind != "free":
+            elif one.kind not in ("free", "drop"):
                 found.append(self._compute(one, index, waits))
         return found
 
@@ -161,11 +163,15 @@ class _Stage:
             takes = cost.resident_bytes - arrived
             return Action(COMPUTE, index, cost.forward_s, waits, takes=takes, works=cost.forward_transient_bytes)
         if one.kind == "recompute":
-            return Action(COMPUTE, index, cost.recompute_s, waits, takes=cost.backward_transient_bytes)
-        works = 0 if again else cost.backward_transient_bytes
+            works = cost.backward_transient_bytes - cost.restored
+            return Action(COMPUTE, index, cost.recompute_s, waits, takes=cost.restored, works=works)
+        works = cost.backward_transient_bytes - (cost.restored if again else 0)
         gives = arrived
         if one.kind != "backward_input":
-            gives += cost.resident_bytes + (cost.backward_transient_bytes if again else 0)
+            gives += cost.resident_bytes + (cost.restored if again else 0)
+        if one.kind != "backward_input" and one.segment not in self.summing:
+            self.summing.add(one.segment)
+            gives -= cost.gradient_bytes  # while it lasts they are among its transients
         return Action(COMPUTE, index, _backward_s(one.kind, cost), waits, works=works, gives=gives)
 
     def _arrived(self, waits: tuple[int, ...]) -> int:

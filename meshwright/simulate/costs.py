@@ -11,7 +11,9 @@ from meshwright.plan import FrontierPoint
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
     """A FrontierPoint's figures. recompute_s: of a `recompute` instruction; what a point recomputes inside its backward
-    is in backward_input_s."""
+    is in backward_input_s. gradient_bytes: what of static_bytes is there only from the segment's first backward on.
+    restored_bytes: what of backward_transient_bytes is what a `recompute` brings back, held until backward is over; all
+    of it unless said."""
 
     forward_s: float
     backward_input_s: float
@@ -25,6 +27,8 @@ class SegmentCost:
     forward_transient_bytes: int = 0
     backward_transient_bytes: int = 0
     recompute_s: float = 0.0
+    gradient_bytes: int = 0
+    restored_bytes: int | None = None
 
     @classmethod
     def of(cls, point: FrontierPoint) -> SegmentCost:
@@ -45,6 +49,11 @@ class SegmentCost:
     @property
     def backward_s(self) -> float:
         return self.backward_input_s + self.backward_weight_s
+
+    @property
+    def restored(self) -> int:
+        found = self.backward_transient_bytes if self.restored_bytes is None else self.restored_bytes
+        return min(found, self.backward_transient_bytes)
 
     def beside(self, kind: str) -> float:
         """The share of a `gather` or `reduce` that may run beside compute: reductions come first."""

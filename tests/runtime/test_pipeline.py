@@ -34,11 +34,12 @@ QUICK: dict[str, dict[str, Any]] = {
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": {"microbatches": 4},
     "llama": {"microbatches": 4},
+    "llama tied": {"microbatches": 4},
     "hf gpt2": {"microbatches": 4},
     "t5": {"microbatches": 3},
     "unet": {"microbatches": 2},
-    "resnet": {"microbatches": 1},
-    "moe": {"microbatches": 1},
+    "deep resnet": {"microbatches": 2, "plain": 2},
+    "deep moe": {"microbatches": 2, "plain": 2},
 }
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble", "searched")
 SHAPES: dict[str, dict[str, Any]] = {

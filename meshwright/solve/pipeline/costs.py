@@ -35,7 +35,9 @@ class Piece:
     def cost(self, microbatches: int, ways: tuple[Kept, ...] = (), kept: Kept | None = None) -> SegmentCost:
         """As the simulator takes it; with `kept`, as one of its ways."""
         point = self.point if kept is None else kept_point(self.point, self.gathered, ways, kept)
-        found = replace(per_microbatch(point, microbatches), gradient_bytes=self.gradients)
+        restored = None if kept is None else ways[0].resident_bytes - kept.resident_bytes
+        found = per_microbatch(point, microbatches)
+        found = replace(found, gradient_bytes=self.gradients, restored_bytes=restored)
         if self.guest is None:
             return found
         return replace(
@@ -145,12 +147,12 @@ def _rate(plan: Plan, source: int, target: int) -> Rate:
     return found
 
 
-def stage_costs(plan: Plan, program: Program, number: int) -> list[SegmentCost]:
-    """Where a segment of the stage recomputes, all of them are read off their traced pairs."""
+def stage_costs(plan: Plan, program: Program, number: int, exact: bool = True) -> list[SegmentCost]:
+    """exact: bytes are read off the segments' traced pairs. They are in any case where one of them recomputes."""
     stage, micro = plan.stages[number], plan.microbatches
     pieces = stage_pieces(plan, program, number)
     choices = [plan.choice(index) for index in stage.segments]
-    if all(choice == bare(choice) for choice in choices):
+    if not exact and all(choice == bare(choice) for choice in choices):
         return _hosted([piece.cost(micro) for piece in pieces], pieces, [0.0] * len(pieces))
     ways = stage_ways(plan, program, stage)
     found, again = [], []
@@ -248,7 +250,7 @@ def program_readers(program: Program, name: str) -> list[int]:
     return [index for index, segment in enumerate(program.segments) if name in segment.inputs]
 
 
-def plan_costs(plan: Plan, program: Program, pipeline: Pipeline) -> Costs:
-    segments = [cost for number in range(len(plan.stages)) for cost in stage_costs(plan, program, number)]
+def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = True) -> Costs:
+    segments = [cost for number in range(len(plan.stages)) for cost in stage_costs(plan, program, number, exact)]
     ranks = [group[0].mesh.world_size for group in plan.groups]
     return Costs(segments, transfers(plan, program, pipeline), ranks=ranks)

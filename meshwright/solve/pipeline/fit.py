@@ -9,16 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
-from meshwright.plan import Choice, Plan, StagePrediction
+from meshwright.plan import Choice, Plan, Stage, StagePrediction
 from meshwright.simulate import SegmentCost
 from meshwright.solve.memory.chain import Instance, solve_instances
 from meshwright.solve.memory.curve import Kept
 from meshwright.solve.memory.plan import with_choices
-from meshwright.solve.pipeline.costs import stage_pieces
+from meshwright.solve.pipeline.costs import Piece, stage_pieces
 from meshwright.solve.pipeline.plan import predicted
 from meshwright.solve.pipeline.ways import stage_ways
 
 ROUNDS = 4
+NEARLY = 0.8
+"""Of a budget: from here on, bytes that are not read off traced pairs are too rough to say whether a stage fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,12 @@ class _Way:
 
 def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
     """The plan with its prediction, recomputing where a stage would not fit otherwise; None where even that does not.
-    `budgets`: of each physical stage."""
-    found, _ = predicted(plan, program)
-    rooms = list(budgets)
+    `budgets`: of each physical stage. A stage that is nearly full is counted exactly."""
+    found, _ = predicted(plan, program, exact=False)
+    if any(stage.peak_bytes > NEARLY * limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)):
+        found, _ = predicted(plan, program)
+    rooms, groups = list(budgets), plan.groups
+    known: _Known = {}
     for _ in range(ROUNDS):
         over = [number for number, stage in enumerate(found.predicted.stages) if stage.peak_bytes > budgets[number]]
         if not over:
@@ -44,10 +49,10 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
         choices = [found.choice(index) for index in range(len(program.segments))]
         for number in over:
             stage = found.predicted.stages[number]
-            recomputes = any(choices[i].recompute for one in found.groups[number] for i in one.segments)
+            recomputes = any(choices[i].recompute for one in groups[number] for i in one.segments)
             if recomputes:
                 rooms[number] -= stage.peak_bytes - budgets[number]
-            made = _settled(plan, program, number, stage, rooms[number])
+            made = _settled(plan, program, groups[number], stage, rooms[number], known)
             if made is None:
                 return None
             choices = [made.get(index, choice) for index, choice in enumerate(choices)]
@@ -55,19 +60,42 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
     return None
 
 
+_Pairs = list[tuple[Piece, tuple[Kept, ...]]]
+_Known = dict[object, tuple[_Pairs, list[Kept] | None]]
+"""What was settled for which pieces and ways, which are held so that no others take their places."""
+
+
 def _settled(
-    plan: Plan, program: Program, number: int, stage: StagePrediction, budget: int
+    plan: Plan,
+    program: Program,
+    group: tuple[Stage, ...],
+    stage: StagePrediction,
+    budget: int,
+    known: _Known,
 ) -> dict[int, Choice] | None:
-    """By segment: the fastest choices that keep a physical stage within the budget."""
+    """By segment: the fastest choices that keep a physical stage within the budget. Stages that are alike are settled
+    once."""
     where: list[int] = []
-    rows: list[list[tuple[SegmentCost, Kept]]] = []
+    pairs: _Pairs = []
     for place, run in enumerate(plan.stages):
-        if run in plan.groups[number]:
-            pieces, ways = stage_pieces(plan, program, place), stage_ways(plan, program, run)
-            for index, piece, options in zip(run.segments, pieces, ways, strict=True):
-                where.append(index)
-                rows.append([(piece.cost(plan.microbatches, options, kept), kept) for kept in options])
-    flight = max(1, -(-stage.in_flight // len(plan.groups[number])))
+        if any(run is own for own in group):
+            where += run.segments
+            pairs += zip(stage_pieces(plan, program, place), stage_ways(plan, program, run), strict=True)
+    flight = max(1, -(-stage.in_flight // len(group)))
+    key = (budget, flight, tuple((id(piece), id(options)) for piece, options in pairs))
+    if key not in known:
+        rows = [[(piece.cost(plan.microbatches, options, kept), kept) for kept in options] for piece, options in pairs]
+        known[key] = (pairs, _within(rows, flight, budget))
+    best = known[key][1]
+    if best is None:
+        return None
+    return {
+        index: replace(plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks)
+        for index, kept in zip(where, best, strict=True)
+    }
+
+
+def _within(rows: list[list[tuple[SegmentCost, Kept]]], flight: int, budget: int) -> list[Kept] | None:
     static = sum(options[0][0].static_bytes for options in rows)
     best: tuple[float, list[Kept]] | None = None
     for transient in sorted({_transient(cost) for options in rows for cost, _ in options}):
@@ -75,12 +103,7 @@ def _settled(
         found = _fastest(rows, transient, room) if room > 0 else None
         if found is not None and (best is None or found[0] < best[0]):
             best = found
-    if best is None:
-        return None
-    return {
-        index: replace(plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks)
-        for index, kept in zip(where, best[1], strict=True)
-    }
+    return best[1] if best else None
 
 
 def _fastest(rows: list[list[tuple[SegmentCost, Kept]]], transient: int, room: int) -> tuple[float, list[Kept]] | None:

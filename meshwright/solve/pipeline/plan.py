@@ -115,10 +115,11 @@ def _wires(plan: Plan, program: Program, wires: Wires) -> tuple[Wire, ...]:
     return tuple(found)
 
 
-def predicted(plan: Plan, program: Program) -> tuple[Plan, Timeline]:
-    """The plan with its prediction, made by the simulator from the plan alone."""
+def predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, Timeline]:
+    """The plan with its prediction, made by the simulator from the plan alone. exact: bytes by traced pairs, which
+    searching does without."""
     pipeline = plan_pipeline(plan, program)
-    costs = plan_costs(plan, program, pipeline)
+    costs = plan_costs(plan, program, pipeline, exact)
     stages = _stage_predictions(plan, costs)
     early = plan.with_prediction(stages=stages)
     timeline = simulate(lists(pipeline, plan_order(early, pipeline)), costs, reads=pipeline.reads, spans=False)

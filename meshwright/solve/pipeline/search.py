@@ -27,13 +27,13 @@ from meshwright.simulate import Transfer
 from meshwright.solve.pipeline.fit import fitted
 from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import Offer, offers, with_levels
-from meshwright.solve.pipeline.plan import Part, pipeline_plan, placed_meshes
+from meshwright.solve.pipeline.plan import Part, pipeline_plan, placed_meshes, predicted
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
 from meshwright.solve.pipeline.reorder import reordered
 from meshwright.solve.pipeline.table import Range, Table
 from meshwright.solve.search import Progress
 from meshwright.solve.stages.bound import Options
-from meshwright.solve.stages.choose import solve_stages
+from meshwright.solve.stages.choose import check_method, solve_stages
 from meshwright.solve.stages.problem import Crossing, MeshClass, PlacedRun, StageProblem, StageSolution
 
 SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
@@ -105,8 +105,11 @@ def pipeline_search(
     progress: Progress | None = None,
     known_s: float = inf,
     recompute: bool = True,
+    method: str = "auto",
 ) -> tuple[Plan | None, float]:
-    """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched)."""
+    """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched). method: of
+    `solve_stages`."""
+    check_method(method)
     asked = asked or PipelinePins(None, None, ())
     if asked.one_stage or (not asked.pipeline and (cluster.device_count < 2 or len(program.segments) < 2)):
         return None, inf
@@ -122,10 +125,11 @@ def pipeline_search(
             f"numbers that sum to {cluster.device_count}",
             "change the pin",
         )
-    search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute)
+    search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute, method)
     search.climb(search.counts())
     search.reorder()
-    return search.best, search.bound_s
+    best = None if search.best is None else predicted(search.best, program)[0]
+    return best, search.bound_s
 
 
 def no_pipeline(asked: PipelinePins, cluster: Cluster) -> PlanError:
@@ -149,6 +153,7 @@ class _Search:
     known_s: float
     progress: Progress | None
     recompute: bool
+    method: str
     best: Plan | None = None
     bound_s: float = inf
     meshes: list[StageMesh] = field(default_factory=list)
@@ -208,7 +213,7 @@ class _Search:
         problem, count = self._problem(table), table.microbatches
         dealt = table.options(limit_s, dealt=True) if "interleaved" in problem.schedules else None
         try:
-            return solve_stages(problem, budget, limit_s, {count: made}, {count: dealt})
+            return solve_stages(problem, budget, limit_s, {count: made}, {count: dealt}, self.method)
         except PlanError:
             return None  # too little memory for any
 
