@@ -30,21 +30,43 @@ FAMILIES = {
     f"&intermediate_size=96&max_position_embeddings=8&{HF}",
     "hf bert": "hf:bert?num_hidden_layers=2&hidden_size=48&num_attention_heads=24&intermediate_size=96"
     f"&max_position_embeddings=8&hidden_dropout_prob=0&attention_probs_dropout_prob=0&{HF}",
+    "hf t5": "hf:t5?d_model=48&d_kv=2&d_ff=96&num_layers=1&num_decoder_layers=1&num_heads=24&dropout_rate=0"
+    f"&relative_attention_num_buckets=8&{HF}",
+    "hf vit": "hf:vit?num_hidden_layers=2&hidden_size=48&num_attention_heads=24&intermediate_size=96"
+    "&image_size=16&patch_size=8",
+    "hf resnet": "hf:resnet?embedding_size=24&hidden_sizes=48,96&depths=1,1",
+    "hf mixtral": "hf:mixtral?num_hidden_layers=1&hidden_size=48&num_attention_heads=24&num_key_value_heads=24"
+    f"&intermediate_size=96&max_position_embeddings=8&num_local_experts=24&{HF}",
 }
 
+DEEPER = {
+    "llama tied": f"llama?layers=2&kv_heads=24&tied=true&{TEXT}",
+    "deep moe": f"moe?layers=3&kv_heads=24&experts=24&{TEXT}",
+    "deep resnet": "resnet?blocks=1,1,1,1&width=24&classes=24&image=16",
+}
+"""For pipelines: with as many segments as the longest of them has stages."""
 
-SINGLE = ("moe", "hf llama")
-"""Run in float32: grouped matmuls know no float64, and Llama's norms go through float32 whatever comes in."""
+SINGLE = ("moe", "deep moe", "hf llama", "hf t5", "hf mixtral")
+"""Run in float32: grouped matmuls know no float64, and norms of `transformers` go through float32 whatever comes in."""
+
+CLASSES = {"hf vit": 2, "hf resnet": 2}
+"""Integer inputs are numbers below 24, or below this."""
+
+IMAGES = {"hf resnet": 32}
+"""Images of this size instead of the reference's."""
 
 
 def family(name: str) -> tuple[nn.Module, dict[str, Tensor], Reference]:
     """The same weights and batch wherever it is called."""
-    reference = parse_reference(FAMILIES[name])
+    reference = parse_reference((FAMILIES | DEEPER)[name])
     torch.manual_seed(0)
     kind = torch.float32 if name in SINGLE else torch.float64
     model = reference.build().to(kind)
-    batch = {
-        key: torch.randint(0, 24, shape) if dtype == "int64" else torch.randn(shape, dtype=kind)
-        for key, (shape, dtype) in reference.shapes(BATCH).items()
-    }
+    batch = {}
+    for key, (shape, dtype) in reference.shapes(BATCH).items():
+        if dtype == "int64":
+            batch[key] = torch.randint(0, CLASSES.get(name, 24), shape)
+        else:
+            sizes = (*shape[:2], IMAGES[name], IMAGES[name]) if name in IMAGES else shape
+            batch[key] = torch.randn(sizes, dtype=kind)
     return model, batch, reference
