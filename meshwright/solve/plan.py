@@ -41,12 +41,13 @@ def make_plan(
     fit: bool = True,
     recompute: bool = True,
     progress: Progress | None = None,
+    stage_method: str = "auto",
 ) -> Plan:
     """The fastest plan that fits, over all meshes of up to `max_axes` axes of the cluster's devices and all pipelines.
 
     `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`. fit: refuse where none fits;
     otherwise the fastest of the most micro-batches is the answer then. recompute: where memory binds, activations may
-    be made again in backward.
+    be made again in backward. stage_method: how pipelines' stages are searched for, `auto` or one of the survey's.
     """
     check_optimizer(optimizer)
     warn_of_fallbacks(program)
@@ -56,7 +57,9 @@ def make_plan(
     whole = _OneStage(program, cluster, asked.rest, setting, max_axes, recompute, given, progress)
     plan, bound_s = None, float("inf")
     if fit and not asked.one_stage:
-        plan, bound_s = pipeline_search(program, cluster, memory_bytes, setting, asked, progress, recompute=recompute)
+        plan, bound_s = pipeline_search(
+            program, cluster, memory_bytes, setting, asked, progress, recompute=recompute, method=stage_method
+        )
         plan = replace(plan, **given) if plan else None
     if not asked.pipeline:
         plan, whole_s = whole.search(memory_bytes, plan, must=asked.one_stage or not fit)

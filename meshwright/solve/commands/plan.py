@@ -31,6 +31,9 @@ def add_parser(subparsers: Any) -> None:
         default=[],
         help="pp=N, schedule=1f1b, dp=N, tp=N, zero=0..3, microbatch=N, mesh=2x4, split=matmul, NAME=S(0)",
     )
+    parser.add_argument(
+        "--stage-method", default="auto", metavar="M", help="search for stages: auto, beam, recursive, mcmc, mcts or rl"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here")
     parser.add_argument("--json", metavar="FILE", help="write a summary as JSON; - for standard output")
     parser.set_defaults(run=run)
@@ -65,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
             optimizer=args.optimizer,
             precision=args.precision,
             pins=args.pin,
+            stage_method=args.stage_method,
             progress=_progress if args.json != "-" and sys.stderr.isatty() else None,
         )
     plan_s = time.perf_counter() - start_s

@@ -83,8 +83,7 @@ def solve_stages(
     micro-batches, where they are made already; `dealt`: those for interleaved runs, if others. `method`: the dynamic
     programme, or one of the survey's searchers, whose finds are simulated and prove nothing."""
     problem.verify()
-    if method not in STAGE_METHODS:
-        raise PlanError(f"method {method!r} for stages", f"one of {', '.join(STAGE_METHODS)}", "choose one of them")
+    check_method(method)
     search = _Search(problem, budget, known_s)
     if made is None:
         made = {count: options(problem, count) for count in problem.microbatches}
@@ -115,6 +114,11 @@ def solve_stages(
         return None
     runs, schedule, microbatches, timeline = search.best
     return StageSolution(runs, schedule, microbatches, timeline, low_s, low_s >= search.best_s, search.simulated)
+
+
+def check_method(method: str) -> None:
+    if method not in STAGE_METHODS:
+        raise PlanError(f"method {method!r} for stages", f"one of {', '.join(STAGE_METHODS)}", "choose one of them")
 
 
 def _why(problem: StageProblem) -> str:

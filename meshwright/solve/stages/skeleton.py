@@ -101,9 +101,9 @@ class Trials:
         return enough and problem.least_stages <= stages <= problem.stage_limit
 
     def try_one(self, skeleton: Skeleton) -> float:
-        """Counts as a trial unless it was tried before."""
+        """Counts as a trial even where the answer is known already."""
+        self.left -= 1
         if skeleton not in self.known:
-            self.left -= 1
             self.known[skeleton] = self.chosen(skeleton)[0]
         return self.known[skeleton]
 

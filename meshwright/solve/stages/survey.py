@@ -155,16 +155,14 @@ def mcmc(trials: Trials, dice: Random) -> None:
     if at is None:
         return
     now_s, begun = trials.try_one(at), max(1, trials.left)
-    for _ in range(20 * begun):
-        if trials.left <= 0:
-            return
+    while trials.left > 0:
         other = _changed(trials, at, dice)
         value_s = trials.try_one(other) if other is not None else inf
         warmth = 0.05 * max(0.02, trials.left / begun)
-        if other is not None and (
-            value_s < now_s or (value_s < inf and dice.random() < exp((now_s - value_s) / (now_s * warmth)))
-        ):
+        worse = (value_s - now_s) / (now_s * warmth) if now_s < inf else 0.0
+        if other is not None and value_s < inf and (worse <= 0 or dice.random() < exp(-worse)):
             at, now_s = other, value_s
+        trials.left -= other is None
 
 
 def _changed(trials: Trials, skeleton: Skeleton, dice: Random) -> Skeleton | None:
@@ -206,9 +204,7 @@ class _Arm:
 
 def mcts(trials: Trials, dice: Random) -> None:
     root, best_s = _Arm(), inf
-    for _ in range(20 * max(1, trials.left)):
-        if trials.left <= 0:
-            return
+    while trials.left > 0:
         path, left, arm = [root], trials.problem.devices, root
         prefix: list[tuple[int, int]] = []
         while True:
@@ -226,6 +222,7 @@ def mcts(trials: Trials, dice: Random) -> None:
                 break
         at, found_s = prefix[-1][0] if prefix else 0, inf
         ends: list[Skeleton] = [()] if at == trials.last else _bisected(trials, at, trials.last, left)
+        trials.left -= not ends
         for rest in ends[:2]:
             found_s = min(found_s, trials.try_one((*prefix, *rest)))
         best_s = min(best_s, found_s)
@@ -251,11 +248,10 @@ def rl(trials: Trials, dice: Random) -> None:
     most = trials.problem.stage_limit
     meshes = np.zeros((most, len(trials.devices)))
     shifts = np.zeros((most, len(SHIFTS)))
-    for _ in range(20 * max(1, trials.left // SAMPLES)):
-        if trials.left <= 0:
-            return
+    while trials.left > 0:
         drawn = [_drawn(trials, meshes, shifts, dice) for _ in range(SAMPLES)]
         values = np.array([min(trials.try_one(one[0]), 1e30) if one[0] else 1e30 for one in drawn])
+        trials.left -= sum(not one[0] for one in drawn)
         score = -np.log(values)
         gains = (score - score.mean()) / (score.std() + 1e-12)
         for (_, picks), gain in zip(drawn, gains, strict=True):
