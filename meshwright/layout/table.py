@@ -1,6 +1,8 @@
 """Seconds between all layouts of a tensor at once: single steps priced, then joined by min-plus products.
 
 The same lengths that Dijkstra finds in `path`; a planner asks for most pairs, so all of them together are cheaper.
+Along an axis that shards one dim everywhere nothing is to be gained by leaving it: each of its ranks has a tensor of
+its own, and converts it on the other axes.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.cluster.mesh import Mesh
+from meshwright.cluster.mesh import FLAT, Mesh
 from meshwright.layout.path import layout_numbers, step_seconds
 from meshwright.layout.states import Layout
 
@@ -30,6 +32,37 @@ def conversion_matrix(
     made: tuple[Layout, ...], wants: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool
 ) -> npt.NDArray[np.float64]:
     """Seconds from each of some layouts to each of some others."""
+    kept, shape = _moving(made + wants, shape, mesh)
+    if len(kept) < len(mesh.axes):
+        mesh = submesh(mesh, kept)
+        made, wants = (tuple(Layout(tuple(one[i] for i in kept)) for one in side) for side in (made, wants))
     number = layout_numbers(len(shape), len(mesh.axes))
     rows, columns = [number[layout] for layout in made], [number[layout] for layout in wants]
     return conversion_table(shape, itemsize, mesh, grad)[np.ix_(rows, columns)]
+
+
+def _moving(layouts: tuple[Layout, ...], shape: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes but those that shard one dim in all layouts, which no other axis outside of them does, and the shape
+    that is left to the others."""
+    kept, sizes = [], list(shape)
+    for axis, size in enumerate(mesh.sizes):
+        dim = layouts[0][axis].dim
+        outer = any(one[i].dim == dim for one in layouts for i in range(axis) if i in kept)
+        if dim is None or outer or sizes[dim] % size or any(one[axis].dim != dim for one in layouts):
+            kept.append(axis)
+        else:
+            sizes[dim] //= size
+    return (tuple(kept), tuple(sizes)) if kept else ((0,), shape)
+
+
+@lru_cache(maxsize=1 << 10)
+def submesh(mesh: Mesh, axes: tuple[int, ...]) -> Mesh:
+    """The mesh that one rank sees along some of the axes."""
+    names = {mesh.names[axis] for axis in axes}
+    ranks = [
+        rank
+        for position, rank in enumerate(mesh.ranks)
+        if not any(place for axis, place in enumerate(mesh.coordinates(position)) if axis not in axes)
+    ]
+    flat = tuple(axis for axis in mesh.flat if names.issuperset(axis.name.split(FLAT)))
+    return Mesh(tuple(mesh.axes[axis] for axis in axes), mesh.device, tuple(ranks), flat)

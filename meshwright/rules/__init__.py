@@ -5,16 +5,18 @@ from meshwright.rules.resolve import resolve_rule, tier
 from meshwright.rules.rule import Call, Lowering, Rule, Split
 from meshwright.rules.served import served, warn_of_fallbacks
 from meshwright.rules.signature import CARRY, Signature
-from meshwright.rules.strategy import Strategy, parse_factors, strategies, strategy
+from meshwright.rules.strategy import Narrow, Strategy, Way, parse_factors, strategies, strategy
 
 __all__ = [
     "CARRY",
     "Call",
     "Lowering",
+    "Narrow",
     "Rule",
     "Signature",
     "Split",
     "Strategy",
+    "Way",
     "parse_factors",
     "register_rule",
     "resolve_rule",

@@ -8,15 +8,16 @@ the coordinates `at`, the first rank's, which are the largest, unless given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 from meshwright.capture.program import FLOATS, Op, TensorType, Value
 from meshwright.cluster.mesh import Mesh
 from meshwright.errors import RuleError, VerifyError
-from meshwright.layout.states import Layout
+from meshwright.layout.states import Layout, State
 from meshwright.layout.steps import Collective
 from meshwright.rules.resolve import resolve_rule
 from meshwright.rules.rule import Call, Rule, Split
@@ -24,6 +25,18 @@ from meshwright.rules.signature import CARRY, Signature
 
 Factors = tuple[str | None, ...]
 Coordinates = tuple[int, ...]
+
+
+class Way(NamedTuple):
+    """What one mesh axis may be given to, and where operands and results are on it then."""
+
+    factor: str | None
+    operands: tuple[State, ...]
+    results: tuple[State, ...]
+
+
+Narrow = Callable[[int, Sequence[Way]], Sequence[Way]]
+"""Of the ways of the axis of this index, those that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +84,16 @@ class Strategy:
             mesh.axis(collective.axis)
 
 
-def strategies(op: Op, values: Mapping[str, Value], mesh: Mesh, *, uneven: bool = False) -> tuple[Strategy, ...]:
+def strategies(
+    op: Op, values: Mapping[str, Value], mesh: Mesh, *, uneven: bool = False, narrow: Narrow | None = None
+) -> tuple[Strategy, ...]:
     """Every way to run `op` on `mesh`; the first gives all axes to no factor. All sizes must be fixed.
 
-    `uneven`: those too whose pieces differ in size from rank to rank.
+    `uneven`: those too whose pieces differ in size from rank to rank. `narrow`: only those whose factors it
+    leaves, axis by axis.
     """
     builder = _Builder.of(op, values, mesh)
-    return tuple(builder.build(factors) for factors in builder.choices(uneven))
+    return tuple(builder.build(factors) for factors in builder.choices(uneven, narrow))
 
 
 def strategies_of(rule: Rule, op: Op, values: Mapping[str, Value], mesh: Mesh) -> tuple[Strategy, ...]:
@@ -125,6 +141,7 @@ class _Builder:
     mesh: Mesh
     signature: Signature
     sizes: Mapping[str, int]
+    ways: dict[str | None, Way] = field(default_factory=dict)
 
     @classmethod
     def of(cls, op: Op, values: Mapping[str, Value], mesh: Mesh) -> _Builder:
@@ -136,17 +153,40 @@ class _Builder:
         signature = rule.bind(call)
         return cls(rule, call, mesh, signature, signature.sizes(call.types, call.result_types))
 
-    def choices(self, uneven: bool = False) -> Iterator[Factors]:
+    def choices(self, uneven: bool = False, narrow: Narrow | None = None) -> Iterator[Factors]:
         # Partial sums of whole numbers are nothing anyone hands around, and to cast a part is not to cast the sum.
         carried = {self.call.types[i].dtype for i in self.signature.carried}
         carries = {type_.dtype for type_ in self.call.result_types} == carried and carried <= FLOATS
         per_axis = [choice for choice in self.signature.choices() if carries or choice != CARRY]
         loose = self.rule.uneven_factors(self.call, self.signature) if uneven else frozenset()
         hidden = self._hidden()
-        for factors in product(per_axis, repeat=len(self.mesh.sizes)):
+        for factors in product(*self._narrowed(per_axis, loose, narrow)):
             given = (f for f in factors if f and f != CARRY)
             if all(self._fits(f, factors, loose) for f in given) and self._is_consistent(factors, hidden):
                 yield factors
+
+    def _narrowed(
+        self, per_axis: list[str | None], loose: frozenset[str], narrow: Narrow | None
+    ) -> list[list[str | None]]:
+        """What each axis may be given to."""
+        axes = range(len(self.mesh.sizes))
+        if narrow is None:
+            return [per_axis for _ in axes]
+        found = []
+        for axis in axes:
+            alone = [tuple(factor if i == axis else None for i in axes) for factor in per_axis]
+            fitting = [
+                self._way(factor)
+                for factor, factors in zip(per_axis, alone, strict=True)
+                if not factor or factor == CARRY or self._fits(factor, factors, loose)
+            ]
+            found.append([way.factor for way in narrow(axis, fitting)])
+        return found
+
+    def _way(self, factor: str | None) -> Way:
+        if factor not in self.ways:
+            self.ways[factor] = Way(factor, *self.signature.states(factor))
+        return self.ways[factor]
 
     def _fits(self, factor: str, factors: Factors, loose: frozenset[str]) -> bool:
         """Whether a factor can be cut by the axes given to it: evenly, or by one axis where pieces may differ."""
@@ -171,12 +211,9 @@ class _Builder:
         return frozenset(factor for term in terms for factor, _ in term.overrides if factor not in shown)
 
     def _layouts(self, factors: Factors) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
-        per_axis = [self.signature.states(factor) for factor in factors]
-        operands, results = (
-            tuple(Layout(tuple(states[side][i] for states in per_axis)) for i in range(count))
-            for side, count in enumerate((len(self.call.types), len(self.call.op.results)))
-        )
-        return operands, results
+        per_axis = [self._way(factor) for factor in factors]
+        operands = tuple(Layout(states) for states in zip(*(way.operands for way in per_axis), strict=True))
+        return operands, tuple(Layout(states) for states in zip(*(way.results for way in per_axis), strict=True))
 
     def build(self, factors: Factors, at: Coordinates | None = None) -> Strategy:
         operands, results = self._layouts(factors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -11,10 +12,10 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.errors import PlanError
-from meshwright.price.overlap import reduces_beside
+from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.frontier import Frontier, most_alive
-from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
+from meshwright.solve.pins import FREE, Pins, pin_readings, pinned_mesh, with_roles
 from meshwright.solve.search import Candidate
 
 BESIDE = (1.0, 0.5, 0.25, 0.0)
@@ -45,23 +46,36 @@ def candidates_on(
     setting: Setting,
     recompute: bool = False,
 ) -> list[Candidate]:
-    """One per mesh that the pins allow; the first refusal is the answer where none does."""
+    """Of every mesh what the pins may mean there; the first refusal is the answer where none does."""
     names = [parameter.name for parameter in program.parameters]
+    crowded = most_alive(program) > MOST_ALIVE
     allowed, refused = [], []
     for mesh in found:
         try:
-            parsed = parse_pins(pins, mesh, names)
-            _check_batch(program, mesh, parsed)
+            readings = pin_readings(pins, mesh, names)
+            for parsed in readings:
+                _check_batch(program, mesh, parsed)
         except PlanError as error:
             refused.append(error)
             continue
-        crowded = most_alive(program) > MOST_ALIVE
-        for skips in product((True, False), repeat=len(mesh.axes)) if crowded else (None,):
-            for beside in BESIDE if reduces_beside(mesh) and not recompute else (0.0,):
-                allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, beside))
+        for parsed in _with_roles(program, mesh, readings, only=len(found) == 1):
+            for skips in _skips(mesh, parsed) if crowded else (None,):
+                for beside in BESIDE if runs_beside(mesh) and not recompute else (0.0,):
+                    allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, beside))
     if not allowed:
         raise refused[0]
     return allowed
+
+
+def _with_roles(program: Program, mesh: Mesh, readings: list[Pins], only: bool) -> list[Pins]:
+    """What is searched on a mesh. only: there is no other, so that where its samples cannot be split so, all is."""
+    found = [made for pins in readings for made in with_roles(pins, mesh) if _microbatches(program, mesh, made)]
+    return found or (readings if only else [])
+
+
+def _skips(mesh: Mesh, pins: Pins) -> Iterator[tuple[bool, ...]]:
+    """Whether values that cross several boundaries are sharded over samples, per axis."""
+    return product(*((True,) if axis in pins.dp_axes else (True, False) for axis in range(len(mesh.axes))))
 
 
 def tight_candidate(program: Program, cluster: Cluster, setting: Setting) -> Candidate:
@@ -90,17 +104,20 @@ def _candidate(
             made[number] = Frontier(small, mesh, pins, more, recompute, skips, beside=beside)
         return made[number]
 
-    return Candidate("x".join(map(str, mesh.sizes)), _microbatches(program, mesh, pins), frontier)
+    name = "x".join(map(str, mesh.sizes))
+    later = len(mesh.axes) > FREE
+    return Candidate(name, _microbatches(program, mesh, pins), frontier, made.clear, later)
 
 
 def _microbatches(program: Program, mesh: Mesh, pins: Pins) -> tuple[int, ...]:
     """Numbers that cut the batch evenly; one where samples are coupled, since cutting changes the mathematics."""
+    numbers: Iterable[int] = range(1, program.batch + 1)
     if pins.microbatches:
-        return (pins.microbatches,)
-    if program.couples_samples or not comes_apart(program):
-        return (1,)
+        numbers = (pins.microbatches,)
+    elif program.couples_samples or not comes_apart(program):
+        numbers = (1,)
     ways = prod(mesh.sizes[axis] for axis in pins.dp_axes)
-    return tuple(number for number in range(1, program.batch + 1) if program.batch % (number * ways) == 0)
+    return tuple(number for number in numbers if program.batch % (number * ways) == 0)
 
 
 def _check_batch(program: Program, mesh: Mesh, pins: Pins) -> None:

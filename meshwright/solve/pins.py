@@ -14,7 +14,7 @@ layers.*.up.weight=S(0)     storage of the parameters whose names match; `S(0) o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import combinations
 from math import prod
@@ -25,10 +25,16 @@ from meshwright.layout import I, Layout, State
 
 NUMBERS = ("dp", "tp", "microbatch")
 
+FREE = 2
+"""Mesh axes that may do anything; of larger meshes the others are given to samples."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """dp_axes, tp_axes, zero_axes: indices of the mesh axes that the pins speak of. sequence: of `sp`, None if free."""
+    """dp_axes, tp_axes, zero_axes: indices of the mesh axes that the pins speak of. sequence: of `sp`, None if free.
+
+    model_axes: axes that are not given to samples, for no pin's sake (`with_roles`).
+    """
 
     texts: tuple[str, ...] = ()
     dp_axes: tuple[int, ...] = ()
@@ -39,6 +45,12 @@ class Pins:
     split_matmuls: bool = False
     microbatches: int | None = None
     storage: tuple[tuple[str, Layout], ...] = ()
+    model_axes: tuple[int, ...] = ()
+
+    @property
+    def names_axes(self) -> bool:
+        """Whether what axes are given to is limited."""
+        return bool(self.dp_axes or self.tp_axes or self.model_axes)
 
     @property
     def must_split(self) -> bool:
@@ -65,7 +77,15 @@ def pinned_mesh(texts: Iterable[str]) -> tuple[int, ...] | None:
 
 
 def parse_pins(texts: Iterable[str], mesh: Mesh, parameters: Iterable[str]) -> Pins:
-    """Refuses what contradicts the mesh, the model or another pin, by name."""
+    """The first of `pin_readings`."""
+    return pin_readings(texts, mesh, parameters)[0]
+
+
+def pin_readings(texts: Iterable[str], mesh: Mesh, parameters: Iterable[str]) -> list[Pins]:
+    """All that the pins may mean on this mesh: `tp=8` on 8x8 either axis. Of axes that are alike the first is meant.
+
+    Refuses what contradicts the mesh, the model or another pin, by name.
+    """
     texts = tuple(texts)
     given = dict(_split(text) for text in texts)
     if len(given) < len(texts):
@@ -73,22 +93,58 @@ def parse_pins(texts: Iterable[str], mesh: Mesh, parameters: Iterable[str]) -> P
     numbers = {key: _number(f"{key}={value}", value) for key, value in given.items() if key in NUMBERS}
     if numbers.get("microbatch") == 0:
         raise PlanError("pin microbatch=0", "at least 1", "change the pin")
-    dp_axes = _axes(mesh, "dp", numbers.get("dp"), ())
-    tp_axes = _axes(mesh, "tp", numbers.get("tp"), dp_axes)
     zero, zero_axes = _zero(given.get("zero"), mesh)
-    names = tuple(parameters)
+    sequence, micro = _sequence(given.get("sp")), numbers.get("microbatch")
+    found, refused = [], []
+    for dp_axes in _axes(mesh, "dp", numbers.get("dp"), ()):
+        try:
+            for tp_axes in _axes(mesh, "tp", numbers.get("tp"), dp_axes):
+                storage = _storage(given, mesh, tuple(parameters), {"dp": dp_axes, "tp": tp_axes})
+                split = "split=matmul" in texts
+                found.append(Pins(texts, dp_axes, tp_axes, sequence, zero, zero_axes, split, micro, storage))
+        except PlanError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return found
+
+
+def with_roles(pins: Pins, mesh: Mesh) -> list[Pins]:
+    """What is searched on a mesh of more than FREE axes: all but FREE of them are given to samples.
+
+    The axes before the last of these are then not given to samples unless they are among them: samples go over the
+    outermost axes first, and no plan is met twice.
+    """
+    others = [axis for axis in range(len(mesh.axes)) if axis not in (*pins.dp_axes, *pins.tp_axes)]
+    more = len(mesh.axes) - len(pins.dp_axes) - FREE
+    if len(mesh.axes) <= FREE or more > len(others):
+        return [pins]
+    found: dict[object, Pins] = {}
+    for axes in combinations(others, max(0, more)):
+        dp_axes = tuple(sorted((*pins.dp_axes, *axes)))
+        model = tuple(axis for axis in others if axis < dp_axes[-1] and axis not in axes)
+        found.setdefault(_kinds(mesh, axes), replace(pins, dp_axes=dp_axes, model_axes=model))
+    return list(found.values())
+
+
+def _kinds(mesh: Mesh, axes: Iterable[int]) -> tuple[object, ...]:
+    """What a planner sees of some axes: sets of axes that are alike are the same to it."""
+    return tuple(sorted((mesh.axes[axis].size, repr(mesh.axes[axis].kinds)) for axis in axes))
+
+
+def _storage(
+    given: dict[str, str], mesh: Mesh, names: tuple[str, ...], axes: dict[str, tuple[int, ...]]
+) -> tuple[tuple[str, Layout], ...]:
     storage = []
     for key, value in given.items():
         if key not in (*NUMBERS, "zero", "mesh", "sp") and f"{key}={value}" != "split=matmul":
-            storage.append((key, _layout(f"{key}={value}", value, mesh, {"dp": dp_axes, "tp": tp_axes})))
+            storage.append((key, _layout(f"{key}={value}", value, mesh, axes)))
             if not any(fnmatchcase(name, key) for name in names):
                 raise PlanError(
                     f"pin {key}={value} matches no parameter",
                     f"a pattern over names such as {names[0] if names else '-'}",
                 )
-    sequence = _sequence(given.get("sp"))
-    micro = numbers.get("microbatch")
-    return Pins(texts, dp_axes, tp_axes, sequence, zero, zero_axes, "split=matmul" in texts, micro, tuple(storage))
+    return tuple(storage)
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -98,15 +154,18 @@ def _split(text: str) -> tuple[str, str]:
     return ("microbatch" if key == "microbatches" else key), value
 
 
-def _axes(mesh: Mesh, name: str, size: int | None, taken: tuple[int, ...]) -> tuple[int, ...]:
-    """The fewest axes of this size together that no other pin has taken."""
+def _axes(mesh: Mesh, name: str, size: int | None, taken: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The fewest axes of this size together that no other pin has taken; one of each kind."""
     if size is None:
-        return ()
+        return [()]
     free = [axis for axis in range(len(mesh.axes)) if axis not in taken]
     for count in range(1, len(free) + 1):
+        found: dict[object, tuple[int, ...]] = {}
         for axes in combinations(free, count):
             if prod(mesh.sizes[axis] for axis in axes) == size:
-                return axes
+                found.setdefault(_kinds(mesh, axes), axes)
+        if found:
+            return list(found.values())
     raise PlanError(
         f"pin {name}={size} on {mesh.world_size} devices",
         f"axis sizes whose product is {mesh.world_size}, one for each pin",

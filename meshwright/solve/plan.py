@@ -24,6 +24,9 @@ from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.roles import name_axes
 from meshwright.solve.search import Candidate, Progress, search
 
+FEW = 3
+"""Meshes of more than two axes on which recomputation is looked at; of the others the bound counts."""
+
 ROUNDING = 1e-12
 """A gap below this is that of adding the same seconds in another order."""
 
@@ -37,7 +40,7 @@ def make_plan(
     optimizer: str = "adamw",
     precision: str = "fp32",
     pins: Iterable[str] = (),
-    max_axes: int = 2,
+    max_axes: int = 3,
     fit: bool = True,
     recompute: bool = True,
     progress: Progress | None = None,
@@ -45,6 +48,7 @@ def make_plan(
 ) -> Plan:
     """The fastest plan that fits, over all meshes of up to `max_axes` axes of the cluster's devices and all pipelines.
 
+    On a mesh of one or two axes everything is looked at; on one of more, all but two of them are given to samples.
     `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`. fit: refuse where none fits;
     otherwise the fastest of the most micro-batches is the answer then. recompute: where memory binds, activations may
     be made again in backward. stage_method: how pipelines' stages are searched for, `auto` or one of the survey's.
@@ -109,13 +113,24 @@ class _OneStage:
                 raise
             self.refused = error
             return best, limit_s
-        bound_s = found.bound_s if found else limit_s
-        best = self.written(found.chain, found.frontier) if found else best
-        if self.recompute and (found is None or found.chain.price):
+        bound_s = found.bound_s
+        best = self.written(*found.best) if found.best else best
+        if self.recompute and (found.best is None or found.best[0].price):
             others = candidates_on(self.program, meshes, self.pins, self.setting, recompute=True)
-            best, joint_s = joint_search(others, self.program, budget, self.written, best, self.progress)
+            best, joint_s = self._jointly(others, budget, best, found.floors)
             bound_s = min(bound_s, joint_s)
         return best, bound_s
+
+    def _jointly(
+        self, candidates: list[Candidate], budget: int, best: Plan | None, floors: dict[int, float]
+    ) -> tuple[Plan | None, float]:
+        """Sharding and recomputation, on meshes of more than two axes for the most promising few."""
+        known_s = best.predicted.step_s if best else float("inf")
+        first = [one for one in candidates if not one.later]
+        later = sorted((floors.get(place, 0.0), place) for place, one in enumerate(candidates) if one.later)
+        chosen = [candidates[place] for floor, place in later[:FEW] if floor < known_s]
+        best, bound_s = joint_search(first + chosen, self.program, budget, self.written, best, self.progress)
+        return best, min([bound_s, *(floor for floor, _ in later[FEW:])])
 
     def written(self, chain: Chain, frontier: Frontier) -> Plan:
         return replace(assemble(self.program, self.cluster, chain, frontier), **self.given)
@@ -127,14 +142,15 @@ class _OneStage:
     def anyway(self) -> Plan | None:
         """The fastest of the most micro-batches, whether it fits or not."""
         found = search([replace(one, microbatches=one.microbatches[-1:]) for one in self.candidates], 1 << 62)
-        return self.written(found.chain, found.frontier) if found else None
+        return self.written(*found.best) if found.best else None
 
     def refusal(self, memory_bytes: int | None) -> PlanError:
         """Why there is no plan."""
         if self.refused is not None:
             return self.refused
-        least = min(least_of(one) for one in self.candidates)
+        looked_at = [one for one in self.candidates if not one.later] or self.candidates
+        least = min(least_of(one) for one in looked_at)
         if self.recompute:
-            least = min(least, *(least_recomputing(one, self.program, self.written) for one in self.candidates))
+            least = min(least, *(least_recomputing(one, self.program, self.written) for one in looked_at))
         tight = partial(tight_candidate, self.program, setting=self.setting)
         return does_not_fit(self.cluster, self.budget(memory_bytes), least, tight)

@@ -2,13 +2,14 @@
 
 More micro-batches never make the work faster: each op and each conversion takes at least as long in pieces. So the
 chain of one micro-batch without a memory limit bounds every number of them on a mesh, and once a number fits without
-paying for memory, larger ones are not looked at.
+paying for memory, larger ones are not looked at. Meshes of more than two axes come last: most cannot beat what was
+found by then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshwright.errors import PlanError
 from meshwright.solve.intra.chain import bound_at, floor_s, solve_chain
@@ -20,58 +21,102 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A mesh: what makes its Frontier for a number of micro-batches, and the numbers to look at, ascending."""
+    """A mesh: what makes its Frontier for a number of micro-batches, and the numbers to look at, ascending.
+
+    drop: forgets the Frontier made last. later: looked at when the others have been.
+    """
 
     name: str
     microbatches: tuple[int, ...]
     frontier: Callable[[int], Frontier]
+    drop: Callable[[], None]
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    chain: Chain
-    frontier: Frontier
+    """best: the fastest, None where none is faster than was asked for. bound_s: on all of them. floors: what each
+    candidate, by its place, is not faster than."""
+
+    best: tuple[Chain, Frontier] | None
     bound_s: float
+    floors: dict[int, float]
 
 
 def search(
     candidates: list[Candidate], budget_bytes: int, progress: Progress | None = None, limit_s: float = float("inf")
-) -> Found | None:
-    """Meshes in the order of what they could reach; those that cannot beat what was found, or `limit_s`, are not looked
-    at further."""
-    floors, refused = [], []
-    for candidate in candidates:
-        try:
-            first = candidate.frontier(candidate.microbatches[0])
-            floors.append((floor_s(first) if first.bounds else 0.0, candidate))
-        except PlanError as error:
-            refused.append(error)
+) -> Found:
+    """Faster than `limit_s`, if any is.
+
+    Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further.
+    """
+    state = _State(budget_bytes, limit_s, progress)
+    floors: dict[int, float] = {}
+    refused: list[PlanError] = []
+    for later in (False, True):
+        found = []
+        for place, candidate in enumerate(candidates):
+            if candidate.later is later:
+                try:
+                    floors[place] = state.floor(candidate)
+                    found.append((floors[place], place))
+                except PlanError as error:
+                    refused.append(error)
+        for floor, place in sorted(found):
+            if floor >= state.known_s:
+                break
+            state.look_at(candidates[place])
     if not floors:
         raise refused[0]
+    return Found(state.best, min([*state.bounds, state.known_s]), floors)
+
+
+@dataclass(slots=True)
+class _State:
+    """The best so far, what was proven on the way, and the price per byte at which the best was found."""
+
+    budget_bytes: int
+    limit_s: float
+    progress: Progress | None
     best: tuple[Chain, Frontier] | None = None
-    bounds: list[float] = []
-    price = 0.0
-    for floor, candidate in sorted(floors, key=lambda item: item[0]):
-        known_s = best[0].seconds if best else limit_s
-        if floor >= known_s:
-            bounds.append(floor)
-            break
+    bounds: list[float] = field(default_factory=list)
+    price: float = 0.0
+
+    @property
+    def known_s(self) -> float:
+        return self.best[0].seconds if self.best else self.limit_s
+
+    def floor(self, candidate: Candidate) -> float:
+        """What no number of micro-batches is faster than."""
+        first = candidate.frontier(candidate.microbatches[0])
+        floor = floor_s(first) if first.bounds else 0.0
+        if candidate.later and floor >= self.known_s:
+            candidate.drop()
+        return floor
+
+    def look_at(self, candidate: Candidate) -> None:
+        """Every number of micro-batches that could be faster."""
         for frontier in _frontiers(candidate):
-            known_s = best[0].seconds if best else limit_s
-            if frontier.least_held() + frontier.least_transient() > budget_bytes:
+            if frontier.least_held() + frontier.least_transient() > self.budget_bytes:
                 continue
-            if price and frontier.bounds and (bound_s := bound_at(frontier, price, budget_bytes)) >= known_s:
-                bounds.append(bound_s)
-                continue
-            chain, bound_s = solve_chain(frontier, budget_bytes, known_s)
-            bounds += [bound_s] if frontier.bounds else []
-            if chain is not None and chain.seconds < known_s:
-                best, price = (chain, frontier), chain.price
-                if progress:
-                    progress(f"{candidate.name} x {frontier.setting.microbatches}: {chain.seconds:.4g} s")
+            if self.price and frontier.bounds:
+                bound_s = bound_at(frontier, self.price, self.budget_bytes)
+                if bound_s >= self.known_s:
+                    self.bounds.append(bound_s)
+                    continue
+            chain, bound_s = solve_chain(frontier, self.budget_bytes, self.known_s)
+            self.bounds += [bound_s] if frontier.bounds else []
+            if chain is not None and chain.seconds < self.known_s:
+                self.best, self.price = (chain, frontier), chain.price
+                self._say(f"{candidate.name} x {frontier.setting.microbatches}: {chain.seconds:.4g} s")
             if chain is not None and not chain.price:
                 break
-    return Found(*best, min(*bounds, best[0].seconds)) if best else None
+        if candidate.later:
+            candidate.drop()
+
+    def _say(self, line: str) -> None:
+        if self.progress:
+            self.progress(line)
 
 
 def _frontiers(candidate: Candidate) -> Iterator[Frontier]:

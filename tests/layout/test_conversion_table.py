@@ -19,3 +19,15 @@ def test_the_table_is_what_dijkstra_finds(shape: tuple[int, ...], grad: bool) ->
         for column, target in enumerate(layouts):
             found = conversion(source, target, shape, 4, mesh, grad=grad)
             assert table[row, column] == pytest.approx(found.total_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_an_axis_that_shards_samples_throughout_takes_no_part(axis: int) -> None:
+    """No path is shorter for leaving it: the others' seconds are those of the mesh without it."""
+    mesh, shape = load_cluster("dgx-h100:2").mesh((2, 2, 4)), (16, 32, 64)
+    layouts = [one for one in all_layouts(3, 3) if one[axis].dim == 0 and not any(one[i].dim == 0 for i in range(axis))]
+    table = conversion_matrix(tuple(layouts), tuple(layouts), shape, 2, mesh, True)
+    for row, source in enumerate(layouts):
+        for column, target in list(enumerate(layouts))[row % 5 :: 5]:
+            found = conversion(source, target, shape, 2, mesh)
+            assert table[row, column] == pytest.approx(found.total_s, rel=1e-12), (source, target)

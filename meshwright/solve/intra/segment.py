@@ -21,10 +21,10 @@ from itertools import combinations
 import numpy as np
 
 from meshwright.errors import ProblemError
-from meshwright.layout import Layout
+from meshwright.layout import I, Layout, conversion
 from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import invariant, settled
-from meshwright.price.overlap import reduces_beside
+from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import parameter_price
 from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
 from meshwright.select.problem import Floats
@@ -41,7 +41,7 @@ class Tied:
     this one pays for it; else 0."""
 
     options: tuple[ParameterPlan, ...]
-    uses: int
+    uses: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,13 @@ class SegmentProblem:
         tied: Mapping[str, Tied] | None = None,
         settled: Mapping[str, Layout] | None = None,
         beside: float = 1.0,
+        uses: float = 1.0,
     ) -> None:
-        """settled: boundary values that may cross in one layout only. beside: the weight of reductions that run beside
-        backward."""
+        """settled: boundary values that may cross in one layout only. beside: the weight of gathers and reductions that
+        run beside compute. uses: as `chain_uses`, of weights that no other segment reads."""
         self.space, self.tied, self.settled = space, tied or {}, settled or {}
-        self.hidden = 1.0 - beside if reduces_beside(space.mesh) else 0.0
+        self.uses = uses
+        self.hidden = 1.0 - beside if runs_beside(space.mesh) else 0.0
         self.micro = space.setting.microbatches
         self.build = ProblemBuilder()
         self._held: list[Floats] = []
@@ -157,11 +159,11 @@ class SegmentProblem:
         for value in graph.params:
             tied = self.tied.get(value.name)
             options = tied.options if tied else self.space.parameters[value.name]
-            uses = tied.uses if tied else 1
+            uses = tied.uses if tied else self.uses
             costs, held = np.zeros(len(options)), np.zeros(len(options))
             if uses:
                 prices = [parameter_price(value, plan, self.space.mesh, self.space.setting, uses) for plan in options]
-                costs = np.array([price.total_s - self.hidden * price.last_s for price in prices])
+                costs = np.array([price.total_s - self.hidden * (price.first_s + price.last_s) for price in prices])
                 held = np.array([float(price.static_bytes) for price in prices])
             self.options[value.name] = options
             layouts = tuple(settled(Layout.parse(plan.compute), value.grad) for plan in options)
@@ -191,10 +193,20 @@ class SegmentProblem:
         """Conversions from what is made to what is wanted. A parameter read once is used as its reader wants it:
         storage -> compute pays for the rest."""
         if name in self.options and name not in self.tied:
-            seconds = self._seconds(name, maker.layouts, reader.layouts)
-            same = [[_is_used_as(made, want) for want in reader.layouts] for made in maker.layouts]
-            return np.where(same, seconds, np.inf)
+            return self._as_used(name, maker, reader)
         return self._seconds(name, maker.layouts, reader.layouts)
+
+    def _as_used(self, name: str, maker: _Side, reader: _Side) -> Matrix:
+        """Partial ones are held whole: each want goes with one compute layout."""
+        value, mesh = self.space.values[name], self.space.mesh
+        found = np.full((len(maker.layouts), len(reader.layouts)), np.inf)
+        made = {layout: [at for at, one in enumerate(maker.layouts) if one == layout] for layout in set(maker.layouts)}
+        for at, want in enumerate(reader.layouts):
+            held = Layout(tuple(I if state.kind == "P" else state for state in want))
+            if held in made:
+                same = conversion(held, want, value.type.sizes, value.type.itemsize, mesh, value.grad)
+                found[made[held], at] = self.micro * same.total_s
+        return found
 
     def _copy(self, name: str, maker: _Side, readers: list[_Side]) -> None:
         """A value read in several places: materialise one or two layouts, each converted from the maker's once.
@@ -221,11 +233,6 @@ class SegmentProblem:
         if key not in self.space.matrices:
             self.space.matrices[key] = self.micro * conversions_s(self.space, name, made, wants)
         return self.space.matrices[key]
-
-
-def _is_used_as(made: Layout, want: Layout) -> bool:
-    """Whether a parameter in one layout is what its only reader wants: partial ones are held whole."""
-    return all(a == b or (a.kind, b.kind) == ("I", "P") for a, b in zip(made, want, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -30,7 +31,7 @@ from meshwright.price.segment import (
     working_bytes,
 )
 from meshwright.profile import op_kind, saved
-from meshwright.rules import Strategy, strategies
+from meshwright.rules import Narrow, Strategy, Way, strategies
 from meshwright.solve.pins import Pins
 
 LayoutSet = tuple[Layout, ...]
@@ -178,6 +179,8 @@ def boundary_layouts(value: Value, batch_dims: frozenset[int], mesh: Mesh, pins:
         sharded = axis in pins.dp_axes
         if axis in pins.dp_axes:
             dims = [dim for dim in dims if dim in batch_dims]
+        elif axis in pins.model_axes:
+            dims = [dim for dim in dims if dim not in batch_dims]
         elif axis in pins.tp_axes or pins.sequence is not None:
             dims = [dim for dim in dims if dim not in batch_dims and pins.sequence is not False]
             sharded = pins.sequence is True
@@ -212,12 +215,11 @@ def _batch_dims(type_: TensorType) -> frozenset[int]:
 def _allowed(
     op: Op, values: dict[str, Value], mesh: Mesh, pins: Pins, batch_dims: dict[str, frozenset[int]]
 ) -> tuple[Strategy, ...]:
-    found = list(strategies(op, values, mesh))
-    for axis in pins.dp_axes:
-        samples = [made for made in found if _shards_batch(op, made, axis, batch_dims)]
-        found = samples or [made for made in found if made.factors[axis] is None]
-    for axis in pins.tp_axes:
-        found = [made for made in found if not _shards_batch(op, made, axis, batch_dims)]
+    names = (*op.operands(), *(value.name for value in op.results))
+    dims = [batch_dims[name] for name in names]
+    narrow = partial(_narrowed, pins, dims) if pins.names_axes else None
+    # None is left where samples go over two axes that do not divide them together.
+    found = list(strategies(op, values, mesh, narrow=narrow) or strategies(op, values, mesh, narrow=_whole(pins)))
     if pins.must_split and op_kind(op) in ("matmul", "convolution"):
         axes = pins.tp_axes or range(len(mesh.axes))
         whole = [made for made in found if all(made.factors[i] for i in axes)]
@@ -231,10 +233,23 @@ def _allowed(
     return tuple(found)
 
 
-def _shards_batch(op: Op, made: Strategy, axis: int, batch_dims: dict[str, frozenset[int]]) -> bool:
-    names = [*op.operands(), *(value.name for value in op.results)]
-    layouts = [*made.operands, *made.results]
-    return any(layout[axis].dim in batch_dims[name] for name, layout in zip(names, layouts, strict=True))
+def _narrowed(pins: Pins, dims: Sequence[frozenset[int]], axis: int, ways: Sequence[Way]) -> Sequence[Way]:
+    """What pins leave of the ways of an axis. dims: of every operand and result, those that hold samples."""
+    if axis not in (*pins.dp_axes, *pins.tp_axes, *pins.model_axes):
+        return ways
+    samples = [way for way in ways if _over_samples(way, dims)]
+    if axis in pins.dp_axes:
+        return samples or [way for way in ways if way.factor is None]
+    return [way for way in ways if way not in samples]
+
+
+def _over_samples(way: Way, dims: Sequence[frozenset[int]]) -> bool:
+    return any(state.dim in found for state, found in zip((*way.operands, *way.results), dims, strict=True))
+
+
+def _whole(pins: Pins) -> Narrow:
+    """Samples are not split at all where they should be."""
+    return lambda axis, ways: [way for way in ways if way.factor is None] if axis in pins.dp_axes else ways
 
 
 def _parameter_options(space: Space, value: Value, full_name: str) -> tuple[ParameterPlan, ...]:
