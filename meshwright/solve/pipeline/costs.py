@@ -159,6 +159,10 @@ def stage_costs(plan: Plan, program: Program, number: int, exact: bool = True) -
     for index, piece, choice, options in zip(stage.segments, pieces, choices, ways, strict=True):
         wanted = (choice.recompute, choice.keep, choice.chunks)
         kept = next((one for one in options if (one.recompute, one.keep, one.chunks) == wanted), None)
+        if kept is None and choice == bare(choice):  # another way is no slower and holds less
+            found.append(piece.cost(micro))
+            again.append(0.0)
+            continue
         if kept is None:
             raise PlanError(
                 f"segment {program.segments[index].name} recomputes {list(choice.recompute)}",
