@@ -17,7 +17,7 @@ from meshwright.plan import Plan
 from meshwright.price.check import check_plan
 from meshwright.price.parameter import Setting
 from meshwright.schedule import plan_lists, verify_lists
-from meshwright.schedule.of_plan import reads_of
+from meshwright.schedule.reads import reads_of
 from meshwright.solve.pipeline import search as pipeline
 from meshwright.solve.pipeline.search import pipeline_pins, pipeline_search
 from meshwright.solve.plan import make_plan
@@ -47,7 +47,14 @@ def holds(plan: Plan, program: Program) -> None:
 
 @pytest.mark.parametrize(
     "pins",
-    [("pp=2",), ("pp=3", "schedule=1f1b"), ("pp=4", "schedule=gpipe"), ("pp=2", "tp=2", "schedule=zero-bubble")],
+    [
+        ("pp=2",),
+        ("pp=3", "schedule=1f1b"),
+        ("pp=4", "schedule=gpipe"),
+        ("pp=2", "tp=2", "schedule=zero-bubble"),
+        ("pp=2", "schedule=interleaved"),
+        ("pp=4", "schedule=searched"),
+    ],
 )
 def test_a_pipeline_takes_what_was_predicted(gpt: Program, pins: tuple[str, ...]) -> None:
     plan = make_plan(gpt, load_cluster("local:4"), pins=pins)
@@ -55,6 +62,7 @@ def test_a_pipeline_takes_what_was_predicted(gpt: Program, pins: tuple[str, ...]
     assert sorted(rank for group in plan.groups for rank in group[0].mesh.ranks) == [0, 1, 2, 3]
     if "schedule" in pins[-1]:
         assert plan.schedule == pins[-1].removeprefix("schedule=")
+        assert (len(plan.stages) > len(plan.groups)) == (plan.schedule == "interleaved")
     holds(plan, gpt)
 
 

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Iterator
-from itertools import product
+from dataclasses import replace
+from itertools import combinations, islice, pairwise, product
 
 import pytest
 
 from meshwright.errors import PlanError
 from meshwright.simulate import SegmentCost, Transfer
-from meshwright.solve.stages.choose import solve_stages
+from meshwright.solve.stages.choose import STAGE_METHODS, solve_stages
 from meshwright.solve.stages.price import price_pipeline
 from meshwright.solve.stages.problem import Crossing, MeshClass, PlacedRun, StagePoint, StageProblem
 from meshwright.solve.stages.ranges import cluster
@@ -206,6 +207,53 @@ def test_interleaving_is_chosen_where_it_wins() -> None:
     assert found.step_s == pytest.approx(4 * (4 * 4 + 3))
 
 
+def every_interleaving(problem: StageProblem, stages: int, rounds: int) -> Iterator[tuple[PlacedRun, ...]]:
+    """All ways to deal a chain out to equal submeshes, so many runs to each."""
+    for mesh, made in enumerate(problem.meshes):
+        if any(stages * want > have for have, want in zip(problem.devices, made.devices, strict=True)):
+            continue
+        for inner in combinations(range(1, problem.segments), stages * rounds - 1):
+            pairs = list(pairwise((0, *inner, problem.segments)))
+            offered = [problem.points(a, b, mesh, problem.microbatches[0]) for a, b in pairs]
+            for points in product(*offered):
+                yield tuple(
+                    PlacedRun(a, b, i % stages, mesh, point)
+                    for i, ((a, b), point) in enumerate(zip(pairs, points, strict=True))
+                )
+
+
+@pytest.mark.parametrize("seed", range(300, 305))
+def test_nothing_interleaved_or_searched_is_below_the_bound(seed: int) -> None:
+    """Every pipeline of two stages with two runs each, and every other under a schedule of its own."""
+    problem = replace(random_problem(seed), schedules=("1f1b", "interleaved"), later=("searched",), microbatches=(3,))
+    try:
+        found = solve_stages(problem, budget=40)
+    except PlanError:
+        return
+    assert found is not None
+    dealt = [price_pipeline(problem, runs, "interleaved", 3) for runs in every_interleaving(problem, 2, 2)]
+    plain = [price_pipeline(problem, runs, "searched", 3) for runs in islice(every_pipeline(problem), 60)]
+    for timeline in (*dealt, *plain):
+        assert timeline is None or timeline.step_s >= found.bound_s * (1 - 1e-9)
+    fitting = [timeline.step_s for timeline in dealt if timeline is not None]
+    assert found.step_s <= 1.1 * min(fitting, default=float("inf"))
+
+
+@pytest.mark.parametrize("method", [name for name in STAGE_METHODS if name != "auto"])
+def test_the_surveys_searchers_find_what_can_run(method: str) -> None:
+    for seed in (1, 4):
+        problem = random_problem(seed)
+        try:
+            best = solve_stages(problem, budget=10**9)
+        except PlanError:
+            continue
+        found = solve_stages(problem, budget=40, method=method)
+        assert best is not None
+        assert found is not None
+        assert best.step_s * (1 - 1e-9) <= found.step_s <= 1.5 * best.step_s
+        assert found.bound_s <= best.step_s
+
+
 def test_a_searched_schedule_is_chosen_where_it_wins() -> None:
     found = solve_stages(simple(6, (3,), (1.0,), (6,), schedules=("1f1b", "searched")))
     assert found is not None
@@ -253,3 +301,5 @@ def test_what_makes_no_problem_is_refused() -> None:
         solve_stages(simple(2, (1,), (1.0,), (1,), cuts=(0, 1)))
     with pytest.raises(PlanError, match="micro-batches"):
         solve_stages(simple(2, (1,), (1.0,), ()))
+    with pytest.raises(PlanError, match="guess"):
+        solve_stages(simple(2, (1,), (1.0,), (1,)), method="guess")

@@ -110,7 +110,9 @@ def _bisected(trials: Trials, begin: int, end: int, devices: Devices) -> list[Sk
     if key in known:
         return known[key]
     found: list[tuple[float, Skeleton]] = []
-    for mesh in trials.of_devices.get(devices, ()):
+    for mesh, own in enumerate(trials.devices):
+        if own != devices and (not trials.problem.idle or min(minus(devices, own)) < 0):
+            continue
         rows = trials.rows(begin, end, mesh)
         if len(rows):
             found.append((float(trials.bound.cross_s[rows].min()), ((end, mesh),)))
