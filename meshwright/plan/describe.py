@@ -13,6 +13,8 @@ from meshwright.plan.units import show_bytes, show_seconds
 ROLES = {
     "dp": "samples are split",
     "tp": "weights are split",
+    "cp": "samples are split within: weights whole, each device a part of every sequence",
+    "ep": "experts are split",
     "rep": "every device does the same: splitting costs more",
 }
 STATES = {"R": "whole, by different work", "I": "whole, alike everywhere", "S": "split"}
@@ -67,6 +69,10 @@ def _recomputed(plan: Plan) -> list[str]:
             tail = index == plan.segments[-1]
             runs = "the last segment runs" if tail else f"backward of {count} of {len(plan.segments)} segments runs"
             lines.append(f"  {runs} in {plan.choices[index].chunks} chunks of the samples")
+    passes = Counter(step for step in plan.order if step.startswith("pass "))
+    if passes:
+        most = 1 + max(passes.values())
+        lines.append(f"  {len(passes)} of {len(plan.segments)} segments run forward more than once, up to {most} times")
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,21 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """A collective, or a message to or from another rank (its `axis` says which), that one rank takes part in so many
+    times a step."""
+
+    kind: str
+    axis: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class StagePrediction:
     """One rank of a physical stage. The tuples have an entry for each of its runs: seconds of a micro-batch, send_s to
     hand on what it makes. resident_bytes: of a micro-batch in flight. busy_s, exposed_s, bubble_s: of a step, as the
-    simulator has them."""
+    simulator has them. traffic: of its first rank."""
 
     forward_s: tuple[float, ...]
     backward_input_s: tuple[float, ...]
@@ -96,6 +108,7 @@ class StagePrediction:
     busy_s: float
     exposed_s: float
     bubble_s: float
+    traffic: tuple[Traffic, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +144,9 @@ class Plan:
     """Choices are shared: `segments[i]` is the index in `choices` of what segment i does, on the mesh of its stage.
 
     stages: in chain order; those on the same ranks are one physical stage that runs several parts of the chain.
-    inputs: the batch tensors, by name. wires: between stages that exchange anything.
+    inputs: the batch tensors, by name. wires: between stages that exchange anything. order: of a plan of one stage
+    whose segments run forward more than once, what a micro-batch does (`schedule.nested`).
+    rules: the ops of the model by the tier that their rules came from.
     """
 
     fingerprint: str
@@ -151,6 +166,8 @@ class Plan:
     memory_bytes: int | None = None
     pins: tuple[str, ...] = ()
     wires: tuple[Wire, ...] = ()
+    order: tuple[str, ...] = ()
+    rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def __str__(self) -> str:
@@ -169,6 +186,11 @@ class Plan:
         from meshwright.plan.diff import diff
 
         return diff(self, other)
+
+    def price(self, program: Program) -> Plan:
+        """The same plan with its prediction made anew from what it decides: what an edit costs."""
+        priced: Plan = import_module("meshwright.solve.reprice").reprice(self, program)  # solve stands after plan
+        return priced
 
     @property
     def mesh(self) -> Mesh:

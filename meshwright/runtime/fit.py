@@ -31,14 +31,24 @@ def fit(
     optimizer: str = "adamw",
     precision: Precision = "fp32",
     compile: bool = False,
+    method: str = "auto",
 ) -> Trainer:
     """A trainer on this process's device that stays inside `memory` (`"20GiB"`) and is as fast as it can be so.
 
     The budget covers parameters, gradients, optimizer state, activations, what kernels hold while they run and what the
-    allocator loses; not the CUDA context. `compile`: each distinct segment by inductor.
+    allocator loses; not the CUDA context. `compile`: each distinct segment by inductor. `method`: `flat` runs every
+    segment forward once, `rotor` in Rotor's nested order, `auto` as is faster.
     """
     plan = fit_plan(
-        model, batch, memory, loss=loss, optimizer=optimizer, precision=precision, device=this_device(), compile=compile
+        model,
+        batch,
+        memory,
+        loss=loss,
+        optimizer=optimizer,
+        precision=precision,
+        device=this_device(),
+        compile=compile,
+        method=method,
     )
     return parallelize(model, plan, loss, compile=compile)
 
@@ -53,12 +63,13 @@ def fit_plan(
     optimizer: str = "adamw",
     precision: Precision = "fp32",
     compile: bool = False,
+    method: str = "auto",
 ) -> Plan:
     """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
     program = capture(model, batch, loss, precision=precision)
     found = fit_curves(program, device, optimizer=optimizer, precision=precision, compile=compile)
     budget = parse_bytes(memory)
-    return replace(found.within(room_bytes(budget, device)), memory_bytes=budget)
+    return replace(found.within(room_bytes(budget, device), method), memory_bytes=budget)
 
 
 def room_bytes(budget: int | None, device: Device) -> int | None:

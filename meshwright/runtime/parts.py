@@ -27,6 +27,7 @@ class Part:
     generated: Generated
     store: Store
     transport: WatchedTransport
+    compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> 
         source = weights.source(stage.mesh.sizes, own_coordinates(plan, stage, rank))
         store = Store(program, plan, source, mesh, beside, stage, thread)
         generated = generate(program, plan, place.device.type, place.compiled, stage)
-        found.append(Part(stage, generated, store, transport))
+        found.append(Part(stage, generated, store, transport, place.compiled))
     return tuple(found)
 
 
@@ -65,7 +66,7 @@ Made = tuple[DeviceMesh, WatchedTransport, WatchedTransport | None]
 def _groups(plan: Plan, stage: Stage, place: Place) -> Made | None:
     """The stage's mesh and transports; None on a rank that has no part in it."""
     mesh, beside = stage.mesh, None
-    wanted = place.device.type == "cpu" and mesh.world_size > 1
+    wanted = mesh.world_size > 1
     if len(plan.stages) == 1:
         made = init_device_mesh(place.device.type, mesh.sizes, mesh_dim_names=mesh.names)
         transport = WatchedTransport.from_mesh(made)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -16,10 +16,11 @@ from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
 from meshwright.errors import RunError
-from meshwright.plan import Plan
+from meshwright.plan import Instruction, Plan
 from meshwright.price.check import check_plan
 from meshwright.runtime.batches import Batches, Index
 from meshwright.runtime.clip import clip_gradients
+from meshwright.runtime.device import own_device
 from meshwright.runtime.exchange import Exchange
 from meshwright.runtime.interpreter import Interpreter
 from meshwright.runtime.optimizers import expect_optimizer
@@ -148,7 +149,13 @@ class Trainer:
         """The loss of a batch as the model in eval mode has it; changes nothing."""
         parts = self._parts(batch, global_batch)
         with torch.no_grad(), self.watch.during("evaluate"):
-            return self._interpreter.evaluate(forward_only(self.instructions), parts)
+            return self._interpreter.evaluate(forward_only(self._once_each()), parts)
+
+    def _once_each(self) -> tuple[Instruction, ...]:
+        """The list in which every segment runs forward once."""
+        if not self.plan.order:
+            return self.instructions
+        return plan_lists(replace(self.plan, order=()), self.program)[self.stage]
 
     def _parts(self, batch: object, whole: bool) -> list[dict[str, Tensor]]:
         parts = self._batches.split(batch, whole)
@@ -177,6 +184,7 @@ def parallelize(
     debug: bool | None = None,
     timeout_s: float | None = None,
     compile: bool = False,
+    device: str | None = None,
 ) -> Trainer:
     """The model under the plan, on this process's share of it. Call it on every rank, under torchrun.
 
@@ -184,25 +192,18 @@ def parallelize(
     and never all on one rank; or one on the meta device, with `weights`. weights: safetensors, a file or a folder, of
     which each rank reads its part. debug: compare what ranks read that should read the same (also MESHWRIGHT_DEBUG=1).
     timeout_s: how long a rank waits for others before it names those that are late and ends (600). compile: each
-    distinct segment by inductor.
+    distinct segment by inductor. device: `cuda` or `cpu`; by default CUDA where it is, unless the backend is gloo.
     """
     _check_world(plan)
-    device = torch.device("cpu")
-    if _on_cuda():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    found = weights_of(model, weights, seed, device)
+    place = own_device(device)
+    found = weights_of(model, weights, seed, place)
     mode = fake_mode()
     batch = {name: fake_tensor(entry.shape, getattr(torch, entry.dtype), mode) for name, entry in plan.inputs.items()}
     program = capture(found.model, batch, loss, precision=cast(Precision, plan.precision))
     check_plan(plan, program)
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
     wait_s = default_timeout_s() if timeout_s is None else timeout_s
-    return Trainer(found, plan, program, device, Settings(seed, wanted, wait_s, compile))
-
-
-def _on_cuda() -> bool:
-    return torch.cuda.is_available() and dist.get_backend() != "gloo"
+    return Trainer(found, plan, program, place, Settings(seed, wanted, wait_s, compile))
 
 
 def _check_world(plan: Plan) -> None:

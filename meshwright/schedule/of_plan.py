@@ -11,7 +11,8 @@ from meshwright.plan.instruction import PER_MICROBATCH
 from meshwright.schedule.lists import Lists, lists
 from meshwright.schedule.one_stage import plan_instructions
 from meshwright.schedule.orders import ORDERS, Order
-from meshwright.schedule.pipeline import Pipeline, Reads, Run
+from meshwright.schedule.pipeline import Pipeline, Run
+from meshwright.schedule.reads import reads_of
 from meshwright.schedule.searched import Durations, searched
 
 
@@ -44,13 +45,6 @@ def plan_pipeline(plan: Plan, program: Program) -> Pipeline:
     )
     found.verify()
     return found
-
-
-def reads_of(program: Program) -> Reads:
-    """Who reads whose values."""
-    made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
-    pairs = {(made[name], index) for index, segment in enumerate(program.segments) for name in segment.inputs}
-    return tuple(sorted(pairs))
 
 
 def plan_lists(plan: Plan, program: Program) -> Lists:

@@ -5,29 +5,52 @@ from __future__ import annotations
 from meshwright.capture.program import Program
 from meshwright.plan import Instruction, Plan
 from meshwright.plan.instruction import verify
+from meshwright.schedule.nested import nested, parse_order
+from meshwright.schedule.reads import reads_of
 
 
 def one_stage(
-    segments: int, gathered: frozenset[int], regathered: frozenset[int], microbatches: int = 1
+    segments: int,
+    gathered: frozenset[int],
+    regathered: frozenset[int],
+    microbatches: int = 1,
+    sharing: frozenset[tuple[int, int]] = frozenset(),
 ) -> tuple[Instruction, ...]:
     """`gathered`: segments with a parameter stored otherwise (layout or dtype) than it is used; `regathered`: those
-    among them that drop it after forward."""
+    among them that drop it after forward. `sharing`: pairs of segments that drop the same parameter.
+
+    A gather stands before the segment that runs before its own, and runs beside it. A segment that runs twice in a row
+    keeps what it has.
+    """
+    runs = [
+        Instruction(kind, segment, microbatch)
+        for microbatch in range(microbatches)
+        for kind, order in (("forward", range(segments)), ("backward", reversed(range(segments))))
+        for segment in order
+    ]
+    again = [one.segment == other.segment for one, other in zip(runs, runs[1:], strict=False)]
+    keeps = [False, *again, False]
+    needed = [
+        (run.segment in regathered and not keeps[at]) or (run.segment in gathered and at < segments)
+        for at, run in enumerate(runs)
+    ]
+    late = [True, *((one.segment, other.segment) in sharing for one, other in zip(runs, runs[1:], strict=False))]
     found: list[Instruction] = []
-    for microbatch in range(microbatches):
-        for segment in range(segments):
-            if segment in regathered or (segment in gathered and microbatch == 0):
-                found.append(Instruction("gather", segment))
-            found.append(Instruction("forward", segment, microbatch))
-            if segment in regathered:
-                found.append(Instruction("free", segment))
-        for segment in reversed(range(segments)):
-            if segment in regathered:
-                found.append(Instruction("gather", segment))
-            found.append(Instruction("backward", segment, microbatch))
-            if segment in regathered:
-                found.append(Instruction("free", segment))
-            if microbatch == microbatches - 1:
-                found.append(Instruction("reduce", segment))
+
+    def begin(at: int) -> None:
+        """Gathers that stand before a run: its own, where it had to wait for the run before, and the next one's."""
+        for this in (at, at + 1):
+            if this < len(runs) and needed[this] and late[this] == (this == at):
+                found.append(Instruction("gather", runs[this].segment))
+
+    begin(0)
+    for at, run in enumerate(runs):
+        found.append(run)
+        if run.segment in regathered and not keeps[at + 1]:
+            found.append(Instruction("free", run.segment))
+        begin(at + 1)
+        if run.kind == "backward" and run.microbatch == microbatches - 1:
+            found.append(Instruction("reduce", run.segment))
     found.append(Instruction("step"))
     verify(found)
     return tuple(found)
@@ -43,4 +66,9 @@ def plan_instructions(plan: Plan, program: Program) -> tuple[Instruction, ...]:
     segments = list(enumerate(program.segments))
     gathered = frozenset(index for index, segment in segments if moved & set(segment.params))
     regathered = frozenset(index for index, segment in segments if again & set(segment.params))
-    return one_stage(len(program.segments), gathered, regathered, plan.microbatches)
+    if plan.order:
+        steps = parse_order(plan.order, len(segments))
+        return nested(steps, reads_of(program), gathered, regathered, plan.microbatches)
+    users = {name: program.uses_of(name) for name in again}
+    sharing = frozenset((a, b) for found in users.values() for a in found for b in found if a != b)
+    return one_stage(len(program.segments), gathered, regathered, plan.microbatches, sharing)

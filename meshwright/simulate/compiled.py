@@ -162,6 +162,8 @@ class _Stage:
         if one.kind == "forward":
             takes = cost.resident_bytes - arrived
             return Action(COMPUTE, index, cost.forward_s, waits, takes=takes, works=cost.forward_transient_bytes)
+        if one.kind == "pass":
+            return Action(COMPUTE, index, cost.forward_s, waits, works=cost.forward_transient_bytes)
         if one.kind == "recompute":
             works = cost.backward_transient_bytes - cost.restored
             return Action(COMPUTE, index, cost.recompute_s, waits, takes=cost.restored, works=works)

@@ -63,7 +63,7 @@ def _ours(found: Curves, points: int) -> Iterator[Point]:
     last = -1
     for index in range(points):
         budget = most - (most - least) * index // max(1, points - 1)
-        predicted = found.within(budget).predicted
+        predicted = found.within(budget, "flat").predicted
         if index == 0 or predicted.peak_bytes != last:
             yield Point("ours", predicted.peak_bytes, predicted.step_s)
         last = predicted.peak_bytes

@@ -27,8 +27,16 @@ from meshwright.solve.intra.inputs import input_layouts, input_plans
 from meshwright.solve.memory.chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
 from meshwright.solve.memory.curve import Kept, kept_curve, undominated
 from meshwright.solve.memory.inner import inner_options
+from meshwright.solve.memory.nested import Chained, least_room_bytes, nested_order, with_order
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.tail import Tracer, tail_options
+
+METHODS = ("auto", "flat", "rotor")
+"""flat: every segment runs forward once; rotor: a nested order; auto: the faster of the two."""
+
+MOST_NESTED, SLOWER = 40, 1.05
+"""Where a flat plan fits, nested ones are looked for among so many segments, and if it takes so much longer than it
+would with all memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +80,37 @@ class Curves:
             "undo the edit, or plan again",
         )
 
-    def within(self, budget_bytes: int | None) -> Plan:
-        """The fastest plan inside the budget. Raises PlanError that names the least."""
+    def within(self, budget_bytes: int | None, method: str = "auto") -> Plan:
+        """The fastest plan inside the budget; the method is one of `METHODS`. Raises PlanError that names the least."""
+        if method not in METHODS:
+            raise PlanError(f"method {method!r}", f"one of {', '.join(METHODS)}", "choose one of them")
         budget = budget_bytes if budget_bytes is not None else self.plan.mesh.device.usable_bytes
-        found = solve_instances(self.instances(), budget, self.static_bytes)
-        if found is None or self.static_bytes + sum(self.gradients) > budget:
+        fits = self.static_bytes + sum(self.gradients) <= budget
+        found = solve_instances(self.instances(), budget, self.static_bytes) if fits and method != "rotor" else None
+        flat = with_chosen(self, found, budget_bytes) if found else None
+        if fits and (method == "rotor" or (method == "auto" and self._may_nest(found))):
+            order = nested_order(self.chained(), budget - self.static_bytes)
+            if order is not None and (found is None or order.seconds < found.seconds):
+                plan = replace(with_kept(self.plan, order.picked), memory_bytes=budget_bytes)
+                return with_order(plan, order, self.static_bytes, self.step_s, self.fastest_s)
+        if flat is None:
             raise _does_not_fit(self, budget)
-        return with_chosen(self, found, budget_bytes)
+        return flat
+
+    def chained(self) -> Chained:
+        """What a nested order is made of."""
+        traced = traced_for(self.plan.mesh.device)
+        return Chained.of(self.program, self.plan, self.options, self.gradients, traced)
+
+    @property
+    def fastest_s(self) -> float:
+        """Forward and backward with all the memory they want."""
+        return sum(min(kept.seconds for kept in options) for options in self.options)
+
+    def _may_nest(self, found: Chosen | None) -> bool:
+        """Whether running segments forward more than once could be worth its search: nothing else fits, or that makes
+        much again."""
+        return found is None or (len(self.options) <= MOST_NESTED and found.seconds > SLOWER * self.fastest_s)
 
 
 def curves(program: Program, plan: Plan, device: Device, *, fused: bool = False) -> Curves:
@@ -219,15 +251,22 @@ def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan
 
 
 def _does_not_fit(found: Curves, budget: int) -> PlanError:
-    least = found.least_bytes
+    flat, chained = found.least_bytes, found.chained()
+    room = flat - found.static_bytes
+    least = found.static_bytes + max(least_room_bytes(chained, room), sum(found.gradients))
     chunks = max(kept.chunks for kept in found.options[-1])
     tail = f", the tail in {chunks} chunks" if chunks > 1 else ""
     return PlanError(
         f"no plan fits in {show_bytes(budget)} on one device ({found.plan.mesh.device.name})",
         f"at least {least:,} bytes ({show_bytes(least)}): {show_bytes(found.static_bytes)} of parameters, optimizer "
-        f"and batch, everything recomputed{tail}",
+        f"and batch, everything recomputed{tail}{_nested_words(flat, least)}",
         "raise the limit, make the batch smaller, use more devices",
     )
+
+
+def _nested_words(flat: int, least: int) -> str:
+    more = f", segments run forward more than once ({show_bytes(flat)} where each runs once)"
+    return more if least < flat else ""
 
 
 def one_device_plan(

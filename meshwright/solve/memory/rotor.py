@@ -9,7 +9,8 @@ chains"). Segments s..t, whose input lies in memory outside the budget m, take a
 
 where each is allowed only if its own steps fit: `all` if saved_s (its output included) and the temporaries of its
 forward and backward do, `split` if two neighbouring outputs and the temporaries of a forward do. Gradients count
-where their sizes are given. A segment may be offered in several ways to save (more bytes, shorter backward).
+where their sizes are given, those of weights from their segment's backward on. A segment may be offered in several ways
+to save (more bytes, shorter backward).
 Optimal among orders in which a checkpoint stays until its segments' backward. Bytes are counted in `SLOTS` slots of
 the budget, rounded up: what is found fits.
 """
@@ -40,7 +41,8 @@ class Saving:
 class Link:
     """A segment of the chain. output_bytes: what the next one reads; gradient_bytes: of that output's gradient.
 
-    transient_bytes: on top of input and output, while it runs forward and saves nothing.
+    transient_bytes: on top of input and output, while it runs forward and saves nothing. weight_bytes: of the gradients
+    that its backward leaves until the step. once: it must not run forward a second time.
     """
 
     forward_s: float
@@ -48,6 +50,8 @@ class Link:
     savings: tuple[Saving, ...]
     transient_bytes: int = 0
     gradient_bytes: int = 0
+    weight_bytes: int = 0
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class _Table:
         self.how: dict[tuple[int, int], NDArray[np.int64]] = {}
         n = len(chain)
         ahead = np.concatenate([[0.0], np.cumsum([link.forward_s for link in chain])])
+        self.left = [sum(link.weight_bytes for link in chain[k + 1 :]) for k in range(n)]
         for length in range(n):
             for s in range(n - length):
                 self._fill(s, s + length, ahead)
@@ -102,6 +107,8 @@ class _Table:
             best[better], how[better] = seconds[better], -1 - index
         least = self._pass_slots(s, t)
         for cut in range(s + 1, t + 1):
+            if self.chain[cut - 1].once:
+                break
             kept = self._slots(self.chain[cut - 1].output_bytes)
             seconds = ahead[cut] - ahead[s] + _shifted(self.best[cut, t], kept) + self.best[s, cut - 1]
             seconds[: min(least, self.room + 1)] = np.inf
@@ -115,9 +122,9 @@ class _Table:
             kept = self._slots(saving.bytes)
             after = _shifted(self.best[s + 1, t], kept) if s < t else np.zeros(self.room + 1)
             seconds = link.forward_s + saving.backward_s + after
-            end = self.chain[t].gradient_bytes
+            end = self.chain[t].gradient_bytes + self.left[t]
             forward = self._slots(saving.bytes + saving.forward_transient_bytes + end)
-            backward = self._slots(saving.bytes + saving.backward_transient_bytes + link.gradient_bytes)
+            backward = self._slots(saving.bytes + saving.backward_transient_bytes + link.gradient_bytes + self.left[s])
             seconds[: min(max(kept, forward, backward), self.room + 1)] = np.inf
             yield seconds
 
@@ -126,7 +133,7 @@ class _Table:
         most = self.chain[s].output_bytes + self.chain[s].transient_bytes
         for before, link in zip(self.chain[s:t], self.chain[s + 1 : t], strict=False):
             most = max(most, before.output_bytes + link.output_bytes + link.transient_bytes)
-        return self._slots(most + self.chain[t].gradient_bytes)
+        return self._slots(most + self.chain[t].gradient_bytes + self.left[t])
 
     def _slots(self, size: int) -> int:
         return -(-size // self.slot)
@@ -158,10 +165,10 @@ def peak_of(chain: Sequence[Link], moves: Sequence[Move], input_bytes: int) -> i
     outputs: dict[int, int] = {-1: input_bytes}
     saved: dict[int, int] = {}
     gradient = chain[-1].gradient_bytes
-    most = input_bytes
+    most, left = input_bytes, 0
     for step, move in enumerate(moves):
         link, segment = chain[move.segment], move.segment
-        held = sum(outputs.values()) + sum(saved.values()) + gradient
+        held = sum(outputs.values()) + sum(saved.values()) + gradient + left
         if move.kind == "pass":
             most = max(most, held + link.output_bytes + link.transient_bytes)
             outputs[segment] = link.output_bytes
@@ -173,7 +180,8 @@ def peak_of(chain: Sequence[Link], moves: Sequence[Move], input_bytes: int) -> i
             index = next(m.saving for m in reversed(moves[:step]) if m.kind == "forward" and m.segment == segment)
             transient = link.savings[index].backward_transient_bytes
             before = chain[segment - 1].gradient_bytes if segment else 0
-            most = max(most, sum(outputs.values()) + sum(saved.values()) + link.gradient_bytes + transient)
+            most = max(most, sum(outputs.values()) + sum(saved.values()) + link.gradient_bytes + left + transient)
+            left += link.weight_bytes
             del saved[segment]
             gradient = before
         for name in list(outputs):

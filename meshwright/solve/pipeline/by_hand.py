@@ -15,7 +15,8 @@ from meshwright.errors import PlanError
 from meshwright.layout import I, Layout
 from meshwright.plan import Choice, FrontierPoint, Plan, Prediction, Stage, StagePrediction
 from meshwright.schedule import in_flight_of
-from meshwright.schedule.of_plan import plan_lists, reads_of
+from meshwright.schedule.of_plan import plan_lists
+from meshwright.schedule.reads import reads_of
 from meshwright.simulate import Costs, SegmentCost, simulate
 from meshwright.solve.intra.inputs import input_layouts
 from meshwright.solve.points import plan_points

@@ -1,0 +1,92 @@
+"""Nested orders of a chain: segments that run forward more than once, so that less lies between forward and backward.
+
+A plan's `order` is one micro-batch's, a text a step: `pass 3` runs a segment forward and keeps nothing but what it
+hands on, `forward 3` keeps what its backward reads, `backward 3`. Every segment is passed any number of times, then run
+forward, then backward. What a segment hands on goes where no later step reads it before it is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.errors import PlanError
+from meshwright.plan import Instruction
+from meshwright.plan.instruction import verify
+
+Steps = tuple[tuple[str, int], ...]
+"""What is done with which segment."""
+
+Reads = Sequence[tuple[int, int]]
+"""(segment that makes a value, segment that reads it)."""
+
+
+def parse_order(order: Sequence[str], segments: int) -> Steps:
+    """Raises PlanError where a segment is not run forward and backward once each, in this order."""
+    found: list[tuple[str, int]] = []
+    ran: dict[int, int] = {}
+    for text in order:
+        kind, _, number = text.partition(" ")
+        if kind not in ("pass", "forward", "backward") or not number.isdigit() or int(number) >= segments:
+            raise PlanError(f"step {text!r} of the order", "one such as `pass 0` or `backward 3`", "undo the edit")
+        segment = int(number)
+        wanted = {"pass": (0,), "forward": (0,), "backward": (1,)}[kind]
+        if ran.get(segment, 0) not in wanted:
+            raise PlanError(f"step {text!r} of the order", "passes, one forward and one backward of each segment")
+        ran[segment] = ran.get(segment, 0) + (kind != "pass")
+        found.append((kind, segment))
+    missing = [segment for segment in range(segments) if ran.get(segment, 0) != 2]
+    if missing:
+        raise PlanError(f"an order without segment {missing[0]}", "one forward and one backward of each segment")
+    return tuple(found)
+
+
+def drops(steps: Steps, reads: Reads) -> list[list[int]]:
+    """Per step, the segments whose values go after it. Raises PlanError where a step reads what is not there."""
+    readers: dict[int, set[int]] = {}
+    for maker, reader in reads:
+        readers.setdefault(maker, set()).add(reader)
+    there: set[int] = set()
+    found: list[list[int]] = []
+    for at, (kind, segment) in enumerate(steps):
+        if kind != "backward":
+            missing = [maker for maker, reader in reads if reader == segment and maker not in there]
+            if missing:
+                raise PlanError(f"`{kind} {segment}` of the order", f"what segment {missing[0]} makes, before it")
+            there.add(segment)
+        gone = [maker for maker in there if not _read_later(maker, steps[at + 1 :], readers.get(maker, set()))]
+        there -= set(gone)
+        found.append(sorted(gone))
+    return found
+
+
+def _read_later(maker: int, steps: Steps, readers: set[int]) -> bool:
+    """Whether a value is read before it is made again."""
+    for kind, segment in steps:
+        if kind != "backward" and segment in readers:
+            return True
+        if kind != "backward" and segment == maker:
+            return False
+    return False
+
+
+def nested(
+    steps: Steps, reads: Reads, gathered: frozenset[int], regathered: frozenset[int], microbatches: int = 1
+) -> tuple[Instruction, ...]:
+    """The list of a plan of one stage; the sets as in `one_stage`."""
+    gone = drops(steps, reads)
+    found: list[Instruction] = []
+    have: set[int] = set()
+    for microbatch in range(microbatches):
+        for (kind, segment), dropped in zip(steps, gone, strict=True):
+            if segment in regathered or segment in gathered - have:
+                found.append(Instruction("gather", segment))
+                have.add(segment)
+            found.append(Instruction(kind, segment, microbatch))
+            found += [Instruction("drop", one, microbatch) for one in dropped]
+            if segment in regathered:
+                found.append(Instruction("free", segment))
+            if kind == "backward" and microbatch == microbatches - 1:
+                found.append(Instruction("reduce", segment))
+    found.append(Instruction("step"))
+    verify(found)
+    return tuple(found)
