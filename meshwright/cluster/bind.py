@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, combinations, product
+from itertools import accumulate, combinations
 from math import prod
+
+import numpy as np
 
 from meshwright.cluster.device import slowest
 from meshwright.cluster.mesh import FLAT, Axis, Hop, Mesh, ranks_behind
@@ -36,29 +38,27 @@ def bind_mesh(
     names = tuple(names) if names is not None else _NAMES.get(len(shape), tuple(f"x{i}" for i in range(len(shape))))
     if len(names) != len(shape) or any(not isinstance(name, str) for name in names):
         raise ClusterError(f"mesh shape {shape} with axis names {names}", "one name per axis")
-    world = prod(shape)
-    if world > cluster.device_count:
+    world, count = prod(shape), cluster.device_count
+    if world > count:
         raise ClusterError(
-            f"a mesh of shape {shape} needs {world} devices; cluster {cluster.name} has {cluster.device_count}",
-            f"a shape with a product of at most {cluster.device_count}",
+            f"a mesh of shape {shape} needs {world} devices; cluster {cluster.name} has {count}",
+            f"a shape with a product of at most {count}",
             "choose a smaller mesh or more hosts",
         )
     if ranks is not None and not isinstance(ranks, Iterable):
         raise ClusterError(f"a mesh on ranks {ranks!r}", f"{world} numbers of devices", "write ranks=(0, 1)")
     chosen = tuple(ranks) if ranks is not None else tuple(range(world))
-    numbers = [rank for rank in chosen if isinstance(rank, int) and 0 <= rank < cluster.device_count]
+    numbers = [rank for rank in chosen if isinstance(rank, int) and 0 <= rank < count]
     if len(set(numbers)) != world or len(chosen) != world:
         raise ClusterError(
             f"a mesh of shape {shape} on ranks {list(chosen)}",
-            f"{world} different numbers from 0 to {cluster.device_count - 1}, the devices of cluster {cluster.name}",
+            f"{world} different numbers from 0 to {count - 1}, the devices of cluster {cluster.name}",
         )
-    places = _places(cluster)
-    used = [places[rank] for rank in chosen]
-    load, levels = _Load(used), cluster.root.levels()
+    load, levels = _load(cluster, chosen), cluster.root.levels()
 
     def axis(which: tuple[int, ...]) -> Axis:
         size = prod(shape[i] for i in which)
-        hops, *others = _bind_axis(levels, used, load, shape, which)
+        hops, *others = _bind_axis(levels, load, shape, which)
         name = FLAT.join(names[i] for i in which)
         return Axis(name, size, hops, cluster.backend, cluster.overhead_s, tuple(others))
 
@@ -66,7 +66,7 @@ def bind_mesh(
     kinds = cluster.device_names()
     mesh = Mesh(
         axes=tuple(axis((i,)) for i in n_axes),
-        device=slowest(tuple(cluster.device(kinds[rank]) for rank in chosen)),
+        device=slowest(tuple(cluster.device(kind) for kind in dict.fromkeys(kinds[rank] for rank in chosen))),
         ranks=chosen,
         flat=tuple(axis(which) for count in range(2, len(shape) + 1) for which in combinations(n_axes, count)),
     )
@@ -115,20 +115,23 @@ def _places(cluster: Cluster) -> list[_Place]:
 
 
 def _bind_axis(
-    levels: tuple[str, ...], used: list[_Place], load: _Load, shape: tuple[int, ...], which: tuple[int, ...]
+    levels: tuple[str, ...], load: _Load, shape: tuple[int, ...], which: tuple[int, ...]
 ) -> list[tuple[Hop, ...]]:
     """The different hops that ranks make in the groups that vary along the axes `which`, the slowest first."""
-    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for position, coordinates in enumerate(product(*map(range, shape))):
-        groups[tuple(c for i, c in enumerate(coordinates) if i not in which)].append(position)
-    found = set()
-    for group in groups.values():
-        behind = Counter(child for position in group for child in used[position].children)
-        members = {pair for p in group for pair in zip(used[p].groups, used[p].children, strict=True)}
-        fans = Counter(inside for inside, _ in members)
-        for position in group:
-            sizes = tuple(fans[inside] for inside in used[position].groups)
-            found.add((load.kind[position], sizes, tuple(behind[child] for child in used[position].children)))
+    grid = np.arange(prod(shape)).reshape(shape).transpose(*(i for i in range(len(shape)) if i not in which), *which)
+    order = grid.ravel()
+    row = np.arange(len(order)) // prod(shape[i] for i in which) * load.ids
+    sizes, behind = [], []
+    for inside, child in zip(load.groups, load.children, strict=True):
+        _, first, pair, many = np.unique(
+            row + child[order], return_index=True, return_inverse=True, return_counts=True
+        )  # the children of a group of ranks, and how many ranks are behind each
+        _, place, members = np.unique((row + inside[order])[first], return_inverse=True, return_counts=True)
+        sizes.append(members[place][pair])
+        behind.append(many[pair])
+    ways = set(zip(load.kinds[order].tolist(), *(column.tolist() for column in (*sizes, *behind)), strict=True))
+    depth = len(levels)
+    found = {(way[0], way[1 : depth + 1], way[depth + 1 :]) for way in ways}
     return _slowest_first({_hops(levels, load.reach[kind], sizes, behind) for kind, sizes, behind in found})
 
 
@@ -167,15 +170,18 @@ def _never_slower(a: tuple[Hop, ...], b: tuple[Hop, ...]) -> bool:
 class _Load:
     """What each rank gets of its links: how many ranks of the mesh sit in each group, and behind each uplink.
 
-    `reach` lists the different cases, `kind` says which is each rank's.
+    `reach` lists the different cases, `kinds` says which is each rank's; groups, children: its own at each level.
     """
 
     def __init__(self, used: list[_Place]) -> None:
         self.in_group = Counter(group for place in used for group in place.groups)
         self.behind = Counter(child for place in used for child in place.children)
         numbers: dict[_Reach, int] = {}
-        self.kind = [numbers.setdefault(self._reach(place), len(numbers)) for place in used]
+        self.kinds = np.array([numbers.setdefault(self._reach(place), len(numbers)) for place in used])
         self.reach = list(numbers)
+        self.groups = np.array([place.groups for place in used]).T
+        self.children = np.array([place.children for place in used]).T
+        self.ids = 1 + int(max(self.groups.max(), self.children.max()))
 
     def _reach(self, place: _Place) -> _Reach:
         """What one rank gets at each level while all ranks of the mesh communicate.
@@ -193,3 +199,9 @@ class _Load:
         # One device drives only its part of a host's network cards, even when its neighbours are silent.
         drivable = max(1.0, link.count / place.devices_below[depth]) * link.bandwidth
         return min(link.total_bandwidth / self.behind[place.children[depth]], drivable)
+
+
+@lru_cache(maxsize=64)
+def _load(cluster: Cluster, ranks: tuple[int, ...]) -> _Load:
+    places = _places(cluster)
+    return _Load([places[rank] for rank in ranks])

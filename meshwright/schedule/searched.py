@@ -86,6 +86,7 @@ class _Search:
         self.ready_s: dict[tuple[bool, int, int], float] = {}
         self.tasks: list[list[Task]] = [[] for _ in range(self.stages)]
         self.heap: list[tuple[float, int]] = []
+        self.wake_s = [inf] * self.stages
 
     def run(self) -> tuple[float, Order | None]:
         for microbatch in range(self.pipeline.microbatches):
@@ -96,16 +97,15 @@ class _Search:
                     self._offer(Task("forward", run, microbatch), 0.0)
         while self.heap:
             start_s, stage = heappop(self.heap)
+            if start_s != self.wake_s[stage]:
+                continue  # it has been woken sooner
+            self.wake_s[stage] = inf
             found = self._choose(stage)
-            if found is None:
-                continue
-            if found[0] > start_s:
-                heappush(self.heap, (found[0], stage))
-                continue
-            self._take(stage, *found)
-            following = self._choose(stage)
-            if following is not None:
-                heappush(self.heap, (following[0], stage))
+            if found is not None and found[0] <= start_s:
+                self._take(stage, *found)
+                found = self._choose(stage)
+            if found is not None:
+                self._wake(stage, found[0])
         count = sum(map(len, self.tasks))
         whole = count == len(self.pipeline.runs) * self.pipeline.microbatches * (3 if self.rule.split else 2)
         return (max(self.free), tuple(map(tuple, self.tasks))) if whole else (inf, None)
@@ -117,7 +117,12 @@ class _Search:
         key = (around, task.run if forward else -task.run, task.microbatch)
         name = task.kind if task.kind in ("forward", "backward_weight") else "backward"
         heappush(self.open[stage][name], (key, ready_s, task))
-        heappush(self.heap, (max(self.free[stage], ready_s), stage))
+        self._wake(stage, max(self.free[stage], ready_s))
+
+    def _wake(self, stage: int, at_s: float) -> None:
+        if at_s < self.wake_s[stage]:
+            self.wake_s[stage] = at_s
+            heappush(self.heap, (at_s, stage))
 
     def _choose(self, stage: int) -> tuple[float, Task] | None:
         """When the stage begins which task next, by what is known now."""

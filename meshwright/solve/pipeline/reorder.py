@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan, StagePrediction
-from meshwright.schedule import plan_lists
 from meshwright.schedule.check import most_in_flight
+from meshwright.simulate import Timeline
 from meshwright.solve.pipeline.plan import predicted
 
 ROUNDS = 4
@@ -29,10 +29,10 @@ def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | No
         if any(room < count for room, count in zip(rooms, runs, strict=True)):
             return None
         stages = tuple(replace(s, in_flight=room) for s, room in zip(plan.predicted.stages, rooms, strict=True))
-        found, _ = predicted(replace(plan, schedule="searched").with_prediction(stages=stages), program)
+        found, played = predicted(replace(plan, schedule="searched").with_prediction(stages=stages), program)
         over = [stage.peak_bytes - limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)]
         if max(over) <= 0:
-            return _as_held(found, program)
+            return _as_held(found, program, played)
         rooms = [
             room - max(1, -(-more // max(1, _of_a_run(stage)))) if more > 0 else room
             for room, more, stage in zip(rooms, over, found.predicted.stages, strict=True)
@@ -40,9 +40,9 @@ def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | No
     return None
 
 
-def _as_held(plan: Plan, program: Program) -> Plan:
+def _as_held(plan: Plan, program: Program, played: Timeline) -> Plan:
     """With what the order holds as what it may hold, where that gives the same step."""
-    held = map(most_in_flight, plan_lists(plan, program))
+    held = map(most_in_flight, played.lists)
     stages = tuple(replace(s, in_flight=most) for s, most in zip(plan.predicted.stages, held, strict=True))
     found, _ = predicted(plan.with_prediction(stages=stages), program)
     same = found.predicted.step_s <= plan.predicted.step_s and found.predicted.peak_bytes <= plan.predicted.peak_bytes
