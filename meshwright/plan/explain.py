@@ -8,18 +8,28 @@ from meshwright.cluster import collective_s
 from meshwright.layout import Layout
 from meshwright.plan.describe import describe
 from meshwright.plan.describe_pipeline import explain_pipeline
+from meshwright.plan.frontier import Choice
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
 
+TIERS = {
+    "table": "meshwright's table",
+    "user": "registered by the user",
+    "dtensor": "DTensor's, proven",
+    "discovered": "found by running the op on pieces, proven",
+    "fallback": "none: run alike on every device",
+}
+USES = {"S": "split", "R": "whole, for different work", "I": "whole, alike everywhere", "P": "partial"}
 ACTS = {"I": "the same on every device", "P": "partial sums", "R": "whole"}
 
 
 def explain(plan: Plan) -> str:
     if len(plan.stages) > 1:
-        return explain_pipeline(plan)
-    lines = [describe(plan), "", "what happens between segments:", *_boundaries(plan), "", "where the time goes:"]
+        return "\n".join([explain_pipeline(plan), *_rules(plan)])
+    lines = [describe(plan), "", "what segments do and hand on:", *_boundaries(plan), "", "where the time goes:"]
     lines += _time(plan)
     lines += ["", "where the memory goes, on each device:", *_memory(plan), "", _binding(plan)]
+    lines += _rules(plan)
     return "\n".join(lines)
 
 
@@ -36,7 +46,21 @@ def _boundaries(plan: Plan) -> list[str]:
         made = plan.choices[choice]
         span = f"segment {first}" if count == 1 else f"segments {first} to {first + count - 1}"
         lines.append(f"  {span}: hand over {', '.join(_words(plan, text) for text in made.outputs)}")
+        lines += [f"    {text}" for text in _weights(plan, made)]
         first += count
+    return lines
+
+
+def _weights(plan: Plan, choice: Choice) -> list[str]:
+    """What each axis does to the weights of a segment, and to its ops."""
+    lines = []
+    layouts = [Layout.parse(text) for text in choice.parameters.values()]
+    factors = [text.split(",") for text in choice.strategies.values()]
+    for number, axis in enumerate(plan.mesh.axes):
+        uses = Counter(USES[layout[number].kind] for layout in layouts)
+        split = sum(one[number] != "-" for one in factors)
+        weights = ", ".join(f"{count} {what}" for what, count in uses.most_common()) or "none"
+        lines.append(f"{axis.name}: splits {split} of {len(factors)} ops; weights: {weights}")
     return lines
 
 
@@ -77,12 +101,26 @@ def _memory(plan: Plan) -> list[str]:
     return [f"  {name:<40} {show_bytes(size):>10}  {size / max(1, found.peak_bytes):6.1%}" for name, size in rows]
 
 
+def _rules(plan: Plan) -> list[str]:
+    """Where the rules of the ops came from; the table's are many and counted."""
+    lines = []
+    for tier, targets in plan.rules.items():
+        shown = f"{len(targets)} kinds of op" if tier == "table" else ", ".join(targets)
+        lines.append(f"  {TIERS[tier]}: {shown}")
+    return ["", "where the rules of ops came from:", *lines] if lines else []
+
+
 def _share(name: str, seconds: float, whole: float) -> str:
-    return f"  {name:<40} {show_seconds(seconds):>10}  {seconds / whole if whole else 0.0:6.1%}"
+    shown = ("-" if seconds < 0 else "") + show_seconds(abs(seconds))
+    return f"  {name:<40} {shown:>10}  {seconds / whole if whole else 0.0:6.1%}"
 
 
 def _binding(plan: Plan) -> str:
-    limit, source = plan.mesh.device.usable_bytes, "the device's memory less its reserve"
+    device = plan.mesh.device
+    limit = device.usable_bytes
+    source = (
+        f"the device's {show_bytes(device.memory_bytes)} less a reserve of {show_bytes(device.memory_bytes - limit)}"
+    )
     if plan.memory_bytes is not None and plan.memory_bytes < limit:
         limit, source = plan.memory_bytes, "the limit that was given"
     free = limit - plan.predicted.peak_bytes

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from meshwright.capture.program import Program
+from meshwright.capture.program import Op, Program, SegmentGraph
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.plan import Plan
+from meshwright.price.parameter import chain_uses
 from meshwright.price.segment import price_segment
 from meshwright.rules import strategies
 from meshwright.solve.intra.space import space
@@ -34,24 +35,22 @@ def alternatives_of(plan: Plan, program: Program, name: str) -> list[Alternative
 
 def _of_parameter(plan: Plan, program: Program, name: str) -> list[Alternative]:
     index = program.uses_of(name)[0]
-    segment = program.segments[index]
+    segment, mesh = program.segments[index], plan.stage_of(index).mesh
     graph = program.graph(segment)
     local = graph.params[segment.params.index(name)].name
     setting = setting_of(plan)
-    here = space(graph, segment.params, plan.microbatch, plan.mesh, Pins(), setting)
+    here = space(graph, segment.params, plan.microbatch, mesh, Pins(), setting)
     given = {v.name: plan.parameters[full] for v, full in zip(graph.params, segment.params, strict=True)}
-    choice, uses = (
-        plan.choice(index),
-        {v.name: len(program.uses_of(n)) for v, n in zip(graph.params, segment.params, strict=True)},
-    )
-    base = price_segment(here.graph, choice, given, plan.mesh, setting, uses)
+    choice = plan.choice(index)
+    uses = {local: chain_uses(program.uses_of(name), len(program.segments), plan.microbatches)}
+    base = price_segment(here.graph, choice, given, mesh, setting, uses)
     found = []
     for option in dict.fromkeys((plan.parameters[name], *here.parameters[local])):
         if option.compute != plan.parameters[name].compute:
             continue  # another compute layout is another strategy of the op that reads it
-        point = price_segment(here.graph, choice, given | {local: option}, plan.mesh, setting, uses)
+        point = price_segment(here.graph, choice, given | {local: option}, mesh, setting, uses)
         text = f"stored {option.storage}, used {option.compute}"
-        pieces = [Layout.parse(layout).shard_factor(plan.mesh.sizes) for layout in (option.storage, option.compute)]
+        pieces = [Layout.parse(layout).shard_factor(mesh.sizes) for layout in (option.storage, option.compute)]
         if pieces[0] > pieces[1]:
             text += ", gathered for each use" if option.regather else ", gathered once a step"
         text += ", gradient brought home each micro-batch" if option.scatter else ""
@@ -61,6 +60,24 @@ def _of_parameter(plan: Plan, program: Program, name: str) -> list[Alternative]:
 
 
 def _of_op(plan: Plan, program: Program, name: str) -> list[Alternative]:
+    index, op, graph = op_of(plan, program, name)
+    mesh = plan.stage_of(index).mesh
+    segment = program.segments[index]
+    setting, choice = setting_of(plan), plan.choice(index)
+    given = {v.name: plan.parameters[full] for v, full in zip(graph.params, segment.params, strict=True)}
+    base = price_segment(graph, choice, given, mesh, setting, {})
+    found = []
+    for made in strategies(op, graph.values(), mesh):
+        changed = replace(choice, strategies=choice.strategies | {op.name: made.text})
+        point = price_segment(graph, changed, given, mesh, setting, {})
+        more_s = point.seconds(plan.microbatches) - base.seconds(plan.microbatches)
+        same = made.text == choice.strategies[op.name]
+        found.append(Alternative(str(made), more_s, point.held_bytes - base.held_bytes, same))
+    return found
+
+
+def op_of(plan: Plan, program: Program, name: str) -> tuple[int, Op, SegmentGraph]:
+    """The segment's number, the op and its graph at the micro-batch, of `segment:op`."""
     where, _, op_name = name.rpartition(":")
     index = next((i for i, s in enumerate(program.segments) if s.name == where), None)
     if index is None:
@@ -76,14 +93,4 @@ def _of_op(plan: Plan, program: Program, name: str) -> list[Alternative]:
     op = next((one for one in graph.ops if one.name == op_name), None)
     if op is None:
         raise PlanError(f"segment {where} has no op {op_name!r}", ", ".join(one.name for one in graph.ops))
-    setting, choice = setting_of(plan), plan.choice(index)
-    given = {v.name: plan.parameters[full] for v, full in zip(graph.params, segment.params, strict=True)}
-    base = price_segment(graph, choice, given, plan.mesh, setting)
-    found = []
-    for made in strategies(op, graph.values(), plan.mesh):
-        changed = replace(choice, strategies=choice.strategies | {op_name: made.text})
-        point = price_segment(graph, changed, given, plan.mesh, setting)
-        more_s = point.seconds(plan.microbatches) - base.seconds(plan.microbatches)
-        same = made.text == choice.strategies[op_name]
-        found.append(Alternative(str(made), more_s, point.held_bytes - base.held_bytes, same))
-    return found
+    return index, op, graph

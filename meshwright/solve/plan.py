@@ -12,7 +12,7 @@ from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting, check_optimizer
-from meshwright.rules import warn_of_fallbacks
+from meshwright.rules import served, warn_of_fallbacks
 from meshwright.solve.assemble import assemble
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidate
 from meshwright.solve.intra.frontier import Frontier
@@ -75,7 +75,8 @@ def make_plan(
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
     plan = plan.with_prediction(gap=gap if gap > ROUNDING else 0.0)
-    named = name_axes(program, plan)
+    rules: dict[str, tuple[str, ...]] = {tier: targets for tier, targets in served(program).items() if targets}
+    named = replace(name_axes(program, plan), rules=rules)
     named.verify()
     return named
 

@@ -50,8 +50,8 @@ def search(
 
     Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further.
     """
-    state = _State(budget_bytes, limit_s, progress)
     floors: dict[int, float] = {}
+    state = _State(budget_bytes, limit_s, progress, floors)
     refused: list[PlanError] = []
     for later in (False, True):
         found = []
@@ -78,6 +78,7 @@ class _State:
     budget_bytes: int
     limit_s: float
     progress: Progress | None
+    floors: dict[int, float]
     best: tuple[Chain, Frontier] | None = None
     bounds: list[float] = field(default_factory=list)
     price: float = 0.0
@@ -108,15 +109,17 @@ class _State:
             self.bounds += [bound_s] if frontier.bounds else []
             if chain is not None and chain.seconds < self.known_s:
                 self.best, self.price = (chain, frontier), chain.price
-                self._say(f"{candidate.name} x {frontier.setting.microbatches}: {chain.seconds:.4g} s")
+                self._say(f"{candidate.name} x {frontier.setting.microbatches}", chain.seconds)
             if chain is not None and not chain.price:
                 break
         if candidate.later:
             candidate.drop()
 
-    def _say(self, line: str) -> None:
+    def _say(self, name: str, seconds: float) -> None:
+        """The best so far, and its gap to what the meshes looked at so far could reach."""
         if self.progress:
-            self.progress(line)
+            gap = max(0.0, 1 - min(self.floors.values()) / seconds)
+            self.progress(f"{name}: {seconds:.4g} s, gap at most {gap:.1%}")
 
 
 def _frontiers(candidate: Candidate) -> Iterator[Frontier]:

@@ -16,6 +16,7 @@ from meshwright.solve.alternatives import alternatives_of
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice
 from meshwright.solve.simulated import simulate_plan
+from meshwright.solve.whatif import changed_pins, what_if
 
 
 @pytest.mark.parametrize("precision", ["fp32", "mixed"])
@@ -74,6 +75,25 @@ def test_alternatives_of_a_weight_and_an_op_name_the_planned_one_first(pinned: t
     assert others[0].more_s == 0
     with pytest.raises(PlanError, match="no parameter"):
         alternatives_of(plan, program, "layers.0.upp.weight")
+
+
+def test_a_plan_says_where_its_rules_came_from(pinned: tuple[Plan, Program]) -> None:
+    plan, program = pinned
+    assert "aten.linear.default" in plan.rules["table"]
+    assert Plan.from_json(plan.to_json()).rules == plan.rules
+    assert "meshwright's table: " in plan.explain()
+    assert "run alike on every device: custom.op" in replace(plan, rules={"fallback": ("custom.op",)}).explain()
+
+
+def test_one_pin_changed_gives_the_plan_of_that_pin(pinned: tuple[Plan, Program]) -> None:
+    plan, program = pinned
+    other = what_if(plan, program, ["zero=0"])
+    assert other.pins == ("dp=2", "zero=0")
+    assert {entry.storage for entry in other.parameters.values()} == {"[I]"}
+    assert other.price(program).predicted.step_s == pytest.approx(other.predicted.step_s, rel=1e-9)
+    assert changed_pins(plan.pins, ["zero=", "tp=2"]) == ("dp=2", "tp=2")
+    with pytest.raises(PlanError, match="name=value"):
+        changed_pins(plan.pins, ["zero"])
 
 
 def test_a_plan_explains_itself_and_says_what_another_does_differently(pinned: tuple[Plan, Program]) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from meshwright.capture.program import Program
+    from meshwright.plan import Plan
 
 
 def add_parser(subparsers: Any) -> None:
@@ -13,44 +17,63 @@ def add_parser(subparsers: Any) -> None:
         "names", nargs="*", help="weights (layers.0.up.weight) or ops (SEGMENT:OP) whose alternatives to list"
     )
     parser.add_argument("--against", metavar="PLAN", help="another plan file: say what differs")
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="PIN",
+        help="plan again with this pin changed or added (tp=4; tp= drops it) and say what differs",
+    )
+    parser.add_argument("--cluster", help="for --what-if: another cluster, or the file of the plan's")
     parser.add_argument("--limit", type=int, default=12, metavar="N", help="alternatives to list of each (default 12)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    from meshwright.capture import capture
+    from meshwright.capture.precision import Precision
     from meshwright.errors import PlanError
+    from meshwright.models.reference import parse_reference
     from meshwright.plan import Plan
     from meshwright.plan.diff import diff
     from meshwright.plan.explain import explain
+    from meshwright.price.check import check_plan
+    from meshwright.solve.whatif import what_if
 
     plan = Plan.load(args.plan)
     if args.against:
         print(diff(plan, Plan.load(args.against)) or "the two plans decide the same")
         return 0
-    if not args.names:
+    if not args.names and not args.what_if:
         print(explain(plan))
         return 0
     if not plan.model:
         raise PlanError(
             f"{args.plan} names no model",
             "a plan made by `meshwright plan`",
-            "use meshwright.solve.alternatives from Python",
+            "use meshwright.solve.alternatives and meshwright.solve.whatif from Python",
         )
-    _alternatives(plan, args.names, args.limit)
+    program = capture(*parse_reference(plan.model).meta(plan.batch), precision=cast(Precision, plan.precision))
+    check_plan(plan, program)
+    if args.what_if:
+        other = what_if(plan, program, args.what_if, args.cluster)
+        print(diff(plan, other) or "the plan stays as it is")
+    _alternatives(plan, program, args.names, args.limit)
     return 0
 
 
-def _alternatives(plan: Any, names: list[str], limit: int) -> None:
-    from meshwright.capture import capture
-    from meshwright.models.reference import parse_reference
+def _alternatives(plan: Plan, program: Program, names: list[str], limit: int) -> None:
     from meshwright.plan.units import show_bytes, show_seconds
-    from meshwright.price.check import check_plan
-    from meshwright.solve.alternatives import alternatives_of
+    from meshwright.rules import resolve_rule
+    from meshwright.solve.alternatives import alternatives_of, op_of
 
-    program = capture(*parse_reference(plan.model).meta(plan.batch), precision=plan.precision)
-    check_plan(plan, program)
     for name in names:
         found = alternatives_of(plan, program, name)
+        if name not in plan.parameters:
+            _, op, graph = op_of(plan, program, name)
+            values = graph.values()
+            rule = resolve_rule(op, tuple(values[one].type for one in op.operands()))
+            print(f"{op.target}, by a rule of the tier {rule.tier}: {rule.text}".rstrip(": "))
         print(f"{name}: {len(found)} ways; seconds and bytes of one segment against the plan's, all else as planned")
         for one in found[:limit]:
             sign = "-" if one.more_s < 0 else "+"

@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
         "--pin",
         action="append",
         default=[],
-        help="pp=N, schedule=1f1b, dp=N, tp=N, zero=0..3, microbatch=N, mesh=2x4, split=matmul, NAME=S(0)",
+        help="pp=N, schedule=1f1b, dp=N, tp=N, sp=on|off, zero=0..3, microbatch=N, mesh=2x4, split=matmul, NAME=S(0)",
     )
     parser.add_argument(
         "--stage-method", default="auto", metavar="M", help="search for stages: auto, beam, recursive, mcmc, mcts or rl"
@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     capture_s = time.process_time()
     program = capture(*reference.meta(args.global_batch), precision=args.precision)
     capture_s = time.process_time() - capture_s
+    shown = args.json != "-" and sys.stderr.isatty()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "no rule was found", RuleWarning)  # it is printed with the plan
         plan = make_plan(
@@ -69,8 +70,10 @@ def run(args: argparse.Namespace) -> int:
             precision=args.precision,
             pins=args.pin,
             stage_method=args.stage_method,
-            progress=_progress if args.json != "-" and sys.stderr.isatty() else None,
+            progress=_progress if shown else None,
         )
+    if shown:
+        _progress("")
     plan_s = time.perf_counter() - start_s
     others = baselines(program, cluster, args.optimizer, args.precision, memory_bytes)
     if args.output:

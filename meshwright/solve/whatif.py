@@ -1,0 +1,41 @@
+"""What if one pin were another: the best plan then, beside the one there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from meshwright.capture.program import Program
+from meshwright.cluster import Cluster, load_cluster
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+from meshwright.solve.plan import make_plan
+
+
+def what_if(plan: Plan, program: Program, pins: Iterable[str], cluster: str | Cluster | None = None) -> Plan:
+    """The plan's own pins with these changed or added, all else as it was given; `tp=` drops a pin.
+
+    cluster: where it is not the plan's, or is a file.
+    """
+    found = load_cluster(cluster or plan.cluster) if not isinstance(cluster, Cluster) else cluster
+    return make_plan(
+        program,
+        found,
+        model=plan.model,
+        memory_bytes=plan.memory_bytes,
+        optimizer=plan.optimizer,
+        precision=plan.precision,
+        pins=changed_pins(plan.pins, pins),
+    )
+
+
+def changed_pins(given: Iterable[str], pins: Iterable[str]) -> tuple[str, ...]:
+    """Pins by name, the later ones in the place of the earlier; one without a value goes."""
+    found = {text.partition("=")[0]: text for text in given}
+    for text in pins:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise PlanError(f"pin {text!r}", "`name=value`, or `name=` to drop it", "correct it")
+        found.pop(key, None)
+        if value:
+            found[key] = text
+    return tuple(found.values())
