@@ -3,8 +3,9 @@
     python bench/shaped_pipelines.py [--cases 0 3 5] [--repeats 5]      (root, for network namespaces; see bench/shaped)
 
 Hosts are namespaces joined by shaped links. The shipped CPU profile is first brought to the pace of this machine: one
-number, from a step of another model (`YARDSTICK`) that all ranks run at once. For each case (a model on a network, some
-with a limit on memory) the planner is asked twice, free and with `pp=1`, for the true rates. Rivals:
+number, from a step of another model (`YARDSTICK`) that all ranks run at once; it is taken again between the steps, and
+plans are held against what they say at that pace. For each case (a model on a network, some with a limit on memory) the
+planner is asked twice, free and with `pp=1`, for the true rates. Rivals:
 `torch.distributed.pipelining` with the stages and micro-batches of the plan, GPipe and 1F1B, data-parallel inside a
 stage where the plan has several ranks there. All ways step in turn on the same ranks; repeats are interleaved and
 medians taken. The plan's step is held against what the simulator said, its bytes against those counted while it runs.
@@ -32,7 +33,7 @@ OURS = {"plan": (), "one stage": ("pp=1",)}
 GPT = "gpt?layers=4&hidden=512&heads=8&ffn=2048&vocab=512&seq=64&tied=false"
 DEEP = "gpt?layers=6&hidden=384&heads=8&ffn=1536&vocab=512&seq=64&tied=false"
 LLAMA = "llama?layers=4&hidden=512&heads=8&kv_heads=8&ffn=1408&vocab=512&seq=64&tied=false"
-YARDSTICK, YARDSTICK_BATCH = "gpt?layers=2&hidden=448&heads=8&ffn=1792&vocab=512&seq=64&tied=false", 4
+YARDSTICK, YARDSTICK_BATCH = "gpt?layers=3&hidden=448&heads=8&ffn=1792&vocab=512&seq=64&tied=false", 8
 MIB = 1 << 20
 
 
@@ -90,9 +91,10 @@ def main() -> int:
                 network.run(command, [case.ranks] * case.hosts, timeout_s=1200)
                 return json.loads((Path(folder) / f"{what[2:]}.json").read_text())
 
-            pace = run("--pace")
-            predicted = _plans(case, Path(folder), pace)
+            predicted = _plans(case, Path(folder), run("--pace"))
             measured = run("--measured")
+            pace = measured["pace"]
+            predicted |= {name: _figures(_at(Path(folder) / f"{name}.plan.json", pace)) for name in OURS}
         rows.append(_row(case, pace, predicted, measured))
         Path(args.out).write_text(json.dumps(rows, indent=1) + "\n")
     good = [row for row in rows if row["good"]]
@@ -117,14 +119,29 @@ def _plans(case: Case, folder: Path, pace: float) -> dict[str, Any]:
         plan = make_plan(program, cluster, model=case.model, pins=pins, memory_bytes=case.memory_bytes)
         plan.save(folder / f"{name}.plan.json")
         print(plan, flush=True)
-        stages = plan.predicted.stages
-        found[name] = {
-            "step_s": plan.predicted.step_s,
-            "peak_bytes": [stages[plan.stage_at(rank)].peak_bytes for rank in range(plan.world_size)]
-            if stages
-            else [plan.predicted.peak_bytes] * plan.world_size,
-        }
+        found[f"{name}, as planned"] = _figures(plan)
     return found
+
+
+def _at(path: Path, pace: float) -> Any:
+    """A saved plan, priced again for the pace at which the machine ran it."""
+    import meshwright as mw
+    from meshwright.capture import capture
+    from meshwright.cluster import load_cluster
+    from meshwright.models.reference import parse_reference
+    from meshwright.solve.reprice import reprice
+
+    plan = mw.Plan.load(path)
+    device = _at_pace(load_cluster("local").devices[0], pace)
+    stages = [replace(stage, mesh=replace(stage.mesh, device=device)) for stage in plan.stages]
+    return reprice(replace(plan, stages=tuple(stages)), capture(*parse_reference(plan.model).meta(plan.batch)))
+
+
+def _figures(plan: Any) -> dict[str, Any]:
+    said, stages = plan.predicted, plan.predicted.stages
+    every = range(plan.world_size)
+    peaks = [stages[plan.stage_at(rank)].peak_bytes if stages else said.peak_bytes for rank in every]
+    return {"step_s": said.step_s, "peak_bytes": peaks}
 
 
 def _at_pace(device: Any, pace: float) -> Any:
@@ -143,32 +160,42 @@ def pace_main(told: dict[str, Any]) -> int:
     import torch
     import torch.distributed as dist
 
-    from meshwright.capture import capture
-    from meshwright.cluster import load_cluster
-    from meshwright.models.reference import parse_reference
-    from meshwright.solve.memory.plan import one_device_plan
-    from meshwright.solve.points import plan_points, prediction
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    reference = parse_reference(YARDSTICK)
-    program = capture(*reference.meta(YARDSTICK_BATCH))
-    plan = one_device_plan(program, load_cluster("local:1").mesh((1,)))
-    said_s = prediction(plan_points(plan, program), 1, exact_peak=False).step_s
-    batch = {name: torch.randint(0, 256, shape) for name, (shape, _) in reference.shapes(YARDSTICK_BATCH).items()}
-    model = reference.build()
-    step, _ = _step(list(model.parameters()), lambda: model(**batch).backward() or 0.0)
-    spent = []
-    for _ in range(12):
-        start = time.perf_counter()
-        step()
-        spent.append(time.perf_counter() - start)
+    step, said_s = _yardstick()
+    spent = [step() for _ in range(8)]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, median(spent[2:]))
     if dist.get_rank() == 0:
         (Path(told["folder"]) / "pace.json").write_text(json.dumps(median(every) / said_s))
     dist.destroy_process_group()
     return 0
+
+
+def _yardstick() -> tuple[Callable[[], float], float]:
+    """A step that says what it took, and what the shipped profile says."""
+    import torch
+
+    from meshwright.capture import capture
+    from meshwright.cluster import load_cluster
+    from meshwright.models.reference import parse_reference
+    from meshwright.solve.memory.plan import one_device_plan
+    from meshwright.solve.points import plan_points, prediction
+
+    reference = parse_reference(YARDSTICK)
+    program = capture(*reference.meta(YARDSTICK_BATCH))
+    plan = one_device_plan(program, load_cluster("local").mesh((1,)))
+    said_s = prediction(plan_points(plan, program), 1, exact_peak=False).step_s
+    batch = {name: torch.randint(0, 256, shape) for name, (shape, _) in reference.shapes(YARDSTICK_BATCH).items()}
+    model = reference.build()
+    step, _ = _step(list(model.parameters()), lambda: model(**batch).backward() or 0.0)
+
+    def timed() -> float:
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+
+    return timed, said_s
 
 
 def _row(case: Case, pace: float, predicted: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +237,12 @@ def rank_main(told: dict[str, Any]) -> int:
     steps, counted = _steps(told)
     losses = {name: float(step()) for name, step in steps.items()}
     timed: dict[str, list[float]] = {name: [] for name in steps}
+    yardstick, said_s = _yardstick()
+    yardstick()
+    paces = []
     for _ in range(told["repeats"]):
+        dist.barrier()
+        paces.append(median([yardstick() for _ in range(3)]) / said_s)
         for name, step in steps.items():
             dist.barrier()
             start = time.perf_counter()
@@ -219,14 +251,15 @@ def rank_main(told: dict[str, Any]) -> int:
             dist.all_reduce(spent, dist.ReduceOp.MAX)
             timed[name].append(spent.item())
     peaks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(peaks, (counted(), losses))
+    dist.all_gather_object(peaks, (counted(), losses, median(paces)))
     if dist.get_rank() == 0:
-        known = [each for _, found in peaks for name, each in found.items() if each == each]
+        known = [each for _, found, _ in peaks for name, each in found.items() if each == each]
         assert max(known) - min(known) <= 1e-3 * max(known), f"first losses differ: {peaks}"
         found = {
             "seconds": {name: median(values) for name, values in timed.items()},
             "all": timed,
-            "peak_bytes": [peak for peak, _ in peaks],
+            "peak_bytes": [peak for peak, _, _ in peaks],
+            "pace": median(pace for _, _, pace in peaks),
         }
         (Path(told["folder"]) / "measured.json").write_text(json.dumps(found))
     dist.barrier()

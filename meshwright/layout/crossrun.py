@@ -15,6 +15,7 @@ from torch import Tensor
 
 from meshwright.errors import LayoutError
 from meshwright.layout.crossmesh import Box, Move, Route
+from meshwright.layout.record import note
 
 TAGS = 1 << 20
 """Messages of one channel that may be under way between two ranks at once, far more than any plan has."""
@@ -103,10 +104,12 @@ class Handover:
                     self._place(move, piece)
             elif move.source == self.rank:
                 self.kept.append(_view(held, move.box).contiguous())
+                note("send", f"rank {move.target}", self.kept[-1])
                 operations.append(self.channel.send(self.kept[-1], move.target))
             elif move.target == self.rank:
                 buffer = torch.empty(_shape(move.box), dtype=self.dtype, device=self.device)
                 self.arriving.append((move, buffer))
+                note("receive", f"rank {move.source}", buffer)
                 operations.append(self.channel.receive(buffer, move.source))
         self.works = dist.batch_isend_irecv(operations) if operations else []
 

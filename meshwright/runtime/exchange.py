@@ -13,12 +13,14 @@ from torch import Tensor
 from meshwright.capture.program import Program
 from meshwright.errors import RunError
 from meshwright.layout.crossrun import Channel, Handover, begin
+from meshwright.layout.record import note
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction, Plan
 from meshwright.runtime.parts import Part
-from meshwright.runtime.pipeline import Edge, Edges
 from meshwright.runtime.pipeline_guests import HOME, OUT, Guests
+from meshwright.schedule.edges import Edge, Edges
 from meshwright.schedule.of_plan import plan_pipeline
+from meshwright.solve.pipeline.account import ALL
 
 if TYPE_CHECKING:
     from meshwright.runtime.interpreter import MicroBatch
@@ -182,6 +184,7 @@ class Exchange:
         value = self.program.segments[-1]
         kind = self.program.graph(value).at(self.plan.microbatch).values()[self.program.graph(value).outputs[0]].type
         held = torch.zeros((), dtype=getattr(torch, kind.dtype), device=self.device) if loss is None else loss.clone()
+        note("broadcast", ALL, held)
         dist.broadcast(held, self.plan.stages[-1].mesh.ranks[0])
         return held
 
@@ -191,6 +194,7 @@ class Exchange:
             assert found is not None
             return found
         held = torch.tensor(found or [0.0] * count, dtype=torch.float64, device=self.device)
+        note("broadcast", ALL, held)
         dist.broadcast(held, self.plan.stages[-1].mesh.ranks[0])
         return [float(number) for number in held.tolist()]
 

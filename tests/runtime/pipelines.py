@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,10 +16,12 @@ from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
 from meshwright.solve.memory.plan import one_device_plan
+from meshwright.solve.pipeline.account import rank_traffic
 from meshwright.solve.pipeline.by_hand import cut_stages, equal_cuts
 from meshwright.solve.plan import make_plan
 
 STEPS = 3
+MESSAGES = ("send", "receive", "broadcast")
 
 
 @cache
@@ -80,6 +83,7 @@ def plain(name: str, microbatches: int = 1) -> dict[str, Any]:
 
 def trained(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
     """What one rank of a pipeline has after as many steps."""
+    from meshwright.layout.collectives import record
     from meshwright.runtime.trainer import parallelize
 
     model, batch, reference = family(name)
@@ -87,14 +91,25 @@ def trained(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-2)
     losses, first = [], {}
     for step in range(STEPS):
-        losses.append(trainer.step({key: batch[key][where] for key, where in trainer.data_slice().items()}).item())
+        own = {key: batch[key][where] for key, where in trainer.data_slice().items()}
+        with record() as traffic:
+            losses.append(trainer.step(own).item())
         if step == 0:
             first = {key: p.grad.full_tensor() for key, p in trainer.named_parameters() if p.grad is not None}
         optimizer.step()
         optimizer.zero_grad()
     weights = {key: p.full_tensor().detach() for key, p in trainer.named_parameters()}
     buffers = {key: value for key, value in trainer.state_dict().items() if type(value) is torch.Tensor}
-    return {"losses": losses, "gradients": first, "weights": weights, "buffers": buffers}
+    return {"losses": losses, "gradients": first, "weights": weights, "buffers": buffers, "traffic": traffic}
+
+
+def compare_traffic(plan: Plan, name: str, found: Sequence[dict[str, Any]]) -> None:
+    """Each rank communicated what the plan lists; what is recomputed repeats its collectives, never a message."""
+    for rank, one in enumerate(found):
+        said, done = rank_traffic(plan, program_of(name), rank), Counter(one["traffic"])
+        if plan.recomputes:
+            said, done = (Counter({c: n for c, n in some.items() if c.kind in MESSAGES}) for some in (said, done))
+        assert done == said, f"rank {rank}: more {done - said}, less {said - done}"
 
 
 def compare(name: str, found: Sequence[dict[str, Any]], microbatches: int = 1) -> None:

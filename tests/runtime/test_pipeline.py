@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pipelines import compare, piped, program_of, trained
+from pipelines import compare, compare_traffic, piped, program_of, trained
 from processes import GlooPool
 
 from meshwright.errors import PlanError
@@ -80,5 +80,7 @@ def test_a_pipeline_computes_what_one_process_computes(case: dict[str, Any], ran
         with pytest.raises(PlanError, match="stages"):
             made(case)
         return
-    found = ranks(sum(case["sizes"])).run(trained, case["name"], made(case).to_json())
+    plan = made(case)
+    found = ranks(sum(case["sizes"])).run(trained, case["name"], plan.to_json())
     compare(case["name"], found, case.get("plain", 1))
+    compare_traffic(plan, case["name"], found)

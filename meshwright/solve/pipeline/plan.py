@@ -13,11 +13,14 @@ from meshwright.schedule import in_flight_of, lists, plan_pipeline
 from meshwright.schedule.of_plan import plan_order
 from meshwright.simulate import Costs, SegmentCost, Timeline, simulate
 from meshwright.solve.intra.inputs import input_layouts, input_plans
+from meshwright.solve.pipeline.account import communication_s, stage_traffic
 from meshwright.solve.pipeline.costs import plan_costs
 from meshwright.solve.pipeline.meshes import StageMesh, Wires, mesh_on, placed, stand_in
 from meshwright.solve.pipeline.offers import Offer, parameter_of
 from meshwright.solve.roles import name_axes
 
+MOST_LISTED = 128
+"""Ranks up to which a plan lists what each stage communicates."""
 NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
 
 
@@ -45,13 +48,17 @@ def pipeline_plan(
     """Model reference, memory limit, pins and prediction are yet to come."""
     small = program.at_batch(program.batch // setting.microbatches)
     meshes = placed_meshes(cluster, parts)
-    own = [part.offer.points[index] for part in parts for index in range(part.first, part.end)]
-    made = [point.point.choice for point in own]
+    made = [part.offer.points[index].point.choice for part in parts for index in range(part.first, part.end)]
     parameters = _parameters(program, parts)
     stages = []
+    known: dict[object, tuple[dict[str, str], Choice]] = {}
     for part in parts:
-        mesh = meshes[part.stage]
-        inputs, prologue = input_layouts(small, stand_in(mesh), made[part.first : part.end], part.first)
+        mesh, own = meshes[part.stage], made[part.first : part.end]
+        pairs = zip(program.segments[part.first : part.end], own, strict=True)
+        key = (stand_in(mesh), frozenset((segment.graph, id(choice), segment.commons) for segment, choice in pairs))
+        if key not in known:
+            known[key] = input_layouts(small, stand_in(mesh), own, part.first)
+        inputs, prologue = known[key]
         stages.append(Stage(part.first, part.end, mesh, inputs, prologue, _guests(program, parts, part)))
     choices: list[Choice] = []
     segments = []
@@ -123,7 +130,19 @@ def predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, T
     stages = _stage_predictions(plan, costs)
     early = plan.with_prediction(stages=stages)
     timeline = simulate(lists(pipeline, plan_order(early, pipeline)), costs, reads=pipeline.reads, spans=False)
-    return early.with_prediction(**_figures(early, costs, timeline)), timeline
+    found = early.with_prediction(**_figures(early, costs, timeline))
+    return _accounted(found, program) if exact else found, timeline
+
+
+def _accounted(plan: Plan, program: Program) -> Plan:
+    """With what each stage communicates, and what that of the busiest takes."""
+    if plan.world_size > MOST_LISTED:
+        return plan
+    listed = [stage_traffic(plan, program, number) for number in range(len(plan.groups))]
+    stages = [replace(stage, traffic=own) for stage, own in zip(plan.predicted.stages, listed, strict=True)]
+    busiest = max(range(len(stages)), key=lambda i: stages[i].busy_s)
+    spent_s = communication_s(plan, busiest, listed[busiest])
+    return plan.with_prediction(stages=tuple(stages), communication_s=spent_s)
 
 
 def _stage_predictions(plan: Plan, costs: Costs) -> tuple[StagePrediction, ...]:

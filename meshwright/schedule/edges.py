@@ -1,4 +1,5 @@
-"""What travels between the stages of a plan: which values, in which layouts, by which routes.
+"""What travels between the stages of a plan: which values, in which layouts, by which routes. Read once: prices count
+it, the account lists it, the runtime sends it.
 
 A value is made in one stage's layout and read in another's. Between physical stages it goes as a message; between two
 stages that the same ranks run (interleaved), its pieces are exchanged among them where the layouts differ. `R` is
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from meshwright.capture.program import Program, Value
-from meshwright.layout import I, Layout, S
+from meshwright.layout import Conversion, I, Layout, S, conversion
 from meshwright.layout.convert import convert_gradient
 from meshwright.layout.crossmesh import Pair, Route, Side, route
 from meshwright.plan import Plan, Stage
@@ -47,6 +48,14 @@ class Form:
         if whole(self.layout) == self.layout:
             return gradient
         return convert_gradient(gradient, whole(self.layout), self.layout, self.stage.mesh, shape=shape)
+
+    def reduction(self, shape: tuple[int, ...], itemsize: int) -> Conversion:
+        """What `reduced` runs, as its backward."""
+        return conversion(whole(self.layout), self.layout, shape, itemsize, self.stage.mesh, grad=True)
+
+    def spreading(self, shape: tuple[int, ...], itemsize: int) -> Conversion:
+        """What `spread` runs, as its backward."""
+        return conversion(self.layout, whole(self.layout), shape, itemsize, self.stage.mesh, grad=True)
 
     def spread(self, gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
         """A whole gradient as the backward of whoever made this form takes it."""

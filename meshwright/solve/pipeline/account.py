@@ -1,0 +1,126 @@
+"""What a pipeline makes one rank communicate in a step, collectives and messages: the list a run is held to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from meshwright.capture.averaging import averaging
+from meshwright.capture.program import ITEM_BYTES, Program
+from meshwright.cluster import collective_s
+from meshwright.layout import Collective
+from meshwright.layout.crossmesh import Route, volume
+from meshwright.plan import Plan
+from meshwright.plan.plan import Traffic
+from meshwright.price.buckets import segment_collectives
+from meshwright.price.flow import flow
+from meshwright.price.weigh import COUNT_BYTES, count_collectives
+from meshwright.schedule.edges import Edge, Edges, pair_of
+from meshwright.schedule.loans import loans
+from meshwright.schedule.of_plan import plan_pipeline
+
+ALL = "all ranks"
+"""Where an axis is named: of the whole job."""
+
+
+def rank_traffic(plan: Plan, program: Program, rank: int) -> Counter[Collective]:
+    """Everything but what recomputing repeats. A message's axis names the rank at its other end."""
+    number = plan.stage_at(rank)
+    found: Counter[Collective] = Counter()
+    for stage in plan.groups[number]:
+        for index in stage.segments:
+            found.update(_computing(plan, program, index))
+            found.update(segment_collectives(plan, program, index))
+    if plan.groups[number][-1].end == len(program.segments):
+        found.update(count_collectives(plan, program))
+    found.update(_told(plan, program))
+    found.update(_messages(plan, program, number, rank))
+    found.update(_guests(plan, program, rank))
+    return found
+
+
+def stage_traffic(plan: Plan, program: Program, number: int) -> tuple[Traffic, ...]:
+    """Of the first rank of a physical stage, most bytes first."""
+    counted = rank_traffic(plan, program, plan.groups[number][0].mesh.ranks[0])
+    found = [Traffic(one.kind, one.axis, one.bytes, count) for one, count in counted.items()]
+    return tuple(sorted(found, key=lambda one: (-one.bytes * one.count, one.kind, one.axis)))
+
+
+def communication_s(plan: Plan, number: int, traffic: Sequence[Traffic]) -> float:
+    """Seconds of a stage's traffic, one after the other."""
+    mesh, pair, own = plan.groups[number][0].mesh, pair_of(plan), plan.groups[number][0].mesh.ranks[0]
+    total_s = 0.0
+    for one in traffic:
+        if one.kind in ("send", "receive"):
+            other = int(one.axis.split()[1])
+            latency_s, rate = pair(own, other) if one.kind == "send" else pair(other, own)
+            total_s += one.count * (latency_s + one.bytes / rate)
+        elif one.axis != ALL:
+            total_s += one.count * collective_s(one.kind, one.bytes, mesh.axis(one.axis))
+    return total_s
+
+
+def _computing(plan: Plan, program: Program, index: int) -> Iterator[Collective]:
+    graph = program.graph(program.segments[index]).at(plan.microbatch)
+    run = flow(graph, plan.choice(index), plan.stage_of(index).mesh, plan.common_layouts(program, index))
+    carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
+    values = graph.values()
+    for name, made in run.strategies.items():
+        yield from made.collectives_forward * plan.microbatches
+        yield from made.collectives_backward * plan.microbatches if carries[name] else ()
+    for step in run.moves.values():
+        yield from step.conversion.forward * plan.microbatches
+        yield from step.conversion.backward * plan.microbatches if values[step.value].grad else ()
+
+
+def _told(plan: Plan, program: Program) -> Iterator[Collective]:
+    """What the last stage tells all: the loss, and how much micro-batches weigh where that is counted."""
+    last = program.graph(program.segments[-1]).at(plan.microbatch)
+    yield Collective("broadcast", ALL, last.values()[last.outputs[0]].type.itemsize)
+    if plan.microbatches > 1 and averaging(program).kind == "count":
+        yield Collective("broadcast", ALL, COUNT_BYTES * plan.microbatches)
+
+
+def _messages(plan: Plan, program: Program, number: int, rank: int) -> Iterator[Collective]:
+    edges = Edges(plan, program, plan_pipeline(plan, program), number)
+    for (_, source, _), messages in edges.messages.items():
+        for edge in messages:
+            yield from _both_ways(edge, rank, plan.microbatches)
+            if edge.value.grad and source != number:
+                yield from edge.target.reduction(edge.shape, edge.value.type.itemsize).backward * plan.microbatches
+    for name in {edge.name for some in edges.messages.values() for edge in some if edge.value.grad}:
+        if edges.number[edges.made[name]] == number:
+            form, value = edges.form(name, number), edges.value(name)
+            yield from form.spreading(value.type.sizes, value.type.itemsize).backward * plan.microbatches
+    for edge in edges.local.values():
+        if edge.value.grad:
+            yield from edge.target.reduction(edge.shape, edge.value.type.itemsize).backward * plan.microbatches
+        if not edge.alike:
+            yield from _both_ways(edge, rank, plan.microbatches)
+
+
+def _both_ways(edge: Edge, rank: int, count: int) -> Iterator[Collective]:
+    yield from _moves(edge.there, rank, edge.value.type.itemsize, count)
+    if edge.value.grad:
+        yield from _moves(edge.back, rank, edge.value.type.itemsize, count)
+
+
+def _moves(route: Route, rank: int, itemsize: int, count: int = 1) -> Iterator[Collective]:
+    for phase in route.phases:
+        for move in phase:
+            if move.source == move.target:
+                continue
+            if move.source == rank:
+                yield from (Collective("send", f"rank {move.target}", itemsize * volume(move.box)),) * count
+            elif move.target == rank:
+                yield from (Collective("receive", f"rank {move.source}", itemsize * volume(move.box)),) * count
+
+
+def _guests(plan: Plan, program: Program, rank: int) -> Iterator[Collective]:
+    for loan in loans(plan, program):
+        yield from _moves(loan.there, rank, program.parameter(loan.name).type.itemsize)
+        if loan.back is not None:
+            wide = ITEM_BYTES[plan.parameters[loan.name].dtype]
+            yield from _moves(loan.back, rank, wide)
+            if rank in loan.guest.stage.mesh.ranks:
+                yield from loan.guest.reduction(loan.shape, wide).backward
