@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from functools import partial
 from io import StringIO
@@ -178,6 +178,14 @@ def own_store(prefix: str) -> Any:
     return PrefixStore(prefix, store.clone() if hasattr(store, "clone") else store)
 
 
+_FUSED: dict[Any, Callable[..., Any]] = {}
+
+
+def fuse_when_compiled(operators: Mapping[Any, Callable[..., Any]]) -> None:
+    """Operators of our own, each with a function of ops that inductor knows: it fuses them instead of calling ours."""
+    _FUSED.update(operators)
+
+
 def compile_boxed(module: GraphModule) -> Callable[[list[Tensor]], tuple[Any, ...]]:
     """A traced graph, compiled by inductor; it takes its arguments in a list, which it empties as it goes."""
     from torch._inductor.compile_fx import compile_fx_inner
@@ -188,7 +196,7 @@ def compile_boxed(module: GraphModule) -> Callable[[list[Tensor]], tuple[Any, ..
     fakes = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     mode = next(fake.fake_mode for fake in fakes)
     with mode, torch.no_grad():
-        lowered = make_fx(module, decomposition_table=select_decomp_table())(*fakes)
+        lowered = make_fx(module, decomposition_table=select_decomp_table() | _FUSED)(*fakes)
     with V.set_fake_mode(mode), torch.no_grad():
         # What torch.compile runs before it cuts: a loss's gradient is not written out full of zeros first.
         lowered = joint_graph_passes(lowered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,18 @@ from meshwright import torch_compat
 
 def exported(module: nn.Module) -> torch.export.ExportedProgram:
     return torch.export.export(module, (torch.ones(4, 6),), dynamic_shapes=({0: Dim.AUTO},), strict=False)
+
+
+class Calls(torch_compat.TorchDispatchMode):
+    """Names of the ops that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def test_fakes_have_types_and_no_storage() -> None:
@@ -143,6 +156,23 @@ def test_a_compiled_graph_empties_the_list_it_is_given() -> None:
     assert not box
     torch.testing.assert_close((first, second), (x.t() * 2 + y.t(), x.sin()))
     assert first.stride() == (x.t() * 2 + y.t()).stride()
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
+def test_our_own_operators_are_fused_when_compiled() -> None:
+    from meshwright.capture.counter import dropout, keys
+
+    mode = torch_compat.fake_mode()
+    fakes = [torch_compat.fake_tensor((4, 6), torch.float32, mode), torch_compat.fake_tensor((5,), torch.int64, mode)]
+    traced = torch_compat.trace_joint(lambda x, key: [dropout(x * 2, key, 0.5)], fakes, mode)
+    assert any("meshwright" in str(node.target) for node in traced.graph.nodes)
+    run = torch_compat.compile_boxed(traced)
+    x, key = torch.randn(4, 6), keys(1, torch.device("cpu"))[0]
+    with Calls() as calls:
+        (found,) = run([x, key])
+    assert not [name for name in calls.seen if "meshwright" in name]
+    torch.testing.assert_close(found, dropout(x * 2, key, 0.5))
 
 
 def test_operators_name_their_arguments() -> None:

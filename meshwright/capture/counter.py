@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.torch_compat import fuse_when_compiled
+
 KEY_LENGTH = 5
 """Two words of key, the first row of this micro-batch and how many rows it has, and whether dropout is on."""
 
@@ -60,7 +62,8 @@ def keys(count: int, device: torch.device) -> tuple[Tensor, ...]:
     state = _InForce.state
     rest = [state.first_row, state.rows, int(state.dropout)]
     found = [[*_words(state.seed, state.step, op), *rest] for op in range(count)]
-    return torch.tensor(found, dtype=torch.int64, device=device).unbind(0)
+    # The host does not wait for the device to take them.
+    return torch.tensor(found, dtype=torch.int64).to(device, non_blocking=True).unbind(0)
 
 
 def _words(seed: int, step: int, op: int) -> tuple[int, int]:
@@ -271,9 +274,10 @@ def _again(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
 
 dropout.register_autograd(_again, setup_context=_keep_place)
 
-DECOMPOSITIONS = {
+DECOMPOSITIONS: dict[Any, Callable[..., Tensor]] = {
     torch.ops.meshwright.dropout.default: plain_dropout,
     torch.ops.meshwright.uniform.default: plain_uniform,
     torch.ops.meshwright.normal.default: plain_normal,
 }
 """For compilers: each op in ops that they know and fuse."""
+fuse_when_compiled(DECOMPOSITIONS)

@@ -14,6 +14,10 @@ from meshwright.errors import PlanError
 from meshwright.runtime.fit import fit_plan, this_device
 
 
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Where `mw.fit` trains, and so where the plain model is to run."""
+
+
 def budgets(name: str) -> tuple[int, list[int]]:
     """(the least that does, budgets from ample to the least)."""
     model, batch = small_model(name, "float64")
@@ -65,7 +69,7 @@ def kept_bytes(trainer: mw.Trainer, batch: dict[str, Tensor]) -> int:
 
 def plain(name: str) -> tuple[list[float], dict[str, Tensor]]:
     model, batch = small_model(name, "float64")
-    model = copy.deepcopy(model)
+    model, batch = copy.deepcopy(model).to(HERE), {key: tensor.to(HERE) for key, tensor in batch.items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(3):
@@ -98,8 +102,8 @@ def test_batch_norm_is_updated_once_a_step() -> None:
     _, limits = budgets("resnet")
     trainer = mw.fit(model, batch, limits[-1])
     trainer.step(batch)
-    true = copy.deepcopy(model)
-    true(**batch)
+    true = copy.deepcopy(model).to(HERE)
+    true(**{key: tensor.to(HERE) for key, tensor in batch.items()})
     found = trainer.state_dict()
     for key, buffer in true.named_buffers():
         torch.testing.assert_close(found[key], buffer, rtol=1e-5, atol=1e-6)
