@@ -1,6 +1,6 @@
 """The same strategy in both systems: our DDP plan against torch DDP, our ZeRO-3 plan against FSDP2, on gloo ranks.
 
-    python bench/overhead.py [--ranks 2 4] [--repeats 5] [--steps 3]
+    python bench/overhead.py [--ranks 2 4] [--repeats 5] [--steps 3] | --gpu
 
 Every rank builds all four and steps each in turn; repeats are interleaved and medians taken. A ratio is the rival's
 time over ours: 1.00 is equal, more is better. CPU seconds (of all ranks) and wall seconds are both shown: on a machine
@@ -29,8 +29,13 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="steps per repeat")
+    parser.add_argument("--gpu", nargs="*", metavar="MODEL,BATCH", help="one rank, compiled (bench/overhead_gpu.py)")
     parser.add_argument("--out", default="out/overhead.json")
     args = parser.parse_args()
+    if args.gpu is not None:
+        from overhead_gpu import gpu_main
+
+        return gpu_main(args.gpu, args.out, args.repeats)
     from meshwright.runtime.launch import launch
 
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -14,7 +14,7 @@ class Choice:
     parameters: the compute layout of each. recompute: values that backward reads and that are not kept; keep: values
     that are kept besides, for it to compute from. Both by name: `linear_2` is a value of the segment, `rms_norm~1`
     something else that an op makes. chunks: of the samples; of the last segment, or
-    of another's backward.
+    of another's backward. offload: what of the kept waits on the host.
     """
 
     graph: int
@@ -25,6 +25,7 @@ class Choice:
     recompute: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     chunks: int = 1
+    offload: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,9 @@ class FrontierPoint:
     optimizer. transients: on top, while the segment runs.
 
     again_s: the part of first_s that is paid at each use, scatter_s: that of last_s after each micro-batch; both of a
-    whole step. late_bytes: what gradients take beyond their storage until they are reduced. The host's seconds of
-    asking for it all: forward_host_s, backward_host_s per micro-batch, step_host_s per step; zero on a CPU.
+    whole step. late_bytes: what gradients take beyond their storage until they are reduced. early_bytes: what
+    parameters that are gathered at each use take while another segment still runs. The host's seconds of asking for it
+    all: forward_host_s, backward_host_s per micro-batch, step_host_s per step; zero on a CPU.
     """
 
     choice: Choice
@@ -56,6 +58,7 @@ class FrontierPoint:
     again_s: float = 0.0
     scatter_s: float = 0.0
     late_bytes: int = 0
+    early_bytes: int = 0
     forward_host_s: float = 0.0
     backward_host_s: float = 0.0
     step_host_s: float = 0.0

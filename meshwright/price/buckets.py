@@ -14,7 +14,7 @@ from meshwright.cluster import FLAT, Mesh
 from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.layout.steps import Op
 from meshwright.plan import ParameterPlan, Plan
-from meshwright.price.parameter import gathers, local_bytes, reductions
+from meshwright.price.parameter import chain_uses, gathers, local_bytes, reductions
 
 BUCKET_BYTES = 25 << 20
 """What lies side by side is copied there: this is how much more memory a bucket takes, twice."""
@@ -85,18 +85,28 @@ def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Tra
 def parameter_collectives(plan: Plan, program: Program) -> Iterator[Collective]:
     """Every gather and reduction of a step."""
     for segment in range(len(program.segments)):
-        for flag in (False, True):
-            for transfers, forward in (
-                (gathered(plan, program, segment, again=flag), True),
-                (reduced(plan, program, segment, scatter=flag), False),
-            ):
-                yield from _collectives(plan, program, transfers, forward)
+        yield from segment_collectives(plan, program, segment)
 
 
-def _collectives(plan: Plan, program: Program, transfers: Transfers, forward: bool) -> Iterator[Collective]:
+def segment_collectives(plan: Plan, program: Program, segment: int) -> Iterator[Collective]:
+    """Those of one segment's parameters."""
+    for flag in (False, True):
+        for transfers, forward in (
+            (gathered(plan, program, segment, again=flag), True),
+            (reduced(plan, program, segment, scatter=flag), False),
+        ):
+            yield from _collectives(plan, program, segment, transfers, forward)
+
+
+def _collectives(
+    plan: Plan, program: Program, segment: int, transfers: Transfers, forward: bool
+) -> Iterator[Collective]:
+    micro = plan.microbatches
+    uses = chain_uses((segment,), len(program.segments), micro) if len(plan.stages) == 1 else 1
+
     def times(name: str) -> int:
         entry = plan.parameters[name]
-        return gathers(entry, 1, plan.microbatches) if forward else reductions(entry, plan.microbatches)
+        return gathers(entry, uses, micro) if forward else reductions(entry, micro)
 
     for bucket in transfers.buckets:
         yield from (bucket.collective,) * times(bucket.names[0])

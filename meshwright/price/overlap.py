@@ -1,8 +1,9 @@
 """A step as it is executed: what runs beside what.
 
-The runtime reduces gradients on a thread of its own, in order, while backward goes on (`runtime.overlap`); gathers are
-waited for. On a GPU it waits for reductions too; there the host runs ahead of the device, and a step takes the longer
-of what the two need. So, in DESIGN.md's words, a step is serial + max(compute, overlappable communication).
+The runtime has one lane for gathers of parameters and reductions of gradients (`runtime.overlap`): they run in the
+order they are begun, while segments compute. The gather of a segment is begun before the segment that runs before it,
+and waited for where it is used. On a GPU the host runs ahead of the device, and a step takes the longer of what the two
+need. So, in DESIGN.md's words, a step is serial + max(compute, overlappable communication).
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ from typing import NamedTuple
 
 from meshwright.cluster import Mesh
 from meshwright.plan import FrontierPoint
+from meshwright.price.parameter import chain_uses
 
 
-def reduces_beside(mesh: Mesh) -> bool:
-    """Whether gradients of this mesh are reduced while backward goes on."""
-    return mesh.device.kind == "cpu" and mesh.world_size > 1
+def runs_beside(mesh: Mesh) -> bool:
+    """Whether parameters of this mesh are gathered, and their gradients reduced, while segments compute."""
+    return mesh.world_size > 1
 
 
 def overlapped(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:
     """Seconds of a step of these segments, one after the other, as executed: what is overlappable costs as far as it
-    ends after backward; where the host is slower than the device, the step takes what the host needs."""
+    is waited for; where the host is slower than the device, the step takes what the host needs."""
     main_s = end_s = 0.0
-    for event in _reductions(points, microbatches):
-        main_s, end_s = event.begun_s, max(end_s, event.done_s)
+    for event in _play(points, microbatches):
+        main_s, end_s = event.over_s, max(end_s, event.done_s)
     device_s = max(main_s, end_s) + sum(point.step_s for point in points)
     return max(device_s, host_seconds(points, microbatches))
 
@@ -36,44 +38,85 @@ def host_seconds(points: Sequence[FrontierPoint], microbatches: int = 1) -> floa
 
 
 def late_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
-    """The most that gradients take which wait for their reduction while another segment's backward runs.
+    """The most that is alive of other segments' parameters and gradients while one runs: parameters that the next one
+    gathers, gradients that wait for their reduction.
 
     A segment's own are in its transient bytes.
     """
     waiting: list[tuple[float, int]] = []
     most = 0
-    for event in _reductions(points, microbatches):
-        waiting = [(done_s, size) for done_s, size in waiting if done_s > event.begun_s - event.backward_s]
-        most = max(most, sum(size for _, size in waiting))
-        if event.done_s > event.begun_s:
-            waiting.append((event.done_s, event.bytes))
+    for event in _play(points, microbatches):
+        waiting = [(done_s, size) for done_s, size in waiting if done_s > event.over_s - event.seconds]
+        most = max(most, event.early_bytes + sum(size for _, size in waiting))
+        if event.done_s > event.over_s:
+            waiting.append((event.done_s, event.late_bytes))
     return most
 
 
 class _Event(NamedTuple):
-    """After a segment's backward: when it was over, when its reduction is done, how long backward took, and what waits.
-    begun_s includes what is not overlappable."""
+    """A segment's run. over_s: when it was over, with all that was waited for; done_s: when its reduction is done.
+    seconds: how long it ran. late_bytes: what waits for the reduction; early_bytes: what the next run has gathered."""
 
-    begun_s: float
+    over_s: float
     done_s: float
-    backward_s: float
-    bytes: int
+    seconds: float
+    late_bytes: int
+    early_bytes: int
 
 
-def _reductions(points: Sequence[FrontierPoint], microbatches: int) -> Iterator[_Event]:
-    """Every segment's backward of every micro-batch, in the order in which they run."""
-    now_s = free_s = 0.0
-    for number in range(microbatches):
-        last = number == microbatches - 1
-        for point in points:
-            now_s += point.forward_s + point.again_s / (2 * microbatches)
-            now_s += point.first_s - point.again_s if number == 0 else 0.0
-        for point in reversed(points):
-            backward_s = point.backward_s + point.again_s / (2 * microbatches)
+def _play(points: Sequence[FrontierPoint], microbatches: int) -> Iterator[_Event]:
+    """Every segment's forward and backward of every micro-batch, in the order in which they run (`schedule.one_stage`).
+
+    The lane is free again at lane_s; what run k needs is there at ready_s[k].
+    """
+    count = len(points)
+    chain = [*range(count), *reversed(range(count))]
+    runs = chain * microbatches
+    now_s = lane_s = 0.0
+    ready_s = [0.0] * (len(runs) + 1)
+
+    def begin(at: int) -> float:
+        """The gather of a run, on the lane; seconds that have to be waited for at once."""
+        nonlocal lane_s
+        seconds = _gather_s(points, runs, at) if at < len(runs) else 0.0
+        if not seconds:
+            return 0.0
+        point = points[runs[at]]
+        beside_s: float = seconds * max(0.0, point.overlappable_s - point.last_s) / point.first_s
+        if beside_s:
+            lane_s = max(lane_s, now_s) + beside_s
+            ready_s[at] = lane_s
+        return seconds - beside_s
+
+    now_s += begin(0)
+    now_s += begin(1)
+    for at, index in enumerate(runs):
+        point, forward = points[index], at % (2 * count) < count
+        seconds = point.forward_s if forward else point.backward_s
+        now_s = done_s = max(now_s, ready_s[at]) + seconds
+        waited_s = begin(at + 2)
+        if not forward:
+            last = at >= len(runs) - count
             reduced_s = point.scatter_s / microbatches + (point.last_s - point.scatter_s if last else 0.0)
-            beside_s = reduced_s * point.overlappable_s / point.last_s if point.last_s else 0.0
-            now_s += backward_s + reduced_s - beside_s
-            done_s = now_s
+            beside_s = reduced_s * min(1.0, point.overlappable_s / point.last_s) if point.last_s else 0.0
+            waited_s += reduced_s - beside_s
             if beside_s:
-                done_s = free_s = max(free_s, now_s) + beside_s
-            yield _Event(now_s, done_s, backward_s, point.late_bytes)
+                done_s = lane_s = max(lane_s, now_s) + beside_s
+        now_s += waited_s
+        following = points[runs[at + 1]] if at + 1 < len(runs) and runs[at + 1] != index else None
+        early = following.early_bytes if following is not None and following.overlappable_s else 0
+        yield _Event(now_s, max(done_s, now_s), seconds + waited_s, point.late_bytes, early)
+
+
+def _gather_s(points: Sequence[FrontierPoint], runs: Sequence[int], at: int) -> float:
+    """A run's gather. What is gathered once a step has the first; what is gathered again, all but those of a segment
+    that has just run."""
+    point = points[runs[at]]
+    if not point.first_s:
+        return 0.0
+    if not point.again_s:
+        return point.first_s if at < len(points) else 0.0
+    if at and runs[at - 1] == runs[at]:
+        return 0.0
+    microbatches = len(runs) // (2 * len(points))
+    return point.first_s / round(2 * microbatches * chain_uses((runs[at],), len(points), microbatches))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,7 +34,7 @@ class Setting:
 class ParameterPrice:
     """Of one step. first_s: gathers. last_s: the gradient's reduction. step_s: the optimizer's update of what is
     stored, and adding up the micro-batches' gradients; step_host_s: the host's part in it. late_bytes: what the
-    gradient takes beyond its storage until it is reduced."""
+    gradient takes beyond its storage until it is reduced. early_bytes: what is gathered while another segment runs."""
 
     first_s: float
     last_s: float
@@ -43,15 +44,22 @@ class ParameterPrice:
     gather: Conversion
     late_bytes: int = 0
     step_host_s: float = 0.0
+    early_bytes: int = 0
 
     @property
     def total_s(self) -> float:
         return self.first_s + self.last_s + self.step_s
 
 
-def gathers(plan: ParameterPlan, uses: int, microbatches: int = 1) -> int:
+def chain_uses(users: Sequence[int], segments: int, microbatches: int) -> float:
+    """How many segments of a chain read a parameter. The last one's backward finds what its forward gathered, and so
+    does the first one's forward what the micro-batch before left: a gather that is not made counts half a use."""
+    return len(users) - (segments - 1 in users) / 2 - (0 in users) * (microbatches - 1) / microbatches / 2
+
+
+def gathers(plan: ParameterPlan, uses: float, microbatches: int = 1) -> int:
     """How often a step brings a parameter to its compute layout: before each use, or once."""
-    return 2 * uses * microbatches if plan.regather else 1
+    return round(2 * uses * microbatches) if plan.regather else 1
 
 
 def reductions(plan: ParameterPlan, microbatches: int = 1) -> int:
@@ -59,14 +67,14 @@ def reductions(plan: ParameterPlan, microbatches: int = 1) -> int:
     return microbatches if plan.scatter else 1
 
 
-def parameter_price(value: Value, plan: ParameterPlan, mesh: Mesh, setting: Setting, uses: int = 1) -> ParameterPrice:
-    """`uses`: how many segments read it; more than one for tied weights."""
+def parameter_price(value: Value, plan: ParameterPlan, mesh: Mesh, setting: Setting, uses: float = 1) -> ParameterPrice:
+    """`uses`: how many segments read it (`chain_uses`); more than one for tied weights."""
     return _price(value.type.sizes, value.type.dtype, value.grad, plan, mesh, setting, uses)
 
 
 @lru_cache(maxsize=1 << 16)
 def _price(
-    shape: tuple[int, ...], dtype: str, grad: bool, plan: ParameterPlan, mesh: Mesh, setting: Setting, uses: int
+    shape: tuple[int, ...], dtype: str, grad: bool, plan: ParameterPlan, mesh: Mesh, setting: Setting, uses: float
 ) -> ParameterPrice:
     storage, compute = Layout.parse(plan.storage), Layout.parse(plan.compute)
     rate = mesh.device.memory_bandwidth * mesh.device.achievable_fraction("memory")
@@ -81,8 +89,8 @@ def _price(
     held = stored + (0 if plan.regather else copied)
     transient = copied if plan.regather else 0
     if not grad:
-        return ParameterPrice(first_s, 0.0, 0.0, held, transient, gather)
-    states = STATES[setting.optimizer]
+        return ParameterPrice(first_s, 0.0, 0.0, held, transient, gather, early_bytes=transient)
+    states, early = STATES[setting.optimizer], transient
     step_host_s, step_s = _update_s(mesh.device, plan.dtype, stored, states)
     held += stored * (1 + states)
     transient += copied
@@ -93,7 +101,7 @@ def _price(
     # Gradients travel home in the dtype that is stored.
     home = conversion(storage, compute, shape, wide, mesh, grad=True) if cast else gather
     last_s = reductions(plan, micro) * home.backward_s
-    return ParameterPrice(first_s, last_s, step_s, held, transient, gather, copied, step_host_s)
+    return ParameterPrice(first_s, last_s, step_s, held, transient, gather, copied, step_host_s, early)
 
 
 def _update_s(device: Device, dtype: str, stored: int, states: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, FrontierPoint, ParameterPlan
 from meshwright.price.compute import op_seconds
 from meshwright.price.flow import Flow, flow
-from meshwright.price.overlap import reduces_beside
+from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import ParameterPrice, Setting, local_bytes, parameter_price
 from meshwright.profile import is_view, saved
 from meshwright.profile.saved import DeviceKind
@@ -26,14 +26,14 @@ def price_segment(
     parameters: Mapping[str, ParameterPlan],
     mesh: Mesh,
     setting: Setting,
-    charged: Mapping[str, int] | None = None,
+    charged: Mapping[str, float] | None = None,
 ) -> FrontierPoint:
     """`graph` has its batch fixed. `parameters`: by local name.
 
     `charged`: the parameters whose storage, gather and optimizer count here, and how many segments use each (a
     tied parameter counts in its first segment only); all of them, used once, unless given.
     """
-    uses = {value.name: 1 for value in graph.params} if charged is None else charged
+    uses = {value.name: 1.0 for value in graph.params} if charged is None else charged
     found = flow(graph, choice, mesh)
     values = graph.values()
     forward_s = backward_s = forward_host_s = backward_host_s = 0.0
@@ -62,7 +62,7 @@ def price_segment(
         first_s=sum(price.first_s for price in prices),
         last_s=sum(price.last_s for price in prices),
         step_s=sum(price.step_s for price in prices),
-        overlappable_s=sum(price.last_s for price in prices) if reduces_beside(mesh) else 0.0,
+        overlappable_s=sum(price.first_s + price.last_s for price in prices) if runs_beside(mesh) else 0.0,
         static_bytes=sum(price.static_bytes for price in prices),
         resident_bytes=resident_bytes(found),
         forward_transient_bytes=working + gathered,
@@ -70,6 +70,7 @@ def price_segment(
         again_s=sum(price.first_s for price, plan in zip(prices, plans, strict=True) if plan.regather),
         scatter_s=sum(price.last_s for price, plan in zip(prices, plans, strict=True) if plan.scatter),
         late_bytes=sum(price.late_bytes for price in prices),
+        early_bytes=sum(price.early_bytes for price in prices),
         forward_host_s=forward_host_s,
         backward_host_s=backward_host_s,
         step_host_s=sum(price.step_host_s for price in prices),
@@ -79,7 +80,7 @@ def price_segment(
 def parameter_prices(
     graph: SegmentGraph,
     parameters: Mapping[str, ParameterPlan],
-    uses: Mapping[str, int],
+    uses: Mapping[str, float],
     mesh: Mesh,
     setting: Setting,
 ) -> list[ParameterPrice]:

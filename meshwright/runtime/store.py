@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -144,15 +144,19 @@ class Store:
 
     def ready(self, segment: int) -> None:
         """Until what was gathered for the segment is there."""
+        self._await(self.segments[segment])
+
+    def _await(self, names: Iterable[str]) -> None:
         if self._gathering:
-            for name in self.segments[segment]:
+            for name in names:
                 begun = self._gathering.get(name)
                 if begun is not None:
-                    found = begun.wait()
-                    self.copies.update(found)
+                    self.copies.update(begun.wait())
                     self._gathering = {key: one for key, one in self._gathering.items() if one is not begun}
 
-    def free(self, names: Iterable[str]) -> None:
+    def free(self, names: Sequence[str]) -> None:
+        """Drop copies that are gathered again. A micro-batch that is not run has not waited for them."""
+        self._await(names)
         for name in names:
             if name in self.regathered:
                 self.copies.pop(name, None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from meshwright.capture.program import Program
 from meshwright.plan import Instruction, Plan
 from meshwright.plan.instruction import verify
+from meshwright.schedule.away import with_away
 from meshwright.schedule.nested import nested, parse_order
 from meshwright.schedule.reads import reads_of
 
@@ -28,13 +31,13 @@ def one_stage(
         for kind, order in (("forward", range(segments)), ("backward", reversed(range(segments))))
         for segment in order
     ]
-    again = [one.segment == other.segment for one, other in zip(runs, runs[1:], strict=False)]
+    again = [one.segment == other.segment for one, other in pairwise(runs)]
     keeps = [False, *again, False]
     needed = [
         (run.segment in regathered and not keeps[at]) or (run.segment in gathered and at < segments)
         for at, run in enumerate(runs)
     ]
-    late = [True, *((one.segment, other.segment) in sharing for one, other in zip(runs, runs[1:], strict=False))]
+    late = [True, *((one.segment, other.segment) in sharing for one, other in pairwise(runs))]
     found: list[Instruction] = []
 
     def begin(at: int) -> None:
@@ -70,5 +73,7 @@ def plan_instructions(plan: Plan, program: Program) -> tuple[Instruction, ...]:
         steps = parse_order(plan.order, len(segments))
         return nested(steps, reads_of(program), gathered, regathered, plan.microbatches)
     users = {name: program.uses_of(name) for name in again}
-    sharing = frozenset((a, b) for found in users.values() for a in found for b in found if a != b)
-    return one_stage(len(program.segments), gathered, regathered, plan.microbatches, sharing)
+    sharing = frozenset((a, b) for uses in users.values() for a in uses for b in uses if a != b)
+    away = frozenset(index for index, _ in segments if plan.choice(index).offload)
+    found = one_stage(len(segments), gathered, regathered, plan.microbatches, sharing)
+    return with_away(found, away, len(segments)) if away else found

@@ -13,7 +13,7 @@ from itertools import accumulate
 from meshwright.capture.program import Program
 from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Prediction
 from meshwright.price.overlap import late_bytes, overlapped
-from meshwright.price.parameter import Setting
+from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.solve.memory.curve import Kept
 from meshwright.solve.memory.plan import Curves, curves, with_choices
@@ -87,11 +87,13 @@ class Ways:
         )
 
 
-def _parameters(plan: Plan, program: Program, index: int) -> tuple[dict[str, ParameterPlan], dict[str, int]]:
+def _parameters(plan: Plan, program: Program, index: int) -> tuple[dict[str, ParameterPlan], dict[str, float]]:
     """By local name: what was decided for each, and of those that count here how many segments use them."""
     segment = program.segments[index]
     pairs = [(v.name, name) for v, name in zip(program.graphs[segment.graph].params, segment.params, strict=True)]
-    charged = {local: len(uses) for local, name in pairs if (uses := program.uses_of(name))[0] == index}
+    count, micro = len(program.segments), plan.microbatches
+    users = {local: found for local, name in pairs if (found := program.uses_of(name))[0] == index}
+    charged = {local: chain_uses(found, count, micro) for local, found in users.items()}
     return {local: plan.parameters[name] for local, name in pairs}, charged
 
 

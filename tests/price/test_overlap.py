@@ -1,4 +1,4 @@
-"""A step as executed: reductions beside backward, gathers waited for, the longer of host and device."""
+"""A step as executed: gathers and reductions beside compute, the longer of host and device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.cluster import load_cluster
 from meshwright.plan import Choice, FrontierPoint
-from meshwright.price.overlap import host_seconds, late_bytes, overlapped, reduces_beside
+from meshwright.price.overlap import host_seconds, late_bytes, overlapped, runs_beside
 
 BLANK = FrontierPoint(Choice(0, (), (), {}), *(0.0,) * 7, *(0,) * 4)
 
@@ -47,9 +47,37 @@ def test_scattered_gradients_are_reduced_after_each() -> None:
     assert overlapped(points, 3) == pytest.approx(3 * 6 + 1)
 
 
-def test_gathers_are_waited_for() -> None:
-    once, each = point(1, 2, first_s=4.0), point(1, 2, first_s=4.0, again_s=4.0)
-    assert overlapped([once]) == overlapped([each]) == pytest.approx(7)
+def gathering(seconds: float, uses: int = 1, **more: Any) -> FrontierPoint:
+    """One whose gather, before each use or before the first, may run beside the segment before."""
+    first_s = seconds * uses
+    return point(1, 2, first_s=first_s, again_s=first_s if uses > 1 else 0.0, overlappable_s=first_s, **more)
+
+
+def test_the_first_gather_is_waited_for() -> None:
+    waited = point(1, 2, first_s=4.0)
+    assert overlapped([waited]) == overlapped([gathering(4.0)]) == pytest.approx(7)
+
+
+def test_gathers_run_beside_the_segment_before() -> None:
+    """0.5 s each: only the first is waited for."""
+    assert overlapped([gathering(0.5) for _ in range(4)]) == pytest.approx(4 * 3 + 0.5)
+
+
+def test_long_gathers_queue_up() -> None:
+    """Three segments: the second's comes after the first's, and so on; the last one's forward waits for all."""
+    assert overlapped([gathering(5.0) for _ in range(3)]) == pytest.approx(3 * 5 + 1 + 3 * 2)
+
+
+def test_a_segment_that_runs_twice_in_a_row_keeps_what_it_gathered() -> None:
+    """Gathers of 1.5 s: forward 0 waits for its own, forward 1 half a second; nothing between the last forward and
+    its backward; backward 0 had 2 s beside backward 1."""
+    assert overlapped([gathering(1.5, uses=2), gathering(1.5)]) == pytest.approx(1.5 + 1 + 0.5 + 1 + 2 + 2)
+
+
+def test_parameters_that_came_early_take_memory() -> None:
+    points = [gathering(1.0, uses=2, early_bytes=size) for size in (300, 100, 200)]
+    assert late_bytes(points) == 300  # of the first segment, while the second's backward runs
+    assert late_bytes([replace(one, overlappable_s=0.0) for one in points]) == 0
 
 
 def test_a_slow_host_bounds_the_step() -> None:
@@ -74,7 +102,15 @@ def test_gradients_that_wait_take_memory() -> None:
 )
 def test_it_lies_between_compute_and_the_sum(rows: list[tuple[Any, ...]], microbatches: int) -> None:
     points = [
-        point(forward_s, backward_s, last_s, first_s=first_s, again_s=first_s * share, scatter_s=last_s * scatter)
+        point(
+            forward_s,
+            backward_s,
+            last_s,
+            first_s=first_s,
+            again_s=first_s * share,
+            scatter_s=last_s * scatter,
+            overlappable_s=last_s + (first_s if scatter else 0.0),
+        )
         for forward_s, backward_s, last_s, first_s, share, scatter in rows
     ]
     found = overlapped(points, microbatches)
@@ -84,7 +120,7 @@ def test_it_lies_between_compute_and_the_sum(rows: list[tuple[Any, ...]], microb
     assert found + 1e-9 >= sum(one.overlappable_s for one in points)
 
 
-def test_reductions_run_beside_backward_on_cpu_ranks_alone() -> None:
-    assert reduces_beside(load_cluster("local:2").mesh((2,)))
-    assert not reduces_beside(load_cluster("local:2").mesh((1,)))
-    assert not reduces_beside(load_cluster("dgx-h100").mesh((8,)))
+def test_collectives_run_beside_compute_wherever_there_are_any() -> None:
+    assert runs_beside(load_cluster("local:2").mesh((2,)))
+    assert not runs_beside(load_cluster("local:2").mesh((1,)))
+    assert runs_beside(load_cluster("dgx-h100").mesh((8,)))

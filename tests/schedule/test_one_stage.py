@@ -5,14 +5,21 @@ from meshwright.schedule import one_stage
 
 
 def test_gathered_once_or_for_each_use() -> None:
-    text = to_text(one_stage(2, gathered=frozenset({0, 1}), regathered=frozenset({1})))
+    """Each gather before the segment that runs before its own; what has just run is kept; gathers go before
+    reductions."""
+    text = to_text(one_stage(3, gathered=frozenset({0, 1, 2}), regathered=frozenset({1, 2})))
     assert text.splitlines() == [
         "gather 0",
-        "forward 0 mb0",
         "gather 1",
+        "forward 0 mb0",
+        "gather 2",
         "forward 1 mb0",
         "free 1",
+        "forward 2 mb0",
         "gather 1",
+        "backward 2 mb0",
+        "free 2",
+        "reduce 2",
         "backward 1 mb0",
         "free 1",
         "reduce 1",
@@ -20,6 +27,19 @@ def test_gathered_once_or_for_each_use() -> None:
         "reduce 0",
         "step",
     ]
+
+
+def test_a_parameter_that_neighbours_share_is_dropped_before_it_is_gathered_again() -> None:
+    every = frozenset({0, 1})
+    lines = to_text(one_stage(2, every, every, sharing=frozenset({(0, 1), (1, 0)}))).splitlines()
+    assert lines[:5] == ["gather 0", "forward 0 mb0", "free 0", "gather 1", "forward 1 mb0"]
+    assert lines[5:9] == ["backward 1 mb0", "free 1", "gather 0", "reduce 1"]
+
+
+def test_the_first_segment_keeps_its_parameters_for_the_next_micro_batch() -> None:
+    every = frozenset({0, 1})
+    lines = to_text(one_stage(2, every, every, microbatches=3)).splitlines()
+    assert (lines.count("gather 0"), lines.count("gather 1")) == (4, 3)
 
 
 def test_gradients_are_reduced_once_after_the_last_microbatch() -> None:

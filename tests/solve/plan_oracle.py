@@ -5,16 +5,16 @@ It shares what may be chosen (`space`) and what it costs (`price_segment`) with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from meshwright.capture.program import Program
+from meshwright.capture.program import Program, Value
 from meshwright.cluster import Mesh
 from meshwright.layout import Layout
 from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import settled
-from meshwright.price.parameter import Setting, parameter_price
+from meshwright.price.parameter import ParameterPrice, Setting, chain_uses, parameter_price
 from meshwright.price.segment import price_segment
 from meshwright.solve.intra.space import Space, boundary_layouts, space
 from meshwright.solve.pins import Pins
@@ -105,10 +105,14 @@ class Oracle:
                 if len(uses) > 1:
                     texts[name] = str(plan)
                 if uses[0] == index:
-                    price = parameter_price(value, plan, self.mesh, self.setting, len(uses))
+                    price = self._price(value, plan, uses)
                     seconds, held = seconds + price.total_s, held + price.static_bytes
                     transient += price.transient_bytes
             yield texts, (seconds, held, transient)
+
+    def _price(self, value: Value, plan: ParameterPlan, users: Sequence[int]) -> ParameterPrice:
+        uses = chain_uses(users, len(self.program.segments), self.setting.microbatches)
+        return parameter_price(value, plan, self.mesh, self.setting, uses)
 
     def _plans(self, name: str, made: Space, local: str) -> list[ParameterPlan]:
         """What may be decided for a weight; for a tied one whatever any of its readers would choose from."""

@@ -60,6 +60,13 @@ def random_cluster(draw: random.Random) -> Cluster:
     return Cluster("toy", "nccl", (device,), Group("host", link, (Member("toy", 2),)), overhead_s=0.0)
 
 
+@pytest.fixture(autouse=True)
+def nothing_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every collective is waited for: the oracle adds up."""
+    for name in ("price.segment", "solve.intra.segment", "solve.intra.frontier", "solve.candidates"):
+        monkeypatch.setattr(f"meshwright.{name}.runs_beside", lambda mesh: False)
+
+
 def agrees(seed: int, most: int) -> bool:
     """Whether the seed gives a model that has a loss to train."""
     draw = random.Random(seed)

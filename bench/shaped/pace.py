@@ -1,0 +1,63 @@
+"""The pace of this machine: seconds here for one second of the shipped CPU profile, when all ranks compute at once.
+
+One number, from a step of a model that no case has. A cluster description at this pace is what a user would get from
+`meshwright calibrate` on machines as fast as the ranks are here, where several share a core.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+YARDSTICK, BATCH = "gpt?layers=3&hidden=448&heads=8&ffn=1792&vocab=512&seq=64&tied=false", 8
+
+
+def at_pace(device: Any, pace: float) -> Any:
+    """Prices are the profile's at the device's own rates, so other rates are another pace."""
+    return replace(
+        device,
+        peaks=tuple((dtype, rate / pace) for dtype, rate in device.peaks),
+        memory_bandwidth=device.memory_bandwidth / pace,
+        launch_s=device.launch_s * pace,
+        profile="",
+    )
+
+
+def plan_at_pace(plan: Any, program: Any, pace: float) -> Any:
+    """A plan priced again for the pace at which the machine ran it."""
+    from meshwright.cluster import load_cluster
+    from meshwright.solve.reprice import reprice
+
+    device = at_pace(load_cluster("local").devices[0], pace)
+    stages = [replace(stage, mesh=replace(stage.mesh, device=device)) for stage in plan.stages]
+    return reprice(replace(plan, stages=tuple(stages)), program)
+
+
+def yardstick() -> Callable[[], float]:
+    """A step of this rank alone; it returns the pace."""
+    import torch
+
+    from meshwright.capture import capture
+    from meshwright.cluster import load_cluster
+    from meshwright.models.reference import parse_reference
+    from meshwright.solve.memory.plan import one_device_plan
+    from meshwright.solve.points import plan_points, prediction
+
+    reference = parse_reference(YARDSTICK)
+    program = capture(*reference.meta(BATCH))
+    plan = one_device_plan(program, load_cluster("local").mesh((1,)))
+    said_s = prediction(plan_points(plan, program), 1, exact_peak=False).step_s
+    batch = {name: torch.randint(0, 256, shape) for name, (shape, _) in reference.shapes(BATCH).items()}
+    model = reference.build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> float:
+        start = time.perf_counter()
+        model(**batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return (time.perf_counter() - start) / said_s
+
+    return step
