@@ -18,8 +18,8 @@ from meshwright.solve.intra.frontier import Frontier, most_alive
 from meshwright.solve.pins import FREE, Pins, pin_readings, pinned_mesh, with_roles
 from meshwright.solve.search import Candidate
 
-BESIDE = (1.0, 0.5, 0.25, 0.0)
-"""Weights of what runs beside compute. A step is a maximum, not a sum: the last weight bounds it, each may find it."""
+BESIDE = (0.0, 0.25, 1.0, 4.0)
+"""Weights of what runs beside compute. A step is a maximum, not a sum: each bounds it, each may find the best."""
 
 MOST_ALIVE = 4
 """Values that cross a boundary; where there are more, those that cross several share one way of lying (`skips`)."""
@@ -60,8 +60,7 @@ def candidates_on(
             continue
         for parsed in _with_roles(program, mesh, readings, only=len(found) == 1):
             for skips in _skips(mesh, parsed) if crowded else (None,):
-                for beside in BESIDE if runs_beside(mesh) and not recompute else (0.0,):
-                    allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, beside))
+                allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips))
     if not allowed:
         raise refused[0]
     return allowed
@@ -92,21 +91,20 @@ def _candidate(
     setting: Setting,
     recompute: bool = False,
     skips: tuple[bool, ...] | None = None,
-    beside: float = 0.0,
 ) -> Candidate:
     made: dict[int, Frontier] = {}
 
-    def frontier(number: int) -> Frontier:
+    def frontier(number: int, beside: float = 0.0) -> Frontier:
         if number not in made:
             made.clear()  # one at a time: tables are large
             small = program.at_batch(program.batch // number)
             more = replace(setting, microbatches=number)
-            made[number] = Frontier(small, mesh, pins, more, recompute, skips, beside=beside)
-        return made[number]
+            made[number] = Frontier(small, mesh, pins, more, recompute, skips, beside=0.0)
+        return made[number].weighed(beside)
 
     name = "x".join(map(str, mesh.sizes))
-    later = len(mesh.axes) > FREE
-    return Candidate(name, _microbatches(program, mesh, pins), frontier, made.clear, later)
+    weights = BESIDE if runs_beside(mesh) and not recompute else BESIDE[:1]
+    return Candidate(name, _microbatches(program, mesh, pins), frontier, made.clear, weights, len(mesh.axes) > FREE)
 
 
 def _microbatches(program: Program, mesh: Mesh, pins: Pins) -> tuple[int, ...]:

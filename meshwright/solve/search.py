@@ -23,13 +23,15 @@ Progress = Callable[[str], None]
 class Candidate:
     """A mesh: what makes its Frontier for a number of micro-batches, and the numbers to look at, ascending.
 
-    drop: forgets the Frontier made last. later: looked at when the others have been.
+    weights: of what runs beside compute, that are looked at; a Frontier has the first unless asked for another, and it
+    is mostly the best bound. drop: forgets the Frontier made last. later: looked at when the others have been.
     """
 
     name: str
     microbatches: tuple[int, ...]
-    frontier: Callable[[int], Frontier]
+    frontier: Callable[..., Frontier]
     drop: Callable[[], None]
+    weights: tuple[float, ...] = (0.0,)
     later: bool = False
 
 
@@ -89,8 +91,7 @@ class _State:
 
     def floor(self, candidate: Candidate) -> float:
         """What no number of micro-batches is faster than."""
-        first = candidate.frontier(candidate.microbatches[0])
-        floor = floor_s(first) if first.bounds else 0.0
+        floor = floor_s(candidate.frontier(candidate.microbatches[0]))
         if candidate.later and floor >= self.known_s:
             candidate.drop()
         return floor
@@ -100,20 +101,29 @@ class _State:
         for frontier in _frontiers(candidate):
             if frontier.least_held() + frontier.least_transient() > self.budget_bytes:
                 continue
-            if self.price and frontier.bounds:
+            if self.price:
                 bound_s = bound_at(frontier, self.price, self.budget_bytes)
                 if bound_s >= self.known_s:
                     self.bounds.append(bound_s)
                     continue
-            chain, bound_s = solve_chain(frontier, self.budget_bytes, self.known_s)
-            self.bounds += [bound_s] if frontier.bounds else []
-            if chain is not None and chain.seconds < self.known_s:
-                self.best, self.price = (chain, frontier), chain.price
-                self._say(f"{candidate.name} x {frontier.setting.microbatches}", chain.seconds)
-            if chain is not None and not chain.price:
+            free, proven_s = True, 0.0
+            for weight in candidate.weights:
+                chain, bound_s = solve_chain(frontier.weighed(weight), self.budget_bytes, self.known_s)
+                self._take(candidate.name, chain, frontier)
+                free &= chain is not None and not chain.price
+                proven_s = max(proven_s, bound_s)
+                if proven_s >= self.known_s:
+                    break
+            self.bounds.append(proven_s)
+            if free:
                 break
         if candidate.later:
             candidate.drop()
+
+    def _take(self, name: str, chain: Chain | None, frontier: Frontier) -> None:
+        if chain is not None and chain.seconds < self.known_s:
+            self.best, self.price = (chain, frontier), chain.price
+            self._say(f"{name} x {frontier.setting.microbatches}", chain.seconds)
 
     def _say(self, name: str, seconds: float) -> None:
         """The best so far, and its gap to what the meshes looked at so far could reach."""

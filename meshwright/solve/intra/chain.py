@@ -43,7 +43,7 @@ class _Search:
     def ask(self, price: float) -> Chain:
         cost, path = walk(self.frontier, price)
         if self.frontier.cap_bytes is None and self.frontier.bounds:
-            self.bound_s = max(self.bound_s, cost - price * self.room_bytes)
+            self.bound_s = max(self.bound_s, (cost - price * self.room_bytes) / self.frontier.scale)
         self.chains.append(_chain(self.frontier, path, price))
         return self.chains[-1]
 
@@ -63,12 +63,12 @@ def chain_at(frontier: Frontier, price: float) -> Chain:
 
 def floor_s(frontier: Frontier) -> float:
     """The fastest chain's seconds if memory were free."""
-    return walk(frontier, 0.0)[0]
+    return walk(frontier, 0.0)[0] / frontier.scale
 
 
 def bound_at(frontier: Frontier, price: float, budget_bytes: int) -> float:
     """What no chain that fits is faster than, by one price."""
-    return walk(frontier, price)[0] - price * (budget_bytes - frontier.least_transient())
+    return (walk(frontier, price)[0] - price * (budget_bytes - frontier.least_transient())) / frontier.scale
 
 
 def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("inf")) -> tuple[Chain | None, float]:

@@ -44,10 +44,11 @@ class _Whole:
     def add(self, index: int) -> None:
         """A segment's nodes, and its boundary tied to what came before."""
         own = self.frontier.problem(index)
+        costs = own.at(0.0, beside=self.frontier.beside).costs
         first = -1
         for node in range(own.problem.nodes):
             where = slice(own.problem.offsets[node], own.problem.offsets[node + 1])
-            added = self.build.node(own.problem.costs[where], name=own.problem.label(node))
+            added = self.build.node(costs[where], name=own.problem.label(node))
             first = added if first < 0 else first
         self.firsts.append(first)
         for edge in range(own.problem.edges):
@@ -129,4 +130,4 @@ def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Ch
         options.append(tuple(int(picked[side.node]) for side in own.boundary))
         points.append(frontier.priced(index, own.answer(picked, frontier.program.segments[index].graph, 0.0)))
     chain = Chain(tuple(points), tuple(options), frontier.setting.microbatches, price)
-    return (chain if chain.peak_bytes <= budget_bytes else None), found.bound
+    return (chain if chain.peak_bytes <= budget_bytes else None), found.bound / frontier.scale

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan
-from meshwright.price.overlap import reduces_beside
-from meshwright.price.parameter import Setting
+from meshwright.price.overlap import runs_beside
+from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
 from meshwright.solve.intra.segment import Answer, SegmentProblem, Solved, Tied, solve_segment
 from meshwright.solve.intra.space import Space, skip_layout, space
@@ -33,7 +34,12 @@ class Frontier:
 
     skips: where many values are alive at once (a U-Net), per mesh axis whether those that cross more than one boundary
     are sharded over samples or whole; None leaves each of them free. cap_bytes: no op may need more while it runs.
-    beside: the weight of what runs beside compute; at 0 a chain's cost is below its true step, at 1 it is the sum.
+    beside: the weight r of what runs beside compute. A step takes U + max(M, C): compute and what is waited for, the
+    gathers and reductions that run beside it, the updates after both. For any r that is at least
+
+        (M + r C + (1 + r) U) / (1 + r)
+
+    so the least of the numerator over `scale` bounds all steps; None: the sum of all, which bounds none.
     uses: the segments that read each parameter. last_reader: of each boundary value and tied weight.
     """
 
@@ -44,7 +50,7 @@ class Frontier:
     recompute: bool = False
     skips: tuple[bool, ...] | None = None
     cap_bytes: int | None = None
-    beside: float = 1.0
+    beside: float | None = None
     uses: dict[str, list[int]] = field(default_factory=dict)
     last_reader: dict[str, int] = field(default_factory=dict)
     _spaces: dict[int, Space] = field(default_factory=dict)
@@ -63,12 +69,22 @@ class Frontier:
 
     @property
     def bounds(self) -> bool:
-        """Whether a chain's cost is never above its step."""
-        return not self.beside or not reduces_beside(self.mesh)
+        """Whether a chain's cost over `scale` is never above its step."""
+        return self.beside is not None or not runs_beside(self.mesh)
+
+    @property
+    def scale(self) -> float:
+        return 1.0 + self.beside if self.beside and runs_beside(self.mesh) else 1.0
 
     def capped(self, cap_bytes: int) -> Frontier:
         """The same without what needs more while it runs."""
         return replace(self, cap_bytes=cap_bytes, uses={}, last_reader={}, _solved={}, _points={})
+
+    def weighed(self, beside: float) -> Frontier:
+        """The same at another weight of what runs beside compute; what does not depend on it is shared."""
+        if beside == self.beside:
+            return self
+        return replace(self, beside=beside, uses={}, last_reader={}, _solved={}, _points={})
 
     def boundary(self, index: int) -> tuple[str, ...]:
         """What a segment shares with others: inputs, outputs, tied weights, by full name."""
@@ -113,7 +129,9 @@ class Frontier:
         key = (id(problem), price_per_byte)
         if key not in self._solved:
             graph = self.program.segments[index].graph
-            self._solved[key] = solve_segment(problem, price_per_byte, graph, self.recompute, self.cap_bytes)
+            self._solved[key] = solve_segment(
+                problem, price_per_byte, graph, self.recompute, self.cap_bytes, self.beside
+            )
         return self._solved[key]
 
     def point(self, index: int, options: Options, price_per_byte: float) -> Point:
@@ -130,12 +148,15 @@ class Frontier:
         point = price_segment(graph, answer.choice, answer.parameters, self.mesh, self.setting, charged)
         return Point(point, answer.parameters)
 
-    def _charged(self, index: int) -> dict[str, int]:
+    def _charged(self, index: int) -> dict[str, float]:
         """Parameters that count in this segment, by local name, and how many segments use each: tied ones count in
         the first that does."""
         segment = self.program.segments[index]
         pairs = zip(self.program.graphs[segment.graph].params, segment.params, strict=True)
-        return {value.name: len(self.uses[name]) for value, name in pairs if self.uses[name][0] == index}
+        return {value.name: self._uses(self.uses[name]) for value, name in pairs if self.uses[name][0] == index}
+
+    def _uses(self, users: Sequence[int]) -> float:
+        return chain_uses(users, len(self.program.segments), self.setting.microbatches)
 
     def problem(self, index: int) -> SegmentProblem:
         """Of one segment; segments that are alike share it."""
@@ -145,11 +166,12 @@ class Frontier:
         for value, name in zip(graph.params, segment.params, strict=True):
             users = self.uses[name]
             if len(users) > 1:
-                tied[value.name] = Tied(self._tied_options(name), len(users) if users[0] == index else 0)
+                tied[value.name] = Tied(self._tied_options(name), self._uses(users) if users[0] == index else 0)
         settled = self._settled(segment) if self.skips is not None else {}
-        key = (segment.graph, tuple(tied.items()), tuple(settled.items()))
+        uses = self._uses((index,))
+        key = (segment.graph, tuple(tied.items()), tuple(settled.items()), uses)
         if key not in self._problems:
-            self._problems[key] = SegmentProblem(self.space(segment), tied, settled, self.beside)
+            self._problems[key] = SegmentProblem(self.space(segment), tied, settled, uses)
         return self._problems[key]
 
     def _settled(self, segment: Segment) -> dict[str, Layout]:

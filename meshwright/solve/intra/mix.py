@@ -38,10 +38,13 @@ class Chain:
     def seconds(self) -> float:
         return overlapped(self._points, self.microbatches)
 
-    def weighed_s(self, beside: float) -> float:
-        """What runs beside compute counted at this weight."""
-        hidden_s = sum(point.overlappable_s for point in self._points)
-        return sum(point.seconds(self.microbatches) for point in self._points) - (1 - beside) * hidden_s
+    def weighed_s(self, beside: float | None) -> float:
+        """What runs beside compute counted at this weight, as a Frontier does."""
+        total_s = sum(point.seconds(self.microbatches) for point in self._points)
+        beside_s = sum(point.overlappable_s for point in self._points)
+        if beside is None or not beside_s:
+            return total_s
+        return total_s + (beside - 1) * beside_s + beside * sum(point.step_s for point in self._points)
 
     @property
     def _points(self) -> list[FrontierPoint]:

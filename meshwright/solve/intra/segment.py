@@ -62,7 +62,8 @@ class _Side:
 class SegmentProblem:
     """The Problem of a segment at no price per byte, and where its parts are.
 
-    boundary: inputs, outputs, tied weights. held: per option, bytes of weights with their states.
+    boundary: inputs, outputs, tied weights. held: per option, bytes of weights with their states. beside_s: seconds of
+    gathers and reductions that run beside compute; after_s: of updates, after both.
     """
 
     def __init__(
@@ -70,17 +71,16 @@ class SegmentProblem:
         space: Space,
         tied: Mapping[str, Tied] | None = None,
         settled: Mapping[str, Layout] | None = None,
-        beside: float = 1.0,
         uses: float = 1.0,
     ) -> None:
-        """settled: boundary values that may cross in one layout only. beside: the weight of gathers and reductions that
-        run beside compute. uses: as `chain_uses`, of weights that no other segment reads."""
+        """settled: boundary values that may cross in one layout only. uses: as `chain_uses`, of weights that no other
+        segment reads."""
         self.space, self.tied, self.settled = space, tied or {}, settled or {}
         self.uses = uses
-        self.hidden = 1.0 - beside if runs_beside(space.mesh) else 0.0
         self.micro = space.setting.microbatches
         self.build = ProblemBuilder()
         self._held: list[Floats] = []
+        self._apart_s: list[Floats] = []
         self.options: dict[str, tuple[ParameterPlan, ...]] = {}
         self.op_nodes = [self._op_node(index) for index in range(len(space.graph.ops))]
         self.makers: dict[str, _Side] = {}
@@ -92,6 +92,7 @@ class SegmentProblem:
         self.inputs = [self.makers[value.name] for value in space.graph.inputs]
         self.problem: Problem = self.build.build()
         self.held: Floats = np.concatenate(self._held)
+        self.beside_s, self.after_s = np.concatenate(self._apart_s, axis=1)
 
     @property
     def boundary(self) -> list[_Side]:
@@ -105,12 +106,17 @@ class SegmentProblem:
         except ProblemError:
             return None
 
-    def at(self, price_per_byte: float, recompute: bool, cap_bytes: int | None = None) -> Problem:
+    def at(
+        self, price_per_byte: float, recompute: bool = False, cap_bytes: int | None = None, beside: float | None = None
+    ) -> Problem:
         """The Problem with every held byte charged; `recompute`: what backward reads may be made again instead, at no
-        less than the seconds of what makes it. cap_bytes: what needs more while it runs is not to be had."""
-        if not price_per_byte and cap_bytes is None:
+        less than the seconds of what makes it. cap_bytes: what needs more while it runs is not to be had. beside: the
+        weight of what runs beside compute (`Frontier`); None adds all up."""
+        if not price_per_byte and cap_bytes is None and beside is None:
             return self.problem
         costs = self.problem.costs + price_per_byte * self.held
+        if beside is not None:
+            costs += (beside - 1.0) * self.beside_s + beside * self.after_s
         for index, (node, kept) in enumerate(zip(self.op_nodes, self.space.op_kept, strict=True)):
             where = slice(self.problem.offsets[node], self.problem.offsets[node + 1])
             for part in kept:
@@ -134,8 +140,9 @@ class SegmentProblem:
         computes = {name: plan.compute for name, plan in parameters.items()}
         return Answer(Choice(graph_index, inputs, outputs, strategies, computes), parameters, objective)
 
-    def _node(self, costs: Floats, held: Floats | None = None, name: str = "") -> int:
+    def _node(self, costs: Floats, held: Floats | None = None, name: str = "", apart_s: Floats | None = None) -> int:
         self._held.append(np.zeros(len(costs)) if held is None else held)
+        self._apart_s.append(np.zeros((2, len(costs))) if apart_s is None else apart_s)
         return self.build.node(costs, name=name)
 
     def _op_node(self, index: int) -> int:
@@ -160,14 +167,16 @@ class SegmentProblem:
             tied = self.tied.get(value.name)
             options = tied.options if tied else self.space.parameters[value.name]
             uses = tied.uses if tied else self.uses
-            costs, held = np.zeros(len(options)), np.zeros(len(options))
+            costs, held, apart_s = np.zeros(len(options)), np.zeros(len(options)), np.zeros((2, len(options)))
             if uses:
                 prices = [parameter_price(value, plan, self.space.mesh, self.space.setting, uses) for plan in options]
-                costs = np.array([price.total_s - self.hidden * (price.first_s + price.last_s) for price in prices])
+                costs = np.array([price.total_s for price in prices])
                 held = np.array([float(price.static_bytes) for price in prices])
+                if runs_beside(self.space.mesh):
+                    apart_s = np.array([(price.first_s + price.last_s, price.step_s) for price in prices]).T
             self.options[value.name] = options
             layouts = tuple(settled(Layout.parse(plan.compute), value.grad) for plan in options)
-            self.makers[value.name] = _Side(self._node(costs, held, value.name), layouts)
+            self.makers[value.name] = _Side(self._node(costs, held, value.name, apart_s), layouts)
 
     def _results(self) -> None:
         for index, op in enumerate(self.space.graph.ops):
@@ -256,8 +265,9 @@ def solve_segment(
     graph_index: int,
     recompute: bool = False,
     cap_bytes: int | None = None,
+    beside: float | None = None,
 ) -> Solved:
-    problem = segment.at(price_per_byte, recompute, cap_bytes)
+    problem = segment.at(price_per_byte, recompute, cap_bytes, beside)
     if segment.prepared is None:
         shape = [len(side.layouts) for side in segment.boundary]
         costs = np.array([_solve_at(segment, problem, options)[0] for options in np.ndindex(*shape)]).reshape(shape)
