@@ -144,8 +144,9 @@ class Plan:
     """Choices are shared: `segments[i]` is the index in `choices` of what segment i does, on the mesh of its stage.
 
     stages: in chain order; those on the same ranks are one physical stage that runs several parts of the chain.
-    inputs: the batch tensors, by name. wires: between stages that exchange anything. order: of a plan of one stage
-    whose segments run forward more than once, what a micro-batch does (`schedule.nested`).
+    inputs: the batch tensors, by name. wires: between stages that exchange anything. relayed: segments whose values go
+    from stage to stage on their way to far readers; those of others are sent to each reader directly. order: of a plan
+    of one stage whose segments run forward more than once, what a micro-batch does (`schedule.nested`).
     rules: the ops of the model by the tier that their rules came from.
     """
 
@@ -166,6 +167,7 @@ class Plan:
     memory_bytes: int | None = None
     pins: tuple[str, ...] = ()
     wires: tuple[Wire, ...] = ()
+    relayed: tuple[int, ...] = ()
     order: tuple[str, ...] = ()
     rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
     schema: int = SCHEMA

@@ -31,7 +31,7 @@ def whole(layout: Layout) -> Layout:
 def guest_price(
     value: Value, compute: Layout, mesh: Mesh, home: tuple[Mesh, Layout], setting: Setting, there: Rate, back: Rate
 ) -> GuestPrice:
-    """`compute`: the layout on the guest's mesh; home: the mesh and compute layout that it comes from."""
+    """`compute`: the layout on the guest's mesh; home: the mesh and storage layout that it comes from."""
     shape, narrow = value.type.sizes, value.type.itemsize
     wide = ITEM_BYTES[setting.storage_dtype(value.type.dtype)]
     here, source = (mesh, whole(compute)), (home[0], whole(home[1]))

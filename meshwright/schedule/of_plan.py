@@ -38,7 +38,7 @@ def plan_pipeline(plan: Plan, program: Program) -> Pipeline:
         runs,
         plan.microbatches,
         reads_of(program),
-        frozenset(),
+        frozenset(plan.relayed),
         frozenset(gathered),
         frozenset(regathered),
         frozenset(recomputed),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from meshwright.capture.program import Program, Value
+from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
@@ -14,6 +14,7 @@ from meshwright.price.handover import Rate, hand_over_s, rates
 from meshwright.price.parameter import local_bytes
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.schedule import Pipeline
+from meshwright.schedule.edges import Edge, Edges, whole
 from meshwright.simulate import Costs, SegmentCost, Transfer
 from meshwright.solve.memory.curve import Kept
 from meshwright.solve.pipeline.meshes import stand_in
@@ -125,7 +126,7 @@ def _first_here(program: Program, stage: Stage, name: str) -> int:
 def _guest(plan: Plan, program: Program, stage: Stage, index: int, name: str) -> GuestPrice:
     home, segment = plan.home(program, name), program.segments[index]
     value = program.graphs[segment.graph].params[segment.params.index(name)]
-    source = (home.mesh, Layout.parse(plan.parameters[name].compute))
+    source = (home.mesh, Layout.parse(plan.parameters[name].storage))
     ends = (plan.stage_at(home.mesh.ranks[0]), plan.stage_at(stage.mesh.ranks[0]))
     there, back = _rate(plan, *ends), _rate(plan, *ends[::-1])
     return guest_price(value, Layout.parse(stage.guests[name]), stage.mesh, source, setting_of(plan), there, back)
@@ -198,35 +199,28 @@ def _hosted(costs: list[SegmentCost], pieces: list[Piece], again_s: list[float])
 
 
 def transfers(plan: Plan, program: Program, pipeline: Pipeline) -> dict[tuple[int, int, int], Transfer]:
-    """Every message between stages, there and back, by its slices on the stages' meshes."""
+    """Every message between stages, there and back, by its slices on the stages' meshes. What is reduced before a
+    gradient sets out is part of its way."""
     found: dict[tuple[int, int, int], Transfer] = {}
-    for hop in pipeline.hops():
-        source = plan.stage_of(hop.segment)
-        there, back = _Sums(), _Sums()
-        for value, name in _made(program, hop.segment, plan.microbatch):
-            reader = next(
-                (
-                    i
-                    for i in program_readers(program, name)
-                    if plan.stage_at(plan.stage_of(i).mesh.ranks[0]) == hop.target
-                ),
-                None,
-            )
-            if reader is None:
+    for number in range(pipeline.stages):
+        edges = Edges(plan, program, pipeline, number)
+        for (segment, source, target), messages in edges.messages.items():
+            if source != number:
                 continue
-            target = plan.stage_of(reader)
-            out = Layout.parse(plan.choice(hop.segment).outputs[program.segments[hop.segment].outputs.index(name)])
-            taken = Layout.parse(plan.choice(reader).inputs[program.segments[reader].inputs.index(name)])
-            ends = (source.mesh, out), (target.mesh, taken)
-            shape, size = value.type.sizes, value.type.itemsize
-            there.add(hand_over_s(shape, size, *ends, _rate(plan, hop.source, hop.target)), shape, size, *ends)
-            if value.grad:
-                back.add(
-                    hand_over_s(shape, size, *ends[::-1], _rate(plan, hop.target, hop.source)), shape, size, *ends[::-1]
-                )
-        found[hop.segment, hop.source, hop.target] = there.transfer()
-        found[hop.segment, hop.target, hop.source] = back.transfer()
+            there, back = _Sums(), _Sums()
+            for edge in messages:
+                there.add(edge, _rate(plan, source, target))
+                if edge.value.grad:
+                    back.add(edge, _rate(plan, target, source), back=True)
+            found[segment, source, target] = there.transfer(_ports(plan, source, target))
+            found[segment, target, source] = back.transfer(_ports(plan, target, source))
     return found
+
+
+def _ports(plan: Plan, source: int, target: int) -> tuple[str, ...]:
+    """What messages share: a stage's way out and another's way in, over links of the same rate."""
+    rate = _rate(plan, source, target).bandwidth
+    return (f"out of {source} at {rate:.3g}", f"into {target} at {rate:.3g}")
 
 
 @dataclass(slots=True)
@@ -235,23 +229,18 @@ class _Sums:
     sent: int = 0
     received: int = 0
 
-    def add(self, seconds: float, shape: tuple[int, ...], size: int, source: tuple, target: tuple) -> None:  # type: ignore[type-arg]
-        self.seconds += seconds
+    def add(self, edge: Edge, rate: Rate, back: bool = False) -> None:
+        shape, size = edge.shape, edge.value.type.itemsize
+        ends = [(form.stage.mesh, whole(form.layout)) for form in (edge.source, edge.target)]
+        source, target = reversed(ends) if back else ends
+        self.seconds += hand_over_s(shape, size, source, target, rate)
+        if back:
+            self.seconds += edge.target.reduction(shape, size).backward_s
         self.sent += local_bytes(shape, size, source[1], source[0])
         self.received += local_bytes(shape, size, target[1], target[0])
 
-    def transfer(self) -> Transfer:
-        return Transfer(self.seconds, 0.0, self.sent, self.received)
-
-
-def _made(program: Program, segment: int, batch: int) -> list[tuple[Value, str]]:
-    graph = program.graphs[program.segments[segment].graph].at(batch)
-    values = graph.values()
-    return [(values[local], name) for local, name in zip(graph.outputs, program.segments[segment].outputs, strict=True)]
-
-
-def program_readers(program: Program, name: str) -> list[int]:
-    return [index for index, segment in enumerate(program.segments) if name in segment.inputs]
+    def transfer(self, links: tuple[str, ...]) -> Transfer:
+        return Transfer(self.seconds, 0.0, self.sent, self.received, links if self.seconds else ())
 
 
 def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = True) -> Costs:

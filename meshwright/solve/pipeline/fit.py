@@ -50,11 +50,15 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
         for number in over:
             stage = found.predicted.stages[number]
             recomputes = any(choices[i].recompute for one in groups[number] for i in one.segments)
-            if recomputes:
-                rooms[number] -= stage.peak_bytes - budgets[number]
-            made = _settled(plan, program, groups[number], stage, rooms[number], known)
-            if made is None:
-                return None
+            over_bytes = stage.peak_bytes - budgets[number] if recomputes else 0
+            made = None
+            while made is None or (recomputes and all(made[i] == choices[i] for i in made)):
+                # What was chosen takes too much: less room, until something else is.
+                rooms[number] -= over_bytes
+                over_bytes *= 2
+                made = _settled(plan, program, groups[number], stage, rooms[number], known)
+                if made is None:
+                    return None
             choices = [made.get(index, choice) for index, choice in enumerate(choices)]
         found, _ = predicted(with_choices(found, choices), program)
     return None

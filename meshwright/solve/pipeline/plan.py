@@ -9,7 +9,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage, StagePrediction, Wire
 from meshwright.price.parameter import Setting
-from meshwright.schedule import in_flight_of, lists, plan_pipeline
+from meshwright.schedule import Pipeline, in_flight_of, lists, plan_pipeline
 from meshwright.schedule.of_plan import plan_order
 from meshwright.simulate import Costs, SegmentCost, Timeline, simulate
 from meshwright.solve.intra.inputs import input_layouts, input_plans
@@ -21,6 +21,8 @@ from meshwright.solve.roles import name_axes
 
 MOST_LISTED = 128
 """Ranks up to which a plan lists what each stage communicates."""
+LESS = 1e-6
+"""What a relay has to save: sending directly is simpler."""
 NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
 
 
@@ -110,7 +112,9 @@ def _guests(program: Program, parts: Sequence[Part], part: Part) -> dict[str, st
 
 
 def _wires(plan: Plan, program: Program, wires: Wires) -> tuple[Wire, ...]:
-    pairs = {(hop.source, hop.target) for hop in plan_pipeline(plan, program).hops()}
+    direct = plan_pipeline(plan, program)
+    relayed = replace(direct, relayed=frozenset(skipping(direct)))
+    pairs = {(hop.source, hop.target) for one in (direct, relayed) for hop in one.hops()}
     for stage in plan.stages:
         for name in stage.guests:
             pairs.add((plan.stage_at(plan.home(program, name).mesh.ranks[0]), plan.stage_at(stage.mesh.ranks[0])))
@@ -120,6 +124,26 @@ def _wires(plan: Plan, program: Program, wires: Wires) -> tuple[Wire, ...]:
         rate = wires.between(groups[source][0].mesh.ranks, groups[target][0].mesh.ranks)
         found.append(Wire(source, target, rate.latency_s, rate.bandwidth))
     return tuple(found)
+
+
+def skipping(pipeline: Pipeline) -> list[int]:
+    """Segments whose values some stage reads that does not come right after theirs."""
+    stage_of = [run.stage for run in pipeline.runs for _ in run.segments]
+    found: dict[int, bool] = {}
+    for producer, reader in pipeline.all_reads():
+        way = dict.fromkeys(stage_of[producer : reader + 1])
+        found[producer] = found.get(producer, False) or len(way) > 2
+    return [producer for producer, far in found.items() if far]
+
+
+def relayed(plan: Plan, program: Program) -> Plan:
+    """The plan, with its prediction, in which values that skip stages go from stage to stage where that is faster."""
+    best = plan
+    for segment in skipping(plan_pipeline(plan, program)):
+        found, _ = predicted(replace(best, relayed=(*best.relayed, segment)), program, exact=False)
+        if found.predicted.step_s < best.predicted.step_s * (1 - LESS):
+            best = found
+    return best
 
 
 def predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, Timeline]:

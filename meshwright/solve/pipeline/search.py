@@ -27,7 +27,7 @@ from meshwright.simulate import Transfer
 from meshwright.solve.pipeline.fit import fitted
 from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import Offer, offers, with_levels
-from meshwright.solve.pipeline.plan import Part, pipeline_plan, placed_meshes, predicted
+from meshwright.solve.pipeline.plan import Part, pipeline_plan, placed_meshes, predicted, relayed
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
 from meshwright.solve.pipeline.reorder import reordered
 from meshwright.solve.pipeline.table import Range, Table
@@ -39,6 +39,8 @@ from meshwright.solve.stages.problem import Crossing, MeshClass, PlacedRun, Stag
 SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
 """Searched for; what is found is then tried under a schedule of its own."""
 
+LOOSE = 1.2
+"""Of the memory there is, what the stage programme may use where nothing fits otherwise."""
 INTERLEAVE = (2, 3, 4, 8)
 """Runs a stage, under `interleaved`."""
 
@@ -127,8 +129,10 @@ def pipeline_search(
         )
     search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute, method)
     search.climb(search.counts())
+    if search.best is None and known_s == inf:
+        search.loosen()
     search.reorder()
-    best = None if search.best is None else predicted(search.best, program)[0]
+    best = None if search.best is None else predicted(relayed(search.best, program), program)[0]
     return best, search.bound_s
 
 
@@ -164,6 +168,13 @@ class _Search:
     def __post_init__(self) -> None:
         self.wires = Wires(self.cluster)
         self.meshes = stage_meshes(self.cluster, self.program, self.pins.rest, self.budget_bytes, self.pins.stages or 2)
+
+    def loosen(self) -> None:
+        """Where nothing fits: the stage programme counts roughly, and more than traced pairs take. Again with
+        more memory for it; whether a pipeline fits is then found exactly."""
+        self.meshes = [replace(mesh, memory_bytes=int(LOOSE * mesh.memory_bytes)) for mesh in self.meshes]
+        self.kept = set()
+        self.climb(self.counts())
 
     def counts(self) -> list[int]:
         """Numbers of micro-batches that cut the batch evenly."""
