@@ -15,6 +15,7 @@ BATCH = 8
 INTERRUPTED = 130
 
 if TYPE_CHECKING:
+    from meshwright.cluster import Cluster
     from meshwright.plan import Plan
 
 
@@ -34,6 +35,12 @@ def add_parser(subparsers: Any) -> None:
     add("--resume", action="store_true", help="go on from the last complete checkpoint in --checkpoint-dir")
     add("--go-on-at-nan", action="store_true", help="do not stop where the loss is not finite")
     add("--timeout", type=float, metavar="S", help="seconds a rank waits for others before it names them (default 600)")
+    add(
+        "--cluster",
+        metavar="NAME",
+        help="when planning now: a preset or TOML file (default: this machine, or, started"
+        " on several hosts, what is measured there)",
+    )
     add("--precision", choices=("fp32", "bf16", "mixed"), default="fp32", help="when planning now (default fp32)")
     add("--memory", metavar="SIZE", help="limit per device, such as 20GiB, when planning now")
     add("--pin", action="append", default=[], help="a pin, when planning now; see `meshwright plan -h`")
@@ -48,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if "RANK" in os.environ:
         return _join(args)
     _check(args)
-    plan = _plan(args, args.nproc)
+    plan = _plan(args, args.nproc, None)
     with tempfile.TemporaryDirectory() as folder:
         saved, result = Path(folder) / "plan.json", Path(folder) / "result.json"
         plan.save(saved)
@@ -73,12 +80,13 @@ def _join(args: argparse.Namespace) -> int:
 
     try:
         _check(args)
+        cluster = _measured(args)
         if not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         made: list[Any] = [None]
         if dist.get_rank() == 0:
             try:
-                made = [_plan(args, dist.get_world_size()).to_json()]
+                made = [_plan(args, dist.get_world_size(), cluster).to_json()]
             except MeshwrightError as error:
                 made = [error]
         dist.broadcast_object_list(made, src=0)
@@ -96,6 +104,18 @@ def _join(args: argparse.Namespace) -> int:
         return tell(error)
     dist.destroy_process_group()
     return INTERRUPTED if found["stopped"] else 0
+
+
+def _measured(args: argparse.Namespace) -> Cluster | None:
+    """On rank 0 of a job on several hosts, what they and their links are, where a plan is to be made for them."""
+    import torch.distributed as dist
+
+    from meshwright.cluster.detect import detect
+
+    here, world = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if args.plan != "auto" or args.cluster or here == world or dist.is_initialized():
+        return None
+    return detect()
 
 
 def _rest(args: argparse.Namespace) -> tuple[Any, ...]:
@@ -134,7 +154,7 @@ def _latest(folder: str) -> Path | None:
     return latest(folder)
 
 
-def _plan(args: argparse.Namespace, world: int | None) -> Plan:
+def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None) -> Plan:
     """The plan to run; `world`: how many processes there are to be, where that has been said."""
     from typing import cast
 
@@ -150,9 +170,16 @@ def _plan(args: argparse.Namespace, world: int | None) -> Plan:
     if args.plan == "auto":
         batch = args.global_batch or _saved_batch(args) or BATCH
         program = capture(*reference.meta(batch), precision=args.precision)
+        cluster = measured or load_cluster(args.cluster or f"local:{world or 2}")
+        if world not in (None, cluster.device_count):
+            raise RunError(
+                f"{world} processes for cluster {cluster.name} of {cluster.device_count} devices",
+                "one process for each device",
+                f"start {cluster.device_count}, or name a cluster of {world}",
+            )
         return make_plan(
             program,
-            load_cluster(f"local:{world or 2}"),
+            cluster,
             model=str(reference),
             precision=args.precision,
             memory_bytes=parse_bytes(args.memory),
@@ -165,6 +192,8 @@ def _plan(args: argparse.Namespace, world: int | None) -> Plan:
             "as many as the plan has",
             f"pass --nproc {plan.world_size}, or plan again for {world}",
         )
+    if args.cluster:
+        raise RunError(f"--cluster {args.cluster} with a plan that is made", "a cluster when planning", "drop it")
     if args.pin:
         raise RunError(f"--pin {args.pin[0]} with a plan that is made", "pins when planning", "plan again with the pin")
     if args.global_batch not in (None, plan.batch):
