@@ -9,15 +9,17 @@ are summed over the chunks in single precision where they are narrower.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from meshwright.capture.averaging import Averaging, averaging
 from meshwright.capture.execute import run_graph
 from meshwright.capture.program import Op, Program, SegmentGraph, Value
 from meshwright.errors import PlanError
+from meshwright.generate.accumulate import LARGE, Adder
 from meshwright.generate.pair import SegmentPair
 from meshwright.layout.collectives import all_reduce
 
@@ -28,7 +30,8 @@ NARROW = (torch.bfloat16, torch.float16)
 class ChunkedPair:
     """Runs like a SegmentPair. graph: the whole segment; part: the pair of one chunk.
 
-    dims: for each argument that is cut, the dim; the others are handed to every chunk whole.
+    dims: for each argument that is cut, the dim; the others are handed to every chunk whole. adders: kernels for the
+    sums of large gradients.
     """
 
     graph: SegmentGraph
@@ -36,6 +39,7 @@ class ChunkedPair:
     chunks: int
     dims: Mapping[str, int]
     averaging: Averaging
+    adders: Mapping[str, Adder] = field(default_factory=dict)
 
     @property
     def grad_inputs(self) -> tuple[str, ...]:
@@ -138,6 +142,8 @@ class _Sums:
                 self.found[name] = torch.zeros_like(gradient, dtype=wide)
             if scale is None:
                 self.found[name].add_(gradient)
+            elif name in self.pair.adders:
+                self.pair.adders[name](self.found[name], gradient, scale)
             else:  # in one go: these are the largest tensors of the step
                 self.found[name].addcmul_(gradient, scale)
 
@@ -158,7 +164,20 @@ def chunked(whole: SegmentGraph, part: SegmentPair, chunks: int, found: Averagin
         dim = _cut_dim(value, piece, chunks)
         if dim is not None:
             dims[value.name] = dim
-    return ChunkedPair(whole, part, chunks, dims, found)
+    return ChunkedPair(whole, part, chunks, dims, found, _adders(part, dims))
+
+
+def _adders(part: SegmentPair, dims: Mapping[str, int]) -> dict[str, Adder]:
+    """Of a compiled pair, for what is large and summed in single precision."""
+    if isinstance(part.first, fx.GraphModule):
+        return {}
+    device = next(node.meta["val"].device.type for node in part.joint.module.graph.nodes if node.op == "placeholder")
+    found = {}
+    for value in (*part.graph.inputs, *part.graph.params):
+        dtype = getattr(torch, value.type.dtype)
+        if value.grad and value.name not in dims and dtype in NARROW and prod(value.type.sizes) >= LARGE:
+            found[value.name] = Adder(prod(value.type.sizes), dtype, device)
+    return found
 
 
 def check_chunkable(program: Program, chunks: int, batch: int) -> Averaging:

@@ -20,6 +20,7 @@ from meshwright.generate.boxed import Boxed, boxed
 from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint, grad_outputs, label, trace
 from meshwright.generate.split import Halves, split
+from meshwright.generate.strides import as_traced
 from meshwright.torch_compat import compile_boxed
 
 
@@ -113,7 +114,9 @@ def compiled_pair(graph: SegmentGraph, device: str, recompute: tuple[str, ...], 
     """`make_pair`, compiled; plans that differ elsewhere share it."""
     pair = make_pair(graph, device, recompute, keep)
     halves = pair.halves
-    return replace(pair, first=compile_boxed(halves.first), second=compile_boxed(halves.second))
+    first = as_traced(compile_boxed(halves.first), halves.first, len(graph.outputs))
+    second = as_traced(compile_boxed(halves.second), halves.second, len(pair.grad_inputs))
+    return replace(pair, first=first, second=second)
 
 
 def pair_of(joint: Joint, found: Cut) -> SegmentPair:
