@@ -59,8 +59,9 @@ class Child:
         self.log = (logs / f"{way.name.replace(' ', '_')}.log").open("w")
         command = [sys.executable, str(Path(__file__).with_name("activation_way.py")), way.text()]
         pipe = subprocess.PIPE
-        # A whole model has many kernels to compile, one of ours few; each thread is a process.
-        threads = {"TORCHINDUCTOR_COMPILE_THREADS": "4" if way.name.startswith("compile") else "1"}
+        # A whole model has many kernels to compile, one of ours few unless its segments differ; a thread is a process.
+        many = way.name.startswith("compile") or (way.plan and len(Plan.load(way.plan).choices) > 8)
+        threads = {"TORCHINDUCTOR_COMPILE_THREADS": "4" if many else "1"}
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.log, env=threads | os.environ)
         self.row: dict[str, Any] = {"rounds": []}
         self.rest = b""
@@ -169,6 +170,8 @@ class Bench:
             for child in self.children.values():
                 self.note(child, self.left_s() - 30)
             print(f"all have compiled, {self.left_s():.0f} s left", flush=True)
+            while self.args.start and not Path(self.args.start).exists() and self.left_s() > 0:
+                time.sleep(0.2)
             for number in range(self.args.rounds):
                 for child in self.children.values():
                     if "error" not in child.row and self.left_s() > 5:
@@ -228,6 +231,7 @@ def main() -> None:
     parser.add_argument("--logs", help="a folder for what the ways print")
     parser.add_argument("--traces", help="a folder for the kernels of a step of each way")
     parser.add_argument("--lock", default=f"{tempfile.gettempdir()}/activation_memory.lock", help="one GPU, one lock")
+    parser.add_argument("--start", help="a file to wait for before the rounds: others may still compile")
     parser.add_argument("--json")
     parser.add_argument("--seconds", type=float, default=3600.0)
     args = parser.parse_args()

@@ -40,19 +40,27 @@ class Rival:
     def compile(self, device: torch.device) -> None:
         """What can be compiled before the first step."""
         if isinstance(self.run, HandMade):
-            self.model.to(device)
+            self.move(device)
             self.run.compile(**self.batch)
-            self.model.to("cpu")
+            self.move(torch.device("cpu"))
 
     def wake(self, device: torch.device) -> None:
-        self.model.to(device)
+        self.move(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
 
     def park(self) -> None:
         self.optimizer = None
         for parameter in self.model.parameters():
             parameter.grad = None
-        self.model.to("cpu")
+        self.move(torch.device("cpu"))
+
+    def move(self, device: torch.device) -> None:
+        """Parameters and buffers change their place; in host memory they have one that the GPU can reach."""
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if device.type != "cpu":
+                tensor.data = tensor.data.to(device, non_blocking=True)
+            elif tensor.is_cuda:
+                tensor.data = torch.empty_like(tensor.data, device="cpu", pin_memory=True).copy_(tensor.data)
 
     def step(self) -> Tensor:
         assert self.optimizer is not None
@@ -72,7 +80,9 @@ def _backend(
     from torch._inductor.compile_fx import compile_fx
 
     def backend(module: Any, inputs: Any) -> Any:
-        with functorch.patch(**settings), inductor.patch(joint_custom_post_pass=tags):
+        # Backward too, before the first step, where torch knows how to be told.
+        whole = {name: True for name in ("force_non_lazy_backward_lowering",) if hasattr(functorch, name)}
+        with functorch.patch(**settings, **whole), inductor.patch(joint_custom_post_pass=tags):
             found = compile_fx(module, inputs)
         compiled()
         return found

@@ -91,6 +91,7 @@ class Turns:
             weights = weights_of(self._model(self.device), None, 0, self.device)
             settings = Settings(compiled=self.way.compiled)
             self.trainer = Trainer(weights, Plan.load(self.way.plan), program, self.device, settings)
+            del weights  # and with them the model they were copied from
         else:
             hand_rotary_tables(dict(self.reference.settings), self.device)
             self.rival = Rival(self.way.name, self._model(torch.device("cpu")), self.batch, self.acquire)
