@@ -52,9 +52,9 @@ CUDA = Effort(
     numels=(1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26),
     rows=(
         ("units", (4, 16, 64, 256, 1024, 4096, 16384, 65536)),
-        ("width", (64, 256, 768, 2048, 8192, 32768, 1 << 19)),
+        ("width", (64, 256, 768, 2048, 8192, 16384, 32768, 1 << 19)),
     ),
-    matmul=(32, 128, 256, 768, 1024, 3072, 8192),
+    matmul=(32, 128, 256, 512, 768, 1024, 1536, 3072, 8192),
     spread=Spread(
         attention=48,
         variants=8,
@@ -264,6 +264,8 @@ def _hosts(rates: Rates, effort: Effort, dtypes: list[torch.dtype], found: dict[
             scale_to_a_step(found["optimizers"], *in_a_step)
     found["pairs"]["float32"] = pair_table(rates.device, torch.float32, pace)
     found["pace_s"] = _short(pace.usual_s)
+    one, clock = torch.ones(1, device=rates.device), rates.clock
+    found["launch_s"] = _short(pace.usual_s * pace.paced(lambda: [clock.host_s(lambda: one + 1)])[0])
 
 
 def _grid(axes: Axes, fractions: list[float]) -> dict[str, Any]:

@@ -15,53 +15,50 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.cluster.calibrate_eager import DEEP, KINDS, LAYERS, phases
+from meshwright.cluster.calibrate_eager import DEEP, KINDS, LAYERS, LEAST, Kind, phases
 from meshwright.cluster.calibrate_pace import Pace
 from meshwright.cluster.calibrate_samples import HOST, KERNELS, Make, Sample
 from meshwright.cluster.calibrate_tape import tape_figures
-from meshwright.cluster.device_profile import IMAGES
 from meshwright.torch_compat import trace_joint
 
 TRACED = 4
 """Calls side by side: what is paid once hardly counts then."""
+TAPED = frozenset({"dispatch"})
+"""What segment pairs have as ops of their own."""
 Tables = dict[str, list[float]]
 
 
 def eager_table(device: torch.device, dtype: torch.dtype, pace: Pace) -> tuple[Tables, list[float]]:
-    """Forward and backward of each op; by how much they take longer in the midst of a step (`eager`: of transformers,
-    of images); what a step takes once (`start`). And AdamW in the midst of a step: once, and for each tensor."""
+    """Forward and backward of each op; by how much they take longer or shorter in the midst of a step (`eager`); what a
+    step takes once (`start`). And AdamW in the midst of a step: once, and for each tensor."""
     found = tape_figures(device, dtype, pace)
+    least = pace.paced(phases(LEAST, 1, device, dtype), 9)
     steps = [[pace.paced(phases(kind, n, device, dtype), 9) for n in (LAYERS, DEEP)] for kind in KINDS]
     layers = [[(deep - few) / (DEEP - LAYERS) for few, deep in zip(*pair, strict=True)] for pair in steps]
-    factors = _factors(found, [layer[:2] for layer in layers], found["summed"][1])
-    found["start"] = [
-        max(
-            0.0,
-            _middle(few[side] - LAYERS * layer[side] for (few, _), layer in zip(steps, layers, strict=True))
-            - factors[side] * found["mean"][side],
-        )
-        for side in (0, 1)
+    factors = _factors(found, layers)
+    parts = _parts(found, LEAST)
+    found["start"] = [max(0.0, least[side] - factors[side] * parts[side]) for side in (0, 1)]
+    counts = [LEAST.tensors, *(kind.tensors * n for kind in KINDS for n in (LAYERS, DEEP))]
+    optimizer = _line(counts, [least[2], *(took[2] for pair in steps for took in pair)])
+    return _seconds(found, pace, [*factors, *factors]), [pace.usual_s * figure for figure in optimizer]
+
+
+def _factors(host: Mapping[str, list[float]], layers: Sequence[Sequence[float]]) -> list[float]:
+    """Forward and backward: what a layer takes over the sum of its parts, as much for one kind of model as another."""
+    ratios = [
+        [layer[side] / part for side, part in enumerate(_parts(host, kind))]
+        for kind, layer in zip(KINDS, layers, strict=True)
     ]
-    counts = [kind.tensors * n for kind in KINDS for n in (LAYERS, DEEP)]
-    optimizer = _line(counts, [took[2] for pair in steps for took in pair])
-    return _seconds(found, pace, factors), [pace.usual_s * figure for figure in optimizer]
+    return [max(0.25, _middle(column)) for column in zip(*ratios, strict=True)]
 
 
-def _factors(host: Mapping[str, list[float]], layers: Sequence[Sequence[float]], add: float = 0.0) -> list[float]:
-    """Of transformers, forward and backward, and of images: what a layer takes over the sum of its parts.
-
-    Ops that both have are taken to take as long as in transformers. add: a sum of gradients.
-    """
-    found: list[float] = []
-    for kind, layer, common in zip(KINDS, layers, (False, True), strict=True):
-        for side in (0, 1):
-            parts = {name: n * host[name][side] for name, n in kind.ops.items() if name in host}
-            if side:  # a count of batches, which BatchNorm keeps, has no gradient
-                parts = {name: part for name, part in parts.items() if name != "scaled"} | {"add": kind.sums * add}
-            shared = sum(part for name, part in parts.items() if name not in IMAGES) if common else 0.0
-            own = sum(parts.values()) - shared
-            found.append(max((layer[side] - (found[side] * shared if common else 0.0)) / own, 0.25))
-    return found
+def _parts(host: Mapping[str, list[float]], kind: Kind) -> list[float]:
+    """What the ops of a block add up to, forward and backward; gradients of values that are read twice are summed."""
+    known = {name: n for name, n in kind.ops.items() if name in host}
+    forward = sum(n * host[name][0] for name, n in known.items())
+    # A count of batches, which BatchNorm keeps, has no gradient.
+    backward = sum(n * host[name][1] for name, n in known.items() if name != "scaled")
+    return [forward, backward + kind.sums * host.get("summed", [0.0, 0.0])[1]]
 
 
 def _middle(values: Iterable[float]) -> float:
@@ -95,6 +92,8 @@ def _seconds(table: Tables, pace: Pace, factors: list[float]) -> Tables:
 def _ops(pace: Pace, measures: Callable[[Make], list[Callable[[], float]]]) -> Tables:
     found: Tables = {}
     for name, make in {**KERNELS, **HOST}.items():
+        if name in TAPED:
+            continue
         try:
             found[name] = _figures(pace, measures(make))
         except (RuntimeError, NotImplementedError):  # what the device cannot run
@@ -157,4 +156,5 @@ def _pair_factors(device: torch.device, dtype: torch.dtype, pace: Pace, host: Ma
         timed = [_timed(device, run, LAYERS, 4, plain=True) for run in runs]
         forward, both = pace.paced(lambda timed=timed: [measure() for measure in timed], 5)  # type: ignore[misc]
         layers.append([forward, both - forward])
-    return _factors(host, layers)
+    factors = _factors(host, layers)
+    return [*factors, *factors]

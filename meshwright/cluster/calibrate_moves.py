@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshwright.cluster.calibrate_samples import dispatched
+
 ROWS, IMAGE, HEADS = (4, 64, 128), (4, 32, 16, 16), (4, 64, 2, 64)
 _FLAT = (256, 128)
 EXPERTS = (4, 16)
@@ -119,9 +121,9 @@ def _views(device: torch.device, dtype: torch.dtype) -> Iterator[list[Move]]:
 
 def _products(device: torch.device, dtype: torch.dtype) -> Iterator[list[Move]]:
     leaf = partial(_leaf, device, dtype)
-    for _ in range(2):
-        yield [_with("linear", F.linear, leaf(128, 128), leaf(128))]
-        yield [_with("linear_plain", F.linear, leaf(128, 128))]
+    yield [_with("linear", F.linear, leaf(128, 128), leaf(128))]
+    yield [_with("linear_plain", F.linear, leaf(128, 128))]
+    yield [_view(*_FLAT), _with("linear_flat", F.linear, leaf(128, 128), leaf(128)), _view(*ROWS)]
     yield [_view(*_FLAT), _with("matmul", torch.matmul, leaf(128, 128)), _view(*ROWS)]
     yield [_view(8, 64, 64), _with("bmm", torch.matmul, leaf(8, 64, 64)), _view(*ROWS)]
     for groups in EXPERTS:
@@ -147,18 +149,7 @@ def _lookups(device: torch.device, dtype: torch.dtype) -> Iterator[list[Move]]:
     order = torch.randperm(_FLAT[0], device=device)
     yield [_view(*_FLAT), Move("gather", lambda x: x[order]), _view(*ROWS)]
     chosen, weights = torch.randint(0, 8, (_FLAT[0], 2), device=device), leaf(_FLAT[0], 2)
-    yield [_view(*_FLAT), Move("dispatch", partial(_dispatched, chosen, weights), (weights,)), _view(*ROWS)]
-
-
-def _dispatched(chosen: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
-    """Rows brought to experts in order and back; the experts themselves do nothing."""
-    order = chosen.flatten().argsort()
-    counts = torch.histc(chosen.flatten().float(), bins=8, min=0, max=7)
-    counts.cumsum(0).to(torch.int32)
-    rows = tokens[order // chosen.shape[1]]
-    rows = rows * weights.to(tokens.dtype).flatten()[order].unsqueeze(-1)
-    found: Tensor = rows[order.argsort()].view(-1, chosen.shape[1], tokens.shape[-1]).sum(dim=1)
-    return found
+    yield [_view(*_FLAT), Move("dispatch", partial(dispatched, chosen, weights), (weights,)), _view(*ROWS)]
 
 
 def _attentions(device: torch.device, dtype: torch.dtype) -> Iterator[list[Move]]:

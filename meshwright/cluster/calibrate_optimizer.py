@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from meshwright.cluster.calibrate_grids import Rates
 from meshwright.cluster.calibrate_pace import Pace
 
-FEW, MANY = 16, 128
+FEW, MANY, LARGE = 16, 128, 1 << 22
+"""Tensors, and elements of a large one."""
 Wrap = Callable[[Tensor], Tensor]
 
 
@@ -40,7 +41,9 @@ def scale_to_a_step(costs: dict[str, dict[str, Any]], fixed_s: float, tensor_s: 
     loop = costs["adamw.foreach"]
     fixed, each = fixed_s / max(loop["fixed_s"], 1e-7), tensor_s / max(loop["tensor_s"], 1e-8)
     for cost in costs.values():
-        cost["fixed_s"], cost["tensor_s"] = _short(fixed * cost["fixed_s"]), _short(each * cost["tensor_s"])
+        cost["fixed_s"] = _short(fixed * cost["fixed_s"])
+        for name in ("tensor_s", "byte_s"):
+            cost[name] = _short(each * cost[name])
         if "gradient_s" in cost:
             cost["gradient_s"] = _short(each * cost["gradient_s"])
 
@@ -63,15 +66,17 @@ def _cost(
 
 def _each(rates: Rates, pace: Pace | None, options: dict[str, bool], wrap: Wrap | None = None) -> dict[str, float]:
     few, many = (_step(rates.device, [1024] * n, torch.float32, options, wrap) for n in (FEW, MANY))
-    few_s = many_s = 0.0
+    few_s = many_s = large_s = 0.0
     if pace is not None:
-        ratios = pace.paced(lambda: [rates.clock.host_s(run, 10) * 10 for run in (few, many)])
-        few_s, many_s = (pace.usual_s * ratio for ratio in ratios)
+        large = _step(rates.device, [LARGE] * FEW, torch.float32, options, wrap)
+        ratios = pace.paced(lambda: [rates.clock.host_s(run, 20) * 20 for run in (few, many, large)], 5)
+        few_s, many_s, large_s = (pace.usual_s * ratio for ratio in ratios)
     tensor_s = max(0.0, (many_s - few_s) / (MANY - FEW))
     device_s = max(0.0, (rates.clock.device_s(many) - rates.clock.device_s(few)) / (MANY - FEW))
     return {
         "fixed_s": _short(max(0.0, few_s - FEW * tensor_s)),
         "tensor_s": _short(tensor_s),
+        "byte_s": _short(max(0.0, large_s - few_s) / (4 * LARGE * FEW)),
         "tensor_device_s": _short(device_s),
     }
 

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meshwright.cluster.device_profile import VOCABULARY
+
 Call = Callable[[], Tensor]
 Make = Callable[[int, torch.dtype, torch.device], "Sample"]
 
@@ -105,7 +107,7 @@ def row_sample(kernel: str, units: int, width: int, dtype: torch.dtype, device: 
 
 
 def _image_norm(kernel: str, units: int, width: int, dtype: torch.dtype, device: torch.device) -> Sample:
-    pixels = max(64, min(width // 32, 4096)) if width >= 64 else width
+    pixels = max(16, min(width // 16, 4096)) if width >= 64 else width
     side = (1, pixels)
     if kernel == "group_norm":
         groups = min(units, 8)
@@ -138,8 +140,8 @@ def _on_image(function: Callable[[Tensor], Tensor]) -> Make:
 
 def _embedding(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
     """Work: bytes of the rows; the weight is small, since the filling of its gradient is counted apart."""
-    weight = _randn(device, dtype, 1024, min(n, WIDTH), grad=True)
-    indices = torch.randint(0, 1024, (max(1, n // WIDTH),), device=device)
+    weight = _randn(device, dtype, VOCABULARY, min(n, WIDTH), grad=True)
+    indices = torch.randint(0, VOCABULARY, (max(1, n // WIDTH),), device=device)
     return Sample(
         indices.numel() * weight.shape[1] * weight.element_size(), lambda: F.embedding(indices, weight), (weight,)
     )
@@ -149,6 +151,25 @@ def _gather(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
     x = _randn(device, dtype, max(1, n // WIDTH), min(n, WIDTH), grad=True)
     indices = torch.randperm(x.shape[0], device=device)
     return Sample(2 * _bytes(x), lambda: x[indices], (x,))
+
+
+def _dispatch(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
+    """Tokens brought to two of eight experts each, weighed, and brought back; the experts do nothing. Work: bytes of
+    the rows that experts see."""
+    tokens = _randn(device, dtype, max(1, n // (2 * WIDTH)), min(n, WIDTH), grad=True)
+    chosen = torch.randint(0, 8, (tokens.shape[0], 2), device=device)
+    weights = _randn(device, dtype, tokens.shape[0], 2, grad=True)
+    return Sample(2 * _bytes(tokens), lambda: dispatched(chosen, weights, tokens), (tokens, weights))
+
+
+def dispatched(chosen: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
+    order = chosen.flatten().argsort()
+    counts = torch.histc(chosen.flatten().float(), bins=8, min=0, max=7)
+    counts.cumsum(0).to(torch.int32)
+    rows = tokens[order // chosen.shape[1]]
+    rows = rows * weights.to(tokens.dtype).flatten()[order].unsqueeze(-1)
+    found: Tensor = rows[order.argsort()].view(-1, chosen.shape[1], tokens.shape[-1]).sum(dim=1)
+    return found
 
 
 def _sort(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
@@ -187,6 +208,7 @@ KERNELS: dict[str, Make] = {
     "dropout": _on_rows(lambda x: F.dropout(x, 0.1)),
     "embedding": _embedding,
     "gather": _gather,
+    "dispatch": _dispatch,
     "sort": _sort,
     "topk": _topk,
     "max_pool": _on_image(lambda x: F.max_pool2d(x, 3, 1, 1)),

@@ -25,7 +25,7 @@ _TURNS = (1, 1, 1, 2, 0.5, 4, 0.25)
 WINDOWS = (
     *(((3, 3), 1),) * 7,
     *(((3, 3), 2), ((1, 1), 2), ((2, 2), 2), ((2, 2), 2), ((1, 7), 1), ((7, 1), 1), ((5, 5), 1), ((7, 7), 2)),
-    *(((3, 3), 2), ((1, 1), 2), ((3, 3), 1)),
+    *(((3, 3), 2), ((1, 1), 2), ((3, 3), 1), ((16, 16), 16)),
 )
 """Edges of a window and the stride, as often as they are sampled."""
 
@@ -87,12 +87,15 @@ def convolution_points(spread: Spread, name: str, count: int, most_flops: float)
         near = [size for size in spread.channels if channels / 4 <= size <= 4 * channels]
         out = int(channels * rng.choice(usual)) if rng.random() < 0.5 else rng.choice(near)
         window, stride = ((1, 1), 1) if name == "plain" else WINDOWS[number % len(WINDOWS)]
-        if window == (7, 7):  # the first layer of a model
+        if window[0] >= 7 and stride > 1:  # the first layer of a model
             channels = 3
-        pixels = images * edge * edge
+        across = edge
+        if stride > 2:  # patches side by side
+            edge = edge * stride
+        pixels = images * across * across
         flops = 2.0 * pixels * channels * out * window[0] * window[1]
         fits = pixels * max(channels, out) <= spread.most_elements and flops <= most_flops / 4
-        if fits and edge * max(channels, out) <= 1 << 14 and edge >= stride and len(found) < count:
+        if fits and across * max(channels, out) <= 1 << 14 and edge >= stride and len(found) < count:
             found.add((images, edge, channels, out, window, stride))
     return sorted(found)
 

@@ -1,12 +1,13 @@
-"""What an op takes of the host in the midst of others: a long random chain of all kinds of ops, timed op by op.
+"""What an op takes of the host in the midst of others: chains of ops, as models have them, timed op by op.
 
-In a loop of its own an op's code is at hand; in a model it comes after other code. So every kind is put on a tape, in
-several orders; forward is timed between any two ops, and backward by hooks on the values between them.
+In a loop of its own an op's code is at hand; in a model it comes again with the next layer, after others. So kinds are
+shuffled into layers of a few each, and a tape has several layers alike. Forward is timed between any two ops, backward
+by hooks on the values between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from random import Random
 from statistics import median
@@ -19,18 +20,16 @@ from torch import Tensor
 from meshwright.cluster.calibrate_moves import Move, last_of, moves
 from meshwright.cluster.calibrate_pace import Pace
 
-TAPES, ROUNDS, COPIES = 3, 10, 2
+SHUFFLES, PARTS, LAYERS, ROUNDS = 2, 8, 6, 8
+"""How often kinds are dealt into layers, about how many to each, how many layers a tape has, how often it is run."""
 Figures = dict[str, list[float]]
 
 
 class Tape:
-    """A chain of ops in a random order, on tensors so small that the host bounds it."""
+    """A chain of ops on tensors so small that the host bounds it."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, seed: int, copies: int = COPIES) -> None:
-        self.device = device
-        parts = [part for _ in range(copies) for part in moves(device, dtype)]
-        Random(seed).shuffle(parts)
-        self.moves: list[Move] = [move for part in parts for move in part]
+    def __init__(self, moves: Sequence[Move], device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.moves = device, moves
         self.x = torch.randn(4, 64, 128, device=device).to(dtype).requires_grad_()
 
     def forward(self) -> list[float]:
@@ -77,18 +76,30 @@ class Tape:
             torch.cuda.synchronize(self.device)
 
 
+def tapes(device: torch.device, dtype: torch.dtype, shuffles: int = SHUFFLES) -> Iterator[tuple[Tape, int]]:
+    """Every kind is on one of the tapes of each shuffle. And how many moves make the first layer: it warms the rest."""
+    layers = [list(moves(device, dtype)) for _ in range(LAYERS)]
+    for seed in range(shuffles):
+        order = list(range(len(layers[0])))
+        Random(seed).shuffle(order)
+        count = max(1, round(len(order) / PARTS))
+        for part in (order[i::count] for i in range(count)):
+            each = [[move for number in part for move in layer[number]] for layer in layers]
+            yield Tape([move for layer in each for move in layer], device, dtype), len(each[0])
+
+
 def tape_figures(
-    device: torch.device, dtype: torch.dtype, pace: Pace, tapes: int = TAPES, rounds: int = ROUNDS
+    device: torch.device, dtype: torch.dtype, pace: Pace, shuffles: int = SHUFFLES, rounds: int = ROUNDS
 ) -> Figures:
     """Forward and backward of every kind, in units of a step at the host's pace."""
     found: dict[str, list[list[float]]] = {}
-    for seed in range(tapes):
-        tape = Tape(device, dtype, seed)
-        graded = [move.name for move in tape.moves if move.grad]
+    for tape, first in tapes(device, dtype, shuffles):
         rows = _measured(tape, pace, rounds)
-        for side, names in enumerate(([move.name for move in tape.moves], graded)):
-            for name, column in zip(names, zip(*(row[side] for row in rows), strict=True), strict=True):
-                found.setdefault(name, [[], []])[side].append(median(column))
+        graded = [number for number, move in enumerate(tape.moves) if move.grad]
+        for side, numbers in enumerate((range(len(tape.moves)), graded)):
+            for number, column in zip(numbers, zip(*(row[side] for row in rows), strict=True), strict=True):
+                if number >= first:
+                    found.setdefault(tape.moves[number].name, [[], []])[side].append(median(column))
     return _parted({name: [_middle(side) for side in sides] for name, sides in found.items()})
 
 

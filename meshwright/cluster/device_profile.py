@@ -18,7 +18,7 @@ from meshwright.cluster.scatter import Scatter
 
 Axes = tuple[tuple[str, tuple[int, ...]], ...]
 
-VOCABULARY = 16384
+VOCABULARY = 1024
 """Rows of the table in which calibration looks rows up."""
 
 
@@ -35,7 +35,7 @@ IMAGES = frozenset({*_CONVOLUTIONS, "batch_norm", "group_norm"})
 WEIGHTS = {
     "attention": (0.7, 1.0, 3.0),
     "convolution.plain": (1.0, 1.0, 1.0, 1.0, 6.0),
-    "convolution.window": (1.0, 1.0, 1.0, 1.0, 2.0, 1.0),
+    "convolution.window": (1.0, 1.0, 1.0, 1.0, 3.0, 1.0),
 }
 """How much each size tells samples apart. Attention: heads, keys, width. Convolution: images, pixels of each, channels
 in and out; then how rows lie, or elements of a window and how many pixels there are for each that is swept."""
@@ -125,14 +125,16 @@ def filled(axes: Axes, cells: Mapping[tuple[int, ...], float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerCost:
-    """Host seconds of a step: `fixed_s` and `tensor_s` for each tensor. Device: a curve over parameter bytes, and
-    `tensor_device_s` for each tensor. `gradient_s`: of handing a trainer's parameter its gradient."""
+    """Host seconds of a step: `fixed_s`, `tensor_s` for each tensor, `byte_s` for each byte (one launch has only so
+    many). Device: a curve over parameter bytes, and `tensor_device_s` for each tensor. `gradient_s`: of handing a
+    trainer's parameter its gradient."""
 
     fixed_s: float
     tensor_s: float
     tensor_device_s: float
     curves: Mapping[str, Curve]
     gradient_s: float = 0.0
+    byte_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +273,7 @@ class DeviceProfile:
         """(host, device) seconds of one step over so many tensors of so many bytes together."""
         cost = self.tables.optimizers[name]
         curve = cost.curves.get(_table_dtype(dtype)) or next(iter(cost.curves.values()))
-        host_s = (cost.fixed_s + cost.tensor_s * tensors) * self.host_scale
+        host_s = (cost.fixed_s + cost.tensor_s * tensors + cost.byte_s * n_bytes) * self.host_scale
         return host_s, (curve(n_bytes) + cost.tensor_device_s * tensors) / self._memory
 
     def update_s(self, name: str, dtype: str, n_bytes: float) -> tuple[float, float]:
@@ -299,6 +301,7 @@ _LIKE = {
     **dict.fromkeys(("attention_mask", "attention_bias", "attention_strided", "attention_grouped"), "attention"),
     **dict.fromkeys(("convolution_bias", "convolution_turned"), "convolution"),
     **dict.fromkeys(("grouped_mm_4", "grouped_mm_16"), "grouped_mm"),
+    "linear_flat": "linear",
     "reshaped": "turned",
 }
 """Host figures that not all tables have, and which stands for them there."""

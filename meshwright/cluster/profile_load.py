@@ -122,7 +122,8 @@ class _Check:
         for name, cost in data["optimizers"].items():
             for key in ("fixed_s", "tensor_s", "tensor_device_s"):
                 self.positive(f"optimizers.{name}.{key}", self.table(f"optimizers.{name}", cost).get(key), zero=True)
-            self.positive(f"optimizers.{name}.gradient_s", cost.get("gradient_s", 0.0), zero=True)
+            for key in ("gradient_s", "byte_s"):
+                self.positive(f"optimizers.{name}.{key}", cost.get(key, 0.0), zero=True)
             for dtype, rows in self.table(f"optimizers.{name}.curves", cost.get("curves")).items():
                 self.points(f"optimizers.{name}.curves.{dtype}", rows)
 
@@ -225,6 +226,7 @@ def tables(name: str) -> Tables:
                 cost["tensor_device_s"],
                 {dtype: Curve([(x, y) for x, y in rows]) for dtype, rows in cost["curves"].items()},
                 cost.get("gradient_s", 0.0),
+                cost.get("byte_s", 0.0),
             )
             for key, cost in data["optimizers"].items()
         },

@@ -14,7 +14,7 @@ Array = npt.NDArray[np.float64]
 
 _REACH = 3.0
 """How far, in logarithms of sizes, a sample tells of others: at this distance the correlation is a half."""
-_NOISE, _LEVEL, _SLOPE = 0.03, 4.0, 0.05
+_NOISE, _LEVEL, _SLOPE = 0.12, 4.0, 0.05
 """Variances, over that of what changes with the sizes: of each figure by itself, of the level of all, of slopes."""
 
 

@@ -41,8 +41,9 @@ def host_seconds(case: Case, pair: bool = False) -> Seconds:
     key = KERNELS.get(name, OTHER).host or ("view" if name in VIEWS else "binary" if case.grads > 1 else "multiply")
     if key == "added":
         key = "scaled" if len(case.operands) < 2 else "reduced" if elementwise.broadcasts(case) else "added"
-    elif key == "linear" and len(case.operands) < 3:
-        key = "linear_plain"
+    elif key == "linear":
+        flat = len(case.operands[0].shape) < 3
+        key = "linear_flat" if flat else "linear" if len(case.operands) > 2 else "linear_plain"
     elif key == "attention":
         key = attention.host_name(case)
     elif key == "convolution":
@@ -56,7 +57,7 @@ def waits(case: Case) -> tuple[int, int]:
     if case.name in MIXTURES:
         forward, backward = zip(*map(waits, experts(case)), strict=True)
         return sum(forward), sum(backward)
-    if case.name not in GROUPED_PRODUCTS or case.on.tables.kind != "cuda" or case.dtype == "bfloat16":
+    if case.name not in GROUPED_PRODUCTS or not products.one_by_one(case):
         return 0, 0
     return 1, sum(operand.grad for operand in case.operands[:2])
 

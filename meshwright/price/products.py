@@ -39,15 +39,23 @@ def matmul(case: Case) -> Seconds:
 
 
 def grouped(case: Case) -> Seconds:
-    """Rows [r, k], each by the matrix [k, n] of its group."""
+    """Rows [r, k], each by the matrix [k, n] of its group; where no kernel serves all groups, one after the other."""
     rows, weights = case.operands[:2]
     (r, k), n = rows.shape, weights.shape[2]
     on, dtype, itemsize = case.on, case.dtype, case.itemsize
-    forward, inputs, weight = on.grouped(dtype, r)
+    forward, inputs, weight, count = *on.grouped(dtype, r), 1
+    if one_by_one(case):
+        forward = inputs = weight = count = weights.shape[0]
+        r = max(1, r // count)
     forward_s = forward * on.matmul_s("nt", dtype, itemsize, r, n, k)
     backward_s = inputs * on.matmul_s("nn", dtype, itemsize, r, k, n) if rows.grad else 0.0
     backward_s += weight * on.matmul_s("tn", dtype, itemsize, k, n, r) if weights.grad else 0.0
     return forward_s, backward_s
+
+
+def one_by_one(case: Case) -> bool:
+    """Whether each group is a product of its own, and the host has to read from the device where they end."""
+    return case.on.tables.kind == "cuda" and case.dtype != "bfloat16"
 
 
 def grouped_host(case: Case, pair: bool) -> Seconds:

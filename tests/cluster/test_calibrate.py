@@ -14,7 +14,8 @@ from meshwright.cluster import calibrate as calibration
 from meshwright.cluster.calibrate_clock import CpuClock
 from meshwright.cluster.calibrate_command import profile_text, sources
 from meshwright.cluster.calibrate_grids import Rates, both_sides
-from meshwright.cluster.calibrate_host import pair_calls
+from meshwright.cluster.calibrate_host import TAPED, pair_calls
+from meshwright.cluster.calibrate_moves import moves
 from meshwright.cluster.calibrate_pace import Pace
 from meshwright.cluster.calibrate_samples import HOST, KERNELS, ROWS, row_sample
 from meshwright.cluster.calibrate_scatters import (
@@ -24,6 +25,7 @@ from meshwright.cluster.calibrate_scatters import (
     convolution_calls,
     convolution_points,
 )
+from meshwright.cluster.calibrate_tape import tape_figures
 from meshwright.cluster.profile_load import check_profile, device_of, profile_of, read_profile
 
 CPU = torch.device("cpu")
@@ -73,7 +75,7 @@ def test_scattered_sizes_are_many_and_within_bounds(effort: calibration.Effort) 
     assert all(10 * heads * seq * seq * width <= most for heads, seq, width in found)
     windows = convolution_points(spread, "window", spread.window, most)
     assert len(windows) == spread.window
-    assert len({(window, stride) for *_, window, stride in windows}) == 8
+    assert len({(window, stride) for *_, window, stride in windows}) == 9
     assert all((window, stride) == ((1, 1), 1) for *_, window, stride in convolution_points(spread, "plain", 9, most))
 
 
@@ -139,8 +141,22 @@ def test_a_gpu_profile_has_what_a_cpu_profile_has_and_the_host() -> None:
     )
     assert set(gpu["grids"]) == set(cpu["grids"])
     assert set(gpu["scatters"]) == set(cpu["scatters"])
-    assert set(gpu["host"]["float32"]) >= {*KERNELS, *HOST, "module", "start", "eager"} - {"grouped_mm"}
+    taped = {move.name for part in moves(CPU, torch.float32) for move in part} - {"view_and_sum"} | {"summed"}
+    assert set(gpu["host"]["float32"]) >= taped | {"start", "eager"}
+    assert set(gpu["pairs"]["float32"]) >= {*KERNELS, *HOST, "eager"} - TAPED
     assert not cpu["host"]
+
+
+def test_every_op_of_a_tape_is_timed_both_ways() -> None:
+    """Figures come out for all, and an op that does more takes longer than a view."""
+    pace = Pace(CPU)
+    pace.now_s = lambda: 1.0  # type: ignore[method-assign]
+    found = tape_figures(CPU, torch.float32, pace, shuffles=1, rounds=1)
+    still = {"add", "fill", "sort", "module", "summed"}
+    assert all(forward > 0 and backward > 0 for name, (forward, backward) in found.items() if name not in still)
+    assert all(found[name][1] == 0 for name in still - {"summed"})
+    assert found["linear"][0] > found["view"][0]
+    assert found["grouped_mm_16"][0] > found["view"][0]
 
 
 def test_bad_arguments_are_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,7 @@ def test_a_pair_asks_for_more_kernels_and_no_autograd() -> None:
     profile = profile_of(device_of("H200-SXM-141GB"))
     assert profile.host("linear", pair=True) != profile.host("linear")
     assert profile.host("linear", "bfloat16", pair=True) == profile.host("linear", "float32", pair=True)
-    assert profile.host("view", pair=True)[1] < profile.host("view")[1]
+    assert profile.host("added", pair=True)[1] < profile.host("added")[1] / 4  # its gradients are what came back
     assert profile_of(device_of("cpu")).host("linear", pair=True) == (0.0, 0.0)
 
 

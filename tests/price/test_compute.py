@@ -14,8 +14,8 @@ from meshwright.capture.program import Op, Program, Ref, TensorType, Value
 from meshwright.cluster import load_cluster
 from meshwright.cluster.profile_load import device_of, profile_of, shipped
 from meshwright.models.reference import parse_reference
-from meshwright.price.compute import op_seconds, whole_op_seconds
-from meshwright.price.step import step_seconds
+from meshwright.price.compute import OpSeconds, op_seconds, whole_op_seconds
+from meshwright.price.step import StepSeconds, step_seconds
 from meshwright.rules import strategies
 
 H200 = device_of("H200-SXM-141GB")
@@ -142,6 +142,36 @@ def test_one_device_and_its_host_overlap() -> None:
     assert large.step_s == pytest.approx(large.device_s, rel=0.01)
     assert small.host_s > 2 * small.device_s
     assert small.step_s == pytest.approx(small.host_s, rel=0.01)
+
+
+def test_products_of_groups_one_by_one_make_the_host_wait() -> None:
+    """In single precision the host reads where groups end: then device and host add up, in bf16 they overlap."""
+
+    def mixture(dtype: torch.dtype) -> StepSeconds:
+        model, batch, loss = parse_reference("moe?layers=2&hidden=512&heads=8&ffn=1024&vocab=512&seq=256").meta(8)
+        return step_seconds(capture(model.to(dtype), batch, loss), H200)
+
+    waiting, ahead = mixture(torch.float32), mixture(torch.bfloat16)
+    assert waiting.step_s > 1.1 * max(waiting.device_s, waiting.host_s)
+    assert ahead.step_s == pytest.approx(max(ahead.device_s, ahead.host_s), rel=0.02)
+
+
+def attention(heads: int, mask: bool) -> OpSeconds:
+    query, key, y = value("q", 2, 8, 64, 64), value("k", 2, heads, 64, 64), value("y", 2, 8, 64, 64)
+    values = {"q": query, "k": key, "v": replace(key, name="v"), "m": value("m", 1, 8, 64, 64)}
+    op = Op("aten.scaled_dot_product_attention.default", tuple(map(Ref, "qkvm" if mask else "qkv")), (), (y,))
+    return whole_op_seconds(op, values, H200)
+
+
+def test_the_host_asks_longer_for_what_no_single_kernel_serves() -> None:
+    values = {"x": value("x", 8, 64, 32, 32), "w": value("w", 64, 64, 3, 3), "b": value("b", 64)}
+    convolutions = [
+        whole_op_seconds(Op("aten.conv2d.default", tuple(map(Ref, names)), (), (values["x"],)), values, H200)
+        for names in ("xw", "xwb")
+    ]
+    assert convolutions[1].forward_host_s > convolutions[0].forward_host_s
+    assert convolutions[1].backward_host_s > convolutions[0].backward_host_s
+    assert attention(8, mask=True).backward_host_s > attention(8, mask=False).backward_host_s
 
 
 def test_a_deeper_model_takes_longer_by_its_layers() -> None:
