@@ -132,6 +132,8 @@ def _entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> 
         for number in candidate.microbatches:
             try:
                 frontier = candidate.frontier(number)
+                if frontier.least_static() > budget_bytes:
+                    break  # nor is there less of it in more of them
                 if frontier.bounds and floor_s(frontier) >= known_s:
                     break  # more micro-batches are no faster
                 best = _best_bound(frontier, budget_bytes, known_s)

@@ -99,6 +99,8 @@ class _State:
     def look_at(self, candidate: Candidate) -> None:
         """Every number of micro-batches that could be faster."""
         for frontier in _frontiers(candidate):
+            if frontier.least_static() > self.budget_bytes:
+                break  # nor is there less of it in more micro-batches
             if frontier.least_held() + frontier.least_transient() > self.budget_bytes:
                 continue
             if self.price:

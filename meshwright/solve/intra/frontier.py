@@ -100,14 +100,15 @@ class Frontier:
 
     def least_held(self) -> float:
         """Bytes that no chain holds fewer than: every op and every weight at its smallest, whatever the others do."""
-        total, counted = 0.0, set[str]()
+        return self.least_static() + sum(self._least(segment)[0] for segment in self.program.segments)
+
+    def least_static(self) -> int:
+        """Of that, what weights take with their gradients and states, whatever is made again in backward."""
+        least = {}
         for segment in self.program.segments:
-            least = self._least(segment)
-            total += least[0]
-            for name, held in zip(segment.params, least[1], strict=True):
-                total += 0.0 if name in counted else held
-                counted.add(name)
-        return total
+            for name, held in zip(segment.params, self._least(segment)[1], strict=True):
+                least.setdefault(name, held)
+        return sum(least.values())
 
     def least_transient(self) -> int:
         """Bytes that no chain has fewer of, beside what it holds, at its worst moment."""
