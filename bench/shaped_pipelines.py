@@ -3,13 +3,13 @@
     python bench/shaped_pipelines.py [--cases 0 3 5] [--repeats 5]      (root, for network namespaces; see bench/shaped)
 
 Hosts are namespaces joined by shaped links. The shipped CPU profile is first brought to the pace of this machine: one
-number, from a step of another model (`YARDSTICK`) that all ranks run at once; it is taken again between the steps, and
-plans are held against what they say at that pace. For each case (a model on a network, some with a limit on memory) the
-planner is asked twice, free and with `pp=1`, for the true rates. Rivals:
+number, from a step of another model of the same family (`YARDSTICKS`) that all ranks run at once; it is taken again
+between the steps, and plans are held against what they say at that pace. For each case (a model on a network, some with
+a limit on memory) the planner is asked twice, free and with `pp=1`, for the true rates. Rivals:
 `torch.distributed.pipelining` with the stages and micro-batches of the plan, GPipe and 1F1B, data-parallel inside a
-stage where the plan has several ranks there. All ways step in turn on the same ranks; repeats are interleaved and
-medians taken. The plan's step is held against what the simulator said, its bytes against those counted while it runs.
-Writes out/shaped_pipelines.json.
+stage where the plan has several ranks there. All ways step in turn on the same ranks, with the same fused AdamW;
+repeats are interleaved and medians taken. The plan's step is held against what the simulator said, its bytes against
+those counted while it runs. Writes out/shaped_pipelines.json.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ OURS = {"plan": (), "one stage": ("pp=1",)}
 GPT = "gpt?layers=4&hidden=512&heads=8&ffn=2048&vocab=512&seq=64&tied=false"
 DEEP = "gpt?layers=6&hidden=384&heads=8&ffn=1536&vocab=512&seq=64&tied=false"
 LLAMA = "llama?layers=4&hidden=512&heads=8&kv_heads=8&ffn=1408&vocab=512&seq=64&tied=false"
-YARDSTICK, YARDSTICK_BATCH = "gpt?layers=3&hidden=448&heads=8&ffn=1792&vocab=512&seq=64&tied=false", 8
+YARDSTICKS = {
+    "gpt": "gpt?layers=3&hidden=448&heads=8&ffn=1792&vocab=512&seq=64&tied=false",
+    "llama": "llama?layers=3&hidden=448&heads=8&kv_heads=8&ffn=1216&vocab=512&seq=64&tied=false",
+}
+YARDSTICK_BATCH = 8
 MIB = 1 << 20
 
 
@@ -162,7 +166,7 @@ def pace_main(told: dict[str, Any]) -> int:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    step, said_s = _yardstick()
+    step, said_s = _yardstick(told)
     spent = [step() for _ in range(8)]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, median(spent[2:]))
@@ -172,7 +176,7 @@ def pace_main(told: dict[str, Any]) -> int:
     return 0
 
 
-def _yardstick() -> tuple[Callable[[], float], float]:
+def _yardstick(told: dict[str, Any]) -> tuple[Callable[[], float], float]:
     """A step that says what it took, and what the shipped profile says."""
     import torch
 
@@ -182,7 +186,7 @@ def _yardstick() -> tuple[Callable[[], float], float]:
     from meshwright.solve.memory.plan import one_device_plan
     from meshwright.solve.points import plan_points, prediction
 
-    reference = parse_reference(YARDSTICK)
+    reference = parse_reference(YARDSTICKS[told["model"].partition("?")[0]])
     program = capture(*reference.meta(YARDSTICK_BATCH))
     plan = one_device_plan(program, load_cluster("local").mesh((1,)))
     said_s = prediction(plan_points(plan, program), 1, exact_peak=False).step_s
@@ -237,7 +241,7 @@ def rank_main(told: dict[str, Any]) -> int:
     steps, counted = _steps(told)
     losses = {name: float(step()) for name, step in steps.items()}
     timed: dict[str, list[float]] = {name: [] for name in steps}
-    yardstick, said_s = _yardstick()
+    yardstick, said_s = _yardstick(told)
     yardstick()
     paces = []
     for _ in range(told["repeats"]):
@@ -311,7 +315,7 @@ def _local(tensor: Any) -> Any:
 def _step(parameters: list[Any], run: Callable[[], float]) -> tuple[Step, Any]:
     import torch
 
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
 
     def step() -> float:
         loss = run()

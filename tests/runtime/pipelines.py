@@ -15,9 +15,11 @@ from families import SINGLE, family
 from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
+from meshwright.schedule import plan_pipeline
 from meshwright.solve.memory.plan import one_device_plan
 from meshwright.solve.pipeline.account import rank_traffic
 from meshwright.solve.pipeline.by_hand import cut_stages, equal_cuts
+from meshwright.solve.pipeline.plan import skipping
 from meshwright.solve.plan import make_plan
 
 STEPS = 3
@@ -47,14 +49,21 @@ def piped(
     microbatches: int = 4,
     schedule: str = "1f1b",
     rounds: int = 1,
+    relayed: bool = False,
 ) -> Plan:
-    """Stages of so many ranks with equal numbers of segments; `rounds`: parts of the chain that each runs."""
+    """Stages of so many ranks with equal numbers of segments; `rounds`: parts of the chain that each runs; `relayed`:
+    values that skip stages go from stage to stage."""
     own = pins or [()] * len(sizes)
     plans = [inner_plan(name, size, pin, microbatches) for size, pin in zip(sizes, own, strict=True)]
     ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
     ranks = [tuple(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
     cuts = equal_cuts(len(program_of(name).segments), len(sizes) * rounds)
-    return cut_stages(program_of(name), plans * rounds, cuts, schedule=schedule, ranks=ranks * rounds)
+    found = cut_stages(program_of(name), plans * rounds, cuts, schedule=schedule, ranks=ranks * rounds)
+    if not relayed:
+        return found
+    far = skipping(plan_pipeline(found, program_of(name)))
+    assert far
+    return replace(found, relayed=tuple(far))
 
 
 @cache
