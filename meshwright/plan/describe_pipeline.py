@@ -66,7 +66,9 @@ def explain_pipeline(plan: Plan) -> str:
             f"  stage {number}: parameters, gradients, optimizer {static}; {stage.in_flight} x {kept} for backward; "
             f"{more} while a segment runs"
         )
-    lines += ["", "between stages:", *_wires(plan), "", "weights:", *_weights(plan)]
+    lines += ["", "between stages:", *_wires(plan), *_relays(plan)]
+    lines += ["", "what a rank of each stage communicates in a step:", *_traffic(plan)] if _listed(plan) else []
+    lines += ["", "weights:", *_weights(plan)]
     return "\n".join(lines)
 
 
@@ -76,6 +78,33 @@ def _wires(plan: Plan) -> list[str]:
         for wire in plan.wires
         if wire.source < wire.target
     ]
+
+
+def _relays(plan: Plan) -> list[str]:
+    if not plan.relayed:
+        return []
+    return [f"  values of segments {', '.join(map(str, plan.relayed))} go from stage to stage to those that read them"]
+
+
+def _listed(plan: Plan) -> bool:
+    return any(stage.traffic for stage in plan.predicted.stages)
+
+
+def _traffic(plan: Plan) -> list[str]:
+    """By stage: how often each kind over each axis, messages to and from each rank, and how many bytes in all."""
+    lines = []
+    for number, stage in enumerate(plan.predicted.stages):
+        counts, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        for one in stage.traffic:
+            counts[one.kind, one.axis] += one.count
+            sizes[one.kind, one.axis] += one.count * one.bytes
+        for (kind, axis), size in sizes.most_common():
+            where = _WORDS.get(kind, "over") + " " + axis
+            lines.append(f"  stage {number}: {counts[kind, axis]} x {kind} {where}, {show_bytes(size)}")
+    return lines
+
+
+_WORDS = {"send": "to", "receive": "from", "broadcast": "to"}
 
 
 def _weights(plan: Plan) -> list[str]:
