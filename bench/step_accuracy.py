@@ -57,19 +57,6 @@ MODELS = {
     "amoebanet?layers=3&width=128": (8, 48),
 }
 BEFORE = {
-    "mlp?layers=6&hidden=1536&inputs=1536": (16, 4096),
-    "gpt?layers=5&hidden=384&heads=6&ffn=1536&vocab=8192&seq=192": (2, 24),
-    "gpt2?layers=6&seq=512": (1, 6),
-    "llama?layers=4&hidden=1280&heads=10&kv_heads=2&ffn=3456&vocab=24000&seq=640": (1, 5),
-    "bert?layers=8&seq=256": (3, 20),
-    "t5?layers=3&hidden=640&heads=10&ffn=2560&seq=320": (2, 10),
-    "vit?layers=8": (6, 40),
-    "resnet50?image=192": (6, 56),
-    "unet?width=96&image=64": (2, 16),
-    "amoebanet?layers=3&width=160": (6, 32),
-    "moe?layers=3&hidden=768&heads=12&kv_heads=4&ffn=1536&vocab=16000&seq=384": (2, 10),
-}
-HELD_OUT = {
     "mlp?layers=5&hidden=1024&inputs=768": (24, 6144),
     "gpt?layers=6&hidden=320&heads=5&ffn=1280&vocab=12000&seq=160": (3, 40),
     "gpt2?layers=5&seq=768": (1, 5),
@@ -82,6 +69,20 @@ HELD_OUT = {
     "unet?width=80&image=80": (2, 14),
     "amoebanet?layers=3&width=144": (5, 36),
     "moe?layers=4&hidden=640&heads=10&kv_heads=5&ffn=1280&vocab=18000&seq=320": (2, 12),
+}
+HELD_OUT = {
+    "mlp?layers=7&hidden=896&inputs=1152": (20, 5120),
+    "gpt?layers=4&hidden=448&heads=7&ffn=1792&vocab=10000&seq=224": (2, 28),
+    "gpt2?layers=7&seq=384": (2, 9),
+    "llama?layers=3&hidden=1408&heads=11&kv_heads=11&ffn=3840&vocab=28000&seq=704": (1, 5),
+    "bert?layers=6&seq=448": (2, 14),
+    "t5?layers=5&hidden=576&heads=9&ffn=2304&seq=256": (2, 12),
+    "vit?layers=9": (4, 36),
+    "resnet50?image=208": (6, 48),
+    "wide-resnet?image=144": (5, 36),
+    "unet?width=112&image=56": (3, 18),
+    "amoebanet?layers=3&width=112": (6, 40),
+    "moe?layers=3&hidden=896&heads=14&kv_heads=7&ffn=1792&vocab=14000&seq=448": (2, 8),
 }
 """Models and sizes at which nothing was looked at while the prices were made; BEFORE: those of an earlier check."""
 
