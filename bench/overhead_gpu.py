@@ -29,7 +29,8 @@ def gpu_main(cases: list[str], out: str, repeats: int) -> int:
             f"{name}, batch {batch}: ours {mine['step_s'] * 1e3:.2f} ms, {mine['peak_bytes'] / 2**20:.0f} MiB; "
             f"torch.compile {theirs['step_s'] * 1e3:.2f} ms, {theirs['peak_bytes'] / 2**20:.0f} MiB; "
             f"ratio {row['ratio']:.3f}, memory {row['memory']:.3f}; "
-            f"first losses {mine['loss']:.4f}, {theirs['loss']:.4f}; ready after {mine['ready_s']:.0f} and {theirs['ready_s']:.0f} s",
+            f"first losses {mine['loss']:.4f}, {theirs['loss']:.4f}; "
+            f"ready after {mine['ready_s']:.0f} and {theirs['ready_s']:.0f} s",
             flush=True,
         )
     Path(out).write_text(json.dumps(found, indent=1) + "\n")

@@ -64,8 +64,20 @@ def moves(plan: Plan, program: Program, name: str) -> bool:
     """Whether storage has a parameter otherwise than its segments compute with it: in other pieces or another dtype."""
     parameter, entry = program.parameter(name), plan.parameters[name]
     mesh = plan.home(program, name).mesh
-    ops = [step.forward_op for step in _path(parameter, entry, mesh, parameter.type.itemsize).steps]
-    return entry.dtype != parameter.type.dtype or any(op.sliced for op in ops) or bool(_kinds(ops, mesh))
+    steps = _path(parameter, entry, mesh, parameter.type.itemsize).steps
+    return entry.dtype != parameter.type.dtype or _does_something([step.forward_op for step in steps], mesh)
+
+
+def is_home(plan: Plan, program: Program, name: str) -> bool:
+    """Whether a parameter's gradient comes in the pieces in which it is stored."""
+    parameter, entry = program.parameter(name), plan.parameters[name]
+    mesh = plan.home(program, name).mesh
+    steps = _path(parameter, entry, mesh, ITEM_BYTES[entry.dtype]).steps
+    return not _does_something([step.backward_op for step in steps], mesh)
+
+
+def _does_something(ops: list[Op], mesh: Mesh) -> bool:
+    return any(op.sliced for op in ops) or bool(_kinds(ops, mesh))
 
 
 def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Transfers:

@@ -16,7 +16,7 @@ from meshwright.layout import Layout
 from meshwright.layout.convert import convert_gradient, convert_value
 from meshwright.layout.transport import Transport
 from meshwright.plan import Plan, Stage
-from meshwright.price.buckets import Bucket, Transfers, gathered, moves, reduced
+from meshwright.price.buckets import Bucket, Transfers, gathered, is_home, moves, reduced
 from meshwright.runtime.buckets import Scratch, Shape, gather, reduce
 from meshwright.runtime.homes import Home, Homes
 from meshwright.runtime.overlap import Begun, Overlap
@@ -71,6 +71,7 @@ class Store:
             n: tuple(name for t in self.gathers[n] for name in t.alone if moves(plan, program, name))
             for n in here.segments
         }
+        self.home = {name for name in own if is_home(plan, program, name)}
         self.segments = {n: program.segments[n].params for n in here.segments}
         self.regathered = {name for name in own if plan.parameters[name].regather}
         self._flats: dict[Bucket, Tensor] = {}
@@ -191,9 +192,12 @@ class Store:
                 own = {name: given.pop(name) for name in bucket.names}
                 home = self.homes.find(self._local_shape(bucket), self.wide[bucket.names[0]], self.device)
                 self._reducing.append(self.overlap.start(partial(self._bucket_reduced, home, own)))
+        for name in self.home & given.keys():
+            self._add_stored(name, _own(given.pop(name).to(self.wide[name])), None)
         if given:
             self._reducing.append(self.overlap.start(partial(self._reduced, given)))
-        self._hand_over(wait=False)
+        if self._reducing:
+            self._hand_over(wait=False)
 
     def _bucket_reduced(self, home: Home, given: Mapping[str, Tensor]) -> Reduced:
         reduce(home.shape, given, home.flat, self.scratch)
@@ -205,7 +209,7 @@ class Store:
             storage, compute = self.layouts[name]
             wide = gradient.to(self.wide[name])
             local = convert_gradient(wide, storage, compute, self.mesh, shape=self.shapes[name])
-            found[name] = (local if local.untyped_storage().nbytes() == local.nbytes else local.clone(), None)
+            found[name] = (_own(local), None)
         return found
 
     def guest_gradient(self, name: str) -> Tensor | None:
@@ -253,6 +257,11 @@ class Store:
         self.copies.clear()
         self.gradients.clear()
         self.summed.clear()
+
+
+def _own(local: Tensor) -> Tensor:
+    """In memory of its own: what it may be a part of can go."""
+    return local if local.untyped_storage().nbytes() == local.nbytes else local.clone()
 
 
 def as_dtensor(local: Tensor, mesh: DeviceMesh, layout: Layout, shape: tuple[int, ...]) -> DTensor:
