@@ -26,12 +26,6 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.price.check import check_plan
 
     plan = Plan.load(args.plan)
-    if len(plan.stages) > 1:
-        raise PlanError(
-            f"{args.plan} is a pipeline of {len(plan.stages)} stages",
-            "a plan of one stage, the only kind whose code is printed so far",
-            "plan with `--pin pp=1`, or see `meshwright explain`",
-        )
     if not plan.model:
         raise PlanError(
             f"{args.plan} names no model reference", "a plan made by `meshwright plan`", "use the Python API"

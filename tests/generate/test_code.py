@@ -1,4 +1,4 @@
-"""The printed code runs, and gives what the sharded segment gives."""
+"""A printed segment gives what the sharded segment gives; whole files run in tests/runtime/test_code_runs.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model_of(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     return small_model(name)
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "resnet", "dropping", "moe"])
+@pytest.mark.parametrize("name", ["resnet", "dropping", "moe"])
 @pytest.mark.parametrize("pin", ["dp=2", "tp=2"])
 def test_the_printed_code_computes_what_the_sharded_segment_does(name: str, pin: str) -> None:
     program = capture(*model_of(name))
