@@ -133,8 +133,10 @@ def _check_sizes(program: Program, microbatches: int, replicas: int) -> None:
         raise PlanError(
             f"{microbatches} micro-batches of {program.batch} samples", f"1 to {program.batch}", "ask for fewer"
         )
-    if microbatches < 1 or replicas < 1 or program.batch % (microbatches * replicas):
-        fits = [m for m in range(1, program.batch + 1) if replicas > 0 and program.batch % (m * replicas) == 0]
+    if replicas < 1:
+        raise PlanError(f"{replicas} replicas", "1 or more: so many ranks run each partition", "ask for 1")
+    if microbatches < 1 or program.batch % (microbatches * replicas):
+        fits = [m for m in range(1, program.batch + 1) if program.batch % (m * replicas) == 0]
         raise PlanError(
             f"{microbatches} micro-batches on {replicas} replicas of a batch of {program.batch}",
             "samples that divide evenly",

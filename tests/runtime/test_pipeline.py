@@ -43,7 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deep resnet": {"microbatches": 2, "plain": 2},
     "deep moe": {"microbatches": 2, "plain": 2},
 }
-SKIP = ("t5", "unet")
+SKIP = ("unet",)
 """Those with values that skip stages."""
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble", "searched")
 SHAPES: dict[str, dict[str, Any]] = {

@@ -125,7 +125,18 @@ def test_one_stage_is_kept_where_it_is_faster(gpt: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    "pins", [("pp=0",), ("pp=x",), ("schedule=none",), ("pp=9",), ("pp=5",), ("pp=1+2",), ("pp=2", "dp=4")]
+    "pins",
+    [
+        ("pp=0",),
+        ("pp=x",),
+        ("schedule=none",),
+        ("pp=9",),
+        ("pp=5",),
+        ("pp=1+2",),
+        ("pp=2", "dp=4"),
+        ("pp=2", "microbatch=3"),
+        ("pp=2", "microbatch=32"),
+    ],
 )
 def test_pins_that_no_pipeline_has_are_refused(gpt: Program, pins: tuple[str, ...]) -> None:
     with pytest.raises(PlanError, match=re.escape(pins[-1])):

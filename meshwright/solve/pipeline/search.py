@@ -45,7 +45,9 @@ INTERLEAVE = (2, 3, 4, 8)
 """Runs a stage, under `interleaved`."""
 
 SAMPLES = 4
-"""Of the first micro-batch that is tried; on very many devices one for each host of the smallest stage, if more."""
+STAGES = 16
+"""The first micro-batch that is tried has so many samples; on more than MOST_UNITS devices one for each host of a stage
+of so many, if that is more."""
 
 SLACKS = (1.02, 1.3, inf)
 """How far above the first guess a step may be, if none is found below."""
@@ -56,6 +58,9 @@ WORST = 1.5
 SIMULATIONS = 12
 FEW_SIMULATIONS = 6
 """Of each number of micro-batches; on more than MOST_UNITS devices pipelines are long, and fewer are played."""
+
+SETTLED = 3
+"""Of these at most so many are made plans, until one fits."""
 
 PATIENCE = 1
 """So many numbers of micro-batches in a row may be no better before a direction is left."""
@@ -127,6 +132,7 @@ def pipeline_search(
             f"numbers that sum to {cluster.device_count}",
             "change the pin",
         )
+    _check_microbatches(asked, program.batch)
     search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute, method)
     search.climb(search.counts())
     if search.best is None and known_s == inf:
@@ -134,6 +140,16 @@ def pipeline_search(
     search.reorder()
     best = None if search.best is None else predicted(relayed(search.best, program), program)[0]
     return best, search.bound_s
+
+
+def _check_microbatches(asked: PipelinePins, batch: int) -> None:
+    for name, _, number in (text.partition("=") for text in asked.rest):
+        if name in ("microbatch", "microbatches") and number.isdigit() and (not int(number) or batch % int(number)):
+            raise PlanError(
+                f"pin {name}={number} with a global batch of {batch}",
+                "a number that divides it",
+                "change the batch or the pin",
+            )
 
 
 def no_pipeline(asked: PipelinePins, cluster: Cluster) -> PlanError:
@@ -187,7 +203,8 @@ class _Search:
 
     def climb(self, counts: list[int]) -> None:
         """From micro-batches of SAMPLES on, to more and to fewer, as long as a step gets shorter."""
-        hosts = min((mesh.ranks for mesh in self.meshes), default=1) // per_host(self.cluster)
+        total = self.cluster.device_count
+        hosts = total // STAGES // per_host(self.cluster) if total > MOST_UNITS else 1
         start = min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - max(SAMPLES, hosts)))
         best_s = self.try_count(counts[start])
         for way in (1, -1):
@@ -216,8 +233,9 @@ class _Search:
             return inf
         self.bound_s = min(self.bound_s, solution.bound_s)
         self.useful |= {run.mesh for run in solution.runs}
-        self._settle(solution)
-        return solution.step_s
+        chosen = (solution.runs, solution.schedule, solution.microbatches)
+        settled_s = (self._settle(*one) for one in (chosen, *solution.others)[:SETTLED])
+        return next((step_s for step_s in settled_s if step_s < inf), inf)
 
     def _solved(self, table: Table, made: Options | None, limit_s: float) -> StageSolution | None:
         budget = SIMULATIONS if table.total <= MOST_UNITS else FEW_SIMULATIONS
@@ -231,7 +249,7 @@ class _Search:
     def _table(self, count: int) -> Table | None:
         setting = replace(self.setting, microbatches=count)
         found: list[Offer] = []
-        for index in self._tried():
+        for index in self._tried(count):
             found += offers(self.program, index, self.meshes[index], setting, self.recompute)
         total = self.cluster.device_count
         few = self.pins.stages is not None or total <= ALL_SIZES
@@ -244,8 +262,12 @@ class _Search:
             kept = [with_levels(offer, small, self.meshes[offer.mesh]) for offer in kept]
         return Table(small, self.meshes, kept, self.wires, setting)
 
-    def _tried(self) -> list[int]:
-        """All meshes at first; then those that were worth keeping."""
+    def _tried(self, count: int) -> list[int]:
+        """All meshes at first; then those that were worth keeping. On very many devices those that have samples for
+        their hosts."""
+        if self.cluster.device_count > MOST_UNITS and not self.pins.rest:
+            samples = self.program.batch // count
+            return [i for i, mesh in enumerate(self.meshes) if samples % mesh.mesh.sizes[0] == 0]
         return sorted(self.kept) if self.kept else list(range(len(self.meshes)))
 
     def _problem(self, table: Table) -> StageProblem:
@@ -296,14 +318,15 @@ class _Search:
             found.append(Part(run.first, run.end, run.stage, self.meshes[run.mesh], chosen.offer))
         return found
 
-    def _settle(self, solution: StageSolution) -> None:
-        parts = self._parts(solution.runs)
-        setting = replace(self.setting, microbatches=solution.microbatches)
-        plan = pipeline_plan(self.program, self.cluster, parts, solution.schedule, setting, self.wires)
+    def _settle(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
+        """The step of these stages as a plan; infinite where no recomputation makes them fit."""
+        setting = replace(self.setting, microbatches=microbatches)
+        plan = pipeline_plan(self.program, self.cluster, self._parts(runs), schedule, setting, self.wires)
         made = fitted(plan, self.program, self._budgets(plan))
         if made is not None and self.pins.schedule == "searched":
             made = reordered(made, self.program, self._budgets(made))
         self._take(made)
+        return inf if made is None else made.predicted.step_s
 
     def _take(self, made: Plan | None) -> None:
         if made is not None and made.predicted.step_s < self.known_s:
