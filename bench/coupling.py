@@ -46,8 +46,10 @@ from meshwright.solve.candidates import allowed_meshes, candidates_on
 from meshwright.solve.intra.chain import chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.segment import SegmentProblem, Solved
+from meshwright.solve.intra.walk import walk
 from meshwright.solve.joint import refine
 from meshwright.solve.plan import make_plan
+from meshwright.solve.search import Candidate
 
 GIB = 1 << 30
 GPT = "gpt?layers=4&hidden=4096&heads=32&vocab=51200&seq=1024"
@@ -114,29 +116,55 @@ def thresholds(frontier: Frontier) -> list[float]:
     return [float(np.array(ratios)[order][min(len(order) - 1, int(np.searchsorted(share, part)))]) for part in DROPPED]
 
 
-def checkpoint_first(program: Program, cluster: Cluster, budget: int, known_s: float) -> Iterator[tuple[str, Plan]]:
-    """Every plan of the method that fits; what cannot be faster than `known_s` or one before it is left out."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A set of dropped values on a mesh, with what no sharding that fits is faster than, and the price that says so."""
+
+    bound_s: float
+    part: float
+    candidate: Candidate
+    microbatches: int
+    price: float
+
+
+def entries(program: Program, cluster: Cluster, budget: int, axes: int, known_s: float) -> list[Entry]:
+    found = []
     setting = Setting("adamw", "bf16")
-    for candidate in candidates_on(program, allowed_meshes(cluster, (), 2), (), setting, recompute=True):
+    for candidate in candidates_on(program, allowed_meshes(cluster, (), axes), (), setting, recompute=True):
         for number in candidate.microbatches:
             base = candidate.frontier(number)
             if floor_s(base) >= known_s:
                 break
-            for part, most_s in zip(DROPPED, thresholds(base), strict=True):
-                frontier = Dropped(base.program, base.mesh, base.pins, base.setting, True, base.skips, most_s=most_s)
-                seen: set[str] = set()
-                for price in PRICES:
-                    chain = chain_at(frontier, price)
-                    if chain.seconds >= known_s:
-                        break
-                    plan = assemble(program, cluster, chain, frontier)
-                    text = str((plan.choices, plan.segments, sorted(plan.parameters.items())))
-                    found = None if text in seen else refine(plan, program, budget)
-                    seen.add(text)
-                    if found is not None:
-                        yield f"checkpoint first, {part:.0%} dropped", found
-                        known_s = min(known_s, found.predicted.step_s)
-                        break
+            for part in DROPPED:
+                frontier = dropping(base, part)
+                bounds = [(walk(frontier, price)[0] - price * budget, price) for price in PRICES]
+                if max(bounds)[0] < known_s:
+                    found.append(Entry(max(bounds)[0], part, candidate, number, max(bounds)[1]))
+    return sorted(found, key=lambda entry: entry.bound_s)
+
+
+def checkpoint_first(
+    program: Program, cluster: Cluster, budget: int, axes: int, known_s: float
+) -> Iterator[tuple[str, Plan]]:
+    """Plans of the method that fit; what cannot be faster than `known_s`, or than one before it, is left out."""
+    for entry in entries(program, cluster, budget, axes, known_s):
+        if entry.bound_s >= known_s:
+            return
+        frontier = dropping(entry.candidate.frontier(entry.microbatches), entry.part)
+        for price in (price for price in PRICES if price >= entry.price):
+            chain = chain_at(frontier, price)
+            if chain.seconds >= known_s:
+                break
+            found = refine(assemble(program, cluster, chain, frontier), program, budget)
+            if found is not None:
+                yield f"checkpoint first, {entry.part:.0%} dropped", found
+                known_s = min(known_s, found.predicted.step_s)
+                break
+
+
+def dropping(base: Frontier, part: float) -> Dropped:
+    most_s = dict(zip(DROPPED, thresholds(base), strict=True))[part]
+    return Dropped(base.program, base.mesh, base.pins, base.setting, True, base.skips, most_s=most_s)
 
 
 def cluster_of(text: str) -> Cluster:
@@ -148,17 +176,21 @@ def cluster_of(text: str) -> Cluster:
     return Cluster(text, "nccl", (GPUS[gpu].device,), network, 8.4e-6, ())
 
 
-def run(model: str, batch: int, cluster_name: str, budget_gib: float) -> dict[str, Any]:
+def run(model: str, batch: int, cluster_name: str, budget_gib: float, axes: int) -> dict[str, Any]:
     program = capture(*parse_reference(model).meta(batch), precision="bf16")
     cluster, budget = cluster_of(cluster_name), int(budget_gib * GIB)
     before = time.process_time()
-    joint = _planned(program, cluster, budget, recompute=True)
+    joint = _planned(program, cluster, budget, axes, recompute=True)
     joint_cpu_s = time.process_time() - before
-    shardings = {"shard first": _planned(program, cluster, None, recompute=False)}
-    shardings |= {f"sweep {part:g}": _planned(program, cluster, int(part * budget), recompute=False) for part in SWEEP}
+    print(f"# joint {joint.predicted.step_s if joint else 0:.4f} s, {joint_cpu_s:.0f} CPU s", flush=True)
+    shardings = {"shard first": _planned(program, cluster, None, axes, recompute=False)}
+    for part in SWEEP:
+        shardings[f"sweep {part:g}"] = _planned(program, cluster, int(part * budget), axes, recompute=False)
     refined = {name: refine(plan, program, budget) for name, plan in shardings.items() if plan is not None}
     seconds = {name: plan.predicted.step_s for name, plan in refined.items() if plan is not None}
-    for name, plan in checkpoint_first(program, cluster, budget, min(seconds.values(), default=float("inf"))):
+    known_s = min(seconds.values(), default=float("inf"))
+    print(f"# shard first and sweep: {known_s:.4f} s, {time.process_time() - before:.0f} CPU s", flush=True)
+    for name, plan in checkpoint_first(program, cluster, budget, axes, known_s):
         seconds[name] = min(seconds.get(name, float("inf")), plan.predicted.step_s)
     best = min(seconds.values(), default=float("inf"))
     found = joint.predicted.step_s if joint else float("inf")
@@ -167,6 +199,7 @@ def run(model: str, batch: int, cluster_name: str, budget_gib: float) -> dict[st
         "batch": batch,
         "cluster": cluster_name,
         "budget_gib": budget_gib,
+        "axes": axes,
         "joint_s": found,
         "joint": _described(joint),
         "apart_s": seconds,
@@ -185,7 +218,7 @@ def _described(plan: Plan | None) -> str:
     return f"{mesh}, {plan.microbatches} micro-batches, {again} of {len(plan.segments)} segments recompute"
 
 
-def _planned(program: Program, cluster: Cluster, budget: int | None, recompute: bool) -> Plan | None:
+def _planned(program: Program, cluster: Cluster, budget: int | None, axes: int, recompute: bool) -> Plan | None:
     try:
         return make_plan(
             program,
@@ -193,6 +226,7 @@ def _planned(program: Program, cluster: Cluster, budget: int | None, recompute: 
             memory_bytes=budget,
             precision="bf16",
             pins=("pp=1",),
+            max_axes=axes,
             recompute=recompute,
         )
     except PlanError:
@@ -202,11 +236,12 @@ def _planned(program: Program, cluster: Cluster, budget: int | None, recompute: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", type=int, action="append", help="its number; all unless given")
+    parser.add_argument("--axes", type=int, default=2, help="of the meshes")
     parser.add_argument("--json")
     args = parser.parse_args()
     rows = []
     for number in args.case or range(len(CASES)):
-        rows.append(run(*CASES[number]))
+        rows.append(run(*CASES[number], args.axes))
         print(json.dumps(rows[-1]), flush=True)
     if args.json:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)

@@ -65,6 +65,9 @@ def _recomputed(plan: Plan) -> list[str]:
         if names:
             shown = ", ".join(values[:8]) + (f" and {len(values) - 8} more" if len(values) > 8 else "")
             lines.append(f"  {count} of {len(plan.segments)} segments recompute {shown or 'statistics of norms'}")
+        if plan.choices[index].offload:
+            parked = ", ".join(plan.choices[index].offload)
+            lines.append(f"  {count} of {len(plan.segments)} segments keep {parked} on the host until backward")
         if plan.choices[index].chunks > 1:
             tail = index == plan.segments[-1]
             runs = "the last segment runs" if tail else f"backward of {count} of {len(plan.segments)} segments runs"

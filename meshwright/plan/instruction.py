@@ -16,11 +16,12 @@ from meshwright.errors import PlanError, VerifyError
 BACKWARDS = ("backward", "backward_input", "backward_weight")
 PER_MICROBATCH = ("forward", "recompute", *BACKWARDS)
 NESTED = ("pass", "drop")
+AWAY = ("offload", "release", "fetch")
 PER_STEP = ("gather", "free", "reduce")
 SENDS = ("send", "send_gradient")
 RECEIVES = ("receive", "receive_gradient")
 TRANSFERS = (*SENDS, *RECEIVES)
-KINDS = (*PER_MICROBATCH, *NESTED, *PER_STEP, *TRANSFERS, "step")
+KINDS = (*PER_MICROBATCH, *NESTED, *AWAY, *PER_STEP, *TRANSFERS, "step")
 _LINE = re.compile(r"(?P<kind>\w+)(?: (?P<segment>\d+))?(?: mb(?P<microbatch>\d+))?(?: (?:to|from) (?P<peer>\d+))?")
 
 
@@ -29,7 +30,8 @@ class Instruction:
     """kind: one of KINDS. segment: which; microbatch: for compute and transfers; peer: the other stage's number.
 
     pass: a forward that keeps nothing, whose segment runs forward again; drop: let go of the values that a segment
-    handed on. recompute: restore what a forward did not keep; it may stand before the gradient's arrival. send,
+    handed on. offload: begin to copy some of what a forward kept to the host; release: let go of it here; fetch: begin
+    to bring it back. recompute: restore what a forward did not keep; it may stand before the gradient's arrival. send,
     receive: the values of the segment that the peer reads, begun here and waited for where they are used. gather: bring
     a segment's parameters from storage to compute layout. free: drop gathered copies that are gathered again later.
     reduce: bring the gradients of parameters first used here to storage layout. step: where the user's optimizer runs.
@@ -70,7 +72,7 @@ class Instruction:
     def verify(self) -> None:
         wanted = (
             self.kind != "step",
-            self.kind in PER_MICROBATCH or self.kind in NESTED or self.kind in TRANSFERS,
+            self.kind in (*PER_MICROBATCH, *NESTED, *AWAY, *TRANSFERS),
             self.kind in TRANSFERS,
         )
         given = (self.segment is not None, self.microbatch is not None, self.peer is not None)

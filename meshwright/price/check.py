@@ -119,9 +119,10 @@ def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGr
         given = f"{field} has {len(choice.inputs)} inputs and {len(choice.outputs)} outputs"
         raise PlanError(given, f"{len(graph.inputs)} and {len(graph.outputs)}", "undo the edit")
     made = {"backward", *graph.values()}
-    unknown = [name for name in (*choice.recompute, *choice.keep) if _CONVERTED.sub("", name) not in made]
+    named = (*choice.recompute, *choice.keep, *choice.offload)
+    unknown = [name for name in named if _CONVERTED.sub("", name) not in made]
     if unknown:
-        given = f"{field}.recompute or .keep names {', '.join(unknown)}"
+        given = f"{field}.recompute, .keep or .offload names {', '.join(unknown)}"
         raise PlanError(given, "values of the segment, or `op~0` for what else an op makes", "undo the edit")
     extra = sorted(set(choice.strategies) - {op.name for op in graph.ops})
     if extra:

@@ -20,7 +20,9 @@ from meshwright.generate.pieces import Pieces, Rest, WholePieces, pieces
 from meshwright.generate.program import Pair, generate
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction
+from meshwright.plan.instruction import AWAY
 from meshwright.plan.stages import stage_commons
+from meshwright.runtime.away import Host, Parked
 from meshwright.runtime.batches import Batches
 from meshwright.runtime.evaluation import in_eval_mode
 from meshwright.runtime.exchange import Exchange
@@ -37,7 +39,8 @@ class MicroBatch:
     values, gradients: by name and by the first segment of the stage whose layout they have. commons: those of a stage,
     while its forward runs. weight: its share in the loss; a micro-batch of weight zero, all of whose targets are
     ignored, is not run. random: what its random numbers are made from. rest: what weight halves wait with. before:
-    where segments run forward more than once, their buffers as they were the first time.
+    where segments run forward more than once, their buffers as they were the first time. away: what waits
+    on the host.
     """
 
     number: int
@@ -49,6 +52,7 @@ class MicroBatch:
     saved: dict[int, list[Tensor]] = field(default_factory=dict)
     rest: dict[int, Rest] = field(default_factory=dict)
     before: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    away: dict[int, Parked] = field(default_factory=dict)
     gradients: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
     loss: Tensor | None = None
@@ -63,6 +67,8 @@ class MicroBatch:
             yield from saved
         for rest in self.rest.values():
             yield from rest.tensors()
+        for parked in self.away.values():
+            yield from (*parked.leaving, *parked.coming)
 
 
 class Interpreter:
@@ -90,6 +96,7 @@ class Interpreter:
         self.last_pairs: dict[int, Pair] = {}
         self._pieces: dict[tuple[int, bool], Pieces | WholePieces] = {}
         self._passing: dict[int, Passing] = {}
+        self.host = Host(self.device)
 
     def run(
         self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]], random: RandomState
@@ -198,6 +205,8 @@ class Interpreter:
             elif one.kind == "drop":
                 for name in segment.outputs:
                     micro.values.pop((name, part.stage.first), None)
+            elif one.kind in AWAY:
+                self._move(one.kind, self._pair(part, index, micro), index, micro)
             elif one.kind == "recompute":
                 made = self._pieces_of(self._pair(part, index, micro), True)
                 micro.saved[index] = made.restore(micro.saved[index], self._params(part, index, segment))
@@ -207,6 +216,16 @@ class Interpreter:
                 self._add(part, index, segment, gradients, [])
             else:
                 self._backward(one.kind, part, index, segment, micro)
+
+    def _move(self, kind: str, pair: Pair, index: int, micro: MicroBatch) -> None:
+        """Some of what a forward kept goes to the host or begins to come back."""
+        if kind == "offload":
+            places = [at for at, name in enumerate(pair.saved) if name in self.plan.choice(index).offload]
+            micro.saved[index], micro.away[index] = self.host.offload(micro.saved[index], places)
+        elif kind == "release":
+            self.host.release(micro.away[index])
+        else:
+            self.host.fetch(micro.away[index])
 
     def _parameters(self, kind: str, index: int) -> None:
         part = self.part_of[index]
@@ -294,6 +313,8 @@ class Interpreter:
             if local[output].grad
         ]
         params, saved = self._params(part, index, segment), micro.saved.pop(index)
+        if index in micro.away:
+            saved = self.host.back(saved, micro.away.pop(index))
         weights: dict[str, Tensor | None] = {}
         again = self._recomputed(index)
         if kind == "backward_input":
@@ -338,7 +359,7 @@ class Interpreter:
     def _pieces_of(self, pair: Pair, restored: bool) -> Pieces | WholePieces:
         key = (id(pair), restored)
         if key not in self._pieces:
-            self._pieces[key] = pieces(pair, restored=restored)
+            self._pieces[key] = pieces(pair, restored=restored, compiled=self.parts[0].compiled)
         return self._pieces[key]
 
     def _params(self, part: Part, index: int, segment: Segment) -> dict[str, Tensor]:
@@ -358,7 +379,7 @@ class Interpreter:
             return nullcontext()
         stored = [tensor for part in self.parts for tensor in part.store.locals.values()]
         given = [tensor for micro in self.micro for tensor in micro.batch.values()]
-        return self.live.counting(stored, [*given, *self.buffers.values()])
+        return self.live.counting(stored, [*given, *self.buffers.values(), *self.host.waiting()])
 
     def _count(self) -> None:
         self.live.note(local for part in self.parts for local in part.store.reduced_gradients())

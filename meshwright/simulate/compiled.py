@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from meshwright.plan import Instruction
-from meshwright.plan.instruction import BACKWARDS, RECEIVES, SENDS
+from meshwright.plan.instruction import AWAY, BACKWARDS, RECEIVES, SENDS
 from meshwright.schedule.messages import Messages
 from meshwright.simulate.costs import FREE, Costs, SegmentCost
 
@@ -112,7 +112,7 @@ class _Stage:
                 found.append(Action(COMPUTE, index, self.step_s, (self.reducing,) if self.reducing >= 0 else ()))
             elif one.kind in ("gather", "reduce"):
                 found += self._collective(one, index)
-            elif one.kind not in ("free", "drop"):
+            elif one.kind not in ("free", "drop", *AWAY):
                 found.append(self._compute(one, index, waits))
         return found
 

@@ -150,8 +150,8 @@ class _OneStage:
         if self.refused is not None:
             return self.refused
         looked_at = [one for one in self.candidates if not one.later] or self.candidates
-        least = min(least_of(one) for one in looked_at)
+        least = kept = min(least_of(one) for one in looked_at)
         if self.recompute:
             least = min(least, *(least_recomputing(one, self.program, self.written) for one in looked_at))
         tight = partial(tight_candidate, self.program, setting=self.setting)
-        return does_not_fit(self.cluster, self.budget(memory_bytes), least, tight)
+        return does_not_fit(self.cluster, self.budget(memory_bytes), least, tight, again=least < kept)

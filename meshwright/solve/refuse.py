@@ -13,16 +13,23 @@ from meshwright.solve.search import Candidate
 MOST_DEVICES = 1 << 14
 
 
-def does_not_fit(cluster: Cluster, budget: int, least: int, tight: Callable[[Cluster], Candidate]) -> PlanError:
-    """least: the fewest bytes found to do. tight: of a larger cluster, the mesh that leaves most room."""
+def does_not_fit(
+    cluster: Cluster, budget: int, least: int, tight: Callable[[Cluster], Candidate], again: bool = False
+) -> PlanError:
+    """least: the fewest bytes found to do. tight: of a larger cluster, the mesh that leaves most room. again: `least`
+    is that of recomputing."""
     device = cluster.mesh((cluster.device_count,)).device
     larger = _smallest_that_fits(cluster, budget, tight)
     more = f"use {larger.name} ({larger.device_count} devices), " if larger else "use more devices, "
     return PlanError(
         f"no plan fits in {budget:,} bytes on each of {cluster.device_count} devices ({device.name})",
-        f"at least {least:,} bytes ({show_bytes(least)}), {least - budget:,} more",
+        f"at least {least:,} bytes ({show_bytes(least)}), {least - budget:,} more: {_how(again)}",
         f"{more}raise the memory limit, or make the batch smaller",
     )
+
+
+def _how(again: bool) -> str:
+    return "everything recomputed, in the most micro-batches" if again else "weights and values cut as far as they go"
 
 
 def least_of(candidate: Candidate) -> int:

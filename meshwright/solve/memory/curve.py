@@ -37,7 +37,8 @@ class Kept:
     recompute, keep: for the Choice; what backward reads and is not kept, and what is kept for it besides.
     resident_bytes: from forward to backward. recompute_s: what backward takes longer. Transients: on top of what is
     resident, at the worst moment. gradient_bytes: of the parameters, from this backward to the step.
-    forced: what had to be kept, and why. chunks: of the samples, in the last segment.
+    forced: what had to be kept, and why. chunks: of the samples, in the last segment. offload: what of the saved waits
+    on the host, away_bytes.
     """
 
     saved: tuple[str, ...]
@@ -52,6 +53,8 @@ class Kept:
     backward_s: float = 0.0
     forced: tuple[tuple[str, str], ...] = ()
     chunks: int = 1
+    offload: tuple[str, ...] = ()
+    away_bytes: int = 0
 
     @property
     def seconds(self) -> float:

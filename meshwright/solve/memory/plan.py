@@ -6,7 +6,7 @@ instances. On one device, where there is nothing to shard, that is the whole pla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,7 @@ from meshwright.capture.program import ITEM_BYTES, Parameter, Program, SegmentGr
 from meshwright.cluster import Device, Mesh
 from meshwright.cluster.profile_load import profile_of
 from meshwright.errors import PlanError
-from meshwright.generate.joint import trace
+from meshwright.generate.joint import label, trace
 from meshwright.generate.program import sharded_prologue, sharded_segments
 from meshwright.layout import Layout
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
@@ -24,6 +24,7 @@ from meshwright.price.flow import invariant
 from meshwright.price.parameter import STATES, Setting, local_bytes
 from meshwright.profile.operands import type_bytes
 from meshwright.solve.intra.inputs import input_layouts, input_plans
+from meshwright.solve.memory.away import away_options, host_bandwidth
 from meshwright.solve.memory.chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
 from meshwright.solve.memory.curve import Kept, kept_curve, undominated
 from meshwright.solve.memory.inner import inner_options
@@ -44,7 +45,7 @@ class Curves:
     """What may be chosen for a plan. options: per instance, shared objects where instances are alike.
 
     static_bytes: in memory all the time: parameters, optimizer, batch, common values. gradients: per instance, of the
-    parameters that no later one has; step_s: the optimizer.
+    parameters that no later one has; step_s: the optimizer. away: ways that offload, where the link is known.
     """
 
     plan: Plan
@@ -53,6 +54,7 @@ class Curves:
     gradients: tuple[int, ...]
     static_bytes: int
     step_s: float
+    away: tuple[tuple[Kept, ...], ...] = ()
 
     def instances(self) -> list[Instance]:
         return [Instance(kept, size) for kept, size in zip(self.options, self.gradients, strict=True)]
@@ -69,9 +71,9 @@ class Curves:
 
     def priced(self, index: int, choice: Choice) -> Kept:
         """The way of this instance that a Choice asks for. Raises PlanError where it is none of its options."""
-        wanted = (choice.recompute, choice.keep, choice.chunks)
-        for kept in self.options[index]:
-            if (kept.recompute, kept.keep, kept.chunks) == wanted:
+        wanted = (choice.recompute, choice.keep, choice.chunks, choice.offload)
+        for kept in (*self.options[index], *(self.away[index] if self.away else ())):
+            if (kept.recompute, kept.keep, kept.chunks, kept.offload) == wanted:
                 return kept
         raise PlanError(
             f"segment {self.program.segments[index].name} recomputes {list(choice.recompute)} and keeps "
@@ -88,6 +90,8 @@ class Curves:
         fits = self.static_bytes + sum(self.gradients) <= budget
         found = solve_instances(self.instances(), budget, self.static_bytes) if fits and method != "rotor" else None
         flat = with_chosen(self, found, budget_bytes) if found else None
+        if fits and method == "auto" and self.away and (found is None or found.seconds > self.fastest_s):
+            flat, found = self._offloading(budget, budget_bytes, flat, found)
         if fits and (method == "rotor" or (method == "auto" and self._may_nest(found))):
             order = nested_order(self.chained(), budget - self.static_bytes)
             if order is not None and (found is None or order.seconds < found.seconds):
@@ -96,6 +100,31 @@ class Curves:
         if flat is None:
             raise _does_not_fit(self, budget)
         return flat
+
+    def _offloading(
+        self, budget: int, given: int | None, flat: Plan | None, found: Chosen | None
+    ) -> tuple[Plan | None, Chosen | None]:
+        """The fastest where values may wait on the host."""
+        for wider in self._wider():
+            chosen = solve_instances(wider.instances(), budget, wider.static_bytes)
+            if chosen is not None and (found is None or chosen.seconds < found.seconds):
+                flat, found = with_chosen(wider, chosen, given), chosen
+        return flat, found
+
+    def _wider(self) -> Iterator[Curves]:
+        """With ways that offload, and room for the largest value that is on its way."""
+        sizes = sorted({kept.away_bytes for ways in self.away for kept in ways})
+        for aside in dict.fromkeys((sizes[-1], sizes[len(sizes) // 2])) if sizes else ():
+            options = tuple(
+                (*ways, *(kept for kept in more if kept.away_bytes <= aside))
+                for ways, more in zip(self.options, self.away, strict=True)
+            )
+            yield replace(self, options=options, static_bytes=self.static_bytes + aside)
+
+    @property
+    def least_away_bytes(self) -> int:
+        """The least where values may wait on the host."""
+        return min((wider.least_bytes for wider in self._wider()), default=self.least_bytes)
 
     def chained(self) -> Chained:
         """What a nested order is made of."""
@@ -113,8 +142,11 @@ class Curves:
         return found is None or (len(self.options) <= MOST_NESTED and found.seconds > SLOWER * self.fastest_s)
 
 
-def curves(program: Program, plan: Plan, device: Device, *, fused: bool = False) -> Curves:
-    """`fused`: the pairs will be compiled. The device's kind says whose kernels run."""
+def curves(
+    program: Program, plan: Plan, device: Device, *, fused: bool = False, host_rate: float | None = None
+) -> Curves:
+    """`fused`: the pairs will be compiled. The device's kind says whose kernels run. host_rate: bytes per second to and
+    from the host's memory; the device's own if not given."""
     costs = NodeCosts(device, fused, plan.mesh)
     traced = traced_for(device)
     segments = sharded_segments(program, plan)
@@ -135,7 +167,30 @@ def curves(program: Program, plan: Plan, device: Device, *, fused: bool = False)
             made[id(graph), last] = undominated((*found, *extra))
         options.append(made[id(graph), last])
     static, gradients = _static_bytes(program, plan)
-    return Curves(plan, program, tuple(options), gradients, static, _optimizer_s(program, plan, device))
+    bandwidth = host_bandwidth(device) if host_rate is None else host_rate
+    away = _away(program, segments, options, traced, bandwidth) if bandwidth else ()
+    return Curves(plan, program, tuple(options), gradients, static, _optimizer_s(program, plan, device), away)
+
+
+def _away(
+    program: Program, segments: Sequence[SegmentGraph], options: list[tuple[Kept, ...]], traced: Tracer, rate: float
+) -> tuple[tuple[Kept, ...], ...]:
+    """Per instance, its ways with some values on the host; what two segments keep stays."""
+    shared: set[str] = set()
+    for segment, graph, ways in zip(program.segments, segments, options, strict=True):
+        pairs = zip(segment.outputs, graph.outputs, strict=True)
+        shared |= {name for name, local in pairs if any(local in kept.saved for kept in ways)}
+    found: list[tuple[Kept, ...]] = []
+    made: dict[object, tuple[Kept, ...]] = {}
+    for index, (segment, graph) in enumerate(zip(program.segments[:-1], segments[:-1], strict=True)):
+        inputs = [(label(value.name), name) for value, name in zip(graph.inputs, segment.inputs, strict=True)]
+        many = {name for other in program.segments[index + 1 :] for name in other.inputs}
+        stays = (*graph.outputs, *(local for local, name in inputs if name in shared or name in many))
+        key = (id(graph), id(options[index]), id(options[index + 1]), stays)
+        if key not in made:
+            made[key] = tuple(away_options(traced(graph), options[index], options[index + 1], rate, stays))
+        found.append(made[key])
+    return (*found, ())
 
 
 def _optimizer_s(program: Program, plan: Plan, device: Device) -> float:
@@ -213,7 +268,9 @@ def with_kept(plan: Plan, picked: Sequence[Kept]) -> Plan:
     return with_choices(
         plan,
         [
-            replace(plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks)
+            replace(
+                plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks, offload=kept.offload
+            )
             for index, kept in enumerate(picked)
         ],
     )
@@ -251,22 +308,24 @@ def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan
 
 
 def _does_not_fit(found: Curves, budget: int) -> PlanError:
-    flat, chained = found.least_bytes, found.chained()
+    flat, chained, away = found.least_bytes, found.chained(), found.least_away_bytes
     room = flat - found.static_bytes
-    least = found.static_bytes + max(least_room_bytes(chained, room), sum(found.gradients))
+    least = min(found.static_bytes + max(least_room_bytes(chained, room), sum(found.gradients)), away)
     chunks = max(kept.chunks for kept in found.options[-1])
     tail = f", the tail in {chunks} chunks" if chunks > 1 else ""
     return PlanError(
         f"no plan fits in {show_bytes(budget)} on one device ({found.plan.mesh.device.name})",
         f"at least {least:,} bytes ({show_bytes(least)}): {show_bytes(found.static_bytes)} of parameters, optimizer "
-        f"and batch, everything recomputed{tail}{_nested_words(flat, least)}",
+        f"and batch, everything recomputed{tail}{_more_words(flat, least, away)}",
         "raise the limit, make the batch smaller, use more devices",
     )
 
 
-def _nested_words(flat: int, least: int) -> str:
-    more = f", segments run forward more than once ({show_bytes(flat)} where each runs once)"
-    return more if least < flat else ""
+def _more_words(flat: int, least: int, away: int) -> str:
+    if least == flat:
+        return ""
+    how = "values wait on the host" if least == away else "segments run forward more than once"
+    return f", {how} ({show_bytes(flat)} without)"
 
 
 def one_device_plan(

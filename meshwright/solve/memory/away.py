@@ -1,0 +1,74 @@
+"""Offloading as more ways to run a segment: some of what it saves waits on the host between forward and backward.
+
+The copy to the host runs beside the next segment's forward, the copy back beside its backward; with c the seconds of
+one copy, a step takes max(0, c - next forward) + max(0, c - next backward) longer. One segment's values at a time are
+on their way: as many bytes as the largest of them are set aside for the whole step. Offered are, for every way to
+keep, the values that are copied while the next segment runs, largest first, and what it is given alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from meshwright.cluster import Device
+from meshwright.cluster.profile_load import read_profile
+from meshwright.generate.joint import Joint, label
+from meshwright.generate.storage import storage_bytes
+from meshwright.solve.memory.curve import Kept, in_memory_anyway
+
+
+def host_bandwidth(device: Device) -> float:
+    """Bytes per second between a device and pinned memory of its host, as measured; zero where it was not."""
+    link = read_profile(device.profile).get("host_link") if device.profile else None
+    return min(link.values()) if link else 0.0
+
+
+SMALLEST = 1 << 12
+"""Bytes below which a value is not worth a copy."""
+
+
+def away_options(
+    joint: Joint, ways: Sequence[Kept], following: Sequence[Kept], bandwidth: float, stays: Collection[str]
+) -> Iterator[Kept]:
+    """`following`: the ways of the next segment; `stays`: values that another segment keeps too."""
+    forward_s = min(kept.forward_s for kept in following)
+    backward_s = min(kept.backward_s for kept in following)
+    sizes = {name: storage_bytes(node) for node, name in joint.names.items()}
+    never = in_memory_anyway(joint) | set(stays)
+    given = {label(value.name) for value in joint.graph.inputs}
+    offered: set[tuple[Kept, tuple[str, ...]]] = set()
+    for kept in ways:
+        if kept.chunks > 1:
+            continue
+        names = [name for name in kept.saved if name not in never and sizes[name] >= SMALLEST]
+        names.sort(key=lambda name: -sizes[name])
+        window = int(bandwidth * min(forward_s, backward_s))
+        for chosen in (_fill(names, sizes, window), _fill(names, sizes, window // 2), [n for n in names if n in given]):
+            found = tuple(name for name in kept.saved if name in chosen)
+            if found and (kept, found) not in offered:
+                offered.add((kept, found))
+                moved = sum(sizes[name] for name in found)
+                yield _away(kept, found, moved, moved / bandwidth, forward_s, backward_s)
+
+
+def _fill(names: Sequence[str], sizes: dict[str, int], room: int) -> list[str]:
+    found = []
+    for name in names:
+        if sizes[name] <= room:
+            found.append(name)
+            room -= sizes[name]
+    return found
+
+
+def _away(kept: Kept, names: tuple[str, ...], moved: int, copy_s: float, forward_s: float, backward_s: float) -> Kept:
+    return replace(
+        kept,
+        offload=names,
+        away_bytes=moved,
+        resident_bytes=kept.resident_bytes - moved,
+        forward_transient_bytes=kept.forward_transient_bytes + moved,
+        backward_transient_bytes=kept.backward_transient_bytes + moved,
+        forward_s=kept.forward_s + max(0.0, copy_s - forward_s),
+        backward_s=kept.backward_s + max(0.0, copy_s - backward_s),
+    )
