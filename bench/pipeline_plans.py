@@ -67,7 +67,7 @@ def measure(name: str, case: Case, by_hand: bool) -> list[dict[str, Any]]:
     print(json.dumps({"case": name, "ours": ours}), flush=True)
     rivals = {"Alpa's stages": case.alpa, "one stage": ("pp=1",)}
     if by_hand:
-        rivals |= {f"dp={d} tp={t} pp={p}": (f"dp={d}", f"tp={t}", f"pp={p}") for d, t, p in _cubes(cluster)}
+        rivals |= {f"dp={d} tp={t} pp={p}": _cube_pins(d, t, p) for d, t, p in _cubes(cluster)}
     rows = []
     for rival, pins in rivals.items():
         found = planned(program, cluster, (*case.pins, *pins))
@@ -81,6 +81,11 @@ def _cubes(cluster: Cluster) -> list[tuple[int, int, int]]:
     total = cluster.device_count
     sizes = [n for n in range(1, total + 1) if total % n == 0]
     return [(d, t, total // d // t) for d in sizes for t in sizes if total % (d * t) == 0 and d * t < total]
+
+
+def _cube_pins(dp: int, tp: int, pp: int) -> tuple[str, ...]:
+    """A stage of `dp * tp` devices has no room for anything else: what is 1 need not be said."""
+    return tuple(f"{name}={size}" for name, size in (("dp", dp), ("tp", tp), ("pp", pp)) if size > 1)
 
 
 def planned(program: Program, cluster: Cluster, pins: tuple[str, ...]) -> dict[str, Any]:

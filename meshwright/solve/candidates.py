@@ -25,9 +25,15 @@ MOST_ALIVE = 4
 """Values that cross a boundary; where there are more, those that cross several share one way of lying (`skips`)."""
 
 
+MANY = 1024
+"""On more devices than this, plans of one stage are looked for on meshes of whole hosts alone."""
+
+
 def allowed_meshes(cluster: Cluster, pins: tuple[str, ...], max_axes: int) -> list[Mesh]:
     """All shapes of the cluster's devices, or the one that a pin names."""
     shape = pinned_mesh(pins)
+    if shape is None and cluster.device_count > MANY and not any(text.startswith(("dp=", "tp=")) for text in pins):
+        return _of_hosts(cluster)
     if shape is None:
         return meshes(cluster, max_axes=max_axes)
     if prod(shape) != cluster.device_count or len(shape) > 4:
@@ -37,6 +43,13 @@ def allowed_meshes(cluster: Cluster, pins: tuple[str, ...], max_axes: int) -> li
             "change the pin or the cluster",
         )
     return [cluster.mesh(shape)]
+
+
+def _of_hosts(cluster: Cluster) -> list[Mesh]:
+    """Of very many devices: one axis, or two of which the inner one is within a host."""
+    total, inner = cluster.device_count, per_host(cluster)
+    insides = [n for n in range(1, inner + 1) if inner % n == 0 and total % n == 0 and n < total]
+    return [cluster.mesh((total // inside, inside) if inside > 1 else (total,)) for inside in insides]
 
 
 def candidates_on(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
 from meshwright.plan import Choice, Plan, Stage, StagePrediction
+from meshwright.schedule.orders import SPLIT
 from meshwright.simulate import SegmentCost
 from meshwright.solve.memory.chain import Instance, solve_instances
 from meshwright.solve.memory.curve import Kept
@@ -51,12 +52,13 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
             stage = found.predicted.stages[number]
             recomputes = any(choices[i].recompute for one in groups[number] for i in one.segments)
             over_bytes = stage.peak_bytes - budgets[number] if recomputes else 0
+            late = min(plan.microbatches, number) if plan.schedule in SPLIT else 0
             made = None
             while made is None or (recomputes and all(made[i] == choices[i] for i in made)):
                 # What was chosen takes too much: less room, until something else is.
                 rooms[number] -= over_bytes
                 over_bytes *= 2
-                made = _settled(plan, program, groups[number], stage, rooms[number], known)
+                made = _settled(plan, program, groups[number], stage, rooms[number], late, known)
                 if made is None:
                     return None
             choices = [made.get(index, choice) for index, choice in enumerate(choices)]
@@ -75,10 +77,11 @@ def _settled(
     group: tuple[Stage, ...],
     stage: StagePrediction,
     budget: int,
+    late: int,
     known: _Known,
 ) -> dict[int, Choice] | None:
-    """By segment: the fastest choices that keep a physical stage within the budget. Stages that are alike are settled
-    once."""
+    """By segment: the fastest choices that keep a physical stage within the budget. late: weight halves that it puts
+    off. Stages that are alike are settled once."""
     where: list[int] = []
     pairs: _Pairs = []
     for place, run in enumerate(plan.stages):
@@ -86,10 +89,10 @@ def _settled(
             where += run.segments
             pairs += zip(stage_pieces(plan, program, place), stage_ways(plan, program, run), strict=True)
     flight = max(1, -(-stage.in_flight // len(group)))
-    key = (budget, flight, tuple((id(piece), id(options)) for piece, options in pairs))
+    key = (budget, flight, late, tuple((id(piece), id(options)) for piece, options in pairs))
     if key not in known:
         rows = [[(piece.cost(plan.microbatches, options, kept), kept) for kept in options] for piece, options in pairs]
-        known[key] = (pairs, _within(rows, flight, budget))
+        known[key] = (pairs, _within(rows, flight, late, budget))
     best = known[key][1]
     if best is None:
         return None
@@ -99,25 +102,28 @@ def _settled(
     }
 
 
-def _within(rows: list[list[tuple[SegmentCost, Kept]]], flight: int, budget: int) -> list[Kept] | None:
+def _within(rows: list[list[tuple[SegmentCost, Kept]]], flight: int, late: int, budget: int) -> list[Kept] | None:
+    """What a micro-batch in flight keeps counts so many times; what is made again, once for every half put off."""
     static = sum(options[0][0].static_bytes for options in rows)
     best: tuple[float, list[Kept]] | None = None
     for transient in sorted({_transient(cost) for options in rows for cost, _ in options}):
-        room = (budget - static - transient) // flight
-        found = _fastest(rows, transient, room) if room > 0 else None
+        room = budget - static - transient
+        found = _fastest(rows, transient, room, flight, late) if room > 0 else None
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     return best[1] if best else None
 
 
-def _fastest(rows: list[list[tuple[SegmentCost, Kept]]], transient: int, room: int) -> tuple[float, list[Kept]] | None:
+def _fastest(
+    rows: list[list[tuple[SegmentCost, Kept]]], transient: int, room: int, flight: int, late: int
+) -> tuple[float, list[Kept]] | None:
     known: dict[tuple[int, ...], list[_Way]] = {}
     instances = []
     for options in rows:
         key = tuple(id(kept) for _, kept in options)
         if key not in known:
             known[key] = [
-                _Way(cost.forward_s + cost.backward_s, cost.resident_bytes, kept)
+                _Way(cost.forward_s + cost.backward_s, flight * cost.resident_bytes + late * _again(cost, kept), kept)
                 for cost, kept in options
                 if _transient(cost) <= transient
             ]
@@ -129,6 +135,10 @@ def _fastest(rows: list[list[tuple[SegmentCost, Kept]]], transient: int, room: i
         return None
     picked = [instance.options[place] for instance, place in zip(instances, found.options, strict=True)]
     return found.seconds, [one.kept for one in picked if isinstance(one, _Way)]
+
+
+def _again(cost: SegmentCost, kept: Kept) -> int:
+    return cost.restored if kept.recompute else 0
 
 
 def _transient(cost: SegmentCost) -> int:

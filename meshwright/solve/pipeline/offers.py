@@ -36,8 +36,8 @@ PRICES = (0.0, 1e-10, 1e-9, 1e-8)
 RATIOS = (0.1, 2.0, 100.0)
 """Prices per byte kept at which segments recompute, in parts of forward seconds over bytes kept of all segments."""
 
-FORWARD, INPUT, WEIGHT, FIRST, LAST, STEP, STATIC, RESIDENT, HOST, STEP_HOST = range(10)
-SUMS = 10
+FORWARD, INPUT, WEIGHT, FIRST, LAST, STEP, STATIC, RESIDENT, HOST, STEP_HOST, RESTORED = range(11)
+SUMS = 11
 """The first figures add up along a range; of the two transients after them the largest counts."""
 
 
@@ -124,6 +124,7 @@ def _recomputing(point: FrontierPoint, microbatches: int, kept: int, again_s: fl
     row[INPUT] += again_s
     row[HOST] += point.forward_host_s * (again_s / point.forward_s if point.forward_s else 0.0)
     row[RESIDENT] -= dropped
+    row[RESTORED] = dropped
     row[-1] += dropped
     return row
 
@@ -132,7 +133,7 @@ def _figures(point: FrontierPoint, microbatches: int) -> list[float]:
     cost = per_microbatch(point, microbatches)
     return [
         cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.first_s, cost.last_s, cost.step_s,
-        cost.static_bytes, cost.resident_bytes, point.forward_host_s + point.backward_host_s, point.step_host_s,
+        cost.static_bytes, cost.resident_bytes, point.forward_host_s + point.backward_host_s, point.step_host_s, 0.0,
         cost.forward_transient_bytes, cost.backward_transient_bytes,
     ]  # fmt: skip
 
@@ -162,9 +163,10 @@ def hosted(figures: Floats) -> Floats:
 
 
 def cost_of(figures: Sequence[float]) -> SegmentCost:
-    forward_s, input_s, weight_s, first_s, last_s, step_s, static, resident, _, _, early, late = figures
+    forward_s, input_s, weight_s, first_s, last_s, step_s, static, resident, _, _, restored, early, late = figures
     sizes = (round(static), round(resident), round(early), round(late))
-    return SegmentCost(forward_s, input_s, weight_s, first_s, last_s, step_s, 0.0, *sizes)
+    seconds = (forward_s, input_s, weight_s, first_s, last_s, step_s, 0.0)
+    return SegmentCost(*seconds, *sizes, restored_bytes=round(restored))
 
 
 def tied_weights(program: Program) -> dict[str, tuple[int, ...]]:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright.capture.program import Program
+from meshwright.errors import PlanError
 from meshwright.plan import Plan, StagePrediction
 from meshwright.schedule.check import most_in_flight
 from meshwright.simulate import Timeline
 from meshwright.solve.pipeline.plan import predicted
 
 ROUNDS = 4
-MOST_TASKS = 1 << 14
+MOST_TASKS = 1 << 11
 """Runs times micro-batches beyond which no order is searched for."""
 
 
@@ -29,7 +30,10 @@ def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | No
         if any(room < count for room, count in zip(rooms, runs, strict=True)):
             return None
         stages = tuple(replace(s, in_flight=room) for s, room in zip(plan.predicted.stages, rooms, strict=True))
-        found, played = predicted(replace(plan, schedule="searched").with_prediction(stages=stages), program)
+        try:
+            found, played = predicted(replace(plan, schedule="searched").with_prediction(stages=stages), program)
+        except PlanError:
+            return None  # no rule comes to an end within so little
         over = [stage.peak_bytes - limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)]
         if max(over) <= 0:
             return _as_held(found, program, played)

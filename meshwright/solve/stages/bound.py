@@ -44,7 +44,7 @@ class Options:
     """Every range, mesh class and point, sorted by where the range begins and how it is entered and left.
 
     Rows of one `group` differ in the point alone; `fixed_s` is what a step takes besides its micro-batches,
-    `held_bytes` static bytes and the largest transient.
+    `held_bytes` static bytes and the largest transient, `restored_bytes` what recomputation brings back.
     """
 
     points: Sequence[StagePoint]
@@ -61,6 +61,7 @@ class Options:
     static_bytes: Floats
     held_bytes: Floats
     resident_bytes: Floats
+    restored_bytes: Floats
     limit_bytes: Floats
     enters: tuple[Port, ...]
     crossing_s: Floats
@@ -105,6 +106,7 @@ def options(problem: StageProblem, microbatches: int) -> Options | None:
         static_bytes=np.array([float(cost.static_bytes) for cost in costs]),
         held_bytes=np.array([float(c.static_bytes + work) for c, work in zip(costs, transient, strict=True)]),
         resident_bytes=np.array([float(cost.resident_bytes) for cost in costs]),
+        restored_bytes=np.array([float(cost.restored_bytes or 0) for cost in costs]),
         limit_bytes=limits[where[:, 4]],
         enters=tuple(enters),
         crossing_s=_crossings(problem, microbatches, tuple(enters), tuple(leaves)),
@@ -160,15 +162,25 @@ class Bound:
             return 1
         return in_flight_of(self.schedule, 0, left, self.microbatches)
 
+    def fits(self, left: int, total: int | None, rows: Ints | None = None) -> Bools:
+        """The rows, or these of them, whose memory allows them there. What weight halves that are put off read has to
+        stay, recomputed or not."""
+        made, which = self.made, slice(None) if rows is None else rows
+        held = made.held_bytes[which] + self.in_flight(left, total) * made.resident_bytes[which]
+        if self.schedule == "zero-bubble":
+            late = 1 if total is None else min(self.microbatches, total - left + 1)
+            held = held + late * made.restored_bytes[which]
+        found: Bools = held <= made.limit_bytes[which]
+        return found
+
     def able(self, limit_s: float, left: int, total: int | None) -> Bools:
         """The rows whose own work and memory allow them as the first of so many stages."""
-        made, limit_s = self.made, limit_s * (1 + ROUNDING)
-        fits = made.held_bytes + self.in_flight(left, total) * made.resident_bytes <= made.limit_bytes
-        found: Bools = fits & (self.work_s <= limit_s) & (self.microbatches * self.cross_s <= limit_s)
+        limit_s *= 1 + ROUNDING
+        found: Bools = self.fits(left, total) & (self.work_s <= limit_s) & (self.microbatches * self.cross_s <= limit_s)
         sizes = self.problem.sizes
         if sizes is not None:
             ranks = np.array([mesh.ranks for mesh in self.problem.meshes])
-            found &= ranks[made.mesh] == (sizes[-left] if left <= len(sizes) else 0)
+            found &= ranks[self.made.mesh] == (sizes[-left] if left <= len(sizes) else 0)
         return found
 
     def tables(self, limit_s: float, most: int, total: int | None = None) -> tuple[Tables, list[int]]:

@@ -22,6 +22,9 @@ from meshwright.solve.stages.survey import METHODS, surveyed
 FIRST = 4
 """Pipelines of each schedule and number of micro-batches that are simulated before any is walked further."""
 
+OTHERS = 4
+"""Pipelines that are remembered beside the best."""
+
 FOUND = 8
 """Of what a searcher finds, so many are simulated."""
 
@@ -54,6 +57,7 @@ class _Search:
     best: tuple[tuple[PlacedRun, ...], str, int, Timeline] | None = None
     simulated: int = 0
     seen: dict[tuple[object, ...], float] = field(default_factory=dict)
+    found: list[tuple[float, tuple[PlacedRun, ...], str, int]] = field(default_factory=list)
 
     def price(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
         key = (schedule, microbatches, *((r.first, r.end, r.stage, r.mesh, r.point.cost) for r in runs))
@@ -61,9 +65,19 @@ class _Search:
             self.simulated += 1
             found = price_pipeline(self.problem, runs, schedule, microbatches)
             self.seen[key] = inf if found is None else found.step_s
+            if found is not None:
+                self.found.append((found.step_s, runs, schedule, microbatches))
             if found is not None and found.step_s < self.best_s:
                 self.best_s, self.best = found.step_s, (runs, schedule, microbatches, found)
         return self.seen[key]
+
+    def others(self) -> tuple[tuple[tuple[PlacedRun, ...], str, int], ...]:
+        """The next best, the best of each schedule first."""
+        ordered = sorted(self.found, key=lambda entry: entry[0])[1:]
+        firsts = {entry[2]: entry for entry in reversed(ordered)}
+        picked = sorted(firsts.values(), key=lambda entry: entry[0])
+        picked += [entry for entry in ordered if all(entry is not other for other in picked)]
+        return tuple(entry[1:] for entry in picked[:OTHERS])
 
     @property
     def spent(self) -> bool:
@@ -113,7 +127,8 @@ def solve_stages(
             raise PlanError(_why(problem), "devices and memory for at least one pipeline", "raise the memory limit")
         return None
     runs, schedule, microbatches, timeline = search.best
-    return StageSolution(runs, schedule, microbatches, timeline, low_s, low_s >= search.best_s, search.simulated)
+    proven = low_s >= search.best_s
+    return StageSolution(runs, schedule, microbatches, timeline, low_s, proven, search.simulated, search.others())
 
 
 def check_method(method: str) -> None:

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from meshwright.schedule import ORDERS, Durations, Lists, Pipeline, Run, lists, searched
 from meshwright.schedule.messages import Messages, read_messages
-from meshwright.simulate import Costs, Timeline, Transfer, simulate
+from meshwright.schedule.orders import SPLIT
+from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
 from meshwright.solve.stages.problem import PlacedRun, StageProblem
 
 Played = tuple[Lists, Messages]
@@ -22,7 +23,7 @@ def price_pipeline(
     problem: StageProblem, runs: Sequence[PlacedRun], schedule: str, microbatches: int
 ) -> Timeline | None:
     """The simulated step, or None where it does not fit the devices' memory. A long step is read off shorter ones."""
-    costs = _costs(problem, runs, microbatches)
+    costs = _costs(problem, runs, schedule, microbatches)
     stages = 1 + max(run.stage for run in runs)
     short, period = LONG * stages, stages
     if microbatches <= short + period:
@@ -59,10 +60,11 @@ def _longer(less: Timeline, more: Timeline, times: int) -> Timeline:
 
 def _lists(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, schedule: str, microbatches: int) -> Played:
     gathered = frozenset(i for i, run in enumerate(runs) if run.point.cost.first_s)
+    restored = frozenset(i for i, cost in enumerate(costs.segments) if cost.restored_bytes)
     stages = tuple(run.stage for run in runs)
     if schedule != "searched":
-        return _usual_lists(stages, gathered, schedule, microbatches)
-    made = _pipeline(stages, gathered, microbatches)
+        return _usual_lists(stages, gathered, restored, schedule, microbatches)
+    made = _pipeline(stages, gathered, restored, microbatches)
     transfers = {key[0]: transfer.seconds + transfer.latency_s for key, transfer in costs.transfers.items()}
     durations = Durations(
         tuple(run.point.cost.forward_s for run in runs),
@@ -74,13 +76,18 @@ def _lists(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, sched
     return found, read_messages(found)
 
 
-def _pipeline(stages: tuple[int, ...], gathered: frozenset[int], microbatches: int) -> Pipeline:
-    return Pipeline(tuple(Run(i, i + 1, stage) for i, stage in enumerate(stages)), microbatches, gathered=gathered)
+def _pipeline(
+    stages: tuple[int, ...], gathered: frozenset[int], restored: frozenset[int], microbatches: int
+) -> Pipeline:
+    runs = tuple(Run(i, i + 1, stage) for i, stage in enumerate(stages))
+    return Pipeline(runs, microbatches, gathered=gathered, recomputed=restored)
 
 
 @lru_cache(maxsize=64)
-def _usual_lists(stages: tuple[int, ...], gathered: frozenset[int], schedule: str, microbatches: int) -> Played:
-    made = _pipeline(stages, gathered, microbatches)
+def _usual_lists(
+    stages: tuple[int, ...], gathered: frozenset[int], restored: frozenset[int], schedule: str, microbatches: int
+) -> Played:
+    made = _pipeline(stages, gathered, restored, microbatches)
     found = lists(made, ORDERS[schedule](made))
     return found, read_messages(found)
 
@@ -104,7 +111,7 @@ def room(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, microba
     return found
 
 
-def _costs(problem: StageProblem, runs: Sequence[PlacedRun], microbatches: int) -> Costs:
+def _costs(problem: StageProblem, runs: Sequence[PlacedRun], schedule: str, microbatches: int) -> Costs:
     transfers: dict[tuple[int, int, int], Transfer] = {}
     placed = problem.placed(runs, microbatches) if problem.placed else None
     for i, (run, after) in enumerate(pairwise(runs)):
@@ -116,5 +123,13 @@ def _costs(problem: StageProblem, runs: Sequence[PlacedRun], microbatches: int) 
             transfers[i, run.stage, after.stage] = found.forward
             transfers[i, after.stage, run.stage] = found.backward
     ranks = {run.stage: problem.meshes[run.mesh].ranks for run in runs}
-    segments = [run.point.cost for run in runs]
+    halves = schedule in SPLIT or schedule == "searched"
+    segments = [_halved(run.point.cost) if halves else replace(run.point.cost, restored_bytes=0) for run in runs]
     return Costs(segments, transfers, problem.overlap, ranks=[ranks[stage] for stage in sorted(ranks)])
+
+
+def _halved(cost: SegmentCost) -> SegmentCost:
+    """What all segments of the run make again stays from their input halves to their weight halves."""
+    restored = cost.restored_bytes or 0
+    work = cost.backward_transient_bytes + restored
+    return replace(cost, restored_bytes=restored, backward_transient_bytes=work)

@@ -123,7 +123,8 @@ class PlacedRun:
 class StageSolution:
     """The best pipeline found. bound_s: none of the space searched is faster; proven: this one is as fast as any.
 
-    simulated: how many candidates were. order: the schedule's name, or the tasks of a searched one in `lists`.
+    simulated: how many candidates were. others: (runs, schedule, micro-batches) of those that were nearly as fast, one
+    of each schedule first.
     """
 
     runs: tuple[PlacedRun, ...]
@@ -133,6 +134,7 @@ class StageSolution:
     bound_s: float
     proven: bool
     simulated: int
+    others: tuple[tuple[tuple[PlacedRun, ...], str, int], ...] = ()
 
     @property
     def step_s(self) -> float:

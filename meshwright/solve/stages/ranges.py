@@ -31,7 +31,7 @@ PARTS = 4
 IN_FLIGHT = (1, 4, 16)
 """Micro-batches held for which points are weighed: one byte kept per micro-batch counts so many times."""
 
-NAMES = tuple(entry.name for entry in fields(SegmentCost))
+NAMES = tuple(entry.name for entry in fields(SegmentCost))[:12]
 
 _figures: Callable[[SegmentCost], tuple[float, ...]] = attrgetter(*NAMES)
 

@@ -60,12 +60,15 @@ class Trials:
             self._rows[key] = own[(made.end[own] == end) & (made.mesh[own] == mesh)]
         return self._rows[key]
 
-    def stage(self, begin: int, end: int, mesh: int, flight: int, enter: int | None) -> tuple[int, float] | None:
-        """(the row that hands over soonest of those that fit, what handing over takes); `enter`: of the next stage."""
+    def stage(
+        self, begin: int, end: int, mesh: int, place: tuple[int, int | None], enter: int | None
+    ) -> tuple[int, float] | None:
+        """(the row that hands over soonest of those that fit, what handing over takes). place: stages from this one on,
+        and in all; enter: of the next stage."""
         made, rows = self.bound.made, self.rows(begin, end, mesh)
         if not len(rows):
             return None
-        fits = made.held_bytes[rows] + flight * made.resident_bytes[rows] <= made.limit_bytes[rows]
+        fits = self.bound.fits(*place, rows)
         crossing_s = made.crossing_s[end, made.leave[rows], enter] if enter is not None else np.zeros(len(rows))
         value = np.where(fits, self.bound.cross_s[rows] + crossing_s, inf)
         best = int(value.argmin())
@@ -84,7 +87,7 @@ class Trials:
         for place in range(count - 1, -1, -1):
             end, mesh = skeleton[place]
             begin = skeleton[place - 1][0] if place else 0
-            found = self.stage(begin, end, mesh, bound.in_flight(count - place, count), enter) if begin < end else None
+            found = self.stage(begin, end, mesh, (count - place, count), enter) if begin < end else None
             if found is None:
                 return inf, []
             row, crossing_s = found

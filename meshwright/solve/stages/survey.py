@@ -74,8 +74,7 @@ def _longer(trials: Trials, suffix: _Suffix, begin: int, mesh: int) -> _Suffix |
     if min(left) < 0:
         return None
     bound = trials.bound
-    flight = bound.in_flight(len(suffix.stages) + 1, None)
-    found = trials.stage(begin, suffix.begin, mesh, flight, suffix.enter)
+    found = trials.stage(begin, suffix.begin, mesh, (len(suffix.stages) + 1, None), suffix.enter)
     if found is None:
         return None
     row, crossing_s = found
