@@ -34,6 +34,9 @@ from meshwright.solve.intra.space import LayoutSet, Matrix, Space, boundary_layo
 LARGEST_TABLE = 3e7
 """Entries of the largest table (240 MB); a segment that needs more is asked pair by pair."""
 
+FEW = 8
+"""So many layouts of a copied value that any two of them may be materialised."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tied:
@@ -220,14 +223,14 @@ class SegmentProblem:
     def _copy(self, name: str, maker: _Side, readers: list[_Side]) -> None:
         """A value read in several places: materialise one or two layouts, each converted from the maker's once.
 
-        Two layouts differ on one mesh axis: what differs on several is two conversions that nothing shares, and the
-        pairs would be most of the problem.
+        Two layouts of many differ on one mesh axis: what differs on several is two conversions that nothing shares, and
+        the pairs would be most of the problem. Of a few all pairs are there: pins may leave no others.
         """
         layouts = tuple(dict.fromkeys(layout for reader in readers for layout in reader.layouts))
         pairs = [
             (i, j)
             for i, j in combinations(range(len(layouts)), 2)
-            if sum(a != b for a, b in zip(layouts[i], layouts[j], strict=True)) == 1
+            if len(layouts) <= FEW or sum(a != b for a, b in zip(layouts[i], layouts[j], strict=True)) == 1
         ]
         sets = [(i,) for i in range(len(layouts))] + pairs
         member = np.array([[i in group for i in range(len(layouts))] for group in sets])
