@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import signal
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -63,3 +65,43 @@ class GlooPool:
             if process.is_alive():
                 process.kill()
         self._folder.cleanup()
+
+
+def forked(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 180) -> list[Any]:
+    """`function(rank, *arguments)` on gloo ranks that are copies of this process: what it has made, they have too."""
+    context = mp.get_context("fork")
+    pipes, children = [], []
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the copies do not need
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            child = os.fork()
+            if child == 0:
+                _answer(rank, size, f"{folder}/store", theirs, function, arguments)
+            theirs.close()
+            pipes.append(ours)
+            children.append(child)
+        try:
+            for rank, pipe in enumerate(pipes):
+                assert pipe.poll(timeout_s), f"rank {rank} gave no answer in {timeout_s} s"
+            answers = [pipe.recv() for pipe in pipes]
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+    for rank, (fine, result) in enumerate(answers):
+        assert fine, f"rank {rank} failed:\n{result}"
+    return [result for _, result in answers]
+
+
+def _answer(
+    rank: int, size: int, store: str, pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    import torch.distributed as dist
+
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+        pipe.send((True, function(rank, *arguments)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+    signal.pause()  # until all have answered: whoever leaves early takes its connections with it

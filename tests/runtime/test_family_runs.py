@@ -15,10 +15,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from families import FAMILIES, SINGLE, family
-from processes import GlooPool
+from processes import forked
 
 from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
+from meshwright.generate.program import Generated, generate
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
@@ -70,31 +71,35 @@ def plain(name: str) -> dict[str, Any]:
     return {"loss": loss.item(), "gradients": gradients, "buffers": dict(model.named_buffers())}
 
 
-def planned(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
+def compare(rank: int, name: str, plan: Plan, made: Generated) -> None:
+    """On one rank; `made`: what every rank would generate, once for all of them, as the Program is captured once."""
     from meshwright.layout.collectives import record
     from meshwright.runtime.trainer import parallelize
 
     model, batch, reference = family(name)
-    with patch("meshwright.runtime.trainer.capture", lambda *_, **__: program_of(name)):  # the same for every plan
-        trainer = parallelize(model, Plan.from_json(plan_json), reference.family.loss)
+    with (
+        patch("meshwright.runtime.trainer.capture", lambda *_, **__: program_of(name)),
+        patch("meshwright.runtime.parts.generate", lambda *_, **__: made),
+    ):
+        trainer = parallelize(model, plan, reference.family.loss)
     with record() as log:
         loss = trainer.step({key: batch[key][where] for key, where in trainer.data_slice().items()})
-    gradients = {key: p.grad.full_tensor() for key, p in trainer.named_parameters() if p.grad is not None}
-    kept = {key: value for key, value in trainer.state_dict().items() if type(value) is torch.Tensor}
-    return {"loss": loss.item(), "gradients": gradients, "buffers": kept, "collectives": list(log)}
+    found = {key: p.grad.full_tensor() for key, p in trainer.named_parameters() if p.grad is not None}
+    true, loose = plain(name), 1e-6 if name in SINGLE else 1e-9
+    assert loss.item() == pytest.approx(true["loss"], rel=loose)
+    assert found.keys() == true["gradients"].keys()
+    largest = max(gradient.abs().max() for gradient in true["gradients"].values())
+    for key, gradient in true["gradients"].items():
+        error = (found[key] - gradient).abs().max()
+        assert error <= max(10 * loose * gradient.abs().max(), loose / 1000 * largest), (key, error)
+    kept = trainer.state_dict()
+    for key, value in true["buffers"].items():
+        assert torch.allclose(kept[key], value, rtol=loose, atol=1e-12), key
+    assert Counter(log) == Counter(plan.predicted.collectives)
 
 
 @pytest.mark.parametrize(("name", "size", "kind"), list(cases()))
-def test_a_family_equals_itself(name: str, size: int, kind: str, ranks: Callable[[int], GlooPool]) -> None:
+def test_a_family_equals_itself(name: str, size: int, kind: str) -> None:
     plan = make_plan(program_of(name), load_cluster(f"local:{size}"), pins=KINDS[kind](size))
-    true, loose = plain(name), 1e-6 if name in SINGLE else 1e-9
-    largest = max(gradient.abs().max() for gradient in true["gradients"].values())
-    for found in ranks(size).run(planned, name, plan.to_json()):
-        assert found["loss"] == pytest.approx(true["loss"], rel=loose)
-        assert found["gradients"].keys() == true["gradients"].keys()
-        for key, gradient in true["gradients"].items():
-            error = (found["gradients"][key] - gradient).abs().max()
-            assert error <= max(10 * loose * gradient.abs().max(), loose / 1000 * largest), key
-        for key, value in true["buffers"].items():
-            assert torch.allclose(found["buffers"][key], value, rtol=loose, atol=1e-12), key
-        assert Counter(found["collectives"]) == Counter(plan.predicted.collectives)
+    plain(name)
+    forked(size, compare, name, Plan.from_json(plan.to_json()), generate(program_of(name), plan))
