@@ -25,19 +25,27 @@ from meshwright.torch_compat import compile_boxed
 Gradients = dict[str, Tensor | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A graph and the names of what it takes: `taken` from the piece before, `own` anew (parameters, gradients)."""
+Make = Callable[[fx.GraphModule], Boxed]
 
-    run: Boxed
+
+@dataclass(slots=True)
+class _Piece:
+    """A graph and the names of what it takes: `taken` from the piece before, `own` anew (parameters, gradients). `make`
+    makes it ready when it is first run: a schedule needs some of a pair's pieces only."""
+
+    module: fx.GraphModule
+    make: Make
     taken: tuple[str, ...]
     own: tuple[str, ...]
+    run: Boxed | None = None
 
     def __call__(self, before: Sequence[Tensor], own: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
         """`before`, where it is a list, is emptied: each tensor goes after its last use."""
         box = [*before, *(own[name] for name in self.own)]
         if isinstance(before, list):
             before.clear()
+        if self.run is None:
+            self.run = self.make(self.module)
         found: tuple[Tensor | None, ...] = self.run(box)
         return found
 
@@ -47,7 +55,7 @@ class Pieces:
 
     def __init__(self, pair: SegmentPair, *, restored: bool, compiled: bool = False) -> None:
         self.pair = pair
-        make: Callable[[fx.GraphModule], Boxed] = compile_boxed if compiled else boxed
+        make: Make = compile_boxed if compiled else boxed
         whole, saved, own = pair.halves.second, pair.halves.saved, pair.halves.own
         self.tangents = tuple(f"gradient_{i}" for i in range(len(grad_outputs(pair.graph))))
         self.first: _Piece | None = None
@@ -56,14 +64,14 @@ class Pieces:
             early = {node for node in whole.graph.nodes if node not in late and node.op != "output"}
             if any(node.op == "call_function" and not is_view(node) for node in early):
                 cut = split_at(whole, early, 0, frozenset(own))
-                self.first = _Piece(make(cut.first), saved, own)
+                self.first = _Piece(cut.first, make, saved, own)
                 whole, saved, own = cut.second, cut.saved, cut.own
-        self.rest = _Piece(make(whole), saved, own)
+        self.rest = _Piece(whole, make, saved, own)
         count = len(pair.grad_inputs)
         # What the second half reads of the arguments it is handed again; only what the first computes crosses.
         cut = split(whole, count, frozenset((*saved, *own)))
-        self.inputs = _Piece(make(cut.first), saved, own)
-        self.weights = _Piece(make(cut.second), cut.saved, cut.own)
+        self.inputs = _Piece(cut.first, make, saved, own)
+        self.weights = _Piece(cut.second, make, cut.saved, cut.own)
         self.saved, self.count = saved, count
 
     def restore(self, saved: list[Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:
