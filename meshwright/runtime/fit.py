@@ -12,10 +12,11 @@ from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.program import Program
 from meshwright.cluster import Device, Mesh, load_cluster
 from meshwright.cluster.device_table import GPUS
+from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.plan.units import parse_bytes
+from meshwright.plan.units import parse_bytes, show_bytes
 from meshwright.runtime.trainer import Trainer, parallelize
-from meshwright.solve.memory.plan import Curves, curves, one_device_plan
+from meshwright.solve.memory.plan import METHODS, Curves, curves, least_budget_bytes, one_device_plan
 
 REFERENCE = "H200-SXM-141GB"
 LOSS, LOSS_BYTES = 0.02, 400 << 20
@@ -69,7 +70,20 @@ def fit_plan(
     program = capture(model, batch, loss, precision=precision)
     found = fit_curves(program, device, optimizer=optimizer, precision=precision, compile=compile)
     budget = parse_bytes(memory)
-    return replace(found.within(room_bytes(budget, device), method), memory_bytes=budget)
+    room = room_bytes(budget, device)
+    try:
+        return replace(found.within(room, method), memory_bytes=budget)
+    except PlanError as error:
+        if budget is None or room == budget or method not in METHODS:
+            raise
+        least = least_budget_bytes(found)
+        needed = budget_bytes(least, device)
+        raise PlanError(
+            f"no plan fits in {show_bytes(budget)} on one device ({device.name})",
+            f"at least {needed:,} bytes ({show_bytes(needed)}): {show_bytes(needed - least)} of it may be lost by the "
+            f"allocator, and of the rest {error.expected.partition(': ')[2]}",
+            error.todo,
+        ) from error
 
 
 def room_bytes(budget: int | None, device: Device) -> int | None:
@@ -77,6 +91,18 @@ def room_bytes(budget: int | None, device: Device) -> int | None:
     if budget is None or device.kind != "cuda":
         return budget
     return int(budget * (1 - LOSS)) - min(LOSS_BYTES, budget // 20)
+
+
+def budget_bytes(room: int, device: Device) -> int:
+    """The smallest budget of which a plan may fill so much."""
+    low, high = room, 2 * room + LOSS_BYTES
+    while low < high:
+        middle = (low + high) // 2
+        if (room_bytes(middle, device) or 0) >= room:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def fit_curves(

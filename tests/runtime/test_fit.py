@@ -10,9 +10,9 @@ from small_models import small_model
 from torch import Tensor, nn
 
 import meshwright as mw
+from meshwright.cluster.device_table import GPUS
 from meshwright.errors import PlanError
-from meshwright.runtime.fit import fit_plan, this_device
-
+from meshwright.runtime.fit import REFERENCE, fit_plan, this_device
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 """Where `mw.fit` trains, and so where the plain model is to run."""
@@ -130,6 +130,19 @@ def test_dropout_replays() -> None:
     assert torch.equal(ample.step(batch), tight.step(batch))
     for (_, left), (_, right) in zip(ample.named_parameters(), tight.named_parameters(), strict=True):
         assert torch.equal(left.grad.full_tensor(), right.grad.full_tensor())
+
+
+@pytest.mark.full
+def test_the_least_that_is_named_does_on_a_gpu_too() -> None:
+    """Where an allocator may lose a part of the budget."""
+    model, batch = small_model("llama", "float64")
+    device = GPUS[REFERENCE].device
+    with pytest.raises(PlanError, match="may be lost by the allocator") as caught:
+        fit_plan(model, batch, 1000, device=device)
+    least = int(str(caught.value).split("at least ")[1].split(" bytes")[0].replace(",", ""))
+    assert fit_plan(model, batch, least, device=device).memory_bytes == least
+    with pytest.raises(PlanError, match=f"{least:,}"):
+        fit_plan(model, batch, int(0.99 * least), device=device)
 
 
 def test_a_plan_says_what_is_recomputed_and_comes_back_from_json() -> None:

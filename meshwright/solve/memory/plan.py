@@ -307,10 +307,15 @@ def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan
     return replace(with_kept(plan, picked), predicted=predicted, memory_bytes=budget_bytes)
 
 
+def least_budget_bytes(found: Curves) -> int:
+    """The smallest budget that has a plan, by whatever means."""
+    room = found.least_bytes - found.static_bytes
+    nested = max(least_room_bytes(found.chained(), room), sum(found.gradients))
+    return min(found.static_bytes + nested, found.least_away_bytes)
+
+
 def _does_not_fit(found: Curves, budget: int) -> PlanError:
-    flat, chained, away = found.least_bytes, found.chained(), found.least_away_bytes
-    room = flat - found.static_bytes
-    least = min(found.static_bytes + max(least_room_bytes(chained, room), sum(found.gradients)), away)
+    flat, away, least = found.least_bytes, found.least_away_bytes, least_budget_bytes(found)
     chunks = max(kept.chunks for kept in found.options[-1])
     tail = f", the tail in {chunks} chunks" if chunks > 1 else ""
     return PlanError(
