@@ -111,7 +111,7 @@ def strategy(
     """
     wanted = parse_factors(factors) if isinstance(factors, str) else factors
     builder = _Builder.of(op, values, mesh)
-    if wanted not in set(builder.choices(at is not None)):
+    if not builder.has(wanted, at is not None):
         text = ",".join(factor or "-" for factor in wanted)
         known = "; ".join(",".join(f or "-" for f in choice) for choice in builder.choices(at is not None))
         raise RuleError(f"no strategy {text!r} for {op}", f"one of {known}", "change the factors or the mesh")
@@ -154,16 +154,28 @@ class _Builder:
         return cls(rule, call, mesh, signature, signature.sizes(call.types, call.result_types))
 
     def choices(self, uneven: bool = False, narrow: Narrow | None = None) -> Iterator[Factors]:
+        loose, hidden = self._loose(uneven), self._hidden()
+        for factors in product(*self._narrowed(self._per_axis(), loose, narrow)):
+            if self._allows(factors, loose, hidden):
+                yield factors
+
+    def has(self, factors: Factors, uneven: bool = False) -> bool:
+        """Whether it is among the choices."""
+        known = len(factors) == len(self.mesh.sizes) and set(factors) <= set(self._per_axis())
+        return known and self._allows(factors, self._loose(uneven), self._hidden())
+
+    def _per_axis(self) -> list[str | None]:
         # Partial sums of whole numbers are nothing anyone hands around, and to cast a part is not to cast the sum.
         carried = {self.call.types[i].dtype for i in self.signature.carried}
         carries = {type_.dtype for type_ in self.call.result_types} == carried and carried <= FLOATS
-        per_axis = [choice for choice in self.signature.choices() if carries or choice != CARRY]
-        loose = self.rule.uneven_factors(self.call, self.signature) if uneven else frozenset()
-        hidden = self._hidden()
-        for factors in product(*self._narrowed(per_axis, loose, narrow)):
-            given = (f for f in factors if f and f != CARRY)
-            if all(self._fits(f, factors, loose) for f in given) and self._is_consistent(factors, hidden):
-                yield factors
+        return [choice for choice in self.signature.choices() if carries or choice != CARRY]
+
+    def _loose(self, uneven: bool) -> frozenset[str]:
+        return self.rule.uneven_factors(self.call, self.signature) if uneven else frozenset()
+
+    def _allows(self, factors: Factors, loose: frozenset[str], hidden: frozenset[str]) -> bool:
+        given = (f for f in factors if f and f != CARRY)
+        return all(self._fits(f, factors, loose) for f in given) and self._is_consistent(factors, hidden)
 
     def _narrowed(
         self, per_axis: list[str | None], loose: frozenset[str], narrow: Narrow | None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh, collective_s
-from meshwright.layout import Collective
+from meshwright.layout import Collective, Layout
 from meshwright.plan import Plan
 from meshwright.price.buckets import parameter_collectives
 from meshwright.price.flow import flow
@@ -14,21 +16,30 @@ from meshwright.price.weigh import count_collectives
 def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
     """In no particular order: every conversion and lowering of every segment, every gather and reduction."""
     found: list[Collective] = []
-    micro = plan.microbatches
+    alike: dict[object, list[Collective]] = {}
     for index, segment in enumerate(program.segments):
-        graph = program.graph(segment).at(plan.microbatch)
-        run = flow(graph, plan.choice(index), plan.stage_of(index).mesh, plan.common_layouts(program, index))
-        carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
-        values = graph.values()
-        for name, made in run.strategies.items():
-            found += made.collectives_forward * micro
-            found += made.collectives_backward * micro if carries[name] else ()
-        for step in run.moves.values():
-            found += step.conversion.forward * micro
-            found += step.conversion.backward * micro if values[step.value].grad else ()
+        commons = plan.common_layouts(program, index)
+        key = (segment.graph, plan.segments[index], id(plan.stage_of(index)), tuple(commons.items()))
+        if key not in alike:
+            alike[key] = list(_inside(plan, program, index, commons))
+        found += alike[key]
     found += parameter_collectives(plan, program)
     found += count_collectives(plan, program)
     return tuple(found)
+
+
+def _inside(plan: Plan, program: Program, index: int, commons: dict[str, Layout]) -> Iterator[Collective]:
+    """Of one segment: its conversions and what lowerings run."""
+    micro, graph = plan.microbatches, program.graph(program.segments[index]).at(plan.microbatch)
+    run = flow(graph, plan.choice(index), plan.stage_of(index).mesh, commons)
+    carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
+    values = graph.values()
+    for name, made in run.strategies.items():
+        yield from made.collectives_forward * micro
+        yield from made.collectives_backward * micro if carries[name] else ()
+    for step in run.moves.values():
+        yield from step.conversion.forward * micro
+        yield from step.conversion.backward * micro if values[step.value].grad else ()
 
 
 def accounted(plan: Plan, program: Program) -> Plan:

@@ -58,8 +58,9 @@ def candidates_on(
     pins: tuple[str, ...],
     setting: Setting,
     recompute: bool = False,
+    few: bool = False,
 ) -> list[Candidate]:
-    """Of every mesh what the pins may mean there; the first refusal is the answer where none does."""
+    """Of every mesh what the pins may mean there; the first refusal is the answer where none does. few: weights."""
     names = [parameter.name for parameter in program.parameters]
     crowded = most_alive(program) > MOST_ALIVE
     allowed, refused = [], []
@@ -73,7 +74,7 @@ def candidates_on(
             continue
         for parsed in _with_roles(program, mesh, readings, only=len(found) == 1):
             for skips in _skips(mesh, parsed) if crowded else (None,):
-                allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips))
+                allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, few))
     if not allowed:
         raise refused[0]
     return allowed
@@ -104,6 +105,7 @@ def _candidate(
     setting: Setting,
     recompute: bool = False,
     skips: tuple[bool, ...] | None = None,
+    few: bool = False,
 ) -> Candidate:
     made: dict[int, Frontier] = {}
 
@@ -116,7 +118,7 @@ def _candidate(
         return made[number].weighed(beside)
 
     name = "x".join(map(str, mesh.sizes))
-    weights = BESIDE if runs_beside(mesh) and not recompute else BESIDE[:1]
+    weights = BESIDE[:: 2 if few else 1] if runs_beside(mesh) and not recompute else BESIDE[:1]
     return Candidate(name, _microbatches(program, mesh, pins), frontier, made.clear, weights, len(mesh.axes) > FREE)
 
 

@@ -59,6 +59,7 @@ def make_plan(
     asked = pipeline_pins(texts)
     given: dict[str, Any] = {"model": model, "memory_bytes": memory_bytes, "pins": texts}
     whole = _OneStage(program, cluster, asked.rest, setting, max_axes, recompute, given, progress)
+    whole.few = not fit  # what is pinned down has little left to weigh
     plan, bound_s = None, float("inf")
     if fit and not asked.one_stage:
         plan, bound_s = pipeline_search(
@@ -97,6 +98,7 @@ class _OneStage:
     ) -> None:
         self.program, self.cluster, self.pins, self.setting = program, cluster, pins, setting
         self.max_axes, self.recompute, self.given, self.progress = max_axes, recompute, given, progress
+        self.few = False
         self.candidates: list[Candidate] = []
         self.refused: PlanError | None = None
 
@@ -107,7 +109,7 @@ class _OneStage:
         budget = self.budget(memory_bytes)
         try:
             meshes = allowed_meshes(self.cluster, self.pins, self.max_axes)
-            self.candidates = candidates_on(self.program, meshes, self.pins, self.setting)
+            self.candidates = candidates_on(self.program, meshes, self.pins, self.setting, few=self.few)
             found = search(self.candidates, budget, self.progress, limit_s)
         except PlanError as error:
             if must:

@@ -78,7 +78,7 @@ def test_alternatives_of_a_weight_and_an_op_name_the_planned_one_first(pinned: t
 
 
 def test_a_plan_says_where_its_rules_came_from(pinned: tuple[Plan, Program]) -> None:
-    plan, program = pinned
+    plan, _program = pinned
     assert "aten.linear.default" in plan.rules["table"]
     assert Plan.from_json(plan.to_json()).rules == plan.rules
     assert "meshwright's table: " in plan.explain()

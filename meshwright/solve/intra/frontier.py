@@ -58,6 +58,7 @@ class Frontier:
     _problems: dict[object, SegmentProblem] = field(default_factory=dict)
     _solved: dict[object, Solved] = field(default_factory=dict)
     _points: dict[object, Point] = field(default_factory=dict)
+    _prices: dict[object, Point] = field(default_factory=dict)
     _leasts: dict[int, tuple[float, list[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,7 +105,7 @@ class Frontier:
 
     def least_static(self) -> int:
         """Of that, what weights take with their gradients and states, whatever is made again in backward."""
-        least = {}
+        least: dict[str, int] = {}
         for segment in self.program.segments:
             for name, held in zip(segment.params, self._least(segment)[1], strict=True):
                 least.setdefault(name, held)
@@ -140,7 +141,12 @@ class Frontier:
         found = self.solve(index, price_per_byte)
         key = (id(found), options)
         if key not in self._points:
-            self._points[key] = self.priced(index, found.answer(options))
+            answer = found.answer(options)
+            # Other weights and prices mostly come to the same answers.
+            same = (id(found.segment), repr(answer.choice), repr(answer.parameters))
+            if same not in self._prices:
+                self._prices[same] = self.priced(index, answer)
+            self._points[key] = self._prices[same]
         return self._points[key]
 
     def priced(self, index: int, answer: Answer) -> Point:
