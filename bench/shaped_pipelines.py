@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -83,6 +84,7 @@ def main() -> int:
         print(reason)
         return 0
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a time limit from outside removes the network too
     rows = []
     for number in args.cases:
         case = CASES[number]
