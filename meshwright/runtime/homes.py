@@ -1,28 +1,28 @@
-"""Where reduced gradients live: memory that lasts, one piece a bucket, and each parameter's part of it as a DTensor."""
+"""Where reduced gradients live: memory that lasts, one piece a bucket, with a part for each parameter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
 
 from meshwright.runtime.buckets import Shape
-from meshwright.torch_compat import dtensor_like, storage_users
+from meshwright.torch_compat import storage_users
 
 
 class Home:
     """Made with a bucket's first reduction. It is used again in the next step if nobody else refers to it by then."""
 
-    def __init__(self, shape: Shape, stored: Mapping[str, DTensor], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.busy = shape, False
         self.flat = torch.empty(sum(shape.counts), dtype=dtype, device=device)
         self.parts = shape.views(self.flat)
-        self.gradients: dict[str, DTensor] = {
-            name: dtensor_like(part, stored[name]) for name, part in self.parts.items()
-        }
         self._users = storage_users(self.flat)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The parts, as tensors that count as users of their memory while they live."""
+        return {name: part.detach() for name, part in self.parts.items()}
 
     def is_free(self, stored: Mapping[str, nn.Parameter]) -> bool:
         """No reduction writes there, no parameter has its gradient there, and nobody has kept one of earlier steps."""
@@ -33,15 +33,15 @@ class Home:
 class Homes:
     """By bucket; `find` gives memory that may be written."""
 
-    def __init__(self, stored: Mapping[str, nn.Parameter], like: Mapping[str, DTensor]) -> None:
-        self._stored, self._like = stored, like
+    def __init__(self, stored: Mapping[str, nn.Parameter]) -> None:
+        self._stored = stored
         self._homes: dict[Shape, Home] = {}
 
     def find(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> Home:
         """The bucket's own where it is free; else one that goes when its gradients have been added up."""
         found = self._homes.get(shape)
         if found is None or not found.is_free(self._stored):
-            made = Home(shape, self._like, dtype, device)
+            made = Home(shape, dtype, device)
             if found is None or (not found.busy and all(self._stored[name].grad is None for name in found.parts)):
                 self._homes[shape] = made
             found = made

@@ -26,8 +26,8 @@ Source = Callable[[Parameter, Layout, torch.dtype], Tensor]
 """This rank's piece of a parameter, in its storage layout and dtype, in memory of its own."""
 
 Copies = dict[str, Tensor]
-Reduced = dict[str, tuple[Tensor, DTensor | None]]
-"""This rank's piece of each gradient, and the DTensor around it where there is one already."""
+Reduced = dict[str, Tensor]
+"""This rank's piece of each gradient."""
 
 
 class Store:
@@ -79,7 +79,7 @@ class Store:
         self._shapes: dict[Bucket, Shape] = {}
         self._load(own, source, mesh)
         self.device = next((local.device for local in self.locals.values()), torch.device("cpu"))
-        self.homes, self.scratch = Homes(self.stored, self._like), Scratch()
+        self.homes, self.scratch = Homes(self.stored), Scratch()
         self.overlap = Overlap(beside, self.device, thread)
         self._gathering: dict[str, Begun[Copies]] = {}
         self._reducing: list[Begun[Reduced]] = []
@@ -193,7 +193,7 @@ class Store:
                 home = self.homes.find(self._local_shape(bucket), self.wide[bucket.names[0]], self.device)
                 self._reducing.append(self.overlap.start(partial(self._bucket_reduced, home, own)))
         for name in self.home & given.keys():
-            self._add_stored(name, _own(given.pop(name).to(self.wide[name])), None)
+            self._add_stored(name, _own(given.pop(name).to(self.wide[name])))
         if given:
             self._reducing.append(self.overlap.start(partial(self._reduced, given)))
         if self._reducing:
@@ -201,7 +201,7 @@ class Store:
 
     def _bucket_reduced(self, home: Home, given: Mapping[str, Tensor]) -> Reduced:
         reduce(home.shape, given, home.flat, self.scratch)
-        return {name: (part, home.gradients[name]) for name, part in home.parts.items()}
+        return home.gradients()
 
     def _reduced(self, given: Mapping[str, Tensor]) -> Reduced:
         found: Reduced = {}
@@ -209,7 +209,7 @@ class Store:
             storage, compute = self.layouts[name]
             wide = gradient.to(self.wide[name])
             local = convert_gradient(wide, storage, compute, self.mesh, shape=self.shapes[name])
-            found[name] = (_own(local), None)
+            found[name] = _own(local)
         return found
 
     def guest_gradient(self, name: str) -> Tensor | None:
@@ -221,7 +221,7 @@ class Store:
     def add_stored(self, gradients: dict[str, Tensor]) -> None:
         """Gradients that come in the storage layout, from stages that had these parameters as guests."""
         for name, local in gradients.items():
-            self._add_stored(name, local, None)
+            self._add_stored(name, local)
 
     def wait(self) -> None:
         """Until every reduction that was begun is over."""
@@ -230,17 +230,17 @@ class Store:
     def _hand_over(self, *, wait: bool) -> None:
         """Reduced gradients, in the order they were begun, become those of the stored parameters."""
         while self._reducing and (wait or self._reducing[0].done()):
-            for name, (local, made) in self._reducing.pop(0).wait().items():
-                self._add_stored(name, local, made)
+            for name, local in self._reducing.pop(0).wait().items():
+                self._add_stored(name, local)
 
-    def _add_stored(self, name: str, local: Tensor, made: DTensor | None) -> None:
+    def _add_stored(self, name: str, local: Tensor) -> None:
         """Or are added to those that are there."""
         stored = self.stored[name]
         old = stored.grad
         if isinstance(old, DTensor):
             old.to_local().add_(local)
         else:
-            stored.grad = dtensor_like(local, self._like[name]) if made is None else made
+            stored.grad = dtensor_like(local, self._like[name])
 
     def reduced_gradients(self) -> list[Tensor]:
         """This rank's pieces of those that are in their storage layout by now."""
