@@ -280,7 +280,7 @@ class _Search:
             crossing=lambda *_: Crossing(Transfer(0.0), Transfer(0.0)),
             microbatches=(table.microbatches,),
             schedules=self._schedules(),
-            later=("searched",) if self.pins.schedule in (None, "searched") else (),
+            later=("searched",) if self._reorders() else (),
             interleave=INTERLEAVE,
             most_stages=self.pins.stages,
             least_stages=self.pins.stages or 2,
@@ -288,6 +288,11 @@ class _Search:
             idle=False,
             placed=lambda runs, count: self._placed(table, runs),
         )
+
+    def _reorders(self) -> bool:
+        """Whether what is found is tried under a schedule of its own: on very many devices only if asked for."""
+        few = self.cluster.device_count <= MOST_UNITS
+        return self.pins.schedule == "searched" or (self.pins.schedule is None and few)
 
     def _schedules(self) -> tuple[str, ...]:
         pinned = self.pins.schedule
@@ -337,7 +342,7 @@ class _Search:
 
     def reorder(self) -> None:
         """The best under a schedule of its own, if any was left to choose."""
-        if self.best is not None and self.pins.schedule is None:
+        if self.best is not None and self.pins.schedule is None and self._reorders():
             self._take(reordered(self.best, self.program, self._budgets(self.best)))
 
     def _budgets(self, plan: Plan) -> list[int]:

@@ -152,6 +152,8 @@ class Bound:
             left = grid - np.array([[mesh.devices[i] // unit[i]] for i in types])
             fits = (left >= 0).all(axis=0)
             rest[m, fits] = np.ravel_multi_index(tuple(left[:, fits]), shape)
+        self.used = np.unique(self.made.mesh)  # of many classes few have rows
+        self.place = np.searchsorted(self.used, np.arange(len(meshes)))
         self.rest = rest  # [mesh, devices] -> devices left, or one past the end where there are too few
 
     def in_flight(self, left: int, total: int | None) -> int:
@@ -200,8 +202,8 @@ class Bound:
                 rows = self._quickest(self.able(limit_s, left, total))
             if rows is None or not len(rows):
                 break
-            shifted = np.stack([handed[:, :, rest] for rest in self.rest])
-            after = shifted[made.mesh[rows], made.end[rows], made.leave[rows]] - self.cross_s[rows, None]
+            shifted = np.stack([handed[:, :, self.rest[mesh]] for mesh in self.used])
+            after = shifted[self.place[made.mesh[rows]], made.end[rows], made.leave[rows]] - self.cross_s[rows, None]
             value = np.minimum(self._own_s(limit_s, rows)[:, None], after)
             keys = made.begin[rows] * len(made.enters) + made.enter[rows]
             first = np.flatnonzero(np.diff(keys, prepend=-1))

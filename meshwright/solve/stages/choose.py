@@ -33,6 +33,10 @@ STAGE_METHODS = ("auto", *METHODS)
 PRECISION = 1e-3
 """How closely the least T is bracketed."""
 
+LONG = 32
+ROUGH = 1e-2
+"""For pipelines of more stages than LONG it is bracketed so."""
+
 GROWTH = 1.25
 """The step by which a possible T is looked for from below."""
 
@@ -164,7 +168,8 @@ def _lowest(family: _Family, best_s: float) -> None:
                 family.low_s = inf  # not for any T: memory or devices are too few
                 return
             low_s, high_s = high_s, high_s * GROWTH
-    while high_s - low_s > PRECISION * high_s:
+    close = PRECISION if bound.problem.stage_limit <= LONG else ROUGH
+    while high_s - low_s > close * high_s:
         middle_s = (low_s + high_s) / 2
         if bound.possible(middle_s):
             high_s = middle_s
