@@ -6,6 +6,7 @@ import multiprocessing as mp
 import os
 import signal
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -99,9 +100,12 @@ def _answer(
 ) -> None:
     import torch.distributed as dist
 
+    parent = os.getppid()
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
         pipe.send((True, function(rank, *arguments)))
     except BaseException:
         pipe.send((False, traceback.format_exc()))
-    signal.pause()  # until all have answered: whoever leaves early takes its connections with it
+    while os.getppid() == parent:  # until all have answered: whoever leaves early takes its connections with it
+        time.sleep(0.1)
+    os._exit(0)
