@@ -3,7 +3,7 @@
     python bench/stage_methods.py [--instances N] [--model NAME] [--skip-model]
 
 Random instances have 8 to 16 segments on 4 to 8 devices of one or two types, with memory that binds, crossings that
-differ and two points a stage; each method may simulate as many pipelines (`BUDGET`). Ratios are a method's step over the
+differ and two points a stage; each method may simulate `BUDGET` pipelines. Ratios are a method's step over the
 best that any of them found; 1.0 is the best. The model is planned with each method in place of the programme, all else
 alike. Writes out/stage_methods.json.
 """
@@ -115,7 +115,9 @@ def model_rows(model: str, cluster: str, batch: int) -> list[dict[str, Any]]:
     print(f"{model} on {cluster}, batch {batch}: pipelines alone")
     for method in STAGE_METHODS:
         begun_s = time.process_time()
-        plan = make_plan(program, load_cluster(cluster), precision="mixed", pins=("schedule=1f1b",), stage_method=method)
+        plan = make_plan(
+            program, load_cluster(cluster), precision="mixed", pins=("schedule=1f1b",), stage_method=method
+        )
         rows.append({"method": method, "step_s": plan.predicted.step_s, "cpu_s": time.process_time() - begun_s})
         sizes = "+".join(str(group[0].mesh.world_size) for group in plan.groups)
         text = f"  {method:<10} {plan.predicted.step_s:.4f} s, stages of {sizes}, {plan.microbatches} micro-batches"
