@@ -38,6 +38,12 @@ def fake_tensor(shape: tuple[int, ...], dtype: torch.dtype, mode: FakeTensorMode
         return torch.empty(shape, dtype=dtype, device=device)
 
 
+def fake_like(value: Any, sizes: list[int], strides: list[int]) -> Tensor:
+    """A fake tensor of the same mode, dtype and device as another one."""
+    with value.fake_mode:
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+
+
 def symbolic_kernels() -> AbstractContextManager[None]:
     """Inside an operator's fake kernel: let composite operators see sizes that are symbols."""
     return enable_python_dispatcher()

@@ -50,6 +50,13 @@ def test_symbols_have_a_value_at_each_batch() -> None:
     assert not torch_compat.has_unbacked_symbol(size)
 
 
+def test_a_fake_like_another_has_its_own_sizes() -> None:
+    one = torch_compat.fake_tensor((2, 3), torch.bfloat16, torch_compat.fake_mode())
+    other = torch_compat.fake_like(one, [4, 5], [1, 4])
+    assert torch_compat.is_fake(other)
+    assert (other.shape, other.stride(), other.dtype) == ((4, 5), (1, 4), torch.bfloat16)
+
+
 def test_numbers_from_the_data_are_unbacked() -> None:
     class Item(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

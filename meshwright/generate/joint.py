@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.capture.targets import call
 from meshwright.generate.gpu_norm import rms_norm_as_on_gpu
+from meshwright.generate.settle import settle
 from meshwright.generate.storage import base, depends_on, is_part, is_view, outputs_of, producer
 from meshwright.profile.attention import attention_kernel
 from meshwright.torch_compat import fake_mode, fake_tensor, functional, trace_joint
@@ -79,6 +80,7 @@ def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "") -> Joint:
     fakes = [_fake(value, mode, device) for value in arguments]
     fakes += [_fake(known[name], mode, device) for name in outputs]
     traced = functional(trace_joint(joint, fakes, mode), fakes, mode)
+    settle(traced)
     labels = [*map(label, names), *(f"gradient_{i}" for i in range(len(outputs)))]
     _name_placeholders(traced, labels)
     _drop_unread(traced)
