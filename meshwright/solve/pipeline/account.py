@@ -47,8 +47,9 @@ def stage_traffic(plan: Plan, program: Program, number: int) -> tuple[Traffic, .
 
 
 def communication_s(plan: Plan, number: int, traffic: Sequence[Traffic]) -> float:
-    """Seconds of a stage's traffic, one after the other."""
-    mesh, pair, own = plan.groups[number][0].mesh, pair_of(plan), plan.groups[number][0].mesh.ranks[0]
+    """Seconds of a stage's traffic, one after the other. Its runs of segments may name their axes differently."""
+    axes = {axis.name: axis for stage in plan.groups[number] for axis in stage.mesh.axes + stage.mesh.flat}
+    pair, own = pair_of(plan), plan.groups[number][0].mesh.ranks[0]
     total_s = 0.0
     for one in traffic:
         if one.kind in ("send", "receive"):
@@ -56,7 +57,7 @@ def communication_s(plan: Plan, number: int, traffic: Sequence[Traffic]) -> floa
             latency_s, rate = pair(own, other) if one.kind == "send" else pair(other, own)
             total_s += one.count * (latency_s + one.bytes / rate)
         elif one.axis != ALL:
-            total_s += one.count * collective_s(one.kind, one.bytes, mesh.axis(one.axis))
+            total_s += one.count * collective_s(one.kind, one.bytes, axes[one.axis])
     return total_s
 
 
