@@ -48,12 +48,16 @@ def test_chunks_give_the_gradients_of_the_whole(name: str, chunks: int) -> None:
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 def test_compiled_chunks_too() -> None:
-    graph = capture(*small_model("llama", "float32")).graphs[1]
+    if torch.__version__ < "2.12":
+        pytest.skip("torch 2.11's inductor takes the log-sum-exp of float64 attention on a CPU for float32")
+    graph = capture(*small_model("llama", "float64")).graphs[1]
     whole, part = (compiled_pair(graph.at(size), "cpu", AGAIN, ()) for size in (6, 3))
     given = arguments(whole.graph)
     expected = gradients(make_pair(graph.at(6)), given)
     for key, tensor in gradients(chunked_backward(whole, part, 2), given).items():
-        torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-4)
+        wanted = expected[key]
+        assert wanted is not None
+        torch.testing.assert_close(tensor, wanted, rtol=0, atol=1e-12 * float(wanted.abs().max()))
 
 
 def test_segments_whose_samples_are_not_independent_are_refused() -> None:
