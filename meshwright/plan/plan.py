@@ -259,9 +259,12 @@ class Plan:
     @classmethod
     def from_json(cls, text: bytes, source: str = "the plan") -> Plan:
         try:
-            schema = msgspec.json.decode(text)["schema"]
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            plain = msgspec.json.decode(text)
+            schema = plain["schema"] if isinstance(plain, dict) and "schema" in plain else None
+        except msgspec.DecodeError as error:
             raise PlanError(f"{source} is not a plan: {error}", "JSON written by `meshwright plan -o`") from error
+        if schema is None:
+            raise PlanError(f"{source} is not a plan: no field schema", "JSON written by `meshwright plan -o`")
         if schema != SCHEMA:
             raise PlanError(f"{source} has schema {schema}", f"schema {SCHEMA}", "make the plan again")
         try:
@@ -298,6 +301,12 @@ class Plan:
         if not self.stages or firsts != [0, *ends[:-1]] or ends[-1] != len(self.segments):
             raise PlanError(
                 f"stages cover {list(zip(firsts, ends, strict=True))}", f"all {len(self.segments)} segments"
+            )
+        if self.microbatches < 1 or self.batch % self.microbatches:
+            raise PlanError(
+                f"microbatches is {self.microbatches}",
+                f"a number that divides the batch of {self.batch}",
+                "undo the edit",
             )
         for index, choice in enumerate(self.segments):
             if not 0 <= choice < len(self.choices):
@@ -337,6 +346,9 @@ class Plan:
                         f"stages {other} and {number} share ranks {sorted(both)} and not the others",
                         "stages that share all their ranks or none",
                     )
+        used = frozenset().union(*sets)
+        if idle := sorted(frozenset(range(max(used) + 1)) - used):
+            raise PlanError(f"stages[].mesh.ranks leave out {idle}", f"all of 0 to {max(used)}", "undo the edit")
 
     def check_program(self, program: Program) -> None:
         """Refuse a plan that was made for another model."""

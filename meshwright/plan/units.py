@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from meshwright.errors import PlanError
@@ -9,14 +10,21 @@ from meshwright.errors import PlanError
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-def parse_bytes(text: str | int | None) -> int | None:
+def parse_bytes(given: str | float | None) -> int | None:
     """`20GiB`, `512MB` or a number of bytes."""
-    if text is None or isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B)?\s*", text)
-    if match is None or float(match[1]) <= 0:
-        raise PlanError(f"memory {text!r}", f"a positive size such as 20GiB; units: {', '.join(UNITS)}", "correct it")
-    return int(float(match[1]) * UNITS[match[2] or "B"])
+    if given is None:
+        return None
+    found = _bytes(given)
+    if not (math.isfinite(found) and found > 0):
+        raise PlanError(f"memory {given!r}", f"a positive size such as 20GiB; units: {', '.join(UNITS)}", "correct it")
+    return int(found)
+
+
+def _bytes(given: object) -> float:
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return given
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B)?\s*", given) if isinstance(given, str) else None
+    return float(match[1]) * UNITS[match[2] or "B"] if match else 0.0
 
 
 def show_seconds(value: float) -> str:
@@ -29,5 +37,5 @@ def show_seconds(value: float) -> str:
 def show_bytes(value: int) -> str:
     for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if value >= scale:
-            return f"{value / scale:.3g} {unit}"
+            return f"{value / scale:{'.3g' if value < 999.5 * scale else '.0f'}} {unit}"
     return f"{value} B"

@@ -133,6 +133,8 @@ def _check(args: argparse.Namespace) -> None:
         raise RunError(f"--lr {args.lr}", "a positive, finite number", "correct it")
     if args.timeout is not None and not args.timeout > 0:
         raise RunError(f"--timeout {args.timeout}", "a positive number of seconds", "correct it")
+    if args.json and args.json != "-" and Path(args.json).is_dir():
+        raise RunError(f"--json {args.json} is a folder", "a file to write", "name a file in it")
     if args.json and args.json != "-" and not Path(args.json).parent.is_dir():
         raise RunError(
             f"--json {args.json}: its folder does not exist", "a path that can be written", "make the folder"

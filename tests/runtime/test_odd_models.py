@@ -52,10 +52,24 @@ class UnevenHead(nn.Module):
         return F.cross_entropy(self.head(F.relu(self.body(x))), y)
 
 
+class Turned(nn.Module):
+    """A BatchNorm's result on a CPU has other strides than its trace was promised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        turned = self.norm(self.body(x).transpose(1, 2)).transpose(1, 2)
+        return F.mse_loss(self.head(turned).mean(1), y)
+
+
 def setting(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     torch.manual_seed(0)
     if name == "recurrent":
         return Recurrent().double(), {"x": torch.randn(4, 3, 8).double(), "y": torch.randn(4, 4).double()}
+    if name == "turned":
+        return Turned().double(), {"x": torch.randn(4, 5, 8).double(), "y": torch.randn(4, 4).double()}
     if name == "builtin names":
         return BuiltinNames().double(), {"input": torch.randn(4, 8).double(), "id": torch.randn(4, 4).double()}
     return UnevenHead().double(), {"x": torch.randn(4, 8).double(), "y": torch.randint(0, 7, (4,))}
@@ -72,7 +86,7 @@ def run_planned(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("pin", ["dp=2", "tp=2"])
-@pytest.mark.parametrize("name", ["recurrent", "builtin names", "uneven head"])
+@pytest.mark.parametrize("name", ["recurrent", "builtin names", "uneven head", "turned"])
 def test_an_odd_model_equals_itself(name: str, pin: str, ranks: Callable[[int], GlooPool]) -> None:
     model, batch = setting(name)
     plan = make_plan(capture(model, batch), load_cluster("local:2"), pins=(pin,))

@@ -318,11 +318,12 @@ def _does_not_fit(found: Curves, budget: int) -> PlanError:
     flat, away, least = found.least_bytes, found.least_away_bytes, least_budget_bytes(found)
     chunks = max(kept.chunks for kept in found.options[-1])
     tail = f", the tail in {chunks} chunks" if chunks > 1 else ""
+    auto = "" if least == flat else "leave the method to auto, "
     return PlanError(
         f"no plan fits in {show_bytes(budget)} on one device ({found.plan.mesh.device.name})",
         f"at least {least:,} bytes ({show_bytes(least)}): {show_bytes(found.static_bytes)} of parameters, optimizer "
         f"and batch, everything recomputed{tail}{_more_words(flat, least, away)}",
-        "raise the limit, make the batch smaller, use more devices",
+        f"raise the limit, {auto}make the batch smaller, use more devices",
     )
 
 

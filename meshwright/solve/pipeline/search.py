@@ -90,13 +90,18 @@ class PipelinePins:
 
 
 def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
-    given = dict(text.partition("=")[::2] for text in texts)
+    given: dict[str, str] = {}
+    for key, _, value in (text.partition("=") for text in texts):
+        if key in ("pp", "schedule") and given.setdefault(key, value) != value:
+            raise PlanError(f"pins {key}={given[key]} and {key}={value}", f"one {key}", "drop one of them")
     stages, schedule = given.get("pp"), given.get("schedule")
     parts = stages.split("+") if stages is not None else []
     if not all(part.isdigit() and int(part) for part in parts):
         raise PlanError(f"pin pp={stages}", "a number of stages, or their devices such as pp=2+2+4", "correct the pin")
     if schedule is not None and schedule not in (*ORDERS, "searched", "one-stage"):
         raise PlanError(f"pin schedule={schedule}", f"one of {', '.join(ORDERS)}, searched", "correct the pin")
+    if parts == ["1"] and schedule not in (None, "one-stage"):
+        raise PlanError(f"pins pp=1 and schedule={schedule}", "a schedule where there are stages", "drop one of them")
     rest = tuple(text for text in texts if text.partition("=")[0] not in ("pp", "schedule"))
     if len(parts) > 1:
         return PipelinePins(len(parts), schedule, rest, tuple(map(int, parts)))
