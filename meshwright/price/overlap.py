@@ -8,6 +8,7 @@ need. So, in DESIGN.md's words, a step is serial + max(compute, overlappable com
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -43,13 +44,17 @@ def late_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
 
     A segment's own are in its transient bytes.
     """
-    waiting: list[tuple[float, int]] = []
-    most = 0
+    if not any(point.overlappable_s for point in points):
+        return 0
+    waiting: deque[tuple[float, int]] = deque()  # the lane ends in the order it began
+    most = held = 0
     for event in _play(points, microbatches):
-        waiting = [(done_s, size) for done_s, size in waiting if done_s > event.over_s - event.seconds]
-        most = max(most, event.early_bytes + sum(size for _, size in waiting))
+        while waiting and waiting[0][0] <= event.over_s - event.seconds:
+            held -= waiting.popleft()[1]
+        most = max(most, event.early_bytes + held)
         if event.done_s > event.over_s:
             waiting.append((event.done_s, event.late_bytes))
+            held += event.late_bytes
     return most
 
 

@@ -82,8 +82,8 @@ def _fastest(entry: _Entry, program: Program, budget_bytes: int, assemble: Assem
         if found and price > entry.price:
             break
         chain = chain_at(frontier, price)
-        if any(_is_same(chain, other) for other, _ in met):
-            continue
+        if chain.seconds >= known_s or any(_is_same(chain, other) for other, _ in met):
+            continue  # making values again only takes longer
         plan = assemble(chain, frontier)
         met.append((chain, Ways.of(plan, program)))
         refined = refine_ways(plan, program, met[-1][1], budget_bytes)
