@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, cast
+from typing import Any
 
 
 def add_parser(subparsers: Any) -> None:
@@ -16,21 +16,16 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.capture import Precision, capture
     from meshwright.errors import PlanError
     from meshwright.generate.code import code
     from meshwright.generate.pair import SegmentPair
     from meshwright.generate.program import generate
-    from meshwright.models.reference import parse_reference
     from meshwright.plan import Plan
+    from meshwright.plan.origin import program_of
     from meshwright.price.check import check_plan
 
     plan = Plan.load(args.plan)
-    if not plan.model:
-        raise PlanError(
-            f"{args.plan} names no model reference", "a plan made by `meshwright plan`", "use the Python API"
-        )
-    program = capture(*parse_reference(plan.model).meta(plan.batch), precision=cast(Precision, plan.precision))
+    program = program_of(plan, args.plan)
     check_plan(plan, program)
     if args.pair is None:
         print(code(program, plan), end="")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright.capture.program import Program
@@ -30,13 +30,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.capture import capture
-    from meshwright.capture.precision import Precision
-    from meshwright.errors import PlanError
-    from meshwright.models.reference import parse_reference
     from meshwright.plan import Plan
     from meshwright.plan.diff import diff
     from meshwright.plan.explain import explain
+    from meshwright.plan.origin import program_of
     from meshwright.price.check import check_plan
     from meshwright.solve.whatif import what_if
 
@@ -47,13 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.names and not args.what_if:
         print(explain(plan))
         return 0
-    if not plan.model:
-        raise PlanError(
-            f"{args.plan} names no model",
-            "a plan made by `meshwright plan`",
-            "use meshwright.solve.alternatives and meshwright.solve.whatif from Python",
-        )
-    program = capture(*parse_reference(plan.model).meta(plan.batch), precision=cast(Precision, plan.precision))
+    program = program_of(plan, args.plan)
     check_plan(plan, program)
     if args.what_if:
         other = what_if(plan, program, args.what_if, args.cluster)

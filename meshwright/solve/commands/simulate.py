@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, cast
+from typing import Any
 
 
 def add_parser(subparsers: Any) -> None:
@@ -15,18 +15,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.capture import Precision, capture
-    from meshwright.errors import PlanError
-    from meshwright.models.reference import parse_reference
     from meshwright.plan import Plan
+    from meshwright.plan.origin import program_of
     from meshwright.solve.simulated import simulate_plan
 
     plan = Plan.load(args.plan)
-    if not plan.model:
-        raise PlanError(
-            f"{args.plan} names no model reference", "a plan made by `meshwright plan`", "use the Python API"
-        )
-    program = capture(*parse_reference(plan.model).meta(plan.batch), precision=cast(Precision, plan.precision))
+    program = program_of(plan, args.plan)
     timeline = simulate_plan(plan, program, overlap=not args.wait)
     print(timeline)
     if args.trace:
