@@ -3,8 +3,8 @@
     python bench/shaped_pipelines.py [--cases 0 3 5] [--repeats 5]      (root, for network namespaces; see bench/shaped)
 
 Hosts are namespaces joined by shaped links. The shipped CPU profile is first brought to the pace of this machine: one
-number, from a step of another model of the same family (`YARDSTICKS`) that all ranks run at once; it is taken again
-between the steps, and plans are held against what they say at that pace. For each case (a model on a network, some with
+number, from a step of another model of the same family (bench/shaped/pace.py) that all ranks run at once; it is
+taken again between the steps, and plans are held against what they say at that pace. For each case (a model on a network, some with
 a limit on memory) the planner is asked twice, free and with `pp=1`, for the true rates. Rivals:
 `torch.distributed.pipelining` with the stages and micro-batches of the plan, GPipe and 1F1B, data-parallel inside a
 stage where the plan has several ranks there. All ways step in turn on the same ranks, with the same fused AdamW;
@@ -22,23 +22,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "shaped"))
 
-_PAYLOAD = 1448 / 1514  # of each Ethernet frame, TCP carries this part
 OURS = {"plan": (), "one stage": ("pp=1",)}
 GPT = "gpt?layers=4&hidden=512&heads=8&ffn=2048&vocab=512&seq=64&tied=false"
 DEEP = "gpt?layers=6&hidden=384&heads=8&ffn=1536&vocab=512&seq=64&tied=false"
 LLAMA = "llama?layers=4&hidden=512&heads=8&kv_heads=8&ffn=1408&vocab=512&seq=64&tied=false"
-YARDSTICKS = {
-    "gpt": "gpt?layers=3&hidden=448&heads=8&ffn=1792&vocab=512&seq=64&tied=false",
-    "llama": "llama?layers=3&hidden=448&heads=8&kv_heads=8&ffn=1216&vocab=512&seq=64&tied=false",
-}
-YARDSTICK_BATCH = 8
 MIB = 1 << 20
 
 
@@ -110,15 +104,13 @@ def main() -> int:
 
 def _plans(case: Case, folder: Path, pace: float) -> dict[str, Any]:
     """Our plans, saved; what they say of themselves. pace: seconds here for one of the shipped profile's."""
+    from pace import shaped_cluster
+
     from meshwright.capture import capture
-    from meshwright.cluster import Group, Link, Member, load_cluster
     from meshwright.models.reference import parse_reference
     from meshwright.solve.plan import make_plan
 
-    local = load_cluster(f"local:{case.ranks}")
-    network = Link(2e-4, case.mbit * 1e6 / 8 * _PAYLOAD)
-    root = Group("pod", network, (Member(local.root, case.hosts),))
-    cluster = replace(local, name="shaped", root=root, devices=(_at_pace(local.devices[0], pace),))
+    cluster = shaped_cluster(case.hosts, case.ranks, case.mbit, pace)
     program = capture(*parse_reference(case.model).meta(case.batch))
     found = {}
     for name, pins in OURS.items():
@@ -131,16 +123,14 @@ def _plans(case: Case, folder: Path, pace: float) -> dict[str, Any]:
 
 def _at(path: Path, pace: float) -> Any:
     """A saved plan, priced again for the pace at which the machine ran it."""
+    from pace import plan_at_pace
+
     import meshwright as mw
     from meshwright.capture import capture
-    from meshwright.cluster import load_cluster
     from meshwright.models.reference import parse_reference
-    from meshwright.solve.reprice import reprice
 
     plan = mw.Plan.load(path)
-    device = _at_pace(load_cluster("local").devices[0], pace)
-    stages = [replace(stage, mesh=replace(stage.mesh, device=device)) for stage in plan.stages]
-    return reprice(replace(plan, stages=tuple(stages)), capture(*parse_reference(plan.model).meta(plan.batch)))
+    return plan_at_pace(plan, capture(*parse_reference(plan.model).meta(plan.batch)), pace)
 
 
 def _figures(plan: Any) -> dict[str, Any]:
@@ -150,58 +140,22 @@ def _figures(plan: Any) -> dict[str, Any]:
     return {"step_s": said.step_s, "peak_bytes": peaks}
 
 
-def _at_pace(device: Any, pace: float) -> Any:
-    """Prices are the profile's at the device's own rates, so other rates are another pace."""
-    return replace(
-        device,
-        peaks=tuple((dtype, rate / pace) for dtype, rate in device.peaks),
-        memory_bandwidth=device.memory_bandwidth / pace,
-        launch_s=device.launch_s * pace,
-        profile="",
-    )
-
-
 def pace_main(told: dict[str, Any]) -> int:
     """Median over ranks of the yardstick's step, all at once, over what the shipped profile says."""
     import torch
     import torch.distributed as dist
+    from pace import yardstick
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    step, said_s = _yardstick(told)
+    step = yardstick(told["model"])
     spent = [step() for _ in range(8)]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, median(spent[2:]))
     if dist.get_rank() == 0:
-        (Path(told["folder"]) / "pace.json").write_text(json.dumps(median(every) / said_s))
+        (Path(told["folder"]) / "pace.json").write_text(json.dumps(median(every)))
     dist.destroy_process_group()
     return 0
-
-
-def _yardstick(told: dict[str, Any]) -> tuple[Callable[[], float], float]:
-    """A step that says what it took, and what the shipped profile says."""
-    import torch
-
-    from meshwright.capture import capture
-    from meshwright.cluster import load_cluster
-    from meshwright.models.reference import parse_reference
-    from meshwright.solve.memory.plan import one_device_plan
-    from meshwright.solve.points import plan_points, prediction
-
-    reference = parse_reference(YARDSTICKS[told["model"].partition("?")[0]])
-    program = capture(*reference.meta(YARDSTICK_BATCH))
-    plan = one_device_plan(program, load_cluster("local").mesh((1,)))
-    said_s = prediction(plan_points(plan, program), 1, exact_peak=False).step_s
-    batch = {name: torch.randint(0, 256, shape) for name, (shape, _) in reference.shapes(YARDSTICK_BATCH).items()}
-    model = reference.build()
-    step, _ = _step(list(model.parameters()), lambda: model(**batch).backward() or 0.0)
-
-    def timed() -> float:
-        start = time.perf_counter()
-        step()
-        return time.perf_counter() - start
-
-    return timed, said_s
 
 
 def _row(case: Case, pace: float, predicted: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
@@ -237,6 +191,7 @@ def _row(case: Case, pace: float, predicted: dict[str, Any], measured: dict[str,
 def rank_main(told: dict[str, Any]) -> int:
     import torch
     import torch.distributed as dist
+    from pace import yardstick
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -244,12 +199,11 @@ def rank_main(told: dict[str, Any]) -> int:
     losses = {name: float(step()) for name, step in steps.items()}
     timed: dict[str, list[float]] = {name: [] for name in steps}
     cpu: dict[str, list[float]] = {name: [] for name in steps}
-    yardstick, said_s = _yardstick(told)
-    yardstick()
-    paces = []
+    pace, paces = yardstick(told["model"]), []
+    pace()
     for _ in range(told["repeats"]):
         dist.barrier()
-        paces.append(median([yardstick() for _ in range(3)]) / said_s)
+        paces.append(median([pace() for _ in range(3)]))
         for name, step in steps.items():
             dist.barrier()
             start, worked = time.perf_counter(), time.process_time()
@@ -270,7 +224,7 @@ def rank_main(told: dict[str, Any]) -> int:
             "all": timed,
             "cpu_s": {name: median(values) for name, values in cpu.items()},
             "peak_bytes": [peak for peak, _, _ in peaks],
-            "pace": median(pace for _, _, pace in peaks),
+            "pace": median(each for _, _, each in peaks),
         }
         (Path(told["folder"]) / "measured.json").write_text(json.dumps(found))
     dist.barrier()

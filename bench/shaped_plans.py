@@ -20,14 +20,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "shaped"))
 
-_PAYLOAD = 1448 / 1514  # of each Ethernet frame, TCP carries this part
 OURS = {"plan": None, "our DDP": ("zero=0",), "our ZeRO-3": ("zero=3",), "our TP": ()}
 SMALL = "gpt?layers=4&hidden=256&heads=8&ffn=1024&vocab=512&seq=64"
 WIDE = "gpt?layers=2&hidden=512&heads=8&ffn=2048&vocab=512&seq=32"
@@ -91,16 +90,12 @@ def main() -> int:
 
 def _plans(case: Case, folder: Path, pace: float) -> dict[str, Any]:
     """Our plans, saved. pace: seconds here for one of the shipped profile's."""
-    from pace import at_pace
+    from pace import shaped_cluster
 
-    from meshwright.cluster import Group, Link, Member, load_cluster
     from meshwright.errors import PlanError
     from meshwright.solve.plan import make_plan
 
-    local = load_cluster(f"local:{case.ranks}")
-    network = Link(2e-4, case.mbit * 1e6 / 8 * _PAYLOAD)
-    root = Group("pod", network, (Member(local.root, case.hosts),))
-    cluster = replace(local, name="shaped", root=root, devices=(at_pace(local.devices[0], pace),))
+    cluster = shaped_cluster(case.hosts, case.ranks, case.mbit, pace)
     world = case.hosts * case.ranks
     found = {}
     for name, pins in OURS.items():
@@ -167,7 +162,7 @@ def pace_main(told: dict[str, Any]) -> int:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    step = yardstick()
+    step = yardstick(told["model"])
     dist.barrier()
     found = [step() for _ in range(6)]
     every: list[Any] = [None] * dist.get_world_size()
@@ -203,7 +198,7 @@ def rank_main(told: dict[str, Any]) -> int:
         if kind not in best or spent < best[kind][0]:
             steps.pop(best[kind][1] if kind in best else "", None)
             best[kind], steps[name] = (spent, name), step
-    pace, paces = yardstick(), []
+    pace, paces = yardstick(told["model"]), []
     pace()
     for name in OURS:
         if name in steps:

@@ -1,7 +1,7 @@
 """The pace of this machine: seconds here for one second of the shipped CPU profile, when all ranks compute at once.
 
-One number, from a step of a model that no case has. A cluster description at this pace is what a user would get from
-`meshwright calibrate` on machines as fast as the ranks are here, where several share a core.
+One number, from a step of a model of the same family that no case has. A cluster description at this
+pace is what a user would get from `meshwright calibrate` on machines as fast as the ranks are here, where several share a core.
 """
 
 from __future__ import annotations
@@ -11,7 +11,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-YARDSTICK, BATCH = "gpt?layers=3&hidden=448&heads=8&ffn=1792&vocab=512&seq=64&tied=false", 8
+YARDSTICKS = {
+    "gpt": "gpt?layers=3&hidden=448&heads=8&ffn=1792&vocab=512&seq=64&tied=false",
+    "llama": "llama?layers=3&hidden=448&heads=8&kv_heads=8&ffn=1216&vocab=512&seq=64&tied=false",
+}
+BATCH = 8
+_PAYLOAD = 1448 / 1514  # of each Ethernet frame, TCP carries this part
+
+
+def shaped_cluster(hosts: int, ranks: int, mbit: int, pace: float) -> Any:
+    """Hosts of so many ranks at this pace, joined by links of this rate."""
+    from meshwright.cluster import Group, Link, Member, load_cluster
+
+    local = load_cluster(f"local:{ranks}")
+    root = Group("pod", Link(2e-4, mbit * 1e6 / 8 * _PAYLOAD), (Member(local.root, hosts),))
+    return replace(local, name="shaped", root=root, devices=(at_pace(local.devices[0], pace),))
 
 
 def at_pace(device: Any, pace: float) -> Any:
@@ -35,8 +49,8 @@ def plan_at_pace(plan: Any, program: Any, pace: float) -> Any:
     return reprice(replace(plan, stages=tuple(stages)), program)
 
 
-def yardstick() -> Callable[[], float]:
-    """A step of this rank alone; it returns the pace."""
+def yardstick(model: str) -> Callable[[], float]:
+    """A step of this rank alone, of a model like the named one; it returns the pace."""
     import torch
 
     from meshwright.capture import capture
@@ -45,7 +59,7 @@ def yardstick() -> Callable[[], float]:
     from meshwright.solve.memory.plan import one_device_plan
     from meshwright.solve.points import plan_points, prediction
 
-    reference = parse_reference(YARDSTICK)
+    reference = parse_reference(YARDSTICKS[model.partition("?")[0]])
     program = capture(*reference.meta(BATCH))
     plan = one_device_plan(program, load_cluster("local").mesh((1,)))
     said_s = prediction(plan_points(plan, program), 1, exact_peak=False).step_s
