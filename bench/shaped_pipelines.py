@@ -3,9 +3,9 @@
     python bench/shaped_pipelines.py [--cases 0 3 5] [--repeats 5]      (root, for network namespaces; see bench/shaped)
 
 Hosts are namespaces joined by shaped links. The shipped CPU profile is first brought to the pace of this machine: one
-number, from a step of another model of the same family (bench/shaped/pace.py) that all ranks run at once; it is
-taken again between the steps, and plans are held against what they say at that pace. For each case (a model on a network, some with
-a limit on memory) the planner is asked twice, free and with `pp=1`, for the true rates. Rivals:
+number, from a step of another model of the same family (bench/shaped/pace.py) that all ranks run at once; it is taken
+again between the steps, and plans are held against what they say at that pace. For each case (a model on a network,
+some with a limit on memory) the planner is asked twice, free and with `pp=1`, for the true rates. Rivals:
 `torch.distributed.pipelining` with the stages and micro-batches of the plan, GPipe and 1F1B, data-parallel inside a
 stage where the plan has several ranks there. All ways step in turn on the same ranks, with the same fused AdamW;
 repeats are interleaved and medians taken. The plan's step is held against what the simulator said, its bytes against

@@ -1,7 +1,7 @@
 """The pace of this machine: seconds here for one second of the shipped CPU profile, when all ranks compute at once.
 
-One number, from a step of a model of the same family that no case has. A cluster description at this
-pace is what a user would get from `meshwright calibrate` on machines as fast as the ranks are here, where several share a core.
+One number, from a step of a model of the same family that no case has. A cluster description at this pace is what a
+user would get from `meshwright calibrate` on machines as fast as the ranks are here, where several share a core.
 """
 
 from __future__ import annotations
