@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -16,14 +15,12 @@ from meshwright.layout.crossrun import Channel, Handover, begin
 from meshwright.layout.record import note
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction, Plan
+from meshwright.runtime.microbatch import MicroBatch
 from meshwright.runtime.parts import Part
 from meshwright.runtime.pipeline_guests import HOME, OUT, Guests
 from meshwright.schedule.edges import Edge, Edges
 from meshwright.schedule.of_plan import plan_pipeline
 from meshwright.solve.pipeline.account import ALL
-
-if TYPE_CHECKING:
-    from meshwright.runtime.interpreter import MicroBatch
 
 INNER = 7
 """The channel of what goes between stages that the same ranks run; 1 to 4 are values and gradients, up and down."""

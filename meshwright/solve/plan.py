@@ -19,7 +19,8 @@ from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.joint import joint_search
 from meshwright.solve.joint import least_bytes as least_recomputing
-from meshwright.solve.pipeline.search import no_pipeline, pipeline_pins, pipeline_search
+from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
+from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.roles import name_axes
 from meshwright.solve.search import Candidate, Progress, search

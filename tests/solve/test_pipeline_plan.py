@@ -19,7 +19,8 @@ from meshwright.price.parameter import Setting
 from meshwright.schedule import plan_lists, verify_lists
 from meshwright.schedule.reads import reads_of
 from meshwright.solve.pipeline import search as pipeline
-from meshwright.solve.pipeline.search import pipeline_pins, pipeline_search
+from meshwright.solve.pipeline.pins import pipeline_pins
+from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice
 from meshwright.solve.simulated import simulate_plan

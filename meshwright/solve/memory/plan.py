@@ -1,6 +1,6 @@
 """A plan made to fit: with the sharding as it is, what every instance keeps, recomputes and chunks.
 
-Per distinct sharded segment the curve of `memory`, for the last one its chunks as well; then `memory_chain` over all
+Per distinct sharded segment its curve (`curve`), for the last one its chunks as well; then `chain` over all
 instances. On one device, where there is nothing to shard, that is the whole plan: `one_device_plan`.
 """
 

@@ -1,8 +1,8 @@
 """The fastest pipeline: stages of any sizes, their submeshes and shardings, micro-batches, schedule, recomputation.
 
-For a number of micro-batches every submesh offers chains (`pipeline_offers`); ranges of them are the rows of the stage
-programme (`pipeline_table`, `stages`), whose best few pipelines are simulated with their devices placed. Winners are
-written as Plans, made to fit on traced pairs, and simulated from the plan alone (`pipeline_fit`).
+For a number of micro-batches every submesh offers chains (`offers`); ranges of them are the rows of the stage
+programme (`table`, `solve.stages`), whose best few pipelines are simulated with their devices placed. Winners are
+written as Plans, made to fit on traced pairs, and simulated from the plan alone (`fit`).
 Numbers of micro-batches are tried four times apart, then beside the best.
 """
 
@@ -22,11 +22,11 @@ from meshwright.layout import Layout
 from meshwright.plan import Plan
 from meshwright.price.handover import hand_over_s
 from meshwright.price.parameter import Setting, local_bytes
-from meshwright.schedule import ORDERS
 from meshwright.simulate import Transfer
 from meshwright.solve.pipeline.fit import fitted
 from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import Offer, offers, with_levels
+from meshwright.solve.pipeline.pins import PipelinePins, check_pins
 from meshwright.solve.pipeline.plan import Part, pipeline_plan, placed_meshes, predicted, relayed
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
 from meshwright.solve.pipeline.reorder import reordered
@@ -66,48 +66,6 @@ PATIENCE = 1
 """So many numbers of micro-batches in a row may be no better before a direction is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class PipelinePins:
-    """What pins say of stages: `pp=K`, or `pp=2+2+4` with their devices; `schedule=NAME`; and the rest, which speak of
-    each stage's own mesh."""
-
-    stages: int | None
-    schedule: str | None
-    rest: tuple[str, ...]
-    sizes: tuple[int, ...] | None = None
-
-    @property
-    def one_stage(self) -> bool:
-        """No pipeline is wanted: pins that speak of a mesh mean that of all devices, unless stages are pinned too."""
-        if self.stages is not None or self.schedule is not None:
-            return self.stages == 1 or self.schedule == "one-stage"
-        return any(text.partition("=")[0] not in ("microbatch", "microbatches") for text in self.rest)
-
-    @property
-    def pipeline(self) -> bool:
-        """Nothing but a pipeline is wanted."""
-        return not self.one_stage and (self.stages is not None or self.schedule is not None)
-
-
-def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
-    given: dict[str, str] = {}
-    for key, _, value in (text.partition("=") for text in texts):
-        if key in ("pp", "schedule") and given.setdefault(key, value) != value:
-            raise PlanError(f"pins {key}={given[key]} and {key}={value}", f"one {key}", "drop one of them")
-    stages, schedule = given.get("pp"), given.get("schedule")
-    parts = stages.split("+") if stages is not None else []
-    if not all(part.isdigit() and int(part) for part in parts):
-        raise PlanError(f"pin pp={stages}", "a number of stages, or their devices such as pp=2+2+4", "correct the pin")
-    if schedule is not None and schedule not in (*ORDERS, "searched", "one-stage"):
-        raise PlanError(f"pin schedule={schedule}", f"one of {', '.join(ORDERS)}, searched", "correct the pin")
-    if parts == ["1"] and schedule not in (None, "one-stage"):
-        raise PlanError(f"pins pp=1 and schedule={schedule}", "a schedule where there are stages", "drop one of them")
-    rest = tuple(text for text in texts if text.partition("=")[0] not in ("pp", "schedule"))
-    if len(parts) > 1:
-        return PipelinePins(len(parts), schedule, rest, tuple(map(int, parts)))
-    return PipelinePins(int(parts[0]) if parts else None, schedule, rest)
-
-
 def pipeline_search(
     program: Program,
     cluster: Cluster,
@@ -125,19 +83,7 @@ def pipeline_search(
     asked = asked or PipelinePins(None, None, ())
     if asked.one_stage or (not asked.pipeline and (cluster.device_count < 2 or len(program.segments) < 2)):
         return None, inf
-    if asked.stages is not None and asked.stages > min(len(program.segments), cluster.device_count):
-        raise PlanError(
-            f"pin pp={asked.stages} for {len(program.segments)} segments on {cluster.device_count} devices",
-            f"at most {min(len(program.segments), cluster.device_count)} stages: each has a segment and a device",
-            "change the pin",
-        )
-    if asked.sizes is not None and sum(asked.sizes) != cluster.device_count:
-        raise PlanError(
-            f"pin pp={'+'.join(map(str, asked.sizes))} on {cluster.device_count} devices",
-            f"numbers that sum to {cluster.device_count}",
-            "change the pin",
-        )
-    _check_microbatches(asked, program.batch)
+    check_pins(asked, program, cluster)
     search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute, method)
     search.climb(search.counts())
     if search.best is None and known_s == inf:
@@ -145,27 +91,6 @@ def pipeline_search(
     search.reorder()
     best = None if search.best is None else predicted(relayed(search.best, program), program)[0]
     return best, search.bound_s
-
-
-def _check_microbatches(asked: PipelinePins, batch: int) -> None:
-    for name, _, number in (text.partition("=") for text in asked.rest):
-        if name in ("microbatch", "microbatches") and number.isdigit() and (not int(number) or batch % int(number)):
-            raise PlanError(
-                f"pin {name}={number} with a global batch of {batch}",
-                "a number that divides it",
-                "change the batch or the pin",
-            )
-
-
-def no_pipeline(asked: PipelinePins, cluster: Cluster) -> PlanError:
-    """Where nothing but a pipeline was wanted."""
-    wanted = [f"pp={asked.stages}"] if asked.stages else []
-    wanted += [f"schedule={asked.schedule}"] if asked.schedule else []
-    return PlanError(
-        f"no pipeline with {', '.join((*wanted, *asked.rest))} fits on {cluster.name}, {cluster.device_count} devices",
-        "pins, a batch and memory that some pipeline of the cluster's devices has",
-        "drop a pin, raise the memory limit or use more devices",
-    )
 
 
 @dataclass(slots=True)
