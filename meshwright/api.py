@@ -12,6 +12,7 @@ from meshwright.cluster import Cluster, load_cluster
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.profile import profile_step as profile
+from meshwright.solve.pin_words import check_words
 from meshwright.solve.plan import make_plan
 
 
@@ -28,10 +29,11 @@ def plan(
     loss: Callable[..., Tensor] | None = None,
 ) -> Plan:
     """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`); `batch` may be on the meta device."""
+    found = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    check_words(pins := tuple(pins), found)
     program = capture(model, batch, loss, precision=precision)
     if global_batch is not None:
         program = program.at_batch(global_batch)
-    found = load_cluster(cluster) if isinstance(cluster, str) else cluster
     return make_plan(
         program, found, memory_bytes=parse_bytes(memory), optimizer=optimizer, precision=precision, pins=pins
     )

@@ -61,12 +61,11 @@ def candidates_on(
     few: bool = False,
 ) -> list[Candidate]:
     """Of every mesh what the pins may mean there; the first refusal is the answer where none does. few: weights."""
-    names = [parameter.name for parameter in program.parameters]
     crowded = most_alive(program) > MOST_ALIVE
     allowed, refused = [], []
     for mesh in found:
         try:
-            readings = pin_readings(pins, mesh, names)
+            readings = pin_readings(pins, mesh)
             for parsed in readings:
                 _check_batch(program, mesh, parsed)
         except PlanError as error:

@@ -76,30 +76,28 @@ def pinned_mesh(texts: Iterable[str]) -> tuple[int, ...] | None:
     return None
 
 
-def parse_pins(texts: Iterable[str], mesh: Mesh, parameters: Iterable[str]) -> Pins:
+def parse_pins(texts: Iterable[str], mesh: Mesh) -> Pins:
     """The first of `pin_readings`."""
-    return pin_readings(texts, mesh, parameters)[0]
+    return pin_readings(texts, mesh)[0]
 
 
-def pin_readings(texts: Iterable[str], mesh: Mesh, parameters: Iterable[str]) -> list[Pins]:
+def pin_readings(texts: Iterable[str], mesh: Mesh) -> list[Pins]:
     """All that the pins may mean on this mesh: `tp=8` on 8x8 either axis. Of axes that are alike the first is meant.
 
-    Refuses what contradicts the mesh, the model or another pin, by name.
+    Refuses what contradicts the mesh or another pin, by name. Their words were checked before: `pin_words`.
     """
     texts = tuple(texts)
     given = dict(_split(text) for text in texts)
     if len(given) < len(texts):
         raise PlanError(f"pins {', '.join(texts)}", "each name once", "drop one of them")
-    numbers = {key: _number(f"{key}={value}", value) for key, value in given.items() if key in NUMBERS}
-    if numbers.get("microbatch") == 0:
-        raise PlanError("pin microbatch=0", "at least 1", "change the pin")
+    numbers = {key: int(value) for key, value in given.items() if key in NUMBERS}
     zero, zero_axes = _zero(given.get("zero"), mesh)
-    sequence, micro = _sequence(given.get("sp")), numbers.get("microbatch")
+    sequence, micro = (given["sp"] == "on" if "sp" in given else None), numbers.get("microbatch")
     found, refused = [], []
     for dp_axes in _axes(mesh, "dp", numbers.get("dp"), ()):
         try:
             for tp_axes in _axes(mesh, "tp", numbers.get("tp"), dp_axes):
-                storage = _storage(given, mesh, tuple(parameters), {"dp": dp_axes, "tp": tp_axes})
+                storage = _storage(given, mesh, {"dp": dp_axes, "tp": tp_axes})
                 split = "split=matmul" in texts
                 found.append(Pins(texts, dp_axes, tp_axes, sequence, zero, zero_axes, split, micro, storage))
         except PlanError as error:
@@ -132,25 +130,16 @@ def _kinds(mesh: Mesh, axes: Iterable[int]) -> tuple[object, ...]:
     return tuple(sorted((mesh.axes[axis].size, repr(mesh.axes[axis].kinds)) for axis in axes))
 
 
-def _storage(
-    given: dict[str, str], mesh: Mesh, names: tuple[str, ...], axes: dict[str, tuple[int, ...]]
-) -> tuple[tuple[str, Layout], ...]:
+def _storage(given: dict[str, str], mesh: Mesh, axes: dict[str, tuple[int, ...]]) -> tuple[tuple[str, Layout], ...]:
     storage = []
     for key, value in given.items():
         if key not in (*NUMBERS, "zero", "mesh", "sp") and f"{key}={value}" != "split=matmul":
             storage.append((key, _layout(f"{key}={value}", value, mesh, axes)))
-            if not any(fnmatchcase(name, key) for name in names):
-                raise PlanError(
-                    f"pin {key}={value} matches no parameter",
-                    f"a pattern over names such as {names[0] if names else '-'}",
-                )
     return tuple(storage)
 
 
 def _split(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator or not value:
-        raise PlanError(f"pin {text!r}", "`name=value` such as dp=2, tp=2, zero=3 or layers.*.up.weight=S(0)")
+    key, _, value = text.partition("=")
     return ("microbatch" if key == "microbatches" else key), value
 
 
@@ -185,18 +174,6 @@ def _zero(value: str | None, mesh: Mesh) -> tuple[int | None, tuple[int, ...] | 
     if not last:
         raise PlanError(f"pin zero={value} on a mesh of {mesh.sizes}", "the size of one of its axes", "change the pin")
     return int(stage), tuple(last)
-
-
-def _sequence(value: str | None) -> bool | None:
-    if value not in (None, "on", "off"):
-        raise PlanError(f"pin sp={value}", "sp=on or sp=off", "correct the pin")
-    return None if value is None else value == "on"
-
-
-def _number(text: str, value: str) -> int:
-    if not value.isdigit():
-        raise PlanError(f"pin {text!r}", "a whole number after `=`", "correct the pin")
-    return int(value)
 
 
 def _layout(text: str, value: str, mesh: Mesh, named: dict[str, tuple[int, ...]]) -> Layout:

@@ -19,6 +19,7 @@ from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.joint import joint_search
 from meshwright.solve.joint import least_bytes as least_recomputing
+from meshwright.solve.pin_words import check_storage, check_words
 from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.refuse import does_not_fit, least_of
@@ -57,6 +58,8 @@ def make_plan(
     check_optimizer(optimizer)
     warn_of_fallbacks(program)
     texts, setting = tuple(pins), Setting(optimizer, precision)
+    check_words(texts, cluster)
+    check_storage(texts, program)
     asked = pipeline_pins(texts)
     given: dict[str, Any] = {"model": model, "memory_bytes": memory_bytes, "pins": texts}
     whole = _OneStage(program, cluster, asked.rest, setting, max_axes, recompute, given, progress)

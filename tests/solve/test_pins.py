@@ -15,13 +15,15 @@ from meshwright.solve.plan import make_plan
 @pytest.mark.parametrize(
     ("pins", "fault"),
     [
-        (("dp=4",), "axis sizes whose product is 2"),
+        (("dp=4",), "whose product divides 2"),
         (("dp=2", "tp=2"), "one for each pin"),
         (("zero=7",), "0, 1, 2 or 3"),
         (("dp=lots",), "whole number"),
         (("nonsense",), "name=value"),
         (("no.such.*=S(0)",), "matches no parameter"),
         (("tokens.weight=R",), "S(dim) or I"),
+        (("tokens.weight=S(2)",), "for tokens.weight of shape"),
+        (("foo=2",), "one of pp=2"),
     ],
 )
 def test_pins_that_cannot_be_are_refused_by_name(pins: tuple[str, ...], fault: str) -> None:

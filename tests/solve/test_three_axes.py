@@ -61,9 +61,9 @@ def test_samples_go_over_all_axes_but_two() -> None:
 def test_a_pin_may_mean_either_axis_of_its_size() -> None:
     """tp=8 on 8x8: inside a host or across hosts, whichever is faster."""
     mesh = load_cluster("dgx-h100:8").mesh((8, 8))
-    found = pin_readings(("tp=8", "mesh=8x8"), mesh, ())
+    found = pin_readings(("tp=8", "mesh=8x8"), mesh)
     assert [pins.tp_axes for pins in found] == [(0,), (1,)]
-    assert len(pin_readings(("tp=2",), load_cluster("dgx-h100:1").mesh((2, 2, 2)), ())) == 1, "all alike"
+    assert len(pin_readings(("tp=2",), load_cluster("dgx-h100:1").mesh((2, 2, 2)))) == 1, "all alike"
 
 
 def test_more_axes_never_make_a_plan_slower() -> None:

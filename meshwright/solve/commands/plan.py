@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.plan.units import parse_bytes
     from meshwright.solve.baselines import baselines
     from meshwright.solve.figures import speed, unserved
+    from meshwright.solve.pin_words import check_words
     from meshwright.solve.plan import make_plan
 
     start_s = time.perf_counter()
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     reference = reference_of(args)
     cluster = load_cluster(args.cluster)
     memory_bytes = parse_bytes(args.memory)
+    check_words(args.pin, cluster)
     capture_s = time.process_time()
     program = capture(*reference.meta(args.global_batch), precision=args.precision)
     capture_s = time.process_time() - capture_s

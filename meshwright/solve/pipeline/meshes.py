@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import links_of, per_host
 from meshwright.cluster.submesh import place, submeshes
@@ -67,14 +66,12 @@ def stage_sizes(cluster: Cluster, stages: int | None = None) -> list[int]:
 
 def stage_meshes(
     cluster: Cluster,
-    program: Program,
     pins: Sequence[str],
     budget_bytes: int | None,
     stages: int | None = None,
     sizes: Sequence[int] | None = None,
 ) -> list[StageMesh]:
     """Every class that the pins allow; of these sizes, if given."""
-    names = [parameter.name for parameter in program.parameters]
     shape, inner = pinned_mesh(pins), per_host(cluster)
     found = []
     for size in stage_sizes(cluster, stages) if sizes is None else sorted(set(sizes)):
@@ -82,7 +79,7 @@ def stage_meshes(
             if shape is not None and mesh.sizes != shape:
                 continue
             try:
-                parsed = parse_pins(pins, mesh, names)
+                parsed = parse_pins(pins, mesh)
             except PlanError:
                 continue
             usable = mesh.device.usable_bytes

@@ -113,7 +113,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.wires = Wires(self.cluster)
-        self.meshes = stage_meshes(self.cluster, self.program, self.pins.rest, self.budget_bytes, self.pins.stages or 2)
+        self.meshes = stage_meshes(self.cluster, self.pins.rest, self.budget_bytes, self.pins.stages or 2)
 
     def loosen(self) -> None:
         """Where nothing fits: the stage programme counts roughly, and more than traced pairs take. Again with
