@@ -16,7 +16,8 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes, show_bytes
 from meshwright.runtime.trainer import Trainer, parallelize
-from meshwright.solve.memory.plan import METHODS, Curves, curves, least_budget_bytes, one_device_plan
+from meshwright.solve.memory.curves import METHODS, Curves, curves
+from meshwright.solve.memory.plan import one_device_plan
 
 REFERENCE = "H200-SXM-141GB"
 LOSS, LOSS_BYTES = 0.02, 400 << 20
@@ -76,7 +77,7 @@ def fit_plan(
     except PlanError as error:
         if budget is None or room == budget or method not in METHODS:
             raise
-        least = least_budget_bytes(found)
+        least = found.least().all
         needed = budget_bytes(least, device)
         raise PlanError(
             f"no plan fits in {show_bytes(budget)} on one device ({device.name})",

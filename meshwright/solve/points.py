@@ -16,7 +16,8 @@ from meshwright.price.overlap import late_bytes, overlapped
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.solve.memory.curve import Kept
-from meshwright.solve.memory.plan import Curves, curves, with_choices
+from meshwright.solve.memory.curves import Curves, curves
+from meshwright.solve.memory.plan import with_choices
 
 
 def setting_of(plan: Plan) -> Setting:

@@ -14,9 +14,11 @@ from meshwright.cluster import load_cluster
 from meshwright.models.llama import Llama
 from meshwright.plan import Plan
 from meshwright.plan.instruction import to_text
-from meshwright.solve.memory.plan import Curves, curves, one_device_plan
+from meshwright.solve.memory.away import Copies
+from meshwright.solve.memory.curves import Curves, curves
+from meshwright.solve.memory.plan import one_device_plan
 
-QUICK = 1e13
+QUICK = Copies(1e13, 1e13)
 """A link that hides every copy of a small model."""
 
 
@@ -30,7 +32,7 @@ def made() -> tuple[Llama, dict[str, Tensor]]:
 def found() -> Curves:
     model, batch = made()
     program, mesh = capture(model, batch), load_cluster("local:1").mesh((1,)).renamed(("rep",))
-    return curves(program, one_device_plan(program, mesh), mesh.device, host_rate=QUICK)
+    return curves(program, one_device_plan(program, mesh), mesh.device, copies=QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def test_a_quick_link_is_taken_instead_of_computing_again(found: Curves, budget:
 
 def test_a_slow_link_is_not_worth_it(found: Curves, budget: int) -> None:
     program = found.program
-    slow = curves(program, found.plan, found.plan.mesh.device, host_rate=1e3)
+    slow = curves(program, found.plan, found.plan.mesh.device, copies=Copies(1e3, 1e13))
     assert not any(choice.offload for choice in slow.within(budget).choices)
     nothing = curves(program, found.plan, found.plan.mesh.device)
     assert not nothing.away, "no link was measured for this device"

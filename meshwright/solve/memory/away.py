@@ -1,7 +1,8 @@
 """Offloading as more ways to run a segment: some of what it saves waits on the host between forward and backward.
 
 The copy to the host runs beside the next segment's forward, the copy back beside its backward; with c the seconds of
-one copy, a step takes max(0, c - next forward) + max(0, c - next backward) longer. One segment's values at a time are
+one copy, a step takes max(0, c - next forward) + max(0, c - next backward) longer, and what the copies take of the
+memory's bandwidth is missing to what runs beside them. One segment's values at a time are
 on their way: as many bytes as the largest of them are set aside for the whole step. Offered are, for every way to
 keep, the values that are copied while the next segment runs, largest first, and what it is given alone.
 """
@@ -9,7 +10,7 @@ keep, the values that are copied while the next segment runs, largest first, and
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from meshwright.cluster import Device
 from meshwright.cluster.profile_load import read_profile
@@ -18,10 +19,20 @@ from meshwright.generate.storage import storage_bytes
 from meshwright.solve.memory.curve import Kept, in_memory_anyway
 
 
-def host_bandwidth(device: Device) -> float:
-    """Bytes per second between a device and pinned memory of its host, as measured; zero where it was not."""
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Between a device and pinned memory of its host. rate: bytes per second over the link; memory_rate: of the
+    device's own memory."""
+
+    rate: float
+    memory_rate: float
+
+
+def copies_of(device: Device) -> Copies | None:
+    """As measured; None where the link was not."""
     link = read_profile(device.profile).get("host_link") if device.profile else None
-    return min(link.values()) if link else 0.0
+    rate = device.memory_bandwidth * device.achievable_fraction("memory")
+    return Copies(min(link.values()), rate) if link else None
 
 
 SMALLEST = 1 << 12
@@ -29,7 +40,7 @@ SMALLEST = 1 << 12
 
 
 def away_options(
-    joint: Joint, ways: Sequence[Kept], following: Sequence[Kept], bandwidth: float, stays: Collection[str]
+    joint: Joint, ways: Sequence[Kept], following: Sequence[Kept], copies: Copies, stays: Collection[str]
 ) -> Iterator[Kept]:
     """`following`: the ways of the next segment; `stays`: values that another segment keeps too."""
     forward_s = min(kept.forward_s for kept in following)
@@ -43,13 +54,13 @@ def away_options(
             continue
         names = [name for name in kept.saved if name not in never and sizes[name] >= SMALLEST]
         names.sort(key=lambda name: -sizes[name])
-        window = int(bandwidth * min(forward_s, backward_s))
+        window = int(copies.rate * min(forward_s, backward_s))
         for chosen in (_fill(names, sizes, window), _fill(names, sizes, window // 2), [n for n in names if n in given]):
             found = tuple(name for name in kept.saved if name in chosen)
             if found and (kept, found) not in offered:
                 offered.add((kept, found))
                 moved = sum(sizes[name] for name in found)
-                yield _away(kept, found, moved, moved / bandwidth, forward_s, backward_s)
+                yield _away(kept, found, moved, copies, forward_s, backward_s)
 
 
 def _fill(names: Sequence[str], sizes: dict[str, int], room: int) -> list[str]:
@@ -61,7 +72,8 @@ def _fill(names: Sequence[str], sizes: dict[str, int], room: int) -> list[str]:
     return found
 
 
-def _away(kept: Kept, names: tuple[str, ...], moved: int, copy_s: float, forward_s: float, backward_s: float) -> Kept:
+def _away(kept: Kept, names: tuple[str, ...], moved: int, copies: Copies, forward_s: float, backward_s: float) -> Kept:
+    copy_s, beside_s = moved / copies.rate, moved / copies.memory_rate
     return replace(
         kept,
         offload=names,
@@ -69,6 +81,6 @@ def _away(kept: Kept, names: tuple[str, ...], moved: int, copy_s: float, forward
         resident_bytes=kept.resident_bytes - moved,
         forward_transient_bytes=kept.forward_transient_bytes + moved,
         backward_transient_bytes=kept.backward_transient_bytes + moved,
-        forward_s=kept.forward_s + max(0.0, copy_s - forward_s),
-        backward_s=kept.backward_s + max(0.0, copy_s - backward_s),
+        forward_s=kept.forward_s + beside_s + max(0.0, copy_s - forward_s),
+        backward_s=kept.backward_s + beside_s + max(0.0, copy_s - backward_s),
     )

@@ -21,10 +21,12 @@ from meshwright.generate.program import sharded_segments
 from meshwright.generate.storage import producer, storage_bytes
 from meshwright.profile.operands import type_bytes
 from meshwright.solve.memory.curve import Kept, measure
+from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.nodes import PRODUCTS, NodeCosts
-from meshwright.solve.memory.plan import Curves, curves, one_device_plan, traced_for
+from meshwright.solve.memory.plan import one_device_plan
 from meshwright.solve.memory.rotor import Link, Move, Saving, rotor
 from meshwright.solve.memory.rotor import peak_of as peak_of_moves
+from meshwright.solve.memory.traced import traced_for
 
 KEPT_WHERE_SELECTIVE = (*PRODUCTS, "aten.convolution", "aten._scaled_dot_product", "aten._flash_attention")
 

@@ -19,7 +19,8 @@ from meshwright.solve.memory.curve import Kept, in_memory_anyway
 from meshwright.solve.memory.kernels import graph_seconds
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.peak import peak_bytes
-from meshwright.solve.memory.tail import WIDE, Tracer
+from meshwright.solve.memory.tail import WIDE
+from meshwright.solve.memory.traced import Tracer
 
 CHUNKS = (2, 4)
 

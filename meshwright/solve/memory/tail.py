@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from meshwright.capture.program import Program, SegmentGraph, Value
 from meshwright.errors import PlanError
 from meshwright.generate.chunk import check_chunkable
-from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Plan
 from meshwright.profile.operands import type_bytes
 from meshwright.solve.memory.curve import Kept, kept_curve
 from meshwright.solve.memory.nodes import NodeCosts
-
-Tracer = Callable[[SegmentGraph], Joint]
+from meshwright.solve.memory.traced import Tracer
 
 MOST_CHUNKS = 64
 WIDE = 4

@@ -9,7 +9,7 @@ from meshwright.generate.program import sharded_segment
 from meshwright.plan import Choice, FrontierPoint, Plan, Stage
 from meshwright.solve.memory.curve import Kept, kept_curve
 from meshwright.solve.memory.nodes import NodeCosts
-from meshwright.solve.memory.plan import traced_for
+from meshwright.solve.memory.traced import traced_for
 
 _known: dict[object, tuple[Kept, ...]] = {}
 MOST_KNOWN = 256

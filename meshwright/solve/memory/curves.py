@@ -1,0 +1,236 @@
+"""A plan made to fit: with the sharding as it is, what every instance keeps, recomputes, chunks and offloads.
+
+Per distinct sharded segment its curve (`curve`), for the last one its chunks as well; then `chain` over all
+instances. On one device, where there is nothing to shard, that is the whole plan (`plan.one_device_plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.capture.program import Program, SegmentGraph
+from meshwright.cluster import Device
+from meshwright.errors import PlanError
+from meshwright.generate.joint import label
+from meshwright.generate.program import sharded_segments
+from meshwright.plan import Choice, Plan
+from meshwright.solve.memory.away import Copies, away_options, copies_of
+from meshwright.solve.memory.chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
+from meshwright.solve.memory.curve import Kept, kept_curve, undominated
+from meshwright.solve.memory.held import optimizer_s, static_bytes
+from meshwright.solve.memory.inner import inner_options
+from meshwright.solve.memory.nested import Chained, least_room_bytes, nested_order, with_order
+from meshwright.solve.memory.nodes import NodeCosts
+from meshwright.solve.memory.plan import with_kept
+from meshwright.solve.memory.refuse import Least
+from meshwright.solve.memory.tail import tail_options
+from meshwright.solve.memory.traced import Tracer, traced_for
+
+METHODS = ("auto", "flat", "rotor")
+"""flat: every segment runs forward once; rotor: a nested order; auto: the faster of the two."""
+
+MOST_NESTED, SLOWER = 40, 1.05
+"""Where a flat plan fits, nested ones are looked for among so many segments, and if it takes so much longer than it
+would with all memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What may be chosen for a plan. options: per instance, shared objects where instances are alike.
+
+    static_bytes: in memory all the time: parameters, optimizer, batch, common values. gradients: per instance, of the
+    parameters that no later one has; step_s: the optimizer. away: ways that offload, where the link is known.
+    """
+
+    plan: Plan
+    program: Program
+    options: tuple[tuple[Kept, ...], ...]
+    gradients: tuple[int, ...]
+    static_bytes: int
+    step_s: float
+    away: tuple[tuple[Kept, ...], ...] = ()
+
+    def instances(self) -> list[Instance]:
+        return [Instance(kept, size) for kept, size in zip(self.options, self.gradients, strict=True)]
+
+    @property
+    def least_bytes(self) -> int:
+        """No choice needs less; at the step all gradients are there."""
+        return max(least_peak_bytes(self.instances(), self.static_bytes), self.static_bytes + sum(self.gradients))
+
+    def peak_of(self, picked: Sequence[Kept]) -> int:
+        """The most bytes in use where instances run in these ways."""
+        chosen = [Instance((kept,), size) for kept, size in zip(picked, self.gradients, strict=True)]
+        return max(peak_of(chosen, [0] * len(chosen), self.static_bytes), self.static_bytes + sum(self.gradients))
+
+    def priced(self, index: int, choice: Choice) -> Kept:
+        """The way of this instance that a Choice asks for. Raises PlanError where it is none of its options."""
+        wanted = (choice.recompute, choice.keep, choice.chunks, choice.offload)
+        for kept in (*self.options[index], *(self.away[index] if self.away else ())):
+            if (kept.recompute, kept.keep, kept.chunks, kept.offload) == wanted:
+                return kept
+        raise PlanError(
+            f"segment {self.program.segments[index].name} recomputes {list(choice.recompute)} and keeps "
+            f"{list(choice.keep)} in {choice.chunks} chunks",
+            f"one of its {len(self.options[index])} ways between keeping all and making all again",
+            "undo the edit, or plan again",
+        )
+
+    def within(self, budget_bytes: int | None, method: str = "auto") -> Plan:
+        """The fastest plan inside the budget; the method is one of `METHODS`. Raises PlanError that names the least."""
+        if method not in METHODS:
+            raise PlanError(f"method {method!r}", f"one of {', '.join(METHODS)}", "choose one of them")
+        budget = budget_bytes if budget_bytes is not None else self.plan.mesh.device.usable_bytes
+        fits = self.static_bytes + sum(self.gradients) <= budget
+        found = solve_instances(self.instances(), budget, self.static_bytes) if fits and method != "rotor" else None
+        flat = with_chosen(self, found, budget_bytes) if found else None
+        if fits and method == "auto" and self.away and (found is None or found.seconds > self.fastest_s):
+            flat, found = self._offloading(budget, budget_bytes, flat, found)
+        if fits and (method == "rotor" or (method == "auto" and self._may_nest(found))):
+            order = nested_order(self.chained(), budget - self.static_bytes)
+            if order is not None and (found is None or order.seconds < found.seconds):
+                plan = replace(with_kept(self.plan, order.picked), memory_bytes=budget_bytes)
+                return with_order(plan, order, self.static_bytes, self.step_s, self.fastest_s)
+        if flat is None:
+            chunks = max(kept.chunks for kept in self.options[-1])
+            raise self.least().refusal(budget, self.plan.mesh.device.name, self.static_bytes, chunks)
+        return flat
+
+    def _offloading(
+        self, budget: int, given: int | None, flat: Plan | None, found: Chosen | None
+    ) -> tuple[Plan | None, Chosen | None]:
+        """The fastest where values may wait on the host."""
+        for wider in self._wider():
+            chosen = solve_instances(wider.instances(), budget, wider.static_bytes)
+            if chosen is not None and (found is None or chosen.seconds < found.seconds):
+                flat, found = with_chosen(wider, chosen, given), chosen
+        return flat, found
+
+    def _wider(self) -> Iterator[Curves]:
+        """With ways that offload, and room for the largest value that is on its way."""
+        sizes = sorted({kept.away_bytes for ways in self.away for kept in ways})
+        for aside in dict.fromkeys((sizes[-1], sizes[len(sizes) // 2])) if sizes else ():
+            options = tuple(
+                (*ways, *(kept for kept in more if kept.away_bytes <= aside))
+                for ways, more in zip(self.options, self.away, strict=True)
+            )
+            yield replace(self, options=options, static_bytes=self.static_bytes + aside)
+
+    def least(self) -> Least:
+        """The smallest budgets that have a plan."""
+        away = min((wider.least_bytes for wider in self._wider()), default=self.least_bytes)
+        room = self.least_bytes - self.static_bytes
+        nested = max(least_room_bytes(self.chained(), room), sum(self.gradients))
+        return Least(self.least_bytes, away, min(self.static_bytes + nested, away))
+
+    def chained(self) -> Chained:
+        """What a nested order is made of."""
+        traced = traced_for(self.plan.mesh.device)
+        return Chained.of(self.program, self.plan, self.options, self.gradients, traced)
+
+    @property
+    def fastest_s(self) -> float:
+        """Forward and backward with all the memory they want."""
+        return sum(min(kept.seconds for kept in options) for options in self.options)
+
+    def _may_nest(self, found: Chosen | None) -> bool:
+        """Whether running segments forward more than once could be worth its search: nothing else fits, or that makes
+        much again."""
+        return found is None or (len(self.options) <= MOST_NESTED and found.seconds > SLOWER * self.fastest_s)
+
+
+def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan:
+    plan = found.plan
+    picked = [options[index] for options, index in zip(found.options, chosen.options, strict=True)]
+    resident = sum(kept.resident_bytes for kept in picked)
+    peak = max(chosen.peak_bytes, found.static_bytes + sum(found.gradients))
+    forward_s, backward_s = sum(kept.forward_s for kept in picked), sum(kept.backward_s for kept in picked)
+    step_s = plan.microbatches * (forward_s + backward_s) + plan.predicted.parameters_s + found.step_s
+    predicted = replace(
+        plan.predicted,
+        step_s=step_s,
+        forward_s=plan.microbatches * forward_s,
+        backward_s=plan.microbatches * backward_s,
+        optimizer_s=found.step_s,
+        static_bytes=found.static_bytes,
+        resident_bytes=resident,
+        transient_bytes=max(0, peak - found.static_bytes - resident),
+        peak_bytes=peak,
+        gap=(chosen.seconds - chosen.bound_s) / step_s if step_s else 0.0,
+    )
+    return replace(with_kept(plan, picked), predicted=predicted, memory_bytes=budget_bytes)
+
+
+def curves(
+    program: Program, plan: Plan, device: Device, *, fused: bool = False, copies: Copies | None = None
+) -> Curves:
+    """`fused`: the pairs will be compiled. The device's kind says whose kernels run. copies: to and from the host's
+    memory; the device's own if not given."""
+    costs = NodeCosts(device, fused, plan.mesh)
+    traced = traced_for(device)
+    segments = sharded_segments(program, plan)
+    first = {id(graph): kept_curve(traced(graph), costs) for graph in dict.fromkeys(segments)}
+    made: dict[tuple[int, bool], tuple[Kept, ...]] = {}
+    options = []
+    for index, graph in enumerate(segments):
+        last = index == len(segments) - 1
+        if (id(graph), last) not in made:
+            held = _held_outputs(program, segments, first, graph)
+            found = first[id(graph)]
+            if any(name in kept.saved for kept in found for name in held):
+                found = kept_curve(traced(graph), costs, held)
+            if last:
+                extra = tail_options(program, plan, graph, costs, traced)
+            else:
+                extra = list(inner_options(program, plan, index, graph, found, costs, traced))
+            made[id(graph), last] = undominated((*found, *extra))
+        options.append(made[id(graph), last])
+    static, gradients = static_bytes(program, plan)
+    copies = copies or copies_of(device)
+    alone = plan.mesh.world_size == 1
+    away = _away(program, segments, options, traced, copies) if alone and copies else ()
+    return Curves(plan, program, tuple(options), gradients, static, optimizer_s(program, plan, device), away)
+
+
+def _away(
+    program: Program, segments: Sequence[SegmentGraph], options: list[tuple[Kept, ...]], traced: Tracer, copies: Copies
+) -> tuple[tuple[Kept, ...], ...]:
+    """Per instance, its ways with some values on the host; what two segments keep stays."""
+    shared: set[str] = set()
+    for segment, graph, ways in zip(program.segments, segments, options, strict=True):
+        pairs = zip(segment.outputs, graph.outputs, strict=True)
+        shared |= {name for name, local in pairs if any(local in kept.saved for kept in ways)}
+    found: list[tuple[Kept, ...]] = []
+    made: dict[object, tuple[Kept, ...]] = {}
+    for index, (segment, graph) in enumerate(zip(program.segments[:-1], segments[:-1], strict=True)):
+        inputs = [(label(value.name), name) for value, name in zip(graph.inputs, segment.inputs, strict=True)]
+        many = {name for other in program.segments[index + 1 :] for name in other.inputs}
+        stays = (*graph.outputs, *(local for local, name in inputs if name in shared or name in many))
+        key = (id(graph), id(options[index]), id(options[index + 1]), stays)
+        if key not in made:
+            made[key] = tuple(away_options(traced(graph), options[index], options[index + 1], copies, stays))
+        found.append(made[key])
+    return (*found, ())
+
+
+def _held_outputs(
+    program: Program, segments: Sequence[SegmentGraph], first: dict[int, tuple[Kept, ...]], graph: SegmentGraph
+) -> tuple[str, ...]:
+    """Outputs that the next segment keeps whatever it does, after each instance of this graph."""
+    found = set(graph.outputs)
+    for index, other in enumerate(segments):
+        if other is not graph:
+            continue
+        names = dict(zip(program.segments[index].outputs, graph.outputs, strict=True))
+        after = program.segments[index + 1] if index + 1 < len(segments) else None
+        local = zip(segments[index + 1].inputs, after.inputs, strict=True) if after is not None else ()
+        always = {
+            names[name] for value, name in local if name in names and _always(first, segments[index + 1], value.name)
+        }
+        found &= always
+    return tuple(sorted(found))
+
+
+def _always(first: dict[int, tuple[Kept, ...]], graph: SegmentGraph, name: str) -> bool:
+    return all(name in kept.saved for kept in first[id(graph)])
