@@ -33,8 +33,9 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class ParameterPrice:
     """Of one step. first_s: gathers. last_s: the gradient's reduction. step_s: the optimizer's update of what is
-    stored, and adding up the micro-batches' gradients; step_host_s: the host's part in it. late_bytes: what the
-    gradient takes beyond its storage until it is reduced. early_bytes: what is gathered while another segment runs."""
+    stored; step_host_s: the host's part in it. add_s: adding up the micro-batches' gradients, a part of each backward.
+    late_bytes: what the gradient takes beyond its storage until it is reduced. early_bytes: what is gathered while
+    another segment runs."""
 
     first_s: float
     last_s: float
@@ -45,10 +46,11 @@ class ParameterPrice:
     late_bytes: int = 0
     step_host_s: float = 0.0
     early_bytes: int = 0
+    add_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.first_s + self.last_s + self.step_s
+        return self.first_s + self.last_s + self.step_s + self.add_s
 
 
 def chain_uses(users: Sequence[int], segments: int, microbatches: int) -> float:
@@ -94,14 +96,15 @@ def _price(
     step_host_s, step_s = _update_s(mesh.device, plan.dtype, stored, states)
     held += stored * (1 + states)
     transient += copied
+    add_s = 0.0
     if micro > 1:
         summed = stored if plan.scatter else local_bytes(shape, wide, compute, mesh)
-        step_s += (micro - 1) * (2 * summed + computed) / rate
+        add_s = (micro - 1) * profile_of(mesh.device).kernel_s("add.forward", plan.dtype, 2 * summed + computed)
         held += summed if sharded and not plan.scatter else 0
     # Gradients travel home in the dtype that is stored.
     home = conversion(storage, compute, shape, wide, mesh, grad=True) if cast else gather
     last_s = reductions(plan, micro) * home.backward_s
-    return ParameterPrice(first_s, last_s, step_s, held, transient, gather, copied, step_host_s, early)
+    return ParameterPrice(first_s, last_s, step_s, held, transient, gather, copied, step_host_s, early, add_s)
 
 
 def _update_s(device: Device, dtype: str, stored: int, states: int) -> tuple[float, float]:

@@ -54,11 +54,12 @@ def price_segment(
     prices = parameter_prices(graph, parameters, uses, mesh, setting)
     plans = [parameters[value.name] for value in graph.params if value.name in uses]
     gathered = sum(price.transient_bytes for price in prices)
+    add_s = sum(price.add_s for price in prices) / setting.microbatches
     return FrontierPoint(
         choice=choice,
         forward_s=forward_s,
         backward_input_s=backward_s / 2,
-        backward_weight_s=backward_s / 2,
+        backward_weight_s=backward_s / 2 + add_s,
         first_s=sum(price.first_s for price in prices),
         last_s=sum(price.last_s for price in prices),
         step_s=sum(price.step_s for price in prices),
