@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -43,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MeshwrightError as error:
         print(f"meshwright: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # who reads this has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("meshwright: interrupted", file=sys.stderr)
         return 130

@@ -17,6 +17,9 @@ ROLES = {
     "ep": "experts are split",
     "rep": "every device does the same: splitting costs more",
 }
+LITTLE = 1e-3
+"""A share of the step that is not worth a word."""
+
 STATES = {"R": "whole, by different work", "I": "whole, alike everywhere", "S": "split"}
 
 
@@ -24,13 +27,19 @@ def describe(plan: Plan) -> str:
     if len(plan.stages) > 1:
         return describe_pipeline(plan)
     lines = [f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}"]
-    lines += [f"  axis {axis.name} of {axis.size}: {ROLES[axis.name.rstrip('0123456789')]}" for axis in plan.mesh.axes]
-    lines += _parameters(plan)
+    if plan.mesh.world_size > 1:
+        lines += [f"  axis {one.name} of {one.size}: {ROLES[one.name.rstrip('0123456789')]}" for one in plan.mesh.axes]
+        lines += _parameters(plan)
+    else:
+        lines.append("  one device: nothing is split")
     found = plan.predicted
+    shown = [f"forward {show_seconds(found.forward_s)}", f"backward {show_seconds(found.backward_s)}"]
+    shown += [f"weights and gradients {show_seconds(found.parameters_s)}"] if found.parameters_s else []
+    shown += [f"optimizer {show_seconds(found.optimizer_s)}"]
+    shown += [f"waiting for the host {show_seconds(found.host_s)}"] if found.host_s > LITTLE * found.step_s else []
+    less = f", less {show_seconds(found.hidden_s)} hidden behind them" if found.hidden_s > LITTLE * found.step_s else ""
     lines.append(
-        f"  predicted step {show_seconds(found.step_s)}: forward {show_seconds(found.forward_s)}, "
-        f"backward {show_seconds(found.backward_s)}, weights and gradients {show_seconds(found.parameters_s)}, "
-        f"optimizer {show_seconds(found.optimizer_s)}; "
+        f"  predicted step {show_seconds(found.step_s)}: {', '.join(shown)}{less}; "
         f"of it communication {show_seconds(found.communication_s)}; gap {found.gap:.2%}"
     )
     lines.append(

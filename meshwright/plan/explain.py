@@ -26,8 +26,10 @@ ACTS = {"I": "the same on every device", "P": "partial sums", "R": "whole"}
 def explain(plan: Plan) -> str:
     if len(plan.stages) > 1:
         return "\n".join([explain_pipeline(plan), *_rules(plan)])
-    lines = [describe(plan), "", "what segments do and hand on:", *_boundaries(plan), "", "where the time goes:"]
-    lines += _time(plan)
+    lines = [describe(plan)]
+    if plan.mesh.world_size > 1:
+        lines += ["", "what segments do and hand on:", *_boundaries(plan)]
+    lines += ["", "where the time goes:", *_time(plan)]
     lines += ["", "where the memory goes, on each device:", *_memory(plan), "", _binding(plan)]
     lines += _rules(plan)
     return "\n".join(lines)

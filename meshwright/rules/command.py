@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_coverage(args)
     rows = [row for row in _rows() if args.filter in row["op"]]
     print(json.dumps(rows, indent=1) if args.json else "\n".join(_lines(rows, args.filter)))
-    return 0
+    return 0 if rows else 1
 
 
 def _run_coverage(args: argparse.Namespace) -> int:

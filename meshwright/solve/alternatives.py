@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from meshwright.capture.program import Op, Program, SegmentGraph
+from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.plan import Plan
@@ -48,6 +49,8 @@ def _of_parameter(plan: Plan, program: Program, name: str) -> list[Alternative]:
     for option in dict.fromkeys((plan.parameters[name], *here.parameters[local])):
         if option.compute != plan.parameters[name].compute:
             continue  # another compute layout is another strategy of the op that reads it
+        if option != plan.parameters[name] and _idle(option.storage, mesh):
+            continue
         point = price_segment(here.graph, choice, given | {local: option}, mesh, setting, uses)
         text = f"stored {option.storage}, used {option.compute}"
         pieces = [Layout.parse(layout).shard_factor(mesh.sizes) for layout in (option.storage, option.compute)]
@@ -68,12 +71,21 @@ def _of_op(plan: Plan, program: Program, name: str) -> list[Alternative]:
     base = price_segment(graph, choice, given, mesh, setting, {})
     found = []
     for made in strategies(op, graph.values(), mesh):
+        same = made.text == choice.strategies[op.name]
+        if not same and any(
+            part != "-" and axis.size == 1 for part, axis in zip(made.text.split(","), mesh.axes, strict=True)
+        ):
+            continue
         changed = replace(choice, strategies=choice.strategies | {op.name: made.text})
         point = price_segment(graph, changed, given, mesh, setting, {})
         more_s = point.seconds(plan.microbatches) - base.seconds(plan.microbatches)
-        same = made.text == choice.strategies[op.name]
         found.append(Alternative(str(made), more_s, point.held_bytes - base.held_bytes, same))
     return found
+
+
+def _idle(layout: str, mesh: Mesh) -> bool:
+    """Whether it splits over an axis of one device, which is no other way."""
+    return any(state.is_shard and axis.size == 1 for state, axis in zip(Layout.parse(layout), mesh.axes, strict=True))
 
 
 def op_of(plan: Plan, program: Program, name: str) -> tuple[int, Op, SegmentGraph]:

@@ -142,13 +142,18 @@ def summary(plan: Plan, program: Program, others: list[Baseline], plan_s: float,
 
 
 def _chosen(plan: Plan) -> dict[str, Any]:
-    """The axes of the first stage's mesh, and of a pipeline its stages."""
+    """Degrees by name, of a pipeline its first stage's; and of a pipeline what each stage is."""
     found: dict[str, Any] = {axis.name: axis.size for axis in plan.stages[0].mesh.axes}
     found |= {"microbatches": plan.microbatches, "pp": len(plan.groups), "schedule": plan.schedule}
     if len(plan.stages) > 1:
         found["bubble"] = plan.predicted.bubble
         found["stages"] = [
-            {"first": stage.first, "end": stage.end, "mesh": stage.mesh.sizes, "device": stage.mesh.device.name}
+            {
+                "first": stage.first,
+                "end": stage.end,
+                "mesh": {axis.name: axis.size for axis in stage.mesh.axes},
+                "device": stage.mesh.device.name,
+            }
             for stage in plan.stages
         ]
     return found
