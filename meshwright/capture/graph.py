@@ -46,8 +46,15 @@ class SegmentGraph:
         return found
 
     def at(self, batch: int) -> SegmentGraph:
-        """The graph with every size fixed at this batch."""
+        """The graph with every size fixed at this batch; the same object where it was asked for before."""
+        known = _fixed.get((id(self), batch))
+        if known is None:
+            if len(_fixed) >= MOST_FIXED:
+                _fixed.clear()
+            known = _fixed[id(self), batch] = (self, self._at(batch))
+        return known[1]
 
+    def _at(self, batch: int) -> SegmentGraph:
         def fix_value(value: Value) -> Value:
             return replace(value, type=value.type.at(batch))
 
@@ -88,6 +95,12 @@ class SegmentGraph:
         for buffer, _ in self.updates:
             if buffer not in buffers:
                 raise VerifyError(f"the graph updates {buffer!r}", f"one of its buffers: {', '.join(buffers)}")
+
+
+MOST_FIXED = 1024
+
+_fixed: dict[tuple[int, int], tuple[SegmentGraph, SegmentGraph]] = {}
+"""By graph and batch; each holds its graph, so that no other takes its place."""
 
 
 def _define(known: dict[str, Value], value: Value) -> None:

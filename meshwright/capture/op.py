@@ -109,6 +109,7 @@ class Op:
     kwargs: tuple[tuple[str, Any], ...]
     results: tuple[Value, ...]
     module: str = field(default="", compare=False)
+    _operands: tuple[str, ...] | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -120,7 +121,10 @@ class Op:
 
     def operands(self) -> tuple[str, ...]:
         """Names of the values read, position by position: a value read twice stands twice."""
-        return tuple(ref.name for ref in _refs((self.args, self.kwargs)))
+        if self._operands is None:  # asked for by every reader of a graph
+            object.__setattr__(self, "_operands", tuple(ref.name for ref in _refs((self.args, self.kwargs))))
+        assert self._operands is not None
+        return self._operands
 
     def map(self, change: Any) -> Op:
         """The op with `change` applied to every leaf of its arguments."""

@@ -80,11 +80,9 @@ class Layout(HashedOnce):
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        body = text.strip() if isinstance(text, str) else ""
-        if not (body.startswith("[") and body.endswith("]")):
+        if not isinstance(text, str):
             raise LayoutError(f"layout {text!r}", "text such as [S(0), R]")
-        parts = [part.strip() for part in body[1:-1].split(",")] if body[1:-1].strip() else []
-        return cls(tuple(_parse_state(part, text) for part in parts))
+        return _parsed(text)
 
     def __str__(self) -> str:
         return f"[{', '.join(map(str, self.states))}]"
@@ -180,6 +178,15 @@ def all_states(n_dims: int) -> tuple[State, ...]:
 def all_layouts(n_dims: int, n_axes: int) -> tuple[Layout, ...]:
     """Every layout of a tensor of `n_dims` dims on a mesh of `n_axes` axes."""
     return tuple(Layout(states) for states in product(all_states(n_dims), repeat=n_axes))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Layout:
+    body = text.strip()
+    if not (body.startswith("[") and body.endswith("]")):
+        raise LayoutError(f"layout {text!r}", "text such as [S(0), R]")
+    parts = [part.strip() for part in body[1:-1].split(",")] if body[1:-1].strip() else []
+    return Layout(tuple(_parse_state(part, text) for part in parts))
 
 
 def _parse_state(part: str, text: str) -> State:

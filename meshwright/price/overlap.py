@@ -9,7 +9,8 @@ need. So, in DESIGN.md's words, a step is serial + max(compute, overlappable com
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import is_
 from typing import NamedTuple
 
 from meshwright.cluster import Mesh
@@ -25,10 +26,7 @@ def runs_beside(mesh: Mesh) -> bool:
 def overlapped(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:
     """Seconds of a step of these segments, one after the other, as executed: what is overlappable costs as far as it
     is waited for; where the host is slower than the device, the step takes what the host needs."""
-    main_s = end_s = 0.0
-    for event in _play(points, microbatches):
-        main_s, end_s = event.over_s, max(end_s, event.done_s)
-    device_s = max(main_s, end_s) + sum(point.step_s for point in points)
+    device_s = _played(points, microbatches).seconds + sum(point.step_s for point in points)
     return max(device_s, host_seconds(points, microbatches))
 
 
@@ -46,82 +44,164 @@ def late_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
     """
     if not any(point.overlappable_s for point in points):
         return 0
-    waiting: deque[tuple[float, int]] = deque()  # the lane ends in the order it began
-    most = held = 0
-    for event in _play(points, microbatches):
-        while waiting and waiting[0][0] <= event.over_s - event.seconds:
-            held -= waiting.popleft()[1]
-        most = max(most, event.early_bytes + held)
-        if event.done_s > event.over_s:
-            waiting.append((event.done_s, event.late_bytes))
-            held += event.late_bytes
-    return most
+    return _played(points, microbatches).late_bytes
 
 
-class _Event(NamedTuple):
-    """A segment's run. over_s: when it was over, with all that was waited for; done_s: when its reduction is done.
-    seconds: how long it ran. late_bytes: what waits for the reduction; early_bytes: what the next run has gathered."""
+class _Played(NamedTuple):
+    """Until all segments have run and what runs beside them is done; the most that waits on the way."""
 
-    over_s: float
-    done_s: float
     seconds: float
     late_bytes: int
-    early_bytes: int
 
 
-def _play(points: Sequence[FrontierPoint], microbatches: int) -> Iterator[_Event]:
-    """Every segment's forward and backward of every micro-batch, in the order in which they run (`schedule.one_stage`).
+_last: list[tuple[tuple[FrontierPoint, ...], int, _Played]] = []
+"""What was played last: seconds and bytes are asked for one after the other."""
 
-    The lane is free again at lane_s; what run k needs is there at ready_s[k].
+
+def _played(points: Sequence[FrontierPoint], microbatches: int) -> _Played:
+    for known, count, found in _last:
+        if count == microbatches and len(known) == len(points) and all(map(is_, known, points)):
+            return found
+    found = _Lane(points, microbatches).play()
+    _last[:] = [(tuple(points), microbatches, found), *_last[:3]]
+    return found
+
+
+class _Way(NamedTuple):
+    """Of one run: seconds of its gather and of its reduction, those that run beside compute and those waited for."""
+
+    gather_beside_s: float
+    gather_s: float
+    reduce_beside_s: float
+    reduce_s: float
+
+
+class _Lane:
+    """Every segment's forward and backward of every micro-batch, in the order in which they run
+    (`schedule.one_stage`), and the lane beside them.
+
+    now_s: when what has run was over, with all that was waited for; lane_s: when the lane is free again; ready_s: when
+    what the next two runs need is there. The micro-batches between the first and the last are alike: once two in a row
+    leave all this as they found it, the others are not played.
     """
-    count = len(points)
-    chain = [*range(count), *reversed(range(count))]
-    runs = chain * microbatches
-    now_s = lane_s = 0.0
-    ready_s = [0.0] * (len(runs) + 1)
 
-    def begin(at: int) -> float:
-        """The gather of a run, on the lane; seconds that have to be waited for at once."""
-        nonlocal lane_s
-        seconds = _gather_s(points, runs, at) if at < len(runs) else 0.0
-        if not seconds:
+    def __init__(self, points: Sequence[FrontierPoint], microbatches: int) -> None:
+        count = len(points)
+        self.points, self.microbatches = points, microbatches
+        self.chain = [*range(count), *reversed(range(count))]
+        self.now_s = self.lane_s = self.end_s = 0.0
+        self.ready_s = (0.0, 0.0)
+        self.waiting: deque[tuple[float, int]] = deque()  # the lane ends in the order it began
+        self.held = self.most = 0
+        self.seconds = [points[i].forward_s if k < count else points[i].backward_s for k, i in enumerate(self.chain)]
+        early = [points[i].early_bytes if points[i].overlappable_s else 0 for i in self.chain[1:]]
+        self.early = [0 if k == count - 1 else size for k, size in enumerate([*early, 0])]
+        self.first, self.middle, self.last = (self._ways(*at) for at in ((True, False), (False, False), (False, True)))
+        self.only = self._ways(True, True)
+
+    def _ways(self, first: bool, last: bool) -> list[_Way]:
+        """Of every run of a micro-batch."""
+        count, found = len(self.points), []
+        for k, index in enumerate(self.chain):
+            point = self.points[index]
+            gather_s = self._gather_s(k, index, first)
+            beside_s = gather_s * max(0.0, point.overlappable_s - point.last_s) / point.first_s if gather_s else 0.0
+            if k < count:
+                found.append(_Way(beside_s, gather_s - beside_s, 0.0, 0.0))
+                continue
+            reduced_s = point.scatter_s / self.microbatches + (point.last_s - point.scatter_s if last else 0.0)
+            hidden_s = reduced_s * min(1.0, point.overlappable_s / point.last_s) if point.last_s else 0.0
+            found.append(_Way(beside_s, gather_s - beside_s, hidden_s, reduced_s - hidden_s))
+        return found
+
+    def _gather_s(self, k: int, index: int, first: bool) -> float:
+        """A run's gather. What is gathered once a step has the first; what is gathered again, all but those of a
+        segment that has just run."""
+        point, count = self.points[index], len(self.points)
+        if not point.first_s:
             return 0.0
-        point = points[runs[at]]
-        beside_s: float = seconds * max(0.0, point.overlappable_s - point.last_s) / point.first_s
-        if beside_s:
-            lane_s = max(lane_s, now_s) + beside_s
-            ready_s[at] = lane_s
-        return seconds - beside_s
+        if not point.again_s:
+            return point.first_s if first and k < count else 0.0
+        if k == count or (k == 0 and not first):
+            return 0.0
+        uses = chain_uses((index,), count, self.microbatches)
+        return point.first_s / round(2 * self.microbatches * uses)
 
-    now_s += begin(0)
-    now_s += begin(1)
-    for at, index in enumerate(runs):
-        point, forward = points[index], at % (2 * count) < count
-        seconds = point.forward_s if forward else point.backward_s
-        now_s = done_s = max(now_s, ready_s[at]) + seconds
-        waited_s = begin(at + 2)
-        if not forward:
-            last = at >= len(runs) - count
-            reduced_s = point.scatter_s / microbatches + (point.last_s - point.scatter_s if last else 0.0)
-            beside_s = reduced_s * min(1.0, point.overlappable_s / point.last_s) if point.last_s else 0.0
-            waited_s += reduced_s - beside_s
-            if beside_s:
-                done_s = lane_s = max(lane_s, now_s) + beside_s
-        now_s += waited_s
-        following = points[runs[at + 1]] if at + 1 < len(runs) and runs[at + 1] != index else None
-        early = following.early_bytes if following is not None and following.overlappable_s else 0
-        yield _Event(now_s, max(done_s, now_s), seconds + waited_s, point.late_bytes, early)
+    def play(self) -> _Played:
+        self.now_s += self._begin(self.of(0)[0], 0)
+        self.now_s += self._begin(self.of(0)[1], 1)
+        number, alike, before = 0, 0, self._state(0.0)
+        while number < self.microbatches:
+            began_s = self.now_s
+            self._run(number)
+            number += 1
+            state = self._state(began_s)
+            alike = alike + 1 if number > 2 and _is_close(state, before) else 0
+            before = state
+            if alike > 1 and number < self.microbatches - 1 and self.lane_s - self.now_s <= self.now_s - began_s:
+                self._skip((self.microbatches - 1 - number) * (self.now_s - began_s))
+                number = self.microbatches - 1
+        return _Played(max(self.now_s, self.end_s), self.most)
+
+    def of(self, number: int) -> list[_Way]:
+        """What runs in the micro-batch of this number."""
+        if number == 0:
+            return self.first if self.microbatches > 1 else self.only
+        return self.last if number == self.microbatches - 1 else self.middle
+
+    def _begin(self, way: _Way, place: int) -> float:
+        """A gather, on the lane; seconds that have to be waited for at once."""
+        ready_s = 0.0
+        if way.gather_beside_s:
+            ready_s = self.lane_s = max(self.lane_s, self.now_s) + way.gather_beside_s
+        self.ready_s = (ready_s, self.ready_s[1]) if place == 0 else (self.ready_s[0], ready_s)
+        return way.gather_s
+
+    def _run(self, number: int) -> None:
+        """One micro-batch."""
+        ways, count = self.of(number), len(self.points)
+        following = self.of(number + 1)[:2] if number + 1 < self.microbatches else [_NOTHING] * 2
+        now_s, lane_s, end_s, held, most = self.now_s, self.lane_s, self.end_s, self.held, self.most
+        ready_s, next_s = self.ready_s
+        waiting, points, chain = self.waiting, self.points, self.chain
+        for k, (way, then) in enumerate(zip(ways, [*ways[2:], *following], strict=True)):
+            now_s = done_s = max(now_s, ready_s) + self.seconds[k]
+            ready_s, next_s = next_s, 0.0
+            if then.gather_beside_s:
+                next_s = lane_s = max(lane_s, now_s) + then.gather_beside_s
+            waited_s = then.gather_s
+            if k >= count:
+                waited_s += way.reduce_s
+                if way.reduce_beside_s:
+                    done_s = lane_s = max(lane_s, now_s) + way.reduce_beside_s
+            now_s += waited_s
+            while waiting and waiting[0][0] <= now_s - (self.seconds[k] + waited_s):
+                held -= waiting.popleft()[1]
+            most = max(most, self.early[k] + held)
+            if done_s > now_s:
+                late = points[chain[k]].late_bytes
+                waiting.append((done_s, late))
+                held += late
+            end_s = max(end_s, done_s)
+        self.now_s, self.lane_s, self.end_s, self.held, self.most = now_s, lane_s, end_s, held, most
+        self.ready_s = ready_s, next_s
+
+    def _state(self, began_s: float) -> tuple[float, ...]:
+        """What the next micro-batch finds, beside how long this one took."""
+        after = (self.lane_s, *self.ready_s)
+        return (self.now_s - began_s, *(max(0.0, one - self.now_s) for one in after))
+
+    def _skip(self, seconds: float) -> None:
+        self.now_s, self.lane_s, self.end_s = self.now_s + seconds, self.lane_s + seconds, self.end_s + seconds
+        self.ready_s = self.ready_s[0] + seconds, self.ready_s[1] + seconds
+        self.waiting = deque((done_s + seconds, size) for done_s, size in self.waiting)
 
 
-def _gather_s(points: Sequence[FrontierPoint], runs: Sequence[int], at: int) -> float:
-    """A run's gather. What is gathered once a step has the first; what is gathered again, all but those of a segment
-    that has just run."""
-    point = points[runs[at]]
-    if not point.first_s:
-        return 0.0
-    if not point.again_s:
-        return point.first_s if at < len(points) else 0.0
-    if at and runs[at - 1] == runs[at]:
-        return 0.0
-    microbatches = len(runs) // (2 * len(points))
-    return point.first_s / round(2 * microbatches * chain_uses((runs[at],), len(points), microbatches))
+_NOTHING = _Way(0.0, 0.0, 0.0, 0.0)
+
+SAME = 1e-13
+"""Of a micro-batch's seconds: rounding."""
+
+
+def _is_close(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return all(abs(a - b) <= SAME * one[0] for a, b in zip(one, other, strict=True))
