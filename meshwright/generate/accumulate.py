@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from meshwright.generate.boxed import Boxed
-from meshwright.torch_compat import compile_boxed, fake_mode, fake_tensor, trace_joint
+from meshwright.generate.rehearse import compiled
+from meshwright.torch_compat import fake_mode, fake_tensor, trace_joint
 
 LARGE = 1 << 20
 """Sums of fewer numbers are left to eager kernels."""
@@ -41,7 +42,7 @@ def _kernel(size: int, dtype: torch.dtype, device: str) -> Boxed:
     def add(total: Tensor, gradient: Tensor, scale: Tensor) -> list[Tensor]:
         return [total.copy_(total + gradient.to(total.dtype) * scale)]
 
-    return compile_boxed(trace_joint(add, fakes, mode))
+    return compiled(trace_joint(add, fakes, mode))
 
 
 def _arguments(size: int, dtype: torch.dtype) -> list[tuple[tuple[int, ...], torch.dtype]]:

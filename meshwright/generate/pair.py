@@ -9,7 +9,7 @@ The trace runs on fake tensors, so it allocates nothing; it is the same on every
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from torch import Tensor
@@ -19,22 +19,28 @@ from meshwright.errors import VerifyError
 from meshwright.generate.boxed import Boxed, boxed
 from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint, grad_outputs, label, trace
+from meshwright.generate.rehearse import compiled
 from meshwright.generate.split import Halves, split
 from meshwright.generate.strides import as_traced
-from meshwright.torch_compat import compile_boxed
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentPair:
     """Gradients come for the inputs and parameters that carry one; `None` where the segment does not reach them.
 
-    saved: what forward hands to backward. backward_params: the parameters that backward reads.
+    saved: what forward hands to backward. backward_params: the parameters that backward reads. places: where each of
+    backward's own arguments stands among all parameters and the gradients after them.
     """
 
     joint: Joint
     cut: Cut
     first: Boxed
     second: Boxed
+    places: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        order = [*(label(value.name) for value in self.graph.params), *self._tangents()]
+        object.__setattr__(self, "places", tuple(map(order.index, self.halves.own)))
 
     @property
     def graph(self) -> SegmentGraph:
@@ -63,9 +69,13 @@ class SegmentPair:
 
     def forward(self, arguments: Mapping[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor], list[Tensor]]:
         """(outputs, buffers' new values, saved), from the segment's arguments by local name."""
-        results = self.first([arguments[value.name] for value in self.graph.arguments()])
-        outputs, updates = len(self.graph.outputs), len(self.graph.updates)
-        new = zip((buffer for buffer, _ in self.graph.updates), results[outputs : outputs + updates], strict=True)
+        return self.run_forward([arguments[value.name] for value in self.graph.arguments()])
+
+    def run_forward(self, arguments: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor], list[Tensor]]:
+        """The same, from all arguments in order; the list is emptied."""
+        results, graph = self.first(arguments), self.graph
+        outputs, updates = len(graph.outputs), len(graph.updates)
+        new = zip((buffer for buffer, _ in graph.updates), results[outputs : outputs + updates], strict=True)
         return list(results[:outputs]), dict(new), list(results[outputs + updates :])
 
     def backward(
@@ -75,15 +85,20 @@ class SegmentPair:
 
         `saved`, where it is a list, is emptied: each tensor goes after its last use.
         """
-        own = {label(name): tensor for name, tensor in params.items()}
-        own |= dict(zip(self._tangents(), gradients, strict=True))
-        box = [*saved, *(own[name] for name in self.halves.own)]
+        inputs, weights = self.run_backward(saved, [params[value.name] for value in self.graph.params], gradients)
+        return dict(zip(self.grad_inputs, inputs, strict=True)), dict(zip(self.grad_params, weights, strict=True))
+
+    def run_backward(
+        self, saved: Sequence[Tensor], params: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+        """The same by position: `params` are all the segment's, in order."""
+        own = [*params, *gradients]
+        box = [*saved, *(own[place] for place in self.places)]
         del own
         if isinstance(saved, list):
             saved.clear()
-        results = self.second(box)
-        inputs = dict(zip(self.grad_inputs, results, strict=False))
-        return inputs, dict(zip(self.grad_params, results[len(self.grad_inputs) :], strict=True))
+        results, count = self.second(box), len(self.grad_inputs)
+        return results[:count], results[count:]
 
     def backward_halves(self) -> Halves:
         """Backward cut again: input gradients first, parameter gradients from what the first half hands on."""
@@ -114,8 +129,8 @@ def compiled_pair(graph: SegmentGraph, device: str, recompute: tuple[str, ...], 
     """`make_pair`, compiled; plans that differ elsewhere share it."""
     pair = make_pair(graph, device, recompute, keep)
     halves = pair.halves
-    first = as_traced(compile_boxed(halves.first), halves.first, len(graph.outputs))
-    second = as_traced(compile_boxed(halves.second), halves.second, len(pair.grad_inputs))
+    first = as_traced(compiled(halves.first), halves.first, len(graph.outputs))
+    second = as_traced(compiled(halves.second), halves.second, len(pair.grad_inputs))
     return replace(pair, first=first, second=second)
 
 

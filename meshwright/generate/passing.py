@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from meshwright.capture.program import SegmentGraph
+from meshwright.generate import rehearse
 from meshwright.generate.boxed import Boxed, boxed
 from meshwright.generate.pair import SegmentPair
 from meshwright.generate.split import extract
 from meshwright.generate.storage import outputs_of
-from meshwright.torch_compat import compile_boxed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +37,4 @@ def passing(pair: SegmentPair, compiled: bool = False) -> Passing:
     inputs = [node for node in nodes if node.op == "placeholder"]
     inside = [node for node in nodes if node.op == "call_function"]
     alone = extract(whole, inputs, inside, outputs)
-    return Passing(pair.graph, compile_boxed(alone) if compiled else boxed(alone))
+    return Passing(pair.graph, rehearse.compiled(alone) if compiled else boxed(alone))
