@@ -24,7 +24,7 @@ from meshwright.solve.account import accounted
 from meshwright.solve.intra.chain import chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
-from meshwright.solve.intra.walk import walk
+from meshwright.solve.intra.walk import least_cost
 from meshwright.solve.memory.chain import Instance, least_peak_bytes, solve_instances
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.mixture import Offer, best_mixture
@@ -150,7 +150,7 @@ def _best_bound(frontier: Frontier, budget_bytes: int, known_s: float) -> tuple[
     for price in PRICES:
         if best[0] >= known_s:
             return None
-        bound_s = walk(frontier, price)[0] - price * budget_bytes
+        bound_s = least_cost(frontier, price) - price * budget_bytes
         if bound_s < best[0] and best[1]:
             break  # bounds are concave in the price
         best = max(best, (bound_s, price))

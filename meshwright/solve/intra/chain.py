@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from meshwright.solve.intra.exact import exact_chain, is_small
 from meshwright.solve.intra.frontier import Frontier, Options
 from meshwright.solve.intra.mix import Chain, mixed
-from meshwright.solve.intra.walk import walk
+from meshwright.solve.intra.walk import least_cost, walk
 
 DEAREST = 1e-6
 """Seconds per byte held, at which a device would rather move anything than keep it; more where steps are long."""
@@ -63,12 +63,12 @@ def chain_at(frontier: Frontier, price: float) -> Chain:
 
 def floor_s(frontier: Frontier) -> float:
     """The fastest chain's seconds if memory were free."""
-    return walk(frontier, 0.0)[0] / frontier.scale
+    return least_cost(frontier, 0.0) / frontier.scale
 
 
 def bound_at(frontier: Frontier, price: float, budget_bytes: int) -> float:
     """What no chain that fits is faster than, by one price."""
-    return (walk(frontier, price)[0] - price * (budget_bytes - frontier.least_transient())) / frontier.scale
+    return (least_cost(frontier, price) - price * (budget_bytes - frontier.least_transient())) / frontier.scale
 
 
 def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("inf")) -> tuple[Chain | None, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
@@ -40,7 +41,8 @@ class Frontier:
         (M + r C + (1 + r) U) / (1 + r)
 
     so the least of the numerator over `scale` bounds all steps; None: the sum of all, which bounds none.
-    uses: the segments that read each parameter. last_reader: of each boundary value and tied weight.
+    uses: the segments that read each parameter. last_reader: of each boundary value and tied weight. steps: what `walk`
+    knows of every segment.
     """
 
     program: Program
@@ -60,8 +62,14 @@ class Frontier:
     _points: dict[object, Point] = field(default_factory=dict)
     _prices: dict[object, Point] = field(default_factory=dict)
     _leasts: dict[int, tuple[float, list[int]]] = field(default_factory=dict)
+    _transients: list[int] = field(default_factory=list)
+    _boundaries: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    _numbered: dict[int, SegmentProblem] = field(default_factory=dict)
+    steps: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if self.uses:
+            return  # of another weight or cap
         for index, segment in enumerate(self.program.segments):
             for name in segment.params:
                 self.uses.setdefault(name, []).append(index)
@@ -79,18 +87,21 @@ class Frontier:
 
     def capped(self, cap_bytes: int) -> Frontier:
         """The same without what needs more while it runs."""
-        return replace(self, cap_bytes=cap_bytes, uses={}, last_reader={}, _solved={}, _points={})
+        return replace(self, cap_bytes=cap_bytes, _solved={}, _points={})
 
     def weighed(self, beside: float) -> Frontier:
         """The same at another weight of what runs beside compute; what does not depend on it is shared."""
         if beside == self.beside:
             return self
-        return replace(self, beside=beside, uses={}, last_reader={}, _solved={}, _points={})
+        return replace(self, beside=beside, _solved={}, _points={})
 
     def boundary(self, index: int) -> tuple[str, ...]:
         """What a segment shares with others: inputs, outputs, tied weights, by full name."""
-        segment = self.program.segments[index]
-        return (*segment.inputs, *segment.outputs, *(name for name in segment.params if len(self.uses[name]) > 1))
+        if index not in self._boundaries:
+            segment = self.program.segments[index]
+            tied = (name for name in segment.params if len(self.uses[name]) > 1)
+            self._boundaries[index] = (*segment.inputs, *segment.outputs, *tied)
+        return self._boundaries[index]
 
     def space(self, segment: Segment) -> Space:
         if segment.graph not in self._spaces:
@@ -113,7 +124,10 @@ class Frontier:
 
     def least_transient(self) -> int:
         """Bytes that no chain has fewer of, beside what it holds, at its worst moment."""
-        return max(self.space(self._first(graph)).least_transient() for graph in range(len(self.program.graphs)))
+        if not self._transients:
+            firsts = map(self._first, range(len(self.program.graphs)))
+            self._transients.append(max(self.space(segment).least_transient() for segment in firsts))
+        return self._transients[0]
 
     def _first(self, graph: int) -> Segment:
         return next(segment for segment in self.program.segments if segment.graph == graph)
@@ -167,6 +181,11 @@ class Frontier:
 
     def problem(self, index: int) -> SegmentProblem:
         """Of one segment; segments that are alike share it."""
+        if index not in self._numbered:
+            self._numbered[index] = self._problem(index)
+        return self._numbered[index]
+
+    def _problem(self, index: int) -> SegmentProblem:
         segment = self.program.segments[index]
         graph = self.program.graphs[segment.graph]
         tied = {}

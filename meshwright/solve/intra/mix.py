@@ -8,6 +8,7 @@ no less is dropped.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -22,7 +23,7 @@ State = tuple[tuple[str, int], ...]
 """The options taken by what is alive between two segments."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chain:
     """points[i]: what segment i does, between the boundary options[i]. price: per byte, at which it was found.
 
@@ -34,7 +35,7 @@ class Chain:
     microbatches: int
     price: float = 0.0
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         return overlapped(self._points, self.microbatches)
 
@@ -46,11 +47,11 @@ class Chain:
             return total_s
         return total_s + (beside - 1) * beside_s + beside * sum(point.step_s for point in self._points)
 
-    @property
+    @cached_property
     def _points(self) -> list[FrontierPoint]:
         return [point.point for point in self.points]
 
-    @property
+    @cached_property
     def held_bytes(self) -> int:
         return sum(point.point.held_bytes for point in self.points)
 
@@ -58,7 +59,7 @@ class Chain:
     def transient_bytes(self) -> int:
         return max(point.point.transient_bytes for point in self.points)
 
-    @property
+    @cached_property
     def peak_bytes(self) -> int:
         return self.held_bytes + self.transient_bytes + late_bytes(self._points, self.microbatches)
 
