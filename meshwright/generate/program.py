@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.capture.program import Program, SegmentGraph
@@ -10,6 +10,7 @@ from meshwright.errors import RunError
 from meshwright.generate.chunk import ChunkedPair, check_chunkable, chunked
 from meshwright.generate.chunk_inner import ChunkedBackward, check_inner_chunks, chunked_backward
 from meshwright.generate.pair import SegmentPair, compiled_pair, make_pair
+from meshwright.generate.run import Member, Run, make_run
 from meshwright.generate.shard import shard
 from meshwright.layout import Layout
 from meshwright.plan import Plan, Stage
@@ -21,11 +22,13 @@ Pair = SegmentPair | ChunkedPair | ChunkedBackward
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One stage's: its part of the prologue; sharded and pairs by segment, shared objects where segments are alike."""
+    """One stage's: its part of the prologue; sharded and pairs by segment, shared objects where segments are alike.
+    runs: segments that are called together; the pairs of these are there too, and not compiled."""
 
     prologue: SegmentGraph
     sharded: dict[int, SegmentGraph]
     pairs: dict[int, Pair]
+    runs: tuple[Run, ...] = ()
 
 
 def sharded_prologue(program: Program, plan: Plan, stage: Stage | None = None) -> SegmentGraph:
@@ -64,17 +67,39 @@ def _sharded(program: Program, plan: Plan, indices: Iterable[int]) -> dict[int, 
 
 
 def generate(
-    program: Program, plan: Plan, device: str = "cpu", compiled: bool = False, stage: Stage | None = None
+    program: Program,
+    plan: Plan,
+    device: str = "cpu",
+    compiled: bool = False,
+    stage: Stage | None = None,
+    joined: Sequence[tuple[int, int]] = (),
 ) -> Generated:
-    """What a stage runs; all of a plan of one. `compiled`: each pair by inductor, once per distinct one."""
+    """What a stage runs; all of a plan of one. `compiled`: each pair by inductor, once per distinct one. `joined`:
+    first and end of the segments that are called together."""
     here = stage or plan.stages[0]
     segments = _sharded(program, plan, here.segments)
+    inside = {index for first, end in joined for index in range(first, end)}
+    made: dict[tuple[int, bool], Pair] = {}
     pairs: dict[int, Pair] = {}
     for index, graph in segments.items():
-        if id(graph) not in pairs:
-            pairs[id(graph)] = _pair(program, plan, index, graph, device, compiled)
+        key = (id(graph), compiled and index not in inside)
+        if key not in made:
+            made[key] = _pair(program, plan, index, graph, device, key[1])
+        pairs[index] = made[key]
     prologue = sharded_prologue(program, plan, here)
-    return Generated(prologue, segments, {index: pairs[id(graph)] for index, graph in segments.items()})
+    runs = [_run(program, plan, pairs, place, device, compiled) for place in joined]
+    return Generated(prologue, segments, pairs, tuple(runs))
+
+
+def _run(
+    program: Program, plan: Plan, pairs: Mapping[int, Pair], place: tuple[int, int], device: str, compiled: bool
+) -> Run:
+    members = []
+    for index in range(*place):
+        choice, pair = plan.choice(index), pairs[index]
+        assert isinstance(pair, SegmentPair), "what runs in chunks is not joined"
+        members.append(Member(pair, choice.recompute, choice.keep))
+    return make_run(program, place[0], members, device, compiled)
 
 
 def _pair(program: Program, plan: Plan, index: int, graph: SegmentGraph, device: str, compiled: bool) -> Pair:
