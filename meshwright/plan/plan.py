@@ -15,6 +15,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.layout import Collective, Layout
+from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.plan.frontier import Choice
 from meshwright.plan.stages import stage_commons
 
@@ -229,8 +230,20 @@ class Plan:
 
     @property
     def microbatch(self) -> int:
-        """Samples that run at a time."""
-        return self.batch // self.microbatches
+        """Samples that run at a time; the last micro-batch may have fewer."""
+        return cut_batch(self.batch, self.microbatches)[0]
+
+    @property
+    def remainder(self) -> Plan | None:
+        """Where the last micro-batch is smaller, the plan all of whose micro-batches are like it; else None."""
+        each, last = cut_batch(self.batch, self.microbatches)
+        return None if each == last else replace(self, batch=last * self.microbatches)
+
+    @property
+    def cut(self) -> tuple[tuple[Plan, int], ...]:
+        """How many micro-batches run as they do in which plan."""
+        last = self.remainder
+        return ((self, self.microbatches),) if last is None else ((self, self.microbatches - 1), (last, 1))
 
     @property
     def world_size(self) -> int:
@@ -302,12 +315,12 @@ class Plan:
             raise PlanError(
                 f"stages cover {list(zip(firsts, ends, strict=True))}", f"all {len(self.segments)} segments"
             )
-        if self.microbatches < 1 or self.batch % self.microbatches:
-            raise PlanError(
-                f"microbatches is {self.microbatches}",
-                f"a number that divides the batch of {self.batch}",
-                "undo the edit",
-            )
+        check_cut(
+            f"microbatches is {self.microbatches} with a batch of {self.batch}",
+            self.batch,
+            self.microbatches,
+            "undo the edit",
+        )
         for index, choice in enumerate(self.segments):
             if not 0 <= choice < len(self.choices):
                 raise PlanError(f"segments[{index}] is {choice}", f"0 to {len(self.choices) - 1}")

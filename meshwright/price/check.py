@@ -9,6 +9,7 @@ from meshwright.cluster import Mesh
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
 from meshwright.plan import Choice, Plan, Stage
+from meshwright.plan.cutting import check_cut
 from meshwright.plan.plan import SCHEDULES
 from meshwright.plan.stages import stage_inputs, stage_prologue
 from meshwright.price.flow import flow, invariant
@@ -22,9 +23,8 @@ def check_plan(plan: Plan, program: Program) -> None:
     """Raises PlanError unless running `plan` on `program` computes what the model computes."""
     plan.check_program(program)
     check_optimizer(plan.optimizer)
-    if plan.microbatches < 1 or plan.batch % plan.microbatches:
-        given = f"microbatches is {plan.microbatches} with a batch of {plan.batch}"
-        raise PlanError(given, "a number that divides it", "undo the edit")
+    given = f"microbatches is {plan.microbatches} with a batch of {plan.batch}"
+    check_cut(given, plan.batch, plan.microbatches, "undo the edit")
     half = any(parameter.type.dtype == "bfloat16" for parameter in program.parameters)
     known = ("bf16", "mixed") if half else ("fp32",)
     if plan.precision not in known:
@@ -64,7 +64,8 @@ def _check_prologue(plan: Plan, program: Program, number: int) -> None:
         given = f"stages[{number}].prologue has {len(made.inputs)} inputs and {len(made.outputs)} outputs"
         raise PlanError(given, f"0 and {len(graph.outputs)}", "undo the edit")
     commons = {value.name: Layout.parse(stage.inputs[value.name]) for value in graph.commons}
-    flow(graph.at(plan.microbatch), made, stage.mesh, commons)
+    for part, _ in plan.cut:
+        flow(graph.at(part.microbatch), made, stage.mesh, commons)
 
 
 def _check_parameters(plan: Plan, program: Program) -> None:
@@ -168,7 +169,8 @@ def _check_strategies(plan: Plan, program: Program) -> None:
         key = (plan.segments[index], tuple(commons.items()))
         if key not in seen:
             seen.add(key)
-            flow(program.graph(segment).at(plan.microbatch), plan.choice(index), plan.stage_of(index).mesh, commons)
+            for part, _ in plan.cut:
+                flow(program.graph(segment).at(part.microbatch), plan.choice(index), plan.stage_of(index).mesh, commons)
 
 
 def _check_layout(field: str, text: str, shape: tuple[int, ...], mesh: Mesh, kinds: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from meshwright.capture.program import ITEM_BYTES, Value
@@ -12,6 +12,7 @@ from meshwright.cluster.profile_load import profile_of
 from meshwright.errors import PlanError
 from meshwright.layout import Conversion, Layout, conversion
 from meshwright.plan import ParameterPlan
+from meshwright.plan.cutting import cut_batch
 
 STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
 """Tensors of optimizer state per parameter; each step reads and writes them, reads the gradient."""
@@ -19,11 +20,17 @@ STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What holds for a whole step: the optimizer, the precision, and into how many micro-batches it is cut."""
+    """What holds for a whole step: the optimizer, the precision, and into how many micro-batches it is cut. last: the
+    samples of the last one where they are fewer; what is chosen has to go with both."""
 
     optimizer: str = "adamw"
     precision: str = "fp32"
     microbatches: int = 1
+    last: int = 0
+
+    def cut(self, batch: int, microbatches: int) -> Setting:
+        each, last = cut_batch(batch, microbatches)
+        return replace(self, microbatches=microbatches, last=last if last < each else 0)
 
     def storage_dtype(self, dtype: str) -> str:
         """In which dtype a parameter that computes in `dtype` is stored, its gradient and states alike."""

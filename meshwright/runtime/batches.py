@@ -1,7 +1,8 @@
 """A rank's part of the global batch, micro-batch by micro-batch.
 
-Micro-batch k of m is the k-th of m equal runs of rows of the global batch, whatever the plan: so what couples samples
-is the same under every plan. Each rank reads its piece of each tensor that its stage needs, and nothing of the others.
+Micro-batch k of m is the k-th of m equal runs of rows of the global batch (the last may be shorter), whatever the
+plan: so what couples samples is the same under every plan. Each rank reads its piece of each tensor that its stage
+needs, and nothing of the others.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ Index = tuple[slice | list[int], ...]
 """Where a rank reads a tensor of the global batch: `tensor[index]` is its part."""
 
 Region = tuple[slice, ...]
+Regions = dict[int, dict[str, Region]]
+"""By the first segment of a stage, then by name."""
 
 
 def own_stages(plan: Plan, rank: int) -> tuple[Stage, ...]:
@@ -43,23 +46,27 @@ class Batches:
         self.cut = {
             name: plan.microbatches if entry.shape[0] == plan.batch else 1 for name, entry in plan.inputs.items()
         }
-        self.regions: dict[int, dict[str, Region]] = {}
-        for stage in own_stages(plan, rank):
-            where = own_coordinates(plan, stage, rank)
-            self.regions[stage.first] = {
-                name: region(Layout.parse(text), self._micro_shape(name), stage.mesh.sizes, where)
-                for name, text in stage.inputs.items()
-            }
-        needed = {name for found in self.regions.values() for name in found}
+        self.rows = [part.microbatch for part, times in plan.cut for _ in range(times)]
+        self.regions: dict[int, Regions] = {rows: {} for rows in self.rows}
+        for rows, found in self.regions.items():
+            for stage in own_stages(plan, rank):
+                where = own_coordinates(plan, stage, rank)
+                found[stage.first] = {
+                    name: region(Layout.parse(text), self._micro_shape(name, rows), stage.mesh.sizes, where)
+                    for name, text in stage.inputs.items()
+                }
+        needed = {name for found in self.regions[self.rows[0]].values() for name in found}
         self.names = [name for name in plan.inputs if name in needed]
 
     def index(self, name: str) -> Index:
         """The rank's part of one tensor: slices where its rows are one run, else the rows' numbers first."""
-        rows, *rest = self._read_region(name)
-        height, times = self.plan.inputs[name].shape[0] // self.cut[name], self.cut[name]
-        if times == 1 or rows.stop - rows.start == height:
-            return (slice(rows.start, rows.start + (rows.stop - rows.start) * times), *rest)
-        return ([k * height + row for k in range(times) for row in range(rows.start, rows.stop)], *rest)
+        rows, *rest = self._read_region(name, self.rows[0])
+        if self.cut[name] == 1:
+            return (rows, *rest)
+        if rows.stop - rows.start == self.rows[0]:
+            return (slice(0, self.plan.batch), *rest)
+        places = [self._read_region(name, height)[0] for height in self.rows]
+        return ([k * self.rows[0] + row for k, own in enumerate(places) for row in range(own.start, own.stop)], *rest)
 
     def split(self, batch: object, whole: bool) -> list[dict[str, Tensor]]:
         """The rank's micro-batches. `whole`: the batch is the global one, of which this rank takes its part."""
@@ -67,11 +74,11 @@ class Batches:
         parts = {name: self._parts(name, given[name], whole) for name in self.names}
         return [{name: parts[name][k] for name in self.names} for k in range(self.plan.microbatches)]
 
-    def of_stage(self, first: int, read: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the stage that begins at segment `first` takes of a micro-batch as this rank reads it."""
+    def of_stage(self, first: int, number: int, read: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the stage that begins at segment `first` takes of micro-batch `number` as this rank reads it."""
         found = {}
-        for name, where in self.regions[first].items():
-            held = self._read_region(name)
+        for name, where in self.regions[self.rows[number]][first].items():
+            held = self._read_region(name, self.rows[number])
             inner = tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(where, held, strict=True))
             found[name] = read[name] if where == held else read[name][inner].contiguous()
         return found
@@ -95,9 +102,10 @@ class Batches:
     def _parts(self, name: str, tensor: object, whole: bool) -> Sequence[Tensor]:
         found = self._checked(name, tensor, whole)
         found = found[self.index(name)] if whole else found
-        times = self.cut[name]
-        pieces = found.to(self.device).chunk(times) if times > 1 else [found.to(self.device)]
-        return [piece.contiguous() for piece in pieces] * (self.plan.microbatches // times)
+        placed = found.to(self.device)
+        if self.cut[name] == 1:
+            return [placed.contiguous()] * self.plan.microbatches
+        return [piece.contiguous() for piece in placed.split(self._heights(name))]
 
     def _checked(self, name: str, tensor: object, whole: bool) -> Tensor:
         entry = self.plan.inputs[name]
@@ -118,19 +126,25 @@ class Batches:
         return tensor
 
     def _layout(self, name: str) -> str:
-        return next(stage.inputs[name] for stage in self.plan.stages if name in self.regions.get(stage.first, {}))
+        own = self.regions[self.rows[0]]
+        return next(stage.inputs[name] for stage in self.plan.stages if name in own.get(stage.first, {}))
 
     def _local_shape(self, name: str) -> tuple[int, ...]:
-        lengths = [part.stop - part.start for part in self._read_region(name)]
-        return (lengths[0] * self.cut[name], *lengths[1:])
+        lengths = [part.stop - part.start for part in self._read_region(name, self.rows[0])]
+        return (lengths[0] if self.cut[name] == 1 else sum(self._heights(name)), *lengths[1:])
 
-    def _micro_shape(self, name: str) -> tuple[int, ...]:
-        rows, *rest = self.plan.inputs[name].shape
-        return (rows // self.cut[name], *rest)
+    def _heights(self, name: str) -> list[int]:
+        """Rows that this rank reads of each micro-batch."""
+        return [own.stop - own.start for own in (self._read_region(name, rows)[0] for rows in self.rows)]
 
-    def _read_region(self, name: str) -> Region:
-        """What this rank reads of each micro-batch: one piece, or all where its stages want different ones."""
-        found = {str(regions[name]): regions[name] for regions in self.regions.values() if name in regions}
+    def _micro_shape(self, name: str, rows: int) -> tuple[int, ...]:
+        whole, *rest = self.plan.inputs[name].shape
+        return (whole if self.cut[name] == 1 else rows, *rest)
+
+    def _read_region(self, name: str, rows: int) -> Region:
+        """What this rank reads of a micro-batch of so many rows: one piece, or all where its stages want different
+        ones."""
+        found = {str(regions[name]): regions[name] for regions in self.regions[rows].values() if name in regions}
         if len(found) == 1:
             return next(iter(found.values()))
-        return tuple(slice(0, length) for length in self._micro_shape(name))
+        return tuple(slice(0, length) for length in self._micro_shape(name, rows))

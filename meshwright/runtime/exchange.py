@@ -35,15 +35,15 @@ class Exchange:
         self.rank = dist.get_rank()
         self.stage = plan.stage_at(self.rank) if len(plan.stages) > 1 else 0
         self.pipeline = plan_pipeline(plan, program)
-        self.edges = Edges(plan, program, self.pipeline, self.stage)
-        self.uses: Counter[str] = self.edges.uses
+        self.edges = [Edges(part, program, self.pipeline, self.stage) for part, _ in plan.cut]
+        self.uses: Counter[str] = self.edges[0].uses
         self.recomputed = self.pipeline.recomputed if len(plan.stages) > 1 else frozenset[int]()
         self.channels = _channels(plan, device)
         self.guests = Guests(plan, program, parts, device, self.channels)
         self.arriving: dict[tuple[str, int], Handover] = {}
         self.returning: dict[tuple[str, int], list[tuple[Edge, Handover]]] = {}
         self.sent: list[Handover] = []
-        self.shapes = {name: self.edges.value(name).type.sizes for name in self.uses}
+        self.shapes = [{name: edges.value(name).type.sizes for name in self.uses} for edges in self.edges]
 
     def told(self, instruction: Instruction) -> str:
         return str(instruction) if len(self.plan.stages) == 1 else f"stage {self.stage}: {instruction}"
@@ -56,6 +56,10 @@ class Exchange:
             "a step that runs",
         )
 
+    def _size(self, micro: MicroBatch) -> int:
+        """Which edges are a micro-batch's: the last may be smaller."""
+        return len(self.edges) - 1 if micro.number == self.plan.microbatches - 1 else 0
+
     def transfer(self, one: Instruction, micro: MicroBatch) -> None:
         assert one.segment is not None
         assert one.peer is not None
@@ -64,7 +68,7 @@ class Exchange:
         ends = (self.stage, one.peer) if out == forward else (one.peer, self.stage)
         channel = self.channels[1 + 2 * (not forward) + ((self.stage > one.peer) == out)]
         self.sent = [handover for handover in self.sent if not handover.done()]
-        for edge in self.edges.messages[one.segment, *ends]:
+        for edge in self.edges[self._size(micro)].messages[one.segment, *ends]:
             if forward:
                 self._value_message(edge, micro, channel, out)
             elif edge.value.grad:
@@ -91,7 +95,7 @@ class Exchange:
         first = part.stage.first
         if (name, first) in micro.values:
             return micro.values[name, first]
-        edge = self.edges.local.get((name, first))
+        edge = self.edges[self._size(micro)].local.get((name, first))
         source = self._held(name, first if edge is None else edge.source.stage.first, micro)
         if edge is None or edge.alike:
             return source
@@ -121,8 +125,8 @@ class Exchange:
         found = micro.gradients.pop((name, part.stage.first), None)
         total = self._others(name, micro)
         if total is not None:
-            form = self.edges.form(name, self.stage)
-            total = form.spread(total, self.shapes[name])
+            size = self._size(micro)
+            total = self.edges[size].form(name, self.stage).spread(total, self.shapes[size][name])
             found = total if found is None else found + total
         if found is None:
             raise RunError(f"no gradient of {name}", "one from a segment that reads it")
@@ -150,7 +154,7 @@ class Exchange:
             came = handover.wait()
             assert came is not None
             found = came if found is None else found + came
-        for (other, first), edge in self.edges.local.items():
+        for (other, first), edge in self.edges[self._size(micro)].local.items():
             own = micro.gradients.pop((name, first), None) if other == name else None
             if own is None:
                 continue

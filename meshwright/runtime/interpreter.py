@@ -17,7 +17,7 @@ from meshwright.errors import RunError
 from meshwright.generate.pair import SegmentPair
 from meshwright.generate.passing import Passing, passing
 from meshwright.generate.pieces import Pieces, WholePieces, pieces
-from meshwright.generate.program import Pair, generate
+from meshwright.generate.program import Generated, Pair, generate
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction
 from meshwright.plan.instruction import AWAY
@@ -51,7 +51,7 @@ class Interpreter:
         self.buffers, self.device, self.progress = buffers, batches.device, progress
         self.plan = batches.plan
         last = next((part for part in parts if part.stage.end == len(program.segments)), None)
-        self.weigher = Weigher(program, last.generated if last else None, self.plan.microbatches, self.device)
+        self.weigher = Weigher(program, last.every if last else (), self.plan, self.device)
         self.micro: list[MicroBatch] = []
         self.part_of = {index: part for part in parts for index in part.stage.segments}
         self.evaluating, self.counts, self.held_bytes, self.live = False, False, 0, LiveBytes()
@@ -90,11 +90,15 @@ class Interpreter:
         self.last_pairs = {}
         if wanted and self.plan.recomputes:
             for part in self.parts:
-                self.last_pairs |= generate(self.program, bare, self.device.type, stage=part.stage).pairs
+                own = bare.remainder or bare
+                self.last_pairs |= generate(self.program, own, self.device.type, stage=part.stage).pairs
+
+    def _generated(self, part: Part, micro: MicroBatch) -> Generated:
+        return part.every[-1] if micro.number == self.plan.microbatches - 1 else part.generated
 
     def _pair(self, part: Part, index: int, micro: MicroBatch) -> Pair:
-        last = micro.number == len(self.micro) - 1
-        return self.last_pairs[index] if last and self.last_pairs else part.generated.pairs[index]
+        last = micro.number == self.plan.microbatches - 1
+        return self.last_pairs[index] if last and self.last_pairs else self._generated(part, micro).pairs[index]
 
     def _play(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -111,10 +115,10 @@ class Interpreter:
                 self._count()
 
     def _begin(self, batches: Sequence[Mapping[str, Tensor]], random: RandomState) -> None:
-        rows = self.plan.microbatch
+        each, rows = self.plan.microbatch, self.batches.rows
         weights = self._weights(batches)
         self.micro = [
-            MicroBatch(k, batch, weight, replace(random, first_row=k * rows, rows=rows), uses=self._uses())
+            MicroBatch(k, batch, weight, replace(random, first_row=k * each, rows=rows[k]), uses=self._uses())
             for k, (batch, weight) in enumerate(zip(batches, weights, strict=True))
         ]
 
@@ -124,12 +128,12 @@ class Interpreter:
 
     def _weights(self, batches: Sequence[Mapping[str, Tensor]]) -> list[float]:
         if not self.weigher.counts:
-            return self.weigher.alike(len(batches))
+            return self.weigher.by_samples()
         last = self.parts[-1]
         found = None
         if last.stage.end == len(self.program.segments):
             with use_transport(last.transport):
-                own = [self.batches.of_stage(last.stage.first, batch) for batch in batches]
+                own = [self.batches.of_stage(last.stage.first, k, batch) for k, batch in enumerate(batches)]
                 found = self.weigher.weights(own, self.buffers)
         return self.exchange.share_numbers(found, len(batches))
 
@@ -209,7 +213,7 @@ class Interpreter:
 
     def _pass(self, part: Part, index: int, segment: Segment, micro: MicroBatch) -> None:
         """Forward, keeping nothing for backward."""
-        pair = part.generated.pairs[index]
+        pair = self._generated(part, micro).pairs[index]
         assert isinstance(pair, SegmentPair), "what runs in chunks is not passed"
         if id(pair) not in self._passing:
             self._passing[id(pair)] = passing(pair, part.compiled)
@@ -229,7 +233,7 @@ class Interpreter:
         self.buffers.update((local[name], tensor) for name, tensor in updates.items())
 
     def _evaluate(self, part: Part, index: int, segment: Segment, micro: MicroBatch) -> None:
-        graph = in_eval_mode(part.generated.sharded[index])
+        graph = in_eval_mode(self._generated(part, micro).sharded[index])
         found = run_graph(graph, self._arguments(part, index, segment, micro), self.device)
         self._made(part, index, segment, micro, [found[name] for name in graph.outputs])
 
@@ -259,8 +263,8 @@ class Interpreter:
 
     def _commons(self, part: Part, micro: MicroBatch) -> dict[str, Tensor]:
         """Of one stage: its part of the batch, and what its part of the prologue makes."""
-        prologue, stage = part.generated.prologue, part.stage
-        batch = self.batches.of_stage(stage.first, micro.batch)
+        prologue, stage = self._generated(part, micro).prologue, part.stage
+        batch = self.batches.of_stage(stage.first, micro.number, micro.batch)
         with random_state(micro.random):
             found = run_graph(prologue, batch | self.buffers, self.device)
         names = stage_commons(self.program, stage.first, stage.end)

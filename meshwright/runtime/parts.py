@@ -21,13 +21,18 @@ from meshwright.runtime.watch import Watch, WatchedTransport
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the stages that this rank runs: all its segments, in chain order."""
+    """One of the stages that this rank runs: all its segments, in chain order. last: of a smaller last micro-batch."""
 
     stage: Stage
     generated: Generated
     store: Store
     transport: WatchedTransport
     compiled: bool = False
+    last: Generated | None = None
+
+    @property
+    def every(self) -> list[Generated]:
+        return [self.generated] if self.last is None else [self.generated, self.last]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +60,9 @@ def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> 
         mesh, transport, beside = made
         source = weights.source(stage.mesh.sizes, own_coordinates(plan, stage, rank))
         store = Store(program, plan, source, mesh, beside, stage, thread)
-        generated = generate(program, plan, place.device.type, place.compiled, stage)
-        found.append(Part(stage, generated, store, transport, place.compiled))
+        made_for = [generate(program, one, place.device.type, place.compiled, stage) for one, _ in plan.cut]
+        smaller = made_for[1] if len(made_for) > 1 else None
+        found.append(Part(stage, made_for[0], store, transport, place.compiled, smaller))
     return tuple(found)
 
 

@@ -21,16 +21,16 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
         commons = plan.common_layouts(program, index)
         key = (segment.graph, plan.segments[index], id(plan.stage_of(index)), tuple(commons.items()))
         if key not in alike:
-            alike[key] = list(_inside(plan, program, index, commons))
+            alike[key] = [one for part, times in plan.cut for one in _inside(part, program, index, commons, times)]
         found += alike[key]
     found += parameter_collectives(plan, program)
     found += count_collectives(plan, program)
     return tuple(found)
 
 
-def _inside(plan: Plan, program: Program, index: int, commons: dict[str, Layout]) -> Iterator[Collective]:
-    """Of one segment: its conversions and what lowerings run."""
-    micro, graph = plan.microbatches, program.graph(program.segments[index]).at(plan.microbatch)
+def _inside(plan: Plan, program: Program, index: int, commons: dict[str, Layout], micro: int) -> Iterator[Collective]:
+    """Of one segment in so many micro-batches: its conversions and what lowerings run."""
+    graph = program.graph(program.segments[index]).at(plan.microbatch)
     run = flow(graph, plan.choice(index), plan.stage_of(index).mesh, commons)
     carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
     values = graph.values()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -12,6 +11,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.errors import PlanError
+from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.frontier import Frontier, most_alive
@@ -111,8 +111,8 @@ def _candidate(
     def frontier(number: int, beside: float = 0.0) -> Frontier:
         if number not in made:
             made.clear()  # one at a time: tables are large
-            small = program.at_batch(program.batch // number)
-            more = replace(setting, microbatches=number)
+            small = program.at_batch(cut_batch(program.batch, number)[0])
+            more = setting.cut(program.batch, number)
             made[number] = Frontier(small, mesh, pins, more, recompute, skips, beside=0.0)
         return made[number].weighed(beside)
 
@@ -122,27 +122,26 @@ def _candidate(
 
 
 def _microbatches(program: Program, mesh: Mesh, pins: Pins) -> tuple[int, ...]:
-    """Numbers that cut the batch evenly; one where samples are coupled, since cutting changes the mathematics."""
+    """Numbers that cut the batch evenly, or one that is pinned; one where samples are coupled, since cutting changes
+    the mathematics."""
     numbers: Iterable[int] = range(1, program.batch + 1)
     if pins.microbatches:
         numbers = (pins.microbatches,)
     elif program.couples_samples or not comes_apart(program):
         numbers = (1,)
     ways = prod(mesh.sizes[axis] for axis in pins.dp_axes)
-    return tuple(number for number in numbers if program.batch % (number * ways) == 0)
+    even = [not pins.microbatches and program.batch % number for number in numbers]
+    pairs = [(number, cut_batch(program.batch, number)) for number, left in zip(numbers, even, strict=True) if not left]
+    return tuple(number for number, (each, last) in pairs if each % ways == 0 and last > 0 and last % ways == 0)
 
 
 def _check_batch(program: Program, mesh: Mesh, pins: Pins) -> None:
     number = pins.microbatches or 1
     at_a_time = f"a global batch of {program.batch}" + (f" in {number} parts" if number > 1 else "")
-    if program.batch % number:
-        raise PlanError(
-            f"pin microbatch={number} with a global batch of {program.batch}",
-            "a number that divides it",
-            "change the batch or the pin",
-        )
+    given = f"pin microbatch={number} with a global batch of {program.batch}"
+    check_cut(given, program.batch, number, "change the batch or the pin")
     ways = prod(mesh.sizes[axis] for axis in pins.dp_axes)
-    if program.batch // number % ways:
+    if any(samples % ways for samples in cut_batch(program.batch, number)):
         raise PlanError(
             f"pin dp={ways} with {at_a_time}",
             "a batch that divides evenly",

@@ -79,8 +79,9 @@ def plain(name: str, microbatches: int = 1) -> dict[str, Any]:
             rows = {key: value.chunk(microbatches)[k] for key, value in batch.items()}
             output = model(**rows)
             output = output if isinstance(output, torch.Tensor) else output.loss
-            (output / microbatches).backward()
-            total += output.item() / microbatches
+            share = len(next(iter(rows.values()))) / len(next(iter(batch.values())))
+            (output * share).backward()
+            total += output.item() * share
         losses.append(total)
         if step == 0:
             first = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}

@@ -156,7 +156,7 @@ class SegmentProblem:
         layouts: LayoutSet = (
             (self.settled[name],)
             if name in self.settled
-            else boundary_layouts(space.values[name], space.batch_dims[name], space.mesh, space.pins)
+            else boundary_layouts(space, name)
         )
         return _Side(self._node(np.zeros(len(layouts)), name=f"{name} at the boundary"), layouts)
 

@@ -52,7 +52,7 @@ class Space:
     """graph: at a fixed batch. uses: where each value is read, as (op index, operand position).
 
     op_costs: per op, seconds of each strategy. op_kept: per op, what each of its parts of memory takes under each
-    strategy. matrices: conversions priced so far.
+    strategy. matrices: conversions priced so far. last: the values of the last micro-batch where that is smaller.
     """
 
     graph: SegmentGraph
@@ -66,6 +66,7 @@ class Space:
     batch_dims: dict[str, frozenset[int]]
     bases: dict[str, str]
     outside: frozenset[str] = frozenset()
+    last: dict[str, Value] = field(default_factory=dict)
     op_costs: list[Matrix] = field(default_factory=list)
     op_kept: list[tuple[Kept, ...]] = field(default_factory=list)
     matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
@@ -96,6 +97,12 @@ def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, p
     values = fixed.values()
     batch_dims = {name: _batch_dims(value.type) for name, value in graph.values().items()}
     found = tuple(_allowed(op, values, mesh, pins, batch_dims) for op in fixed.ops)
+    last: dict[str, Value] = {}
+    if setting.last:
+        smaller = graph.at(setting.last)
+        last = smaller.values()
+        alike = [{made.text for made in _allowed(op, last, mesh, pins, batch_dims)} for op in smaller.ops]
+        found = tuple(tuple(m for m in each if m.text in own) for each, own in zip(found, alike, strict=True))
     uses: dict[str, list[tuple[int, int]]] = {name: [] for name in values}
     for index, op in enumerate(fixed.ops):
         for position, name in enumerate(op.operands()):
@@ -112,6 +119,7 @@ def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, p
         batch_dims,
         storage_bases(fixed),
         frozenset(value.name for value in (*fixed.params, *fixed.buffers)),
+        last,
     )
     for value, full_name in zip(fixed.params, names, strict=True):
         made.parameters[value.name] = _parameter_options(made, value, full_name)
@@ -170,12 +178,14 @@ def conversions_s(space: Space, name: str, made: LayoutSet, wants: LayoutSet) ->
     return conversion_matrix(made, wants, value.type.sizes, value.type.itemsize, space.mesh, value.grad)
 
 
-def boundary_layouts(value: Value, batch_dims: frozenset[int], mesh: Mesh, pins: Pins) -> tuple[Layout, ...]:
+def boundary_layouts(space: Space, name: str) -> tuple[Layout, ...]:
     """Layouts in which a value may cross from one segment to the next: `I` or evenly sharded, per axis."""
-    shape = value.type.sizes
+    mesh, pins, batch_dims = space.mesh, space.pins, space.batch_dims[name]
+    shapes = [values[name].type.sizes for values in (space.values, space.last) if values]
+    shape = shapes[0]
     states: list[list[State]] = []
     for axis, size in enumerate(mesh.sizes):
-        dims = [dim for dim, length in enumerate(shape) if length % size == 0]
+        dims = [dim for dim in range(len(shape)) if all(one[dim] % size == 0 for one in shapes)]
         sharded = axis in pins.dp_axes
         if axis in pins.dp_axes:
             dims = [dim for dim in dims if dim in batch_dims]
@@ -185,13 +195,14 @@ def boundary_layouts(value: Value, batch_dims: frozenset[int], mesh: Mesh, pins:
             dims = [dim for dim in dims if dim not in batch_dims and pins.sequence is not False]
             sharded = pins.sequence is True
         states.append([*([] if sharded and dims else [I]), *map(S, dims)])
-    return tuple(layout for layout in map(Layout, product(*states)) if layout.is_even(shape, mesh.sizes))
+    every = map(Layout, product(*states))
+    return tuple(layout for layout in every if all(layout.is_even(one, mesh.sizes) for one in shapes))
 
 
 def skip_layout(space: Space, name: str, sharded: tuple[bool, ...]) -> Layout:
     """Of the layouts in which a value may cross, the one that shards samples over just these axes, or comes nearest."""
     batch_dims = space.batch_dims[name]
-    found = boundary_layouts(space.values[name], batch_dims, space.mesh, space.pins)
+    found = boundary_layouts(space, name)
 
     def misses(layout: Layout) -> int:
         states = zip(layout.states, sharded, strict=True)

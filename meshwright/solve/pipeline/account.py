@@ -29,12 +29,14 @@ def rank_traffic(plan: Plan, program: Program, rank: int) -> Counter[Collective]
     found: Counter[Collective] = Counter()
     for stage in plan.groups[number]:
         for index in stage.segments:
-            found.update(_computing(plan, program, index))
+            for part, times in plan.cut:
+                found.update(_computing(part, program, index, times))
             found.update(segment_collectives(plan, program, index))
     if plan.groups[number][-1].end == len(program.segments):
         found.update(count_collectives(plan, program))
     found.update(_told(plan, program))
-    found.update(_messages(plan, program, number, rank))
+    for part, times in plan.cut:
+        found.update(_messages(part, program, number, rank, times))
     found.update(_guests(plan, program, rank))
     return found
 
@@ -61,17 +63,17 @@ def communication_s(plan: Plan, number: int, traffic: Sequence[Traffic]) -> floa
     return total_s
 
 
-def _computing(plan: Plan, program: Program, index: int) -> Iterator[Collective]:
+def _computing(plan: Plan, program: Program, index: int, times: int) -> Iterator[Collective]:
     graph = program.graph(program.segments[index]).at(plan.microbatch)
     run = flow(graph, plan.choice(index), plan.stage_of(index).mesh, plan.common_layouts(program, index))
     carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
     values = graph.values()
     for name, made in run.strategies.items():
-        yield from made.collectives_forward * plan.microbatches
-        yield from made.collectives_backward * plan.microbatches if carries[name] else ()
+        yield from made.collectives_forward * times
+        yield from made.collectives_backward * times if carries[name] else ()
     for step in run.moves.values():
-        yield from step.conversion.forward * plan.microbatches
-        yield from step.conversion.backward * plan.microbatches if values[step.value].grad else ()
+        yield from step.conversion.forward * times
+        yield from step.conversion.backward * times if values[step.value].grad else ()
 
 
 def _told(plan: Plan, program: Program) -> Iterator[Collective]:
@@ -82,22 +84,22 @@ def _told(plan: Plan, program: Program) -> Iterator[Collective]:
         yield Collective("broadcast", ALL, COUNT_BYTES * plan.microbatches)
 
 
-def _messages(plan: Plan, program: Program, number: int, rank: int) -> Iterator[Collective]:
+def _messages(plan: Plan, program: Program, number: int, rank: int, times: int) -> Iterator[Collective]:
     edges = Edges(plan, program, plan_pipeline(plan, program), number)
     for (_, source, _), messages in edges.messages.items():
         for edge in messages:
-            yield from _both_ways(edge, rank, plan.microbatches)
+            yield from _both_ways(edge, rank, times)
             if edge.value.grad and source != number:
-                yield from edge.target.reduction(edge.shape, edge.value.type.itemsize).backward * plan.microbatches
+                yield from edge.target.reduction(edge.shape, edge.value.type.itemsize).backward * times
     for name in {edge.name for some in edges.messages.values() for edge in some if edge.value.grad}:
         if edges.number[edges.made[name]] == number:
             form, value = edges.form(name, number), edges.value(name)
-            yield from form.spreading(value.type.sizes, value.type.itemsize).backward * plan.microbatches
+            yield from form.spreading(value.type.sizes, value.type.itemsize).backward * times
     for edge in edges.local.values():
         if edge.value.grad:
-            yield from edge.target.reduction(edge.shape, edge.value.type.itemsize).backward * plan.microbatches
+            yield from edge.target.reduction(edge.shape, edge.value.type.itemsize).backward * times
         if not edge.alike:
-            yield from _both_ways(edge, rank, plan.microbatches)
+            yield from _both_ways(edge, rank, times)
 
 
 def _both_ways(edge: Edge, rank: int, count: int) -> Iterator[Collective]:

@@ -19,6 +19,7 @@ from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan
+from meshwright.plan.cutting import cut_batch
 from meshwright.price.parameter import Setting, local_bytes
 from meshwright.simulate import SegmentCost
 from meshwright.solve.candidates import MOST_ALIVE
@@ -62,7 +63,7 @@ def offers(program: Program, at: int, stage: StageMesh, setting: Setting, recomp
     """Every different chain on this mesh; none where the batch, the pins and the mesh do not go together. Segments
     keep all, or their inputs alone; `with_levels` looks closer."""
     found: dict[object, Offer] = {}
-    small = program.at_batch(program.batch // setting.microbatches)
+    small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
     crowded = most_alive(program) > MOST_ALIVE
     for skips in product((True, False), repeat=len(stage.mesh.axes)) if crowded else (None,):
         try:

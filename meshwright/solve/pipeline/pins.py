@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
+from meshwright.plan.cutting import check_cut
 from meshwright.schedule import ORDERS
 
 
@@ -72,12 +73,9 @@ def check_pins(asked: PipelinePins, program: Program, cluster: Cluster) -> None:
 
 def _check_microbatches(asked: PipelinePins, batch: int) -> None:
     for name, _, number in (text.partition("=") for text in asked.rest):
-        if name in ("microbatch", "microbatches") and number.isdigit() and (not int(number) or batch % int(number)):
-            raise PlanError(
-                f"pin {name}={number} with a global batch of {batch}",
-                "a number that divides it",
-                "change the batch or the pin",
-            )
+        if name in ("microbatch", "microbatches") and number.isdigit():
+            given = f"pin {name}={number} with a global batch of {batch}"
+            check_cut(given, batch, int(number), "change the batch or the pin")
 
 
 def no_pipeline(asked: PipelinePins, cluster: Cluster) -> PlanError:

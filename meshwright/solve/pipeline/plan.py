@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage, StagePrediction, Wire
+from meshwright.plan.cutting import cut_batch
 from meshwright.price.parameter import Setting
 from meshwright.schedule import Pipeline, in_flight_of, lists, plan_pipeline
 from meshwright.schedule.of_plan import plan_order
@@ -48,7 +49,7 @@ def pipeline_plan(
     program: Program, cluster: Cluster, parts: Sequence[Part], schedule: str, setting: Setting, wires: Wires
 ) -> Plan:
     """Model reference, memory limit, pins and prediction are yet to come."""
-    small = program.at_batch(program.batch // setting.microbatches)
+    small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
     meshes = placed_meshes(cluster, parts)
     made = [part.offer.points[index].point.choice for part in parts for index in range(part.first, part.end)]
     parameters = _parameters(program, parts)

@@ -20,6 +20,7 @@ from meshwright.cluster.enumerate import per_host
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.layout import Layout
 from meshwright.plan import Plan
+from meshwright.plan.cutting import cut_batch
 from meshwright.price.handover import hand_over_s
 from meshwright.price.parameter import Setting, local_bytes
 from meshwright.simulate import Transfer
@@ -177,7 +178,7 @@ class _Search:
             return None  # too little memory for any
 
     def _table(self, count: int) -> Table | None:
-        setting = replace(self.setting, microbatches=count)
+        setting = self.setting.cut(self.program.batch, count)
         found: list[Offer] = []
         for index in self._tried(count):
             found += offers(self.program, index, self.meshes[index], setting, self.recompute)
@@ -186,7 +187,7 @@ class _Search:
         kept = chosen_ports(found, self.meshes, total, count, inf if few else WORST)
         if not kept:
             return None
-        small = self.program.at_batch(self.program.batch // count)
+        small = self.program.at_batch(cut_batch(self.program.batch, count)[0])
         self.kept = {offer.mesh for offer in kept}
         if self.recompute:
             kept = [with_levels(offer, small, self.meshes[offer.mesh]) for offer in kept]
@@ -255,7 +256,7 @@ class _Search:
 
     def _settle(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
         """The step of these stages as a plan; infinite where no recomputation makes them fit."""
-        setting = replace(self.setting, microbatches=microbatches)
+        setting = self.setting.cut(self.program.batch, microbatches)
         plan = pipeline_plan(self.program, self.cluster, self._parts(runs), schedule, setting, self.wires)
         made = fitted(plan, self.program, self._budgets(plan))
         if made is not None and self.pins.schedule == "searched":
