@@ -6,7 +6,7 @@ step go alone. The runtime moves buckets, and `solve.account` counts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.capture.program import ITEM_BYTES, Parameter, Program
@@ -15,9 +15,7 @@ from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.layout.steps import Op
 from meshwright.plan import ParameterPlan, Plan
 from meshwright.price.parameter import chain_uses, gathers, local_bytes, reductions
-
-BUCKET_BYTES = 25 << 20
-"""What lies side by side is copied there: this is how much more memory a bucket takes, twice."""
+from meshwright.price.together import BUCKET_BYTES, moving, shared_op
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def is_home(plan: Plan, program: Program, name: str) -> bool:
 
 
 def _does_something(ops: list[Op], mesh: Mesh) -> bool:
-    return any(op.sliced for op in ops) or bool(_kinds(ops, mesh))
+    return any(op.sliced for op in ops) or bool(moving(ops, mesh))
 
 
 def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Transfers:
@@ -89,7 +87,9 @@ def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Tra
             itemsize = ITEM_BYTES[entry.dtype]
             path = _path(parameter, entry, mesh, itemsize)
             ops = tuple(step.backward_op for step in reversed(path.steps))
-            layout = Layout.parse(entry.storage if _kinds(ops, mesh) == ["reduce_scatter"] else entry.compute)
+            layout = Layout.parse(
+                entry.storage if [op.kind for op in moving(ops, mesh)] == ["reduce_scatter"] else entry.compute
+            )
             found.append((parameter, ops, layout, itemsize))
     return _together(found, mesh)
 
@@ -139,10 +139,6 @@ def _path(parameter: Parameter, entry: ParameterPlan, mesh: Mesh, itemsize: int)
     return conversion(storage, compute, parameter.type.sizes, itemsize, mesh, grad=parameter.trainable)
 
 
-def _kinds(ops: Iterable[Op], mesh: Mesh) -> list[str]:
-    return [op.kind for op in ops if op.kind != "none" and any(mesh.sizes[axis] > 1 for axis in op.axes)]
-
-
 def _together(found: list[tuple[Parameter, tuple[Op, ...], Layout, int]], mesh: Mesh) -> Transfers:
     """Group what moves alike, in order, up to the size of a bucket."""
     buckets: dict[tuple[str, str, int], list[Bucket]] = {}
@@ -167,10 +163,9 @@ def _joined(first: Bucket, second: Bucket) -> Bucket:
 
 def _single(parameter: Parameter, ops: tuple[Op, ...], layout: Layout, itemsize: int, mesh: Mesh) -> Bucket | None:
     """The one parameter's bucket; None where it takes several steps, or pieces that are not all alike."""
-    moving = [op for op in ops if op.kind != "none" and any(mesh.sizes[axis] > 1 for axis in op.axes)]
-    if len(moving) != 1 or moving[0].sliced or not layout.is_even(parameter.type.sizes, mesh.sizes):
+    op = shared_op(ops, parameter.type.sizes, layout, mesh)
+    if op is None:
         return None
-    op = moving[0]
     axes = tuple(axis for axis in op.axes if mesh.sizes[axis] > 1)
     name, size = FLAT.join(mesh.names[axis] for axis in op.axes), 1
     for axis in axes:
@@ -178,10 +173,6 @@ def _single(parameter: Parameter, ops: tuple[Op, ...], layout: Layout, itemsize:
     local = local_bytes(parameter.type.sizes, itemsize, layout, mesh)
     if op.kind == "all_reduce":
         return Bucket("all_reduce", name, size, (parameter.name,), (-1,), local)
-    if op.kind not in ("all_gather", "reduce_scatter") or len(op.axes) != 1:
-        return None
     dim = layout[op.axes[0]].dim
     assert dim is not None
-    if layout.sharding(dim) != op.axes:
-        return None
     return Bucket(op.kind, name, size, (parameter.name,), (dim,), local * size)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from meshwright.capture.program import ITEM_BYTES, Value
-from meshwright.cluster import Device, Mesh
+from meshwright.cluster import Device, Mesh, collective_s
 from meshwright.cluster.profile_load import profile_of
 from meshwright.errors import PlanError
 from meshwright.layout import Conversion, Layout, conversion
 from meshwright.plan import ParameterPlan
 from meshwright.plan.cutting import cut_batch
+from meshwright.price.together import moving, part_of_bucket_s, shared_op, whole_bytes
 
 STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
 """Tensors of optimizer state per parameter; each step reads and writes them, reads the gradient."""
@@ -76,14 +77,25 @@ def reductions(plan: ParameterPlan, microbatches: int = 1) -> int:
     return microbatches if plan.scatter else 1
 
 
-def parameter_price(value: Value, plan: ParameterPlan, mesh: Mesh, setting: Setting, uses: float = 1) -> ParameterPrice:
-    """`uses`: how many segments read it (`chain_uses`); more than one for tied weights."""
-    return _price(value.type.sizes, value.type.dtype, value.grad, plan, mesh, setting, uses)
+def parameter_price(
+    value: Value, plan: ParameterPlan, mesh: Mesh, setting: Setting, uses: float = 1, together: int = 0
+) -> ParameterPrice:
+    """`uses`: how many segments read it (`chain_uses`); more than one for tied weights. together: `whole_bytes` of its
+    segment's parameters, which travel in buckets: each pays its part of one, as if all of them moved alike."""
+    company = max(1.0, together / max(1, whole_bytes((value,))))
+    return _price(value.type.sizes, value.type.dtype, value.grad, plan, mesh, setting, uses, company)
 
 
 @lru_cache(maxsize=1 << 16)
 def _price(
-    shape: tuple[int, ...], dtype: str, grad: bool, plan: ParameterPlan, mesh: Mesh, setting: Setting, uses: float
+    shape: tuple[int, ...],
+    dtype: str,
+    grad: bool,
+    plan: ParameterPlan,
+    mesh: Mesh,
+    setting: Setting,
+    uses: float,
+    company: float,
 ) -> ParameterPrice:
     storage, compute = Layout.parse(plan.storage), Layout.parse(plan.compute)
     rate = mesh.device.memory_bandwidth * mesh.device.achievable_fraction("memory")
@@ -94,7 +106,8 @@ def _price(
     cast = plan.dtype != dtype
     sharded = local_bytes(shape, wide, compute, mesh) != stored
     copied = computed if cast or sharded else 0
-    first_s = gathers(plan, uses, micro) * (gather.forward_s + (1.5 * stored / rate if cast else 0.0))
+    gather_s = _way_s(gather, True, shape, company, mesh)
+    first_s = gathers(plan, uses, micro) * (gather_s + (1.5 * stored / rate if cast else 0.0))
     held = stored + (0 if plan.regather else copied)
     transient = copied if plan.regather else 0
     if not grad:
@@ -110,8 +123,19 @@ def _price(
         held += summed if sharded and not plan.scatter else 0
     # Gradients travel home in the dtype that is stored.
     home = conversion(storage, compute, shape, wide, mesh, grad=True) if cast else gather
-    last_s = reductions(plan, micro) * home.backward_s
+    last_s = reductions(plan, micro) * _way_s(home, False, shape, company, mesh)
     return ParameterPrice(first_s, last_s, step_s, held, transient, gather, copied, step_host_s, early, add_s)
+
+
+def _way_s(way: Conversion, forward: bool, shape: tuple[int, ...], company: float, mesh: Mesh) -> float:
+    """Seconds from storage to compute layout, or of the gradient's way home; of a bucket, the parameter's part."""
+    ops = [step.forward_op if forward else step.backward_op for step in way.steps]
+    seconds, moved = (way.forward_s, way.forward) if forward else (way.backward_s, way.backward)
+    cut = forward or [op.kind for op in moving(ops, mesh)] == ["reduce_scatter"]
+    if company == 1.0 or shared_op(ops, shape, way.source if cut else way.target, mesh) is None:
+        return seconds
+    alone_s = collective_s(moved[0].kind, moved[0].bytes, mesh.axis(moved[0].axis))
+    return seconds - alone_s + part_of_bucket_s(moved[0], company, mesh)
 
 
 def _update_s(device: Device, dtype: str, stored: int, states: int) -> tuple[float, float]:

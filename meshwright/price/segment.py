@@ -15,6 +15,7 @@ from meshwright.price.compute import op_seconds
 from meshwright.price.flow import Flow, flow
 from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import ParameterPrice, Setting, local_bytes, parameter_price
+from meshwright.price.together import whole_bytes
 from meshwright.profile import is_view, saved
 from meshwright.profile.saved import DeviceKind
 from meshwright.rules import Strategy
@@ -86,8 +87,9 @@ def parameter_prices(
     setting: Setting,
 ) -> list[ParameterPrice]:
     """Of the parameters that count here: those in `uses`."""
+    together = whole_bytes(graph.params)
     return [
-        parameter_price(value, parameters[value.name], mesh, setting, uses[value.name])
+        parameter_price(value, parameters[value.name], mesh, setting, uses[value.name], together)
         for value in graph.params
         if value.name in uses
     ]

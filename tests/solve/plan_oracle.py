@@ -65,7 +65,7 @@ class Oracle:
         found: dict[Boundary, list[Way]] = {}
         crossing = [*(value.name for value in made.graph.inputs), *made.graph.outputs]
         names = [*segment.inputs, *segment.outputs]
-        layouts = [boundary_layouts(made.values[n], made.batch_dims[n], self.mesh, Pins()) for n in crossing]
+        layouts = [boundary_layouts(made, n) for n in crossing]
         for edge in product(*layouts):
             given = tuple(str(layout) for layout in edge)
             cut = len(made.graph.inputs)

@@ -16,14 +16,14 @@ from meshwright.layout import Collective
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
-PAIRS, BATCH, HIDDEN = 3, 4, 64
+PAIRS, BATCH, HIDDEN, NARROW = 3, 4, 256, 64
 
 
 class MLP(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.up = nn.ModuleList(nn.Linear(HIDDEN, 4 * HIDDEN, bias=False) for _ in range(PAIRS))
-        self.down = nn.ModuleList(nn.Linear(4 * HIDDEN, HIDDEN, bias=False) for _ in range(PAIRS))
+        self.up = nn.ModuleList(nn.Linear(hidden, 4 * hidden, bias=False) for _ in range(PAIRS))
+        self.down = nn.ModuleList(nn.Linear(4 * hidden, hidden, bias=False) for _ in range(PAIRS))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         for up, down in zip(self.up, self.down, strict=True):
@@ -31,9 +31,9 @@ class MLP(nn.Module):
         return F.mse_loss(x, y)
 
 
-def setting() -> tuple[MLP, dict[str, Tensor]]:
+def setting(hidden: int = HIDDEN) -> tuple[MLP, dict[str, Tensor]]:
     torch.manual_seed(0)
-    return MLP(), {"x": torch.randn(BATCH, HIDDEN), "y": torch.randn(BATCH, HIDDEN)}
+    return MLP(hidden), {"x": torch.randn(BATCH, hidden), "y": torch.randn(BATCH, hidden)}
 
 
 def run_step(rank: int, plan_json: bytes) -> list[Collective]:
@@ -62,5 +62,5 @@ def test_column_then_row_with_one_all_reduce_each_way(ranks: Callable[[int], Glo
 
 
 def test_nothing_is_split_where_splitting_costs_more() -> None:
-    plan = make_plan(capture(*setting()), load_cluster("local:2"))
+    plan = make_plan(capture(*setting(NARROW)), load_cluster("local:2"))
     assert plan.predicted.collectives == ()

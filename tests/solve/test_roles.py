@@ -9,6 +9,7 @@ from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.models.reference import parse_reference
 from meshwright.plan import Choice
 from meshwright.solve.plan import make_plan
 from meshwright.solve.roles import name_axes
@@ -18,9 +19,9 @@ from meshwright.solve.roles import name_axes
     ("pins", "names"), [(("dp=2",), ("dp",)), (("tp=2",), ("tp",)), (("dp=2", "tp=2"), ("dp", "tp"))]
 )
 def test_pinned_roles_are_named(pins: tuple[str, ...], names: tuple[str, ...]) -> None:
-    program = capture(*small_model("gpt"))
-    shape = "mesh=2x2" if len(pins) == 2 else "mesh=2"
-    plan = make_plan(program, load_cluster(f"local:{2 ** len(pins)}"), pins=(shape, *pins, "microbatch=1"))
+    program = capture(*parse_reference("gpt?layers=1&hidden=512&heads=8&ffn=2048&vocab=256&seq=16").meta(4))
+    shape = "x".join("2" for _ in names)
+    plan = make_plan(program, load_cluster(f"local:{2 ** len(names)}"), pins=(f"mesh={shape}", *pins, "microbatch=1"))
     assert plan.mesh.names == names
     assert {item.axis for item in plan.predicted.collectives} <= {*names, "*".join(names)}
 

@@ -26,6 +26,7 @@ from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import invariant, settled
 from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import parameter_price
+from meshwright.price.together import whole_bytes
 from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
 from meshwright.select.problem import Floats
 from meshwright.select.tables import Tables, TablesPlan, tables_plan
@@ -153,15 +154,12 @@ class SegmentProblem:
 
     def _boundary(self, name: str) -> _Side:
         space = self.space
-        layouts: LayoutSet = (
-            (self.settled[name],)
-            if name in self.settled
-            else boundary_layouts(space, name)
-        )
+        layouts: LayoutSet = (self.settled[name],) if name in self.settled else boundary_layouts(space, name)
         return _Side(self._node(np.zeros(len(layouts)), name=f"{name} at the boundary"), layouts)
 
     def _arguments(self) -> None:
         graph, whole = self.space.graph, invariant(self.space.mesh)
+        mesh, setting, together = self.space.mesh, self.space.setting, whole_bytes(graph.params)
         for value in graph.inputs:
             self.makers[value.name] = self._boundary(value.name)
         for value in (*graph.commons, *graph.buffers):
@@ -172,7 +170,7 @@ class SegmentProblem:
             uses = tied.uses if tied else self.uses
             costs, held, apart_s = np.zeros(len(options)), np.zeros(len(options)), np.zeros((2, len(options)))
             if uses:
-                prices = [parameter_price(value, plan, self.space.mesh, self.space.setting, uses) for plan in options]
+                prices = [parameter_price(value, plan, mesh, setting, uses, together) for plan in options]
                 costs = np.array([price.total_s for price in prices])
                 held = np.array([float(price.static_bytes) for price in prices])
                 if runs_beside(self.space.mesh):
