@@ -15,6 +15,7 @@ from meshwright.layout import Layout
 from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import settled
 from meshwright.price.parameter import ParameterPrice, Setting, chain_uses, parameter_price
+from meshwright.price.together import whole_bytes
 from meshwright.price.segment import price_segment
 from meshwright.solve.intra.space import Space, boundary_layouts, space
 from meshwright.solve.pins import Pins
@@ -105,14 +106,14 @@ class Oracle:
                 if len(uses) > 1:
                     texts[name] = str(plan)
                 if uses[0] == index:
-                    price = self._price(value, plan, uses)
+                    price = self._price(value, plan, uses, whole_bytes(made.graph.params))
                     seconds, held = seconds + price.total_s, held + price.static_bytes
                     transient += price.transient_bytes
             yield texts, (seconds, held, transient)
 
-    def _price(self, value: Value, plan: ParameterPlan, users: Sequence[int]) -> ParameterPrice:
+    def _price(self, value: Value, plan: ParameterPlan, users: Sequence[int], together: int) -> ParameterPrice:
         uses = chain_uses(users, len(self.program.segments), self.setting.microbatches)
-        return parameter_price(value, plan, self.mesh, self.setting, uses)
+        return parameter_price(value, plan, self.mesh, self.setting, uses, together)
 
     def _plans(self, name: str, made: Space, local: str) -> list[ParameterPlan]:
         """What may be decided for a weight; for a tied one whatever any of its readers would choose from."""
