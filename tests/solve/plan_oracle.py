@@ -15,8 +15,8 @@ from meshwright.layout import Layout
 from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import settled
 from meshwright.price.parameter import ParameterPrice, Setting, chain_uses, parameter_price
-from meshwright.price.together import whole_bytes
 from meshwright.price.segment import price_segment
+from meshwright.price.together import whole_bytes
 from meshwright.solve.intra.space import Space, boundary_layouts, space
 from meshwright.solve.pins import Pins
 
