@@ -245,6 +245,21 @@ def dtensor_like(local: Tensor, like: Any) -> Any:
     return type(like)(local, like._spec, requires_grad=False)
 
 
+def local_tensor(tensor: Any) -> Tensor:
+    """A DTensor's own piece, with no way for gradients: far cheaper than `to_local`."""
+    found: Tensor = tensor._local_tensor
+    return found
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Whether somebody besides us is called around this optimizer's steps."""
+    from torch.optim import optimizer as module
+
+    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    every = (module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks)
+    return any(own) or any(len(hooks) > 1 for hooks in every)
+
+
 def storage_users(tensor: Tensor) -> int:
     """How many refer to a tensor's memory: grows with every view, falls when one goes."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

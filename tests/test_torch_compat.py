@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard
 from torch.export import Dim
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from meshwright import torch_compat
 
@@ -266,6 +267,19 @@ def test_a_dtensor_around_other_memory_is_placed_alike() -> None:
     made = torch_compat.dtensor_like(local, like)
     assert (made.shape, made.placements, made.device_mesh) == (like.shape, like.placements, like.device_mesh)
     assert made.to_local().data_ptr() == local.data_ptr()
+    assert torch_compat.local_tensor(made) is local
+
+
+def test_hooks_of_others_around_a_step_are_seen() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)])
+    assert not torch_compat.has_step_hooks(optimizer)
+    handle = optimizer.register_step_post_hook(lambda *_: None)
+    assert torch_compat.has_step_hooks(optimizer)
+    handle.remove()
+    first, second = (register_optimizer_step_pre_hook(lambda *_: None) for _ in range(2))
+    assert torch_compat.has_step_hooks(optimizer), "one may be ours, two are not"
+    first.remove()
+    second.remove()
 
 
 def test_users_of_memory_are_counted() -> None:

@@ -13,7 +13,7 @@ from math import ceil
 
 from meshwright.capture.program import Program
 from meshwright.plan import Instruction, Plan, Stage
-from meshwright.price.buckets import is_home
+from meshwright.price.buckets import is_home, moves
 
 MOST_OPS = 400
 """Of a compiled unit: compiling takes time in proportion to its ops, and beside so many a call costs nothing."""
@@ -67,11 +67,14 @@ def _meet(one: Instruction, other: Instruction) -> bool:
 
 
 def _idle(plan: Plan, program: Program, stage: Stage, one: Instruction) -> bool:
-    """A reduction that only hands over: its gradients are where, and in the dtype in which, they are stored."""
-    if one.kind != "reduce" or one.segment is None or one.segment not in stage.segments or stage.guests:
+    """A reduction that only hands over: its gradients are where, and in the dtype in which, they are stored; a gather
+    of what is computed with as it is stored."""
+    if one.segment is None or one.segment not in stage.segments or stage.guests:
         return False
     names = program.segments[one.segment].params
-    return all(
+    if one.kind in ("gather", "free"):
+        return not any(moves(plan, program, name) for name in names)
+    return one.kind == "reduce" and all(
         is_home(plan, program, name) and plan.parameters[name].dtype == program.parameter(name).type.dtype
         for name in names
     )

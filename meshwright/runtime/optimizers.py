@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from meshwright.errors import RunError
 from meshwright.price.parameter import STATES
+from meshwright.runtime.local_step import ELEMENTWISE, lend_pieces, prepare, take_back
 
 _PLANNED = "meshwright_optimizer"
 
@@ -26,6 +27,7 @@ def expect_optimizer(parameters: Iterable[nn.Parameter], planned: str) -> None:
     """From now on, a step of an optimizer with other state than planned on these parameters raises RunError."""
     for parameter in parameters:
         setattr(parameter, _PLANNED, planned)
+        prepare(parameter)
     if not _Hooks.handles:
         _Hooks.handles = [register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)]
 
@@ -38,16 +40,23 @@ class _Hooks:
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """What its class tells: nothing has been allocated yet."""
+    take_back(optimizer)
     for group in optimizer.param_groups:
+        expected = _of_class(optimizer, group)
+        if expected is None:
+            continue
         for parameter in group["params"]:
             planned = getattr(parameter, _PLANNED, None)
-            expected = _of_class(optimizer, group)
-            if planned is not None and expected is not None and expected != STATES[planned]:
+            if planned is not None and expected != STATES[planned]:
                 raise _refuse(optimizer, expected, planned)
+    lend_pieces(optimizer, args, kwargs)
 
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """What it keeps: for a class that we do not know. A tensor of the parameter's size counts."""
+    take_back(optimizer)
+    if type(optimizer) in ELEMENTWISE:
+        return
     for parameter, state in optimizer.state.items():
         planned = getattr(parameter, _PLANNED, None)
         if planned is None or not state or parameter.numel() < 2:

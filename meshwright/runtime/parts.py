@@ -12,10 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from meshwright.capture.program import Program
 from meshwright.errors import RunError
 from meshwright.generate.program import Generated, generate
-from meshwright.plan import Plan, Stage
+from meshwright.plan import Instruction, Plan, Stage
 from meshwright.runtime.batches import own_coordinates, own_stages
 from meshwright.runtime.sources import Weights
 from meshwright.runtime.store import Store
+from meshwright.runtime.units import units
 from meshwright.runtime.watch import Watch, WatchedTransport
 
 
@@ -37,11 +38,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where and how parts run: the device, who is told what goes on, whether pairs are compiled."""
+    """Where and how parts run: the device, who is told what goes on, which list they play, what is compiled as one (one
+    of `units.UNITS`, or nothing)."""
 
     device: torch.device
     watch: Watch
-    compiled: bool
+    instructions: tuple[Instruction, ...]
+    unit: str
+
+    @property
+    def compiled(self) -> bool:
+        return bool(self.unit)
 
 
 def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> tuple[Part, ...]:
@@ -60,10 +67,17 @@ def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> 
         mesh, transport, beside = made
         source = weights.source(stage.mesh.sizes, own_coordinates(plan, stage, rank))
         store = Store(program, plan, source, mesh, beside, stage, thread)
-        made_for = [generate(program, one, place.device.type, place.compiled, stage) for one, _ in plan.cut]
+        joined = _joined(plan, program, stage, place)
+        made_for = [generate(program, one, place.device.type, place.compiled, stage, joined) for one, _ in plan.cut]
         smaller = made_for[1] if len(made_for) > 1 else None
         found.append(Part(stage, made_for[0], store, transport, place.compiled, smaller))
     return tuple(found)
+
+
+def _joined(plan: Plan, program: Program, stage: Stage, place: Place) -> list[tuple[int, int]]:
+    if not place.compiled:
+        return []
+    return units(plan, program, stage, place.instructions, place.device, place.unit)
 
 
 Made = tuple[DeviceMesh, WatchedTransport, WatchedTransport | None]

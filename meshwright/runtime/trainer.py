@@ -27,6 +27,7 @@ from meshwright.runtime.optimizers import expect_optimizer
 from meshwright.runtime.parts import Place, make_parts
 from meshwright.runtime.peers import check_peers
 from meshwright.runtime.sources import Weights, weights_of
+from meshwright.runtime.units import check_unit
 from meshwright.runtime.watch import Watch, default_timeout_s
 from meshwright.schedule.of_plan import forward_only, plan_lists
 from meshwright.torch_compat import fake_mode, fake_tensor
@@ -34,13 +35,13 @@ from meshwright.torch_compat import fake_mode, fake_tensor
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run may be told: the seed of its random numbers, whether to compare peers' data, how long to wait, whether
-    segments are compiled."""
+    """What a run may be told: the seed of its random numbers, whether to compare peers' data, how long to wait, what is
+    compiled as one (nothing, where nothing is compiled)."""
 
     seed: int = 0
     debug: bool = False
     timeout_s: float = 0.0
-    compiled: bool = False
+    unit: str = ""
 
 
 class Trainer:
@@ -58,7 +59,7 @@ class Trainer:
         self.stage = plan.stage_at(dist.get_rank()) if len(plan.stages) > 1 else 0
         self.instructions = plan_lists(plan, program)[self.stage]
         self._batches = Batches(plan, device)
-        parts = make_parts(weights, plan, program, Place(device, self.watch, settings.compiled))
+        parts = make_parts(weights, plan, program, Place(device, self.watch, self.instructions, settings.unit))
         used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
         named = weights.model.named_parameters(remove_duplicate=False)
         self._unused = {name: weights.whole(name) for name, _ in named if name not in used}
@@ -96,7 +97,7 @@ class Trainer:
             graph = self.program.graph(segment)
             local = dict(zip((value.name for value in graph.buffers), segment.buffers, strict=True))
             changed.update((local[name], index) for name, _ in graph.updates)
-        own = self._interpreter.part_of
+        own = self._interpreter.segments.part_of
         return {
             name: tensor
             for name, tensor in self._interpreter.buffers.items()
@@ -112,7 +113,7 @@ class Trainer:
 
     def keep_last(self, wanted: bool = True) -> None:
         """The last micro-batch, whose backward comes at once, recomputes nothing whatever the plan says."""
-        self._interpreter.keep_last(wanted)
+        self._interpreter.segments.keep_last(wanted)
 
     def count_bytes(self, wanted: bool = True) -> None:
         """From the next step on, count what micro-batches keep alive, `held_bytes`, and all that is: `peak_bytes`."""
@@ -183,7 +184,7 @@ def parallelize(
     seed: int = 0,
     debug: bool | None = None,
     timeout_s: float | None = None,
-    compile: bool = False,
+    compile: bool | str = False,
     device: str | None = None,
 ) -> Trainer:
     """The model under the plan, on this process's share of it. Call it on every rank, under torchrun.
@@ -191,9 +192,11 @@ def parallelize(
     model: one with weights; or a function that builds one, whose weights are then made one at a time, from `seed`,
     and never all on one rank; or one on the meta device, with `weights`. weights: safetensors, a file or a folder, of
     which each rank reads its part. debug: compare what ranks read that should read the same (also MESHWRIGHT_DEBUG=1).
-    timeout_s: how long a rank waits for others before it names those that are late and ends (600). compile: each
-    distinct segment by inductor. device: `cuda` or `cpu`; by default CUDA where it is, unless the backend is gloo.
+    timeout_s: how long a rank waits for others before it names those that are late and ends (600). compile: by
+    inductor, each distinct `segment` or `run` of segments, whichever is faster unless named. device: `cuda` or `cpu`;
+    by default CUDA where it is, unless the backend is gloo.
     """
+    unit = check_unit(compile)
     _check_world(plan)
     place = own_device(device)
     found = weights_of(model, weights, seed, place)
@@ -203,7 +206,7 @@ def parallelize(
     check_plan(plan, program)
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
     wait_s = default_timeout_s() if timeout_s is None else timeout_s
-    return Trainer(found, plan, program, place, Settings(seed, wanted, wait_s, compile))
+    return Trainer(found, plan, program, place, Settings(seed, wanted, wait_s, unit))
 
 
 def _check_world(plan: Plan) -> None:

@@ -45,8 +45,8 @@ def train(name: str, memory: int) -> tuple[list[float], dict[str, Tensor], mw.Pl
 def kept_bytes(trainer: mw.Trainer, batch: dict[str, Tensor]) -> int:
     """Tensors alive between the last forward and the first backward of a step, each storage once."""
     found = []
-    interpreter = trainer._interpreter
-    backward, commons = interpreter._backward, interpreter._commons
+    segments = trainer._interpreter.segments
+    backward, commons = segments.backward, segments.commons
     made: list[Tensor] = []
 
     def note(*arguments: object) -> dict[str, Tensor]:
@@ -54,15 +54,15 @@ def kept_bytes(trainer: mw.Trainer, batch: dict[str, Tensor]) -> int:
         made.extend(given.values())
         return given
 
-    def look(kind: str, part: object, index: int, segment: object, micro: object) -> None:
+    def look(index: int, micro: object) -> None:
         if not found:
             tensors = [t for saved in micro.saved.values() for t in saved]
             storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
             outside = {t.untyped_storage().data_ptr() for t in made}
             found.append(sum(size for pointer, size in storages.items() if pointer not in outside))
-        backward(kind, part, index, segment, micro)
+        backward(index, micro)
 
-    interpreter._backward, interpreter._commons = look, note
+    segments.backward, segments.commons = look, note
     trainer.step(batch)
     return found[0]
 
