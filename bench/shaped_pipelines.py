@@ -3,8 +3,9 @@
     python bench/shaped_pipelines.py [--cases 0 3 5] [--repeats 5]      (root, for network namespaces; see bench/shaped)
 
 Hosts are namespaces joined by shaped links. The shipped CPU profile is first brought to the pace of this machine: one
-number, from a step of another model of the same family (bench/shaped/pace.py) that all ranks run at once; it is taken
-again between the steps, and plans are held against what they say at that pace. For each case (a model on a network,
+number, from a step of another model of the same family (bench/shaped/pace.py) that all ranks run at once, in seconds of
+its CPU: ranks of a pipeline wait most of the time, so that few share a core. It is taken again between the steps, and
+plans are held against what they say at that pace. For each case (a model on a network,
 some with a limit on memory) the planner is asked twice, free and with `pp=1`, for the true rates. Rivals:
 `torch.distributed.pipelining` with the stages and micro-batches of the plan, GPipe and 1F1B, data-parallel inside a
 stage where the plan has several ranks there. All ways step in turn on the same ranks, with the same fused AdamW;
@@ -148,7 +149,7 @@ def pace_main(told: dict[str, Any]) -> int:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    step = yardstick(told["model"])
+    step = yardstick(told["model"], time.process_time)
     spent = [step() for _ in range(8)]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, median(spent[2:]))
@@ -199,7 +200,7 @@ def rank_main(told: dict[str, Any]) -> int:
     losses = {name: float(step()) for name, step in steps.items()}
     timed: dict[str, list[float]] = {name: [] for name in steps}
     cpu: dict[str, list[float]] = {name: [] for name in steps}
-    pace, paces = yardstick(told["model"]), []
+    pace, paces = yardstick(told["model"], time.process_time), []
     pace()
     for _ in range(told["repeats"]):
         dist.barrier()

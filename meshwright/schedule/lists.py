@@ -64,15 +64,20 @@ class _Body:
 
     def _task(self, task: Task) -> list[Instruction]:
         segments = self.pipeline.runs[task.run].segments
+        if task.kind == "forward":
+            return [one for segment in segments for one in self._compute(task, segment)]
         found: list[Instruction] = []
-        for segment in segments if task.kind == "forward" else reversed(segments):
+        late: list[Instruction] = []
+        # Once the gradients that a stage before waits for have been sent; at once where none does.
+        waited = task.kind == "backward" and any(segment in self.returns for segment in segments)
+        for segment in reversed(segments):
             found += self._compute(task, segment)
-        if task.kind in ("backward", "backward_weight"):
-            # After the gradients that a stage before waits for have been sent.
-            for segment in reversed(segments):
+            if task.kind != "backward_input":
                 self.left[segment] -= 1
-                found += [] if self.left[segment] else [Instruction("reduce", segment)]
-        return found
+                reduces = [] if self.left[segment] else [Instruction("reduce", segment)]
+                late += reduces if waited else []
+                found += [] if waited else reduces
+        return found + late
 
     def _compute(self, task: Task, segment: int) -> Iterator[Instruction]:
         again = segment in self.pipeline.regathered and task.kind != "backward_weight"

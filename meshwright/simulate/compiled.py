@@ -142,7 +142,8 @@ class _Stage:
         found = [Action(BLOCKING, index, seconds - beside)]
         if beside:
             links = self.costs.links.get(self.stage, ())
-            message = self.made.add(beside, 0.0, links, 1, self.collective, 0, self.stage)
+            late = cost.late_bytes if one.kind == "reduce" else 0
+            message = self.made.add(beside, 0.0, links, 1, self.collective, late, self.stage)
             self.made.names.append((one.kind, one.segment, None))
             self.made.lanes.append((self.stage, self.stage))
             self.collective = message
@@ -150,7 +151,7 @@ class _Stage:
                 self.gathering[one.segment] = message
             else:
                 self.reducing = message
-            found.append(Action(POST, index, message=message))
+            found.append(Action(POST, index, message=message, takes=late))
         return found
 
     def _compute(self, one: Instruction, index: int, waits: tuple[int, ...]) -> Action:

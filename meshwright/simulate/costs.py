@@ -13,7 +13,7 @@ class SegmentCost:
     """A FrontierPoint's figures. recompute_s: of a `recompute` instruction; what a point recomputes inside its backward
     is in backward_input_s. gradient_bytes: what of static_bytes is there only from the segment's first backward on.
     restored_bytes: what of backward_transient_bytes is what a `recompute` brings back, held until backward is over; all
-    of it unless said."""
+    of it unless said. late_bytes: what its gradients take until a reduction that runs beside compute is over."""
 
     forward_s: float
     backward_input_s: float
@@ -29,6 +29,7 @@ class SegmentCost:
     recompute_s: float = 0.0
     gradient_bytes: int = 0
     restored_bytes: int | None = None
+    late_bytes: int = 0
 
     @classmethod
     def of(cls, point: FrontierPoint) -> SegmentCost:

@@ -12,10 +12,11 @@ from meshwright.solve.points import plan_points
 
 
 def simulate_plan(plan: Plan, program: Program, *, overlap: bool = True) -> Timeline:
-    """One step. `overlap`: of a plan of one stage, reductions run beside backward where the runtime does so."""
+    """One step. `overlap`: gathers and reductions run beside compute where the runtime does so."""
     check_plan(plan, program)
     if len(plan.stages) > 1:
         pipeline = plan_pipeline(plan, program)
-        return simulate(plan_lists(plan, program), plan_costs(plan, program, pipeline), reads=pipeline.reads)
-    costs = [SegmentCost.of(point) for point in plan_points(plan, program)]
-    return simulate([plan_instructions(plan, program)], Costs(costs, overlap=overlap, ranks=[plan.world_size]))
+        costs = plan_costs(plan, program, pipeline, overlap=overlap)
+        return simulate(plan_lists(plan, program), costs, reads=pipeline.reads)
+    own = [SegmentCost.of(point) for point in plan_points(plan, program)]
+    return simulate([plan_instructions(plan, program)], Costs(own, overlap=overlap, ranks=[plan.world_size]))

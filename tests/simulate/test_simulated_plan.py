@@ -28,6 +28,14 @@ def test_a_plan_of_one_stage_takes_what_was_predicted(pins: tuple[str, ...]) -> 
     assert simulate_plan(plan, program, overlap=False).step_s >= found.step_s * (1 - 1e-9)
 
 
+def test_a_pipeline_reduces_gradients_beside_the_backward_of_its_first_stage() -> None:
+    program = capture(*small_model("gpt"))
+    plan = make_plan(program, load_cluster("local:4"), pins=("pp=2", "dp=2", "zero=0", "microbatch=3"))
+    found = simulate_plan(plan, program)
+    assert found.step_s == pytest.approx(plan.predicted.step_s, rel=1e-9)
+    assert found.step_s < simulate_plan(plan, program, overlap=False).step_s * (1 - 1e-6)
+
+
 def test_the_command_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, trace = tmp_path / "plan.json", tmp_path / "t.json.gz"
     assert main(["plan", SMALL, "--cluster", "local:2", "--global-batch", "4", "-o", str(plan)]) == 0

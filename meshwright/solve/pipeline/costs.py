@@ -45,6 +45,7 @@ class Piece:
             found,
             first_s=found.first_s + self.guest.first_s,
             last_s=found.last_s + self.guest.last_s,
+            overlappable_s=found.last_s if found.overlappable_s else 0.0,  # a guest is waited for
             static_bytes=found.static_bytes + self.guest.held_bytes,
             gradient_bytes=found.gradient_bytes + self.guest.gradient_bytes,
         )
@@ -243,7 +244,8 @@ class _Sums:
         return Transfer(self.seconds, 0.0, self.sent, self.received, links if self.seconds else ())
 
 
-def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = True) -> Costs:
+def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = True, overlap: bool = True) -> Costs:
+    """overlap: gathers and reductions run beside compute, as they do when the plan is run."""
     segments = [cost for number in range(len(plan.stages)) for cost in stage_costs(plan, program, number, exact)]
     ranks = [group[0].mesh.world_size for group in plan.groups]
-    return Costs(segments, transfers(plan, program, pipeline), ranks=ranks)
+    return Costs(segments, transfers(plan, program, pipeline), overlap, ranks=ranks)

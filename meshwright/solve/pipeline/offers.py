@@ -140,7 +140,8 @@ def _figures(point: FrontierPoint, microbatches: int) -> list[float]:
 
 
 def per_microbatch(point: FrontierPoint, microbatches: int) -> SegmentCost:
-    """Gathers that each use pays and reductions of every micro-batch, as part of what a micro-batch takes."""
+    """Gathers that each use pays and reductions of every micro-batch, as part of what a micro-batch takes. Of several,
+    gradients are summed among the static bytes until they are reduced."""
     cost = SegmentCost.of(point)
     return replace(
         cost,
@@ -149,7 +150,8 @@ def per_microbatch(point: FrontierPoint, microbatches: int) -> SegmentCost:
         backward_weight_s=cost.backward_weight_s + point.scatter_s / microbatches,
         first_s=max(0.0, cost.first_s - point.again_s),
         last_s=max(0.0, cost.last_s - point.scatter_s),
-        overlappable_s=0.0,
+        overlappable_s=max(0.0, cost.overlappable_s - point.again_s - point.scatter_s),
+        late_bytes=point.late_bytes if microbatches == 1 else 0,
     )
 
 

@@ -142,7 +142,7 @@ class Table:
             forward_s=figures[:, 0],
             input_s=figures[:, 1],
             weight_s=figures[:, 2],
-            fixed_s=figures[:, FIRST : STEP + 1].sum(axis=1),
+            fixed_s=figures[:, FIRST : STEP + 1].sum(axis=1) - _hidden(figures, dealt),
             static_bytes=figures[:, STATIC],
             held_bytes=figures[:, STATIC] + figures[:, SUMS:].max(axis=1),
             resident_bytes=figures[:, RESIDENT],
@@ -273,6 +273,13 @@ class _Points(Sequence[StagePoint]):
         port = int(self.columns["port"][index])
         chosen = Range(self.table.offers[port], begin, turn, end, level)
         return StagePoint(cost_of(self.columns["figures"][index].tolist()), port, port, chosen)
+
+
+def _hidden(figures: Floats, dealt: bool) -> Floats:
+    """The most of a range's gathers and reductions that runs beside compute: the first micro-batch's forward and the
+    last one's backward; of a stage with several runs, all the others'."""
+    moved: Floats = figures[:, FIRST] + figures[:, LAST]
+    return moved if dealt else np.minimum(moved, figures[:, :FIRST].sum(axis=1))
 
 
 def _largest(offer: Offer, level: int) -> Floats:
