@@ -1,8 +1,8 @@
 """The pace of this machine: seconds here for one second of the shipped CPU profile, when all ranks compute at once.
 
 One number, from a step of a model of the same family that no case has. A cluster description at this pace is what a
-user would get from `meshwright calibrate` on machines as fast as the ranks are here. By the wall clock several ranks may
-share a core; by the CPU's, each has one to itself, as where most of them wait most of the time.
+user would get from `meshwright calibrate` on machines as fast as the ranks are here. By the wall clock several ranks
+may share a core; by the CPU's, each has one to itself, as where most of them wait most of the time.
 """
 
 from __future__ import annotations

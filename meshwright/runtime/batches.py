@@ -105,7 +105,7 @@ class Batches:
         placed = found.to(self.device)
         if self.cut[name] == 1:
             return [placed.contiguous()] * self.plan.microbatches
-        return [piece.contiguous() for piece in placed.split(self._heights(name))]
+        return [piece.contiguous() for piece in torch.split(placed, self._heights(name))]
 
     def _checked(self, name: str, tensor: object, whole: bool) -> Tensor:
         entry = self.plan.inputs[name]
