@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from meshwright.capture.program import SegmentGraph, Value
+from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError, RuleError
 from meshwright.layout import Conversion, I, Layout, conversion
@@ -48,7 +49,12 @@ def invariant(mesh: Mesh) -> Layout:
 
 def settled(layout: Layout, grad: bool) -> Layout:
     """The layout as far as it matters: without a gradient `R` is `I`."""
-    return layout if grad else Layout(tuple(I if state.kind == "R" else state for state in layout.states))
+    return layout if grad else _without_gradient(layout)
+
+
+@lru_cache(maxsize=4096)
+def _without_gradient(layout: Layout) -> Layout:
+    return Layout(tuple(I if state.kind == "R" else state for state in layout.states))
 
 
 def move(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Move:
@@ -62,32 +68,38 @@ def flow(
     mesh: Mesh,
     commons: Mapping[str, Layout] | None = None,
     at: tuple[int, ...] | None = None,
+    known: Mapping[str, Strategy] | None = None,
 ) -> Flow:
     """Read a choice. `graph` has its batch fixed; `commons`: layouts of its common values, `I` unless given.
 
-    `at`: read it as the rank at these coordinates does, uneven strategies included.
+    `at`: read it as the rank at these coordinates does, uneven strategies included. `known`: the choice's strategies
+    by op, where they are at hand.
     """
     values = graph.values()
     layouts = _argument_layouts(graph, choice, mesh, commons or {})
     found = Flow(graph, mesh, {}, layouts, {}, at)
     for op in graph.ops:
-        text = choice.strategies.get(op.name)
-        if text is None:
-            raise PlanError(f"the plan has no strategy for op {op.name}", "one for each op of the segment")
-        try:
-            made = strategy(op, values, mesh, text, at=at)
-        except RuleError as error:
-            raise PlanError(f"strategies.{op.name} is {text!r}", error.expected, "use one of these") from error
-        found.strategies[op.name] = made
-        for name, wanted in zip(op.operands(), made.operands, strict=True):
+        one = known[op.name] if known is not None else _read(op, values, choice, mesh, at)
+        found.strategies[op.name] = one
+        for name, wanted in zip(op.operands(), one.operands, strict=True):
             _want(found, values[name], wanted)
-        for value, layout in zip(op.results, made.results, strict=True):
+        for value, layout in zip(op.results, one.results, strict=True):
             layouts[value.name] = settled(layout, value.grad)
     for name, text in zip(graph.outputs, choice.outputs, strict=True):
         _want(found, values[name], Layout.parse(text))
     for _, name in graph.updates:
         _want(found, values[name], invariant(mesh))
     return found
+
+
+def _read(op: Op, values: Mapping[str, Value], choice: Choice, mesh: Mesh, at: tuple[int, ...] | None) -> Strategy:
+    text = choice.strategies.get(op.name)
+    if text is None:
+        raise PlanError(f"the plan has no strategy for op {op.name}", "one for each op of the segment")
+    try:
+        return strategy(op, values, mesh, text, at=at)
+    except RuleError as error:
+        raise PlanError(f"strategies.{op.name} is {text!r}", error.expected, "use one of these") from error
 
 
 def _argument_layouts(

@@ -28,14 +28,16 @@ def price_segment(
     mesh: Mesh,
     setting: Setting,
     charged: Mapping[str, float] | None = None,
+    known: Mapping[str, Strategy] | None = None,
 ) -> FrontierPoint:
     """`graph` has its batch fixed. `parameters`: by local name.
 
     `charged`: the parameters whose storage, gather and optimizer count here, and how many segments use each (a
-    tied parameter counts in its first segment only); all of them, used once, unless given.
+    tied parameter counts in its first segment only); all of them, used once, unless given. `known`: the choice's
+    strategies by op, where they are at hand.
     """
     uses = {value.name: 1.0 for value in graph.params} if charged is None else charged
-    found = flow(graph, choice, mesh)
+    found = flow(graph, choice, mesh, known=known)
     values = graph.values()
     forward_s = backward_s = forward_host_s = backward_host_s = 0.0
     working = 0

@@ -14,7 +14,9 @@ from meshwright.cluster import Cluster, collective_s
 from meshwright.cluster.enumerate import per_host
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.price.parameter import Setting
+from meshwright.solve.assemble import assemble
+from meshwright.solve.plan import priced_pins
 
 SERVER = "parameter server"
 
@@ -29,7 +31,6 @@ class Baseline:
     peak_bytes: int | None = None
     fits: bool = False
     why: str = ""
-    plan: Plan | None = None
 
 
 def baselines(
@@ -39,16 +40,27 @@ def baselines(
     precision: str = "fp32",
     memory_bytes: int | None = None,
 ) -> list[Baseline]:
-    found = []
+    setting, limit = Setting(optimizer, precision), _limit(cluster, memory_bytes)
+    found: list[Baseline] = []
+    ddp = None
     for name, ways in _ways(cluster):
-        tried = [_try(name, pins, program, cluster, optimizer, precision, memory_bytes) for pins in ways]
+        tried = []
+        for pins in ways:
+            try:
+                chosen = priced_pins(program, cluster, pins, setting, memory_bytes)
+            except PlanError as error:
+                tried.append(Baseline(name, pins, why=error.given))
+                continue
+            ddp = chosen if not found else ddp
+            peak_bytes = chosen[0].peak_bytes
+            tried.append(Baseline(name, pins, chosen[0].seconds, peak_bytes, peak_bytes <= limit))
         fitting = [one for one in tried if one.fits]
         found.append(
             min(fitting, key=lambda one: one.step_s or 0.0)
             if fitting
             else min(tried, key=lambda one: one.peak_bytes or float("inf"))
         )
-    found.insert(1, _parameter_server(cluster, found[0]))
+    found.insert(1, _parameter_server(found[0], assemble(program, cluster, *ddp) if ddp else None))
     return found
 
 
@@ -74,49 +86,19 @@ def _split(n: int, tp: int) -> tuple[str, ...]:
     return (f"mesh={n}", f"tp={n}") if tp == n else (f"mesh={n // tp}x{tp}", f"dp={n // tp}", f"tp={tp}")
 
 
-def _try(
-    name: str,
-    pins: tuple[str, ...],
-    program: Program,
-    cluster: Cluster,
-    optimizer: str,
-    precision: str,
-    memory_bytes: int | None,
-) -> Baseline:
-    try:
-        plan = make_plan(
-            program,
-            cluster,
-            optimizer=optimizer,
-            precision=precision,
-            memory_bytes=memory_bytes,
-            pins=pins,
-            fit=False,
-            recompute=False,
-        )
-    except PlanError as error:
-        return Baseline(name, pins, why=error.given)
-    found, limit = plan.predicted, _limit(cluster, memory_bytes)
-    return Baseline(name, pins, found.step_s, found.peak_bytes, found.peak_bytes <= limit, plan=plan)
-
-
 def _limit(cluster: Cluster, memory_bytes: int | None) -> int:
     usable = cluster.mesh((cluster.device_count,)).device.usable_bytes
     return min(memory_bytes or usable, usable)
 
 
-def _parameter_server(cluster: Cluster, ddp: Baseline) -> Baseline:
+def _parameter_server(ddp: Baseline, plan: Plan | None) -> Baseline:
     """Data parallelism through one device: every gradient goes there, every parameter comes back, over its own link."""
-    n = cluster.device_count
-    if ddp.plan is None or n == 1:
+    if plan is None or plan.world_size == 1:
         return Baseline(SERVER, why=ddp.why or "one device has no server beside it")
-    axis = ddp.plan.mesh.axes[0]
-    found = ddp.plan.predicted
+    axis, found = plan.mesh.axes[0], plan.predicted
     # In DDP's buckets. All wait for the server, so a message takes no less than handing the same to everyone at once.
     sent = [item.bytes for item in found.collectives if item.kind == "all_reduce"]
     each_s = (max(collective_s(kind, size, axis) for kind in ("send", "broadcast")) for size in sent)
-    added_s = (
-        3 * sum(sent) / (ddp.plan.mesh.device.memory_bandwidth * ddp.plan.mesh.device.achievable_fraction("memory"))
-    )
-    step_s = found.step_s + found.hidden_s - found.parameters_s + (n - 1) * (2 * sum(each_s) + added_s)
+    added_s = 3 * sum(sent) / (plan.mesh.device.memory_bandwidth * plan.mesh.device.achievable_fraction("memory"))
+    step_s = found.step_s + found.hidden_s - found.parameters_s + (plan.world_size - 1) * (2 * sum(each_s) + added_s)
     return Baseline(SERVER, ddp.pins, step_s, found.peak_bytes, ddp.fits)

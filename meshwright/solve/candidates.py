@@ -25,6 +25,9 @@ MOST_ALIVE = 4
 """Values that cross a boundary; where there are more, those that cross several share one way of lying (`skips`)."""
 
 
+REMEMBERED = 6
+"""Numbers of micro-batches of which a candidate keeps the problems; tables it keeps of one."""
+
 MANY = 1024
 """On more devices than this, plans of one stage are looked for on meshes of whole hosts alone."""
 
@@ -110,7 +113,10 @@ def _candidate(
 
     def frontier(number: int, beside: float = 0.0) -> Frontier:
         if number not in made:
-            made.clear()  # one at a time: tables are large
+            for other in made.values():
+                other.forget()
+            if len(made) >= REMEMBERED:
+                del made[next(iter(made))]
             small = program.at_batch(cut_batch(program.batch, number)[0])
             more = setting.cut(program.batch, number)
             made[number] = Frontier(small, mesh, pins, more, recompute, skips, beside=0.0)

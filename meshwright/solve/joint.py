@@ -75,7 +75,7 @@ def joint_search(
 def _fastest(entry: _Entry, program: Program, budget_bytes: int, assemble: Assemble, known_s: float) -> Plan | None:
     """Of the sharding that is fastest with all the memory it wants, that of the best bound, as long as none fits those
     of dearer bytes, and the best mixture of all of them."""
-    frontier = entry.candidate.frontier(entry.microbatches)
+    frontier = entry.candidate.frontier(entry.microbatches).recomputing()
     found: list[Plan] = []
     met: list[tuple[Chain, Ways]] = []
     for price in (0.0, entry.price, *(price for price in DEARER if price > entry.price)):
@@ -131,7 +131,7 @@ def _entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> 
     for candidate in candidates:
         for number in candidate.microbatches:
             try:
-                frontier = candidate.frontier(number)
+                frontier = candidate.frontier(number).recomputing()
                 if frontier.least_static() > budget_bytes:
                     break  # nor is there less of it in more of them
                 if frontier.bounds and floor_s(frontier) >= known_s:

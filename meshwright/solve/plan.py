@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from meshwright.capture.program import Program
-from meshwright.cluster import Cluster
+from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting, check_optimizer
@@ -24,7 +24,7 @@ from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.roles import name_axes
-from meshwright.solve.search import Candidate, Progress, search
+from meshwright.solve.search import Candidate, Found, Progress, search
 
 FEW = 3
 """Meshes of more than two axes on which recomputation is looked at; of the others the bound counts."""
@@ -74,7 +74,8 @@ def make_plan(
         plan, whole_s = whole.search(memory_bytes, plan, must=asked.one_stage or not fit)
         bound_s = min(bound_s, whole_s)
     if plan is None and not fit:
-        plan = whole.anyway()
+        chosen = whole.anyway()
+        plan = whole.written(*chosen) if chosen else None
     if plan is None:
         raise no_pipeline(asked, cluster) if asked.pipeline else whole.refusal(memory_bytes)
     step_s = plan.predicted.step_s
@@ -84,6 +85,18 @@ def make_plan(
     named = replace(name_axes(program, plan), rules=rules)
     named.verify()
     return named
+
+
+def priced_pins(
+    program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting, memory_bytes: int | None = None
+) -> tuple[Chain, Frontier]:
+    """What `make_plan` writes for these pins without fitting or recomputing, not in writing."""
+    whole = _OneStage(program, cluster, pins, setting, 3, False, {}, None)
+    whole.few = True
+    found = whole.found(whole.budget(memory_bytes)).best or whole.anyway()
+    if found is None:
+        raise whole.refusal(memory_bytes)
+    return found
 
 
 class _OneStage:
@@ -103,6 +116,7 @@ class _OneStage:
         self.program, self.cluster, self.pins, self.setting = program, cluster, pins, setting
         self.max_axes, self.recompute, self.given, self.progress = max_axes, recompute, given, progress
         self.few = False
+        self.meshes: list[Mesh] = []
         self.candidates: list[Candidate] = []
         self.refused: PlanError | None = None
 
@@ -112,9 +126,7 @@ class _OneStage:
         limit_s = best.predicted.step_s if best else float("inf")
         budget = self.budget(memory_bytes)
         try:
-            meshes = allowed_meshes(self.cluster, self.pins, self.max_axes)
-            self.candidates = candidates_on(self.program, meshes, self.pins, self.setting, few=self.few)
-            found = search(self.candidates, budget, self.progress, limit_s)
+            found = self.found(budget, limit_s)
         except PlanError as error:
             if must:
                 raise
@@ -123,18 +135,22 @@ class _OneStage:
         bound_s = found.bound_s
         best = self.written(*found.best) if found.best else best
         if self.recompute and (found.best is None or found.best[0].price):
-            others = candidates_on(self.program, meshes, self.pins, self.setting, recompute=True)
-            best, joint_s = self._jointly(others, budget, best, found.floors)
+            best, joint_s = self._jointly(budget, best, found)
             bound_s = min(bound_s, joint_s)
         return best, bound_s
 
-    def _jointly(
-        self, candidates: list[Candidate], budget: int, best: Plan | None, floors: dict[int, float]
-    ) -> tuple[Plan | None, float]:
+    def found(self, budget_bytes: int, limit_s: float = float("inf")) -> Found:
+        """Everything kept, on all meshes that the pins allow."""
+        self.meshes = allowed_meshes(self.cluster, self.pins, self.max_axes)
+        self.candidates = candidates_on(self.program, self.meshes, self.pins, self.setting, few=self.few)
+        return search(self.candidates, budget_bytes, self.progress, limit_s)
+
+    def _jointly(self, budget: int, best: Plan | None, found: Found) -> tuple[Plan | None, float]:
         """Sharding and recomputation, on meshes of more than two axes for the most promising few."""
         known_s = best.predicted.step_s if best else float("inf")
+        candidates = [one.below(found.slower.get(place)) for place, one in enumerate(self.candidates)]
         first = [one for one in candidates if not one.later]
-        later = sorted((floors.get(place, 0.0), place) for place, one in enumerate(candidates) if one.later)
+        later = sorted((found.floors.get(place, 0.0), place) for place, one in enumerate(candidates) if one.later)
         chosen = [candidates[place] for floor, place in later[:FEW] if floor < known_s]
         best, bound_s = joint_search(first + chosen, self.program, budget, self.written, best, self.progress)
         return best, min([bound_s, *(floor for floor, _ in later[FEW:])])
@@ -146,10 +162,9 @@ class _OneStage:
         usable = self.cluster.mesh((self.cluster.device_count,)).device.usable_bytes
         return min(memory_bytes or usable, usable)
 
-    def anyway(self) -> Plan | None:
+    def anyway(self) -> tuple[Chain, Frontier] | None:
         """The fastest of the most micro-batches, whether it fits or not."""
-        found = search([replace(one, microbatches=one.microbatches[-1:]) for one in self.candidates], 1 << 62)
-        return self.written(*found.best) if found.best else None
+        return search([replace(one, microbatches=one.microbatches[-1:]) for one in self.candidates], 1 << 62).best
 
     def refusal(self, memory_bytes: int | None) -> PlanError:
         """Why there is no plan."""

@@ -8,15 +8,20 @@ found by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
+from meshwright.capture.program import Program
+from meshwright.capture.sizes import BatchSize
 from meshwright.errors import PlanError
 from meshwright.solve.intra.chain import bound_at, floor_s, solve_chain
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 
 Progress = Callable[[str], None]
+
+SURE = 0.99
+"""Of bytes that fall with the samples: pieces are rounded to whole bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +39,23 @@ class Candidate:
     weights: tuple[float, ...] = (0.0,)
     later: bool = False
 
+    def below(self, microbatches: int | None) -> Candidate:
+        """The same with smaller numbers alone."""
+        if microbatches is None:
+            return self
+        return replace(self, microbatches=tuple(n for n in self.microbatches if n < microbatches))
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """best: the fastest, None where none is faster than was asked for. bound_s: on all of them. floors: what each
-    candidate, by its place, is not faster than."""
+    candidate, by its place, is not faster than. slower: from which number of micro-batches on it is no faster than what
+    is known."""
 
     best: tuple[Chain, Frontier] | None
     bound_s: float
     floors: dict[int, float]
+    slower: dict[int, int]
 
 
 def search(
@@ -60,17 +73,49 @@ def search(
         for place, candidate in enumerate(candidates):
             if candidate.later is later:
                 try:
-                    floors[place] = state.floor(candidate)
+                    floors[place] = state.floor(place, candidate)
                     found.append((floors[place], place))
                 except PlanError as error:
                     refused.append(error)
         for floor, place in sorted(found):
             if floor >= state.known_s:
                 break
-            state.look_at(candidates[place])
+            state.look_at(place, candidates[place])
     if not floors:
         raise refused[0]
-    return Found(state.best, min([*state.bounds, state.known_s]), floors)
+    return Found(state.best, min([*state.bounds, state.known_s]), floors, state.slower)
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """Bytes that no chain of a candidate takes fewer of, read off its first number of micro-batches for all of them.
+
+    scales: every value's size is in proportion to the samples, so that what it takes falls no faster than they do.
+    """
+
+    microbatches: int
+    static_bytes: int
+    other_bytes: float
+    scales: bool
+
+    @classmethod
+    def of(cls, frontier: Frontier) -> Least:
+        other = frontier.least_kept() + frontier.least_transient()
+        return cls(frontier.setting.microbatches, frontier.least_static(), other, in_proportion(frontier.program))
+
+    def bytes_at(self, microbatches: int) -> float:
+        share = SURE * self.microbatches / microbatches if self.scales else 0.0
+        return self.static_bytes + share * self.other_bytes
+
+
+def in_proportion(program: Program) -> bool:
+    """Whether no value grows with the samples otherwise than they do, or beside them."""
+    for graph in program.graphs:
+        for value in graph.values().values():
+            sizes = [size for size in value.type.shape if isinstance(size, BatchSize)]
+            if len(sizes) > 1 or any(len(size.coefficients) > 2 or size.coefficients[0] < 0 for size in sizes):
+                return False
+    return True
 
 
 @dataclass(slots=True)
@@ -84,25 +129,42 @@ class _State:
     best: tuple[Chain, Frontier] | None = None
     bounds: list[float] = field(default_factory=list)
     price: float = 0.0
+    leasts: dict[int, Least] = field(default_factory=dict)
+    slower: dict[int, int] = field(default_factory=dict)
 
     @property
     def known_s(self) -> float:
         return self.best[0].seconds if self.best else self.limit_s
 
-    def floor(self, candidate: Candidate) -> float:
+    def floor(self, place: int, candidate: Candidate) -> float:
         """What no number of micro-batches is faster than."""
-        floor = floor_s(candidate.frontier(candidate.microbatches[0]))
-        if candidate.later and floor >= self.known_s:
+        frontier = candidate.frontier(candidate.microbatches[0])
+        floor = floor_s(frontier)
+        if floor >= self.known_s:
+            self.slower[place] = candidate.microbatches[0]
             candidate.drop()
+        else:
+            self.leasts[place] = Least.of(frontier)
         return floor
 
-    def look_at(self, candidate: Candidate) -> None:
+    def look_at(self, place: int, candidate: Candidate) -> None:
         """Every number of micro-batches that could be faster."""
-        for frontier in _frontiers(candidate):
+        for number in candidate.microbatches:
+            if self.leasts[place].bytes_at(number) > self.budget_bytes:
+                continue
+            try:
+                frontier = candidate.frontier(number)
+            except PlanError:
+                continue  # this cut of the batch does not go with the pins
             if frontier.least_static() > self.budget_bytes:
                 break  # nor is there less of it in more micro-batches
             if frontier.least_held() + frontier.least_transient() > self.budget_bytes:
                 continue
+            floor = floor_s(frontier)
+            if floor >= self.known_s:
+                self.bounds.append(floor)
+                self.slower[place] = number
+                break  # more are no faster
             if self.price:
                 bound_s = bound_at(frontier, self.price, self.budget_bytes)
                 if bound_s >= self.known_s:
@@ -132,11 +194,3 @@ class _State:
         if self.progress:
             gap = max(0.0, 1 - min(self.floors.values()) / seconds)
             self.progress(f"{name}: {seconds:.4g} s, gap at most {gap:.1%}")
-
-
-def _frontiers(candidate: Candidate) -> Iterator[Frontier]:
-    for number in candidate.microbatches:
-        try:
-            yield candidate.frontier(number)
-        except PlanError:
-            continue  # this cut of the batch does not go with the pins

@@ -63,7 +63,10 @@ def chain_at(frontier: Frontier, price: float) -> Chain:
 
 def floor_s(frontier: Frontier) -> float:
     """The fastest chain's seconds if memory were free."""
-    return least_cost(frontier, 0.0) / frontier.scale
+    key = (frontier.beside, frontier.cap_bytes)
+    if key not in frontier.floors:
+        frontier.floors[key] = least_cost(frontier, 0.0) / frontier.scale
+    return frontier.floors[key]
 
 
 def bound_at(frontier: Frontier, price: float, budget_bytes: int) -> float:

@@ -42,7 +42,7 @@ class Frontier:
 
     so the least of the numerator over `scale` bounds all steps; None: the sum of all, which bounds none.
     uses: the segments that read each parameter. last_reader: of each boundary value and tied weight. steps: what `walk`
-    knows of every segment.
+    knows of every segment. floors: what `floor_s` found.
     """
 
     program: Program
@@ -66,6 +66,7 @@ class Frontier:
     _boundaries: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _numbered: dict[int, SegmentProblem] = field(default_factory=dict)
     steps: list[Any] = field(default_factory=list)
+    floors: dict[object, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.uses:
@@ -95,6 +96,15 @@ class Frontier:
             return self
         return replace(self, beside=beside, _solved={}, _points={})
 
+    def recomputing(self) -> Frontier:
+        """The same where what backward reads may be made again."""
+        return self if self.recompute else replace(self, recompute=True, _solved={}, _points={})
+
+    def forget(self) -> None:
+        """Without the tables of every price, which are large."""
+        self._solved.clear()
+        self._points.clear()
+
     def boundary(self, index: int) -> tuple[str, ...]:
         """What a segment shares with others: inputs, outputs, tied weights, by full name."""
         if index not in self._boundaries:
@@ -112,7 +122,11 @@ class Frontier:
 
     def least_held(self) -> float:
         """Bytes that no chain holds fewer than: every op and every weight at its smallest, whatever the others do."""
-        return self.least_static() + sum(self._least(segment)[0] for segment in self.program.segments)
+        return self.least_static() + self.least_kept()
+
+    def least_kept(self) -> float:
+        """Of that, what ops keep for backward."""
+        return sum(self._least(segment)[0] for segment in self.program.segments)
 
     def least_static(self) -> int:
         """Of that, what weights take with their gradients and states, whatever is made again in backward."""
@@ -166,7 +180,8 @@ class Frontier:
     def priced(self, index: int, answer: Answer) -> Point:
         """What a segment does, priced from scratch."""
         graph, charged = self.problem(index).space.graph, self._charged(index)
-        point = price_segment(graph, answer.choice, answer.parameters, self.mesh, self.setting, charged)
+        made, setting = answer.strategies, self.setting
+        point = price_segment(graph, answer.choice, answer.parameters, self.mesh, setting, charged, made)
         return Point(point, answer.parameters)
 
     def _charged(self, index: int) -> dict[str, float]:

@@ -27,6 +27,7 @@ from meshwright.price.flow import invariant, settled
 from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import parameter_price
 from meshwright.price.together import whole_bytes
+from meshwright.rules import Strategy
 from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
 from meshwright.select.problem import Floats
 from meshwright.select.tables import Tables, TablesPlan, tables_plan
@@ -50,9 +51,12 @@ class Tied:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """strategies: those that the choice names."""
+
     choice: Choice
     parameters: dict[str, ParameterPlan]
     objective: float
+    strategies: dict[str, Strategy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +137,16 @@ class SegmentProblem:
 
     def answer(self, picked: list[int], graph_index: int, objective: float) -> Answer:
         graph = self.space.graph
-        strategies = {
-            op.name: self.space.strategies[index][picked[self.op_nodes[index]]].text
-            for index, op in enumerate(graph.ops)
+        made = {
+            op.name: self.space.strategies[index][picked[self.op_nodes[index]]] for index, op in enumerate(graph.ops)
         }
+        strategies = {name: one.text for name, one in made.items()}
         parameters = {v.name: self.options[v.name][picked[self.makers[v.name].node]] for v in graph.params}
         inputs, outputs = (
             tuple(str(side.layouts[picked[side.node]]) for side in sides) for sides in (self.inputs, self.outputs)
         )
         computes = {name: plan.compute for name, plan in parameters.items()}
-        return Answer(Choice(graph_index, inputs, outputs, strategies, computes), parameters, objective)
+        return Answer(Choice(graph_index, inputs, outputs, strategies, computes), parameters, objective, made)
 
     def _node(self, costs: Floats, held: Floats | None = None, name: str = "", apart_s: Floats | None = None) -> int:
         self._held.append(np.zeros(len(costs)) if held is None else held)
