@@ -30,12 +30,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="steps per repeat")
     parser.add_argument("--gpu", nargs="*", metavar="MODEL,BATCH", help="one rank, compiled (bench/overhead_gpu.py)")
+    parser.add_argument("--unit", default="auto", help="with --gpu: compile a `segment`, or a `run` of them, as one")
     parser.add_argument("--out", default="out/overhead.json")
     args = parser.parse_args()
     if args.gpu is not None:
         from overhead_gpu import gpu_main
 
-        return gpu_main(args.gpu, args.out, args.repeats)
+        return gpu_main(args.gpu, args.out, args.repeats, args.unit)
     from meshwright.runtime.launch import launch
 
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -3,7 +3,8 @@
     python bench/overhead.py --gpu [MODEL,BATCH ...]
 
 Both live in one process and step in turn; medians of interleaved repeats. Memory is each one's own peak: what its step
-takes above what is there before, and what it keeps between steps.
+takes above what is there before, and what it keeps between steps. Ours is planned inside the memory that the other was
+seen to take. `--unit` names what is compiled as one; by default it is left to the rule.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ CASES = (("gpt2-medium?seq=1024", 8), ("gpt?layers=8&hidden=512&heads=8&ffn=2048
 STEPS = 10
 
 
-def gpu_main(cases: list[str], out: str, repeats: int) -> int:
+def gpu_main(cases: list[str], out: str, repeats: int, unit: str = "auto") -> int:
     found = []
     for name, batch in [(text.rpartition(",")[0], int(text.rpartition(",")[2])) for text in cases] or CASES:
-        row = _case(name, batch, repeats)
+        row = _case(name, batch, repeats, unit)
         found.append(row)
         mine, theirs = row["ours"], row["torch.compile"]
         print(
-            f"{name}, batch {batch}: ours {mine['step_s'] * 1e3:.2f} ms, {mine['peak_bytes'] / 2**20:.0f} MiB; "
+            f"{name}, batch {batch}: ours ({mine['units']}) {mine['step_s'] * 1e3:.2f} ms, "
+            f"{mine['peak_bytes'] / 2**20:.0f} MiB; "
             f"torch.compile {theirs['step_s'] * 1e3:.2f} ms, {theirs['peak_bytes'] / 2**20:.0f} MiB; "
             f"ratio {row['ratio']:.3f}, memory {row['memory']:.3f}; "
             f"first losses {mine['loss']:.4f}, {theirs['loss']:.4f}; "
@@ -37,7 +39,7 @@ def gpu_main(cases: list[str], out: str, repeats: int) -> int:
     return 0
 
 
-def _case(name: str, batch: int, repeats: int) -> dict[str, Any]:
+def _case(name: str, batch: int, repeats: int, unit: str) -> dict[str, Any]:
     import torch
 
     from meshwright.models.reference import parse_reference
@@ -48,37 +50,46 @@ def _case(name: str, batch: int, repeats: int) -> dict[str, Any]:
     data = {key: torch.randint(0, 256, shape, device=device) for key, (shape, _) in reference.shapes(batch).items()}
     ways: dict[str, Callable[[], Any]] = {}
     found: dict[str, dict[str, Any]] = {}
-    for way, make in (("ours", _ours), ("torch.compile", _compiled)):
+    for way in ("torch.compile", "ours"):
         torch.cuda.synchronize()
         before, start = torch.cuda.memory_allocated(), time.perf_counter()
         torch.manual_seed(1)
-        step = make(reference, batch, data)
+        units = ""
+        if way == "ours":
+            step, units = _ours(reference, batch, data, found["torch.compile"]["peak_bytes"], unit)
+        else:
+            step = _compiled(reference, batch, data)
         loss = float(step())
         step()
         torch.cuda.synchronize()
-        found[way] = {
-            "loss": loss,
-            "ready_s": time.perf_counter() - start,
-            "kept": torch.cuda.memory_allocated() - before,
-        }
+        kept = torch.cuda.memory_allocated() - before
+        found[way] = {"loss": loss, "ready_s": time.perf_counter() - start, "kept": kept, "units": units}
+        _peak(step, found[way])
         ways[way] = step
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(repeats):
         for way, step in ways.items():
             torch.cuda.synchronize()
-            here = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
             start = time.perf_counter()
             for _ in range(STEPS):
                 step()
             torch.cuda.synchronize()
             times[way].append((time.perf_counter() - start) / STEPS)
-            found[way]["peak_bytes"] = torch.cuda.max_memory_allocated() - here + found[way]["kept"]
     for way, spent in times.items():
         found[way] |= {"step_s": median(spent), "all": spent}
     mine, theirs = found["ours"], found["torch.compile"]
     more = {"ratio": theirs["step_s"] / mine["step_s"], "memory": mine["peak_bytes"] / theirs["peak_bytes"]}
     return {"model": name, "batch": batch, **found, **more}
+
+
+def _peak(step: Callable[[], Any], found: dict[str, Any]) -> None:
+    import torch
+
+    here = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    found["peak_bytes"] = torch.cuda.max_memory_allocated() - here + found["kept"]
 
 
 def _compiled(reference: Any, batch: int, data: dict[str, Any]) -> Callable[[], Any]:
@@ -98,17 +109,16 @@ def _compiled(reference: Any, batch: int, data: dict[str, Any]) -> Callable[[], 
     return step
 
 
-def _ours(reference: Any, batch: int, data: dict[str, Any]) -> Callable[[], Any]:
+def _ours(reference: Any, batch: int, data: dict[str, Any], most: int, unit: str) -> tuple[Callable[[], Any], str]:
     import torch
 
     import meshwright as mw
     from meshwright.capture import capture
-    from meshwright.cluster import load_cluster
-    from meshwright.solve.memory.plan import one_device_plan
+    from meshwright.runtime.fit import fit_curves, this_device
 
     program = capture(*reference.meta(batch), precision="bf16")
-    plan = one_device_plan(program, load_cluster("dgx-h100").mesh((1,)), precision="bf16")
-    trainer = mw.parallelize(reference.build(), plan, compile=True)
+    plan = fit_curves(program, this_device(), precision="bf16", compile=True).within(most, "flat")
+    trainer = mw.parallelize(reference.build(), plan, compile=unit)
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-4, fused=True)
 
     def step() -> Any:
@@ -117,4 +127,5 @@ def _ours(reference: Any, batch: int, data: dict[str, Any]) -> Callable[[], Any]
         optimizer.zero_grad()
         return loss
 
-    return step
+    runs = trainer._interpreter.parts[0].generated.runs
+    return step, f"{len(runs)} runs" if runs else "segments"

@@ -94,7 +94,10 @@ def use_transport_on_this_thread(transport: Transport) -> Iterator[Transport]:
 
 
 class ProcessTransport:
-    """Collectives over torch.distributed groups, one per axis name (gloo or NCCL)."""
+    """Collectives over torch.distributed groups, one per axis name (gloo or NCCL).
+
+    gloo carries few collectives of CUDA tensors: there they go through the host's memory.
+    """
 
     def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
         self._groups = dict(groups)
@@ -131,24 +134,37 @@ class ProcessTransport:
     def index(self, axis: str) -> int:
         return dist.get_rank(self.group(axis))
 
+    def _through_host(self, x: Tensor, axis: str) -> bool:
+        return x.is_cuda and dist.get_backend(self.group(axis)) == "gloo"
+
     def all_reduce(self, x: Tensor, axis: str, op: str) -> Tensor:
+        if self._through_host(x, axis):
+            return self.all_reduce(x.cpu(), axis, op).to(x.device)
         out = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(out, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, self.group(axis))
         return out
 
     def sum_in_place(self, x: Tensor, axis: str) -> Tensor:
+        if self._through_host(x, axis):
+            return x.copy_(self.sum_in_place(x.cpu(), axis))
         dist.all_reduce(x, dist.ReduceOp.SUM, self.group(axis))
         return x
 
     def gather_into(self, out: Tensor, x: Tensor, axis: str) -> Tensor:
+        if self._through_host(x, axis):
+            return out.copy_(self.gather_into(torch.empty_like(out, device="cpu"), x.cpu(), axis))
         _all_gather(out.view(-1), x.contiguous().view(-1), group=self.group(axis))
         return out
 
     def scatter_into(self, out: Tensor, pieces: Tensor, axis: str) -> Tensor:
+        if self._through_host(out, axis):
+            return out.copy_(self.scatter_into(torch.empty_like(out, device="cpu"), pieces.cpu(), axis))
         _reduce_scatter(out.view(-1), pieces.contiguous().view(-1), group=self.group(axis))
         return out
 
     def all_gather(self, x: Tensor, axis: str) -> Tensor:
+        if self._through_host(x, axis):
+            return self.all_gather(x.cpu(), axis).to(x.device)
         group = self.group(axis)
         out = x.new_empty((dist.get_world_size(group), *x.shape))
         # Flat views: backends disagree on the shapes they accept, and empty pieces are allowed.
@@ -156,17 +172,23 @@ class ProcessTransport:
         return out
 
     def reduce_scatter(self, pieces: Tensor, axis: str) -> Tensor:
+        if self._through_host(pieces, axis):
+            return self.reduce_scatter(pieces.cpu(), axis).to(pieces.device)
         out = pieces.new_empty(pieces.shape[1:])
         _reduce_scatter(out.view(-1), pieces.contiguous().view(-1), group=self.group(axis))
         return out
 
     def all_to_all(self, pieces: Tensor, axis: str) -> Tensor:
+        if self._through_host(pieces, axis):
+            return self.all_to_all(pieces.cpu(), axis).to(pieces.device)
         out = torch.empty_like(pieces, memory_format=torch.contiguous_format)
         dist.all_to_all_single(out, pieces.contiguous(), group=self.group(axis))
         return out
 
     def exchange(self, x: Tensor, sent: list[int], received: list[int], axis: str) -> Tensor:
         """Rows in runs: `sent[i]` of them go to rank i; what arrives stands in rank order."""
+        if self._through_host(x, axis):
+            return self.exchange(x.cpu(), sent, received, axis).to(x.device)
         out = x.new_empty((sum(received), *x.shape[1:]))
         dist.all_to_all_single(out, x.contiguous(), received, sent, group=self.group(axis))
         return out

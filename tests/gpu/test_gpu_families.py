@@ -47,11 +47,13 @@ def assert_equal(name: str, found: tuple[float, dict[str, torch.Tensor]]) -> Non
         assert error <= max(10 * loose * gradient.abs().max(), loose / 10 * largest), key
 
 
-def planned(rank: int, name: str, plan_json: bytes) -> tuple[float, dict[str, torch.Tensor]]:
+def planned(rank: int, name: str, plan_json: bytes, unit: str = "") -> tuple[float, dict[str, torch.Tensor]]:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     model, batch, reference = family(name)
-    trainer = parallelize(model, Plan.from_json(plan_json), reference.family.loss, device="cuda")
+    trainer = parallelize(model, Plan.from_json(plan_json), reference.family.loss, device="cuda", compile=unit or False)
+    if unit:
+        assert bool(trainer._interpreter.parts[0].generated.runs) == (unit == "run")
     loss = trainer.step(batch, global_batch=True)
     assert loss.is_cuda
     gradients: dict[str, Any] = {key: p.grad for key, p in trainer.named_parameters() if p.grad is not None}
@@ -76,9 +78,27 @@ def pair() -> Any:
     pool.close()
 
 
-@pytest.mark.parametrize("name", ["gpt", "resnet", "hf llama"])
+SHARED = {
+    "gpt": ("mesh=2", "dp=2", "zero=0"),
+    "resnet": ("mesh=2", "dp=2", "zero=0"),
+    "hf llama": ("mesh=2", "dp=2", "zero=3"),
+    "llama": ("mesh=2", "tp=2"),
+    "moe": ("mesh=2", "dp=2", "zero=0"),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
 def test_two_ranks_that_share_the_card_equal_one(name: str, pair: GlooPool) -> None:
-    """Data parallel: gloo carries all-reduces of CUDA tensors, and neither gathers nor scatters."""
-    plan = plan_of(name, 2, ("mesh=2", "dp=2", "zero=0"))
+    """Gathers, scatters and exchanges too: they go through the host's memory."""
+    plan = plan_of(name, 2, SHARED[name])
     for found in pair.run(planned, name, plan.to_json()):
         assert_equal(name, found)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize("unit", ["segment", "run"])
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_what_is_compiled_equals_eager(name: str, unit: str) -> None:
+    """In double precision, so that only the order of sums differs."""
+    found = planned(0, name, plan_of(name, 1, ("pp=1",)).to_json(), unit)
+    assert_equal(name, found)
