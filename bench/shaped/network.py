@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_BURST, _QUEUE = "256kb", "100ms"
+_QUEUE = "200ms"
+_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def why_not() -> str | None:
     except (subprocess.CalledProcessError, FileNotFoundError) as error:
         return f"cannot make a network namespace: {error}"
     try:
-        _sh(f"ip netns exec {probe} tc qdisc add dev lo root tbf rate 1gbit burst {_BURST} latency {_QUEUE}")
+        _shape(probe, "lo", "1gbit")
     except subprocess.CalledProcessError as error:
         return f"cannot shape a link with tc tbf: {error}"
     finally:
@@ -160,7 +161,10 @@ def _bridge(namespace: str, name: str) -> None:
 
 
 def _shape(namespace: str, device: str, rate: str) -> None:
-    _sh(f"ip netns exec {namespace} tc qdisc add dev {device} root tbf rate {rate} burst {_BURST} latency {_QUEUE}")
+    """What passes at once after a pause is what the link carries in two milliseconds, or a few frames: with more, short
+    messages would find a faster link than the one that was asked for."""
+    burst = max(20_000, round(float(rate[:-4]) * _UNITS[rate[-4:]] / 8 * 2e-3))
+    _sh(f"ip netns exec {namespace} tc qdisc add dev {device} root tbf rate {rate} burst {burst}b latency {_QUEUE}")
 
 
 def _join_rack(switch: str, rack: str, rate: str) -> None:
