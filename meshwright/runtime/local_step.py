@@ -65,7 +65,7 @@ def prepare(parameter: nn.Parameter) -> None:
 
 def lend_pieces(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Before a step; nothing where it may look at more than one element at a time, or somebody else looks at it."""
-    closure = any(one is not None for one in (*args, *kwargs.values()))
+    closure = any(one is not None for one in (*args[1:], *kwargs.values()))  # the first is the optimizer
     if type(optimizer) not in ELEMENTWISE or closure or has_step_hooks(optimizer) or hasattr(optimizer, "grad_scale"):
         return
     _LENT[optimizer] = [group["params"] for group in optimizer.param_groups]

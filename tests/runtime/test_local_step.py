@@ -70,3 +70,15 @@ def test_a_step_that_fails_gives_the_parameters_back_at_the_next() -> None:
     group["betas"] = betas
     optimizer.step()
     assert type(_first(optimizer)) is DTensor
+
+
+def test_the_kernel_is_handed_plain_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, seen = torch._fused_adamw_, []
+
+    def look(*arguments: Any, **options: Any) -> Any:
+        seen.append({type(tensor) for some in arguments[:4] for tensor in some})
+        return kernel(*arguments, **options)
+
+    monkeypatch.setattr(torch, "_fused_adamw_", look)
+    trained("adamw", pieces=True)
+    assert seen == [{torch.nn.Parameter, torch.Tensor}] * 3
