@@ -99,7 +99,7 @@ def _plan(
         shape = held.global_shape(x.shape, mesh.sizes)
     target.check(shape, mesh.sizes)
     path = conversion(source, target, shape, x.element_size(), mesh, grad)
-    place = _place(path, mesh, shape)
+    place = _place(path, mesh, shape, is_fake(x))
     if tuple(x.shape) != place.local(held):
         raise LayoutError(
             f"a piece of shape {tuple(x.shape)} in layout {held} of {shape} on {mesh}",
@@ -136,10 +136,13 @@ def _check_even(x: Tensor, held: Layout, mesh: Mesh) -> None:
         )
 
 
-def _place(path: Conversion, mesh: Mesh, shape: tuple[int, ...]) -> Place:
+def _place(path: Conversion, mesh: Mesh, shape: tuple[int, ...], fake: bool) -> Place:
+    """Where this rank is. fake: a piece without data, traced where no ranks are, is the first rank's: the largest."""
     layouts = (path.source, *(step.target for step in path.steps))
     if all(layout.is_even(shape, mesh.sizes) for layout in layouts):
         return Place(mesh, shape, None)
+    if fake and installed_transport() is None:
+        return Place(mesh, shape, (0,) * len(mesh.names))
     transport = current_transport()
     return Place(mesh, shape, tuple(transport.index(name) for name in mesh.names))
 

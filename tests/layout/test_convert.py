@@ -123,6 +123,16 @@ def test_a_trace_shows_the_raw_ops_and_needs_no_process_group() -> None:
     assert traced(mesh, "[S(0), S(1)]", "[R, R]", (4, 4)) == ["all_gather", "reduce_scatter"]
 
 
+def test_an_uneven_trace_without_ranks_is_the_first_ranks() -> None:
+    source, target = Layout.parse("[S(0)]"), Layout.parse("[S(1)]")
+
+    def turned(x: Tensor) -> Tensor:
+        return convert(x, source, target, {"x": 2}, shape=(4, 5))
+
+    traced = make_fx(turned, tracing_mode="fake")(torch.zeros(2, 5))
+    assert next(iter(reversed(traced.graph.nodes))).args[0].meta["val"].shape == (4, 3)
+
+
 @pytest.mark.parametrize("target", ["[I]", "[R]", "[P]", "[S(1)]"])
 def test_uneven_pieces_need_the_global_shape(target: str) -> None:
     rows, mesh = torch.arange(10.0).reshape(5, 2).chunk(3), {"a": 3}
