@@ -4,17 +4,17 @@
     python bench/activation_memory.py --model gpt2-medium --batch 32 --budgets 34,19,9 --rivals eager,per-block,compile
     python bench/activation_memory.py --small --device cpu                        # a dry run of everything
 
-Every way is a process of its own that compiles once, all side by side; then every one runs in each of three rounds, one
-after the other, alone on the GPU. The figures are medians over the rounds of the mean of `--steps` steps (zero_grad,
-forward, backward, AdamW). Peak: torch.cuda.max_memory_allocated over these steps. A budget of ours is planned as
-`mw.fit` does and run with the allocator's limit (torch.cuda.set_per_process_memory_fraction) set to it: a step that
-needs more fails. `hand N` is a hand-made frontier for a Llama (`activation_hand.py`). `--plans FOLDER` writes the
+Every way is a process of its own that compiles once, `--compilers` of them at a time; then every one runs in each of
+three rounds, one after the other, alone on the GPU, on which the others keep no more than their weights. The figures
+are medians over the rounds of the mean of `--steps` steps (zero_grad, forward, backward, AdamW). Peak:
+torch.cuda.max_memory_allocated over these steps. A budget of ours is planned as `mw.fit` does and every step of it, the
+first included, is run with the allocator's limit (torch.cuda.set_per_process_memory_fraction) set to it: one that needs
+more fails. `hand N` is a hand-made frontier for a Llama (`activation_hand.py`). `--plans FOLDER` writes the
 plans, and reads those that are there. `--seconds` ends the run after so long; what was measured by then is written.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
 if __name__ == "__main__":  # the folder of this file would hide modules of the standard library: it has a `select`
@@ -22,18 +22,17 @@ if __name__ == "__main__":  # the folder of this file would hide modules of the 
 
 import argparse
 import json
-import subprocess
 import tempfile
 import time
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from select import select
 from statistics import median
 from typing import Any
 
 import torch
 
+from bench.activation_child import Child
 from bench.activation_hand import HAND
 from bench.activation_rivals import RIVALS
 from bench.activation_way import GIB, Way
@@ -49,50 +48,6 @@ from meshwright.solve.memory.curves import Curves
 LLAMA = "llama?layers=16&hidden=2048&heads=16&kv_heads=16&ffn=5376&vocab=32000&seq=2048&tied=false"
 SMALL = "llama?layers=3&hidden=64&heads=4&kv_heads=4&ffn=128&vocab=256&seq=32&tied=false"
 BUDGETS = "48,40,32,30,25,20,14,11,10"
-
-
-class Child:
-    """A way's process; what it prints besides its answers goes to a file."""
-
-    def __init__(self, way: Way, logs: Path) -> None:
-        self.way = way
-        self.log = (logs / f"{way.name.replace(' ', '_')}.log").open("w")
-        command = [sys.executable, str(Path(__file__).with_name("activation_way.py")), way.text()]
-        pipe = subprocess.PIPE
-        # A whole model has many kernels to compile, one of ours few unless its segments differ; a thread is a process.
-        many = way.name.startswith("compile") or (way.plan and len(Plan.load(way.plan).choices) > 8)
-        threads = {"TORCHINDUCTOR_COMPILE_THREADS": "4" if many else "1"}
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.log, env=threads | os.environ)
-        self.row: dict[str, Any] = {"rounds": []}
-        self.rest = b""
-
-    def ask(self, what: str = "turn") -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(what.encode() + b"\n")
-        self.process.stdin.flush()
-
-    def answer(self, seconds: float) -> dict[str, Any] | None:
-        """The next answer; None where there is none by then. One that ends without a word has failed."""
-        assert self.process.stdout is not None
-        end = time.monotonic() + seconds
-        while True:
-            line, newline, after = self.rest.partition(b"\n")
-            if newline:
-                self.rest = after
-                if line.startswith(b"@"):
-                    return dict(json.loads(line[1:]))
-                continue
-            if not select([self.process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
-                return None
-            read = os.read(self.process.stdout.fileno(), 1 << 16)
-            if not read:
-                return {"error": "it ended"}
-            self.rest += read
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.log.close()
 
 
 class Bench:
@@ -154,7 +109,8 @@ class Bench:
         found += [replace(shared, name=name) for name in (*rivals, *(HAND if args.hand else ()))]
         if args.traces:
             Path(args.traces).mkdir(parents=True, exist_ok=True)
-            found = [replace(way, trace=f"{args.traces}/{way.name.replace(' ', '_')}.json") for way in found]
+            files = {way.name: f"{args.traces}/{way.name.replace(' ', '_')}.json" for way in found}
+            found = [replace(way, trace=files[way.name]) if way.plan or way.name == "compile" else way for way in found]
         return found
 
     def run(self, folder: Path) -> None:
@@ -162,20 +118,15 @@ class Bench:
         logs.mkdir(parents=True, exist_ok=True)
         ways = self.ways(folder)
         try:
-            self.children = {way.name: Child(way, logs) for way in ways}
-            for child in self.children.values():
-                if child.way.plan:
-                    predicted = Plan.load(child.way.plan).predicted
-                    child.row["predicted"] = {"ms": predicted.step_s * 1e3, "gib": predicted.peak_bytes / GIB}
-            for child in self.children.values():
-                self.note(child, self.left_s() - 30)
+            self.compile(ways, logs)
             print(f"all have compiled, {self.left_s():.0f} s left", flush=True)
             while self.args.start and not Path(self.args.start).exists() and self.left_s() > 0:
                 time.sleep(0.2)
-            for number in range(self.args.rounds):
+            traced = ["trace"] if self.args.traces else []
+            for what in ["turn"] * self.args.rounds + traced:
                 for child in self.children.values():
-                    if "error" not in child.row and self.left_s() > 5:
-                        child.ask("trace" if number == 0 and child.way.trace else "turn")
+                    if "error" not in child.row and self.left_s() > 5 and (what == "turn" or child.way.trace):
+                        child.ask(what)
                         self.note(child, self.left_s())
         finally:
             for child in self.children.values():
@@ -183,9 +134,32 @@ class Bench:
             self.write()
         self.show()
 
+    def compile(self, ways: list[Way], logs: Path) -> None:
+        """So many at a time, those first that take longest."""
+        waiting = sorted(ways, key=lambda way: (not way.name.startswith("compile"), not way.plan))
+        busy: list[Child] = []
+        while (waiting or busy) and self.left_s() > 30:
+            while waiting and len(busy) < self.args.compilers:
+                way = waiting.pop(0)
+                busy.append(Child(way, logs))
+                self.children[way.name] = busy[-1]
+                if way.plan:
+                    predicted = Plan.load(way.plan).predicted
+                    busy[-1].row["predicted"] = {"ms": predicted.step_s * 1e3, "gib": predicted.peak_bytes / GIB}
+            for child in list(busy):
+                found = child.answer(0.1)
+                if found is not None:
+                    busy.remove(child)
+                    self.write_down(child, found)
+        for child in busy:
+            self.write_down(child, {"error": "not ready in time"})
+        self.children = {way.name: self.children[way.name] for way in ways if way.name in self.children}
+
     def note(self, child: Child, seconds: float) -> None:
         """Wait for an answer and write it down."""
-        found = child.answer(max(0.0, seconds)) or {"error": "not ready in time"}
+        self.write_down(child, child.answer(max(0.0, seconds)) or {"error": "not ready in time"})
+
+    def write_down(self, child: Child, found: dict[str, Any]) -> None:
         if "ms" in found:
             child.row["rounds"].append(found)
         else:
@@ -228,8 +202,9 @@ def main() -> None:
     parser.add_argument("--plans", help="a folder of plans")
     parser.add_argument("--plan-only", action="store_true", help="write the plans")
     parser.add_argument("--no-hand", dest="hand", action="store_false", help="without the hand-made frontier")
+    parser.add_argument("--compilers", type=int, default=8, help="ways that compile at the same time")
     parser.add_argument("--logs", help="a folder for what the ways print")
-    parser.add_argument("--traces", help="a folder for the kernels of a step of each way")
+    parser.add_argument("--traces", help="a folder for the kernels of a step of each of ours, and of torch.compile")
     parser.add_argument("--lock", default=f"{tempfile.gettempdir()}/activation_memory.lock", help="one GPU, one lock")
     parser.add_argument("--start", help="a file to wait for before the rounds: others may still compile")
     parser.add_argument("--json")

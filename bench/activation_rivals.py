@@ -1,4 +1,4 @@
-"""Rivals of `bench/activation_memory.py`: one training step each, parked in host memory between rounds."""
+"""Rivals of `bench/activation_memory.py`: one training step each."""
 
 from __future__ import annotations
 
@@ -37,30 +37,18 @@ class Rival:
             self.run = HandMade(name, model, lambda tags: _backend(lambda: None, tags))
         self.optimizer: torch.optim.Optimizer | None = None
 
-    def compile(self, device: torch.device) -> None:
+    def compile(self) -> None:
         """What can be compiled before the first step."""
         if isinstance(self.run, HandMade):
-            self.move(device)
             self.run.compile(**self.batch)
-            self.move(torch.device("cpu"))
 
-    def wake(self, device: torch.device) -> None:
-        self.move(device)
+    def wake(self) -> None:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
 
     def park(self) -> None:
         self.optimizer = None
         for parameter in self.model.parameters():
             parameter.grad = None
-        self.move(torch.device("cpu"))
-
-    def move(self, device: torch.device) -> None:
-        """Parameters and buffers change their place; in host memory they have one that the GPU can reach."""
-        for tensor in (*self.model.parameters(), *self.model.buffers()):
-            if device.type != "cpu":
-                tensor.data = tensor.data.to(device, non_blocking=True)
-            elif tensor.is_cuda:
-                tensor.data = torch.empty_like(tensor.data, device="cpu", pin_memory=True).copy_(tensor.data)
 
     def step(self) -> Tensor:
         assert self.optimizer is not None

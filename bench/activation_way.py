@@ -2,8 +2,9 @@
 
     python bench/activation_way.py '{"model": "...", "name": "eager", ...}'
 
-It compiles, takes the lock that all ways share, runs two steps, gives its memory back and says `ready`. Then every line
-it reads is one turn: a step, then the timed ones, under the lock. Answers are lines of JSON behind an `@`.
+It compiles, takes the lock that all ways share, runs two steps, gives back all memory but its weights' and says
+`ready`. Then every line it reads is one turn under the lock: a step, then the timed ones; `trace`: a step, then one
+whose kernels are written down. Answers are lines of JSON behind an `@`.
 """
 
 from __future__ import annotations
@@ -30,11 +31,9 @@ import torch.distributed
 from torch import Tensor, nn
 
 from bench.activation_rivals import Rival, hand_rotary_tables
-from meshwright.capture import capture
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.runtime.sources import weights_of
-from meshwright.runtime.trainer import Settings, Trainer
+from meshwright.runtime.trainer import Trainer, parallelize
 
 GIB = 1 << 30
 
@@ -42,7 +41,7 @@ GIB = 1 << 30
 @dataclass(frozen=True, slots=True)
 class Way:
     """plan: a file, for one of ours; else `name` is a rival's. limit_gib: what the allocator is held to. trace: a file
-    for the kernels of one more step."""
+    for the kernels of a step."""
 
     name: str
     model: str
@@ -87,15 +86,13 @@ class Turns:
 
     def prepare(self) -> None:
         if self.way.plan:
-            program = capture(*self.reference.meta(self.way.batch), precision="bf16")
-            weights = weights_of(self._model(self.device), None, 0, self.device)
-            settings = Settings(compiled=self.way.compiled)
-            self.trainer = Trainer(weights, Plan.load(self.way.plan), program, self.device, settings)
-            del weights  # and with them the model they were copied from
+            model, plan = self._model(self.device), Plan.load(self.way.plan)
+            self.trainer = parallelize(model, plan, compile=self.way.compiled, device=self.way.device)
+            del model  # the trainer has its own weights
         else:
             hand_rotary_tables(dict(self.reference.settings), self.device)
-            self.rival = Rival(self.way.name, self._model(torch.device("cpu")), self.batch, self.acquire)
-            self.rival.compile(self.device)
+            self.rival = Rival(self.way.name, self._model(self.device), self.batch, self.acquire)
+            self.rival.compile()
             self.compiling = self.way.name.startswith("compile")
         self.turn(steps=1)
         self.compiling = False
@@ -123,7 +120,7 @@ class Turns:
             self.acquire()
         try:
             if self.rival is not None:
-                self.rival.wake(self.device)
+                self.rival.wake()
             if self.trainer is not None:
                 self.optimizer = torch.optim.AdamW(self.trainer.parameters(), lr=1e-5, fused=True)
             yield
@@ -162,6 +159,9 @@ class Turns:
         loss = self._step()
         self.acquire()
         self._sync()
+        if trace:
+            self._trace(trace)
+            return {"traced": 1.0}
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         before = time.perf_counter()
@@ -172,8 +172,6 @@ class Turns:
         if cuda:
             found["gib"] = torch.cuda.max_memory_allocated() / GIB
             found["reserved"] = torch.cuda.max_memory_reserved() / GIB
-        if trace:
-            self._trace(trace)
         return found
 
     def _trace(self, path: str) -> None:
@@ -182,7 +180,7 @@ class Turns:
         with torch.profiler.profile(activities=activities) as profile:
             self._step()
             self._sync()
-        events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        events = [e for e in profile.events() if e.device_type.name == "CUDA"]
         rows = [[e.name[:120], e.time_range.elapsed_us(), e.time_range.start] for e in events]
         with open(path, "w") as file:
             json.dump(rows, file)

@@ -3,14 +3,15 @@
     python bench/coupling.py --json out/coupling.json            # all cases
     python bench/coupling.py --case 0
 
-Joint: `make_plan` under the budget. The others, each given our exact choice of what to keep once its sharding is found:
+Joint: `make_plan` under the budget. The others:
 
-- shard first: the fastest sharding with all the memory it wants, then what must be recomputed to fit;
+- shard first: the fastest sharding with all the memory it wants, then what must be recomputed to fit, chosen exactly;
 - sweep, Colossal-Auto's way: shardings under several budgets, nothing recomputed, each then recomputing what it must
   under the true one;
 - checkpoint first: what to drop is decided on the model as it is, by the seconds that making a value again takes per
-  byte (several thresholds, the last of them drops everything but the segments' inputs); then the sharding, at several
-  prices of the bytes that are left, over all meshes and numbers of micro-batches.
+  byte (several thresholds: the first drops nothing, the last everything but the segments' inputs); then the sharding,
+  at several prices of the bytes that are left, over all meshes and numbers of micro-batches. What is dropped stays so;
+  `settled again` lets our exact choice loose on the same shardings, and is no longer one after the other.
 
 All without pipelines. Cases: model, batch, cluster, GiB a device.
 """
@@ -26,12 +27,10 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from bench.coupling_checkpoint import checkpoint_first
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, load_cluster
@@ -40,16 +39,8 @@ from meshwright.cluster.topology import Group, Link, Member
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.price.parameter import Setting
-from meshwright.solve.assemble import assemble
-from meshwright.solve.candidates import allowed_meshes, candidates_on
-from meshwright.solve.intra.chain import chain_at, floor_s
-from meshwright.solve.intra.frontier import Frontier
-from meshwright.solve.intra.segment import SegmentProblem, Solved
-from meshwright.solve.intra.walk import walk
 from meshwright.solve.joint import refine
 from meshwright.solve.plan import make_plan
-from meshwright.solve.search import Candidate
 
 GIB = 1 << 30
 GPT = "gpt?layers=4&hidden=4096&heads=32&vocab=51200&seq=1024"
@@ -66,105 +57,6 @@ CASES = (
 )
 SWEEP = (8.0, 4.0, 2.0, 1.5, 1.25, 1.0)
 """Budgets of the sweep, in parts of the true one."""
-
-DROPPED = (0.25, 0.5, 0.75, 1.0)
-"""Parts of the droppable bytes that a checkpoint-first method drops, those first that are cheapest to make again."""
-
-PRICES = (0.0, 3e-12, 1e-11, 2e-11, 3e-11, 5e-11, 1e-10, 2e-10, 5e-10, 1e-9, 1e-7)
-
-
-@dataclass(slots=True)
-class Dropped(Frontier):
-    """A Frontier whose segments do not keep what takes at most `most_s` seconds per byte to make again."""
-
-    most_s: float = 0.0
-
-    def solve(self, index: int, price_per_byte: float) -> Solved:
-        problem = self.problem(index)
-        key = (id(problem), price_per_byte)
-        if key not in self._solved:
-            charged = _charged(problem, price_per_byte, self.most_s)
-            plan = problem.prepared
-            assert plan is not None, "these segments are small"
-            found = plan.run(charged.costs)
-            self._solved[key] = Solved(problem, charged, self.program.segments[index].graph, found.costs, found)
-        return self._solved[key]
-
-
-def _charged(problem: SegmentProblem, price: float, most_s: float) -> Any:
-    costs = problem.problem.costs + price * problem.held
-    for node, kept in zip(problem.op_nodes, problem.space.op_kept, strict=True):
-        where = slice(problem.problem.offsets[node], problem.problem.offsets[node + 1])
-        for part in kept:
-            dropped = part.drop_s <= most_s * float(part.bytes.max())
-            costs[where] += problem.micro * part.drop_s if dropped else price * part.bytes
-    return replace(problem.problem, costs=costs)
-
-
-def thresholds(frontier: Frontier) -> list[float]:
-    """Seconds per byte below which a part of all droppable bytes is dropped, on the model as it is."""
-    ratios, sizes = [], []
-    for index in range(len(frontier.program.segments)):
-        for kept in frontier.problem(index).space.op_kept:
-            for part in kept:
-                whole = float(part.bytes.max())
-                if whole and np.isfinite(part.drop_s):
-                    ratios.append(part.drop_s / whole)
-                    sizes.append(whole)
-    order = np.argsort(ratios)
-    share = np.cumsum(np.array(sizes)[order]) / sum(sizes)
-    return [float(np.array(ratios)[order][min(len(order) - 1, int(np.searchsorted(share, part)))]) for part in DROPPED]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A set of dropped values on a mesh, with what no sharding that fits is faster than, and the price that says so."""
-
-    bound_s: float
-    part: float
-    candidate: Candidate
-    microbatches: int
-    price: float
-
-
-def entries(program: Program, cluster: Cluster, budget: int, axes: int, known_s: float) -> list[Entry]:
-    found = []
-    setting = Setting("adamw", "bf16")
-    for candidate in candidates_on(program, allowed_meshes(cluster, (), axes), (), setting, recompute=True):
-        for number in candidate.microbatches:
-            base = candidate.frontier(number)
-            if floor_s(base) >= known_s:
-                break
-            for part in DROPPED:
-                frontier = dropping(base, part)
-                bounds = [(walk(frontier, price)[0] - price * budget, price) for price in PRICES]
-                if max(bounds)[0] < known_s:
-                    found.append(Entry(max(bounds)[0], part, candidate, number, max(bounds)[1]))
-    return sorted(found, key=lambda entry: entry.bound_s)
-
-
-def checkpoint_first(
-    program: Program, cluster: Cluster, budget: int, axes: int, known_s: float
-) -> Iterator[tuple[str, Plan]]:
-    """Plans of the method that fit; what cannot be faster than `known_s`, or than one before it, is left out."""
-    for entry in entries(program, cluster, budget, axes, known_s):
-        if entry.bound_s >= known_s:
-            return
-        frontier = dropping(entry.candidate.frontier(entry.microbatches), entry.part)
-        for price in (price for price in PRICES if price >= entry.price):
-            chain = chain_at(frontier, price)
-            if chain.seconds >= known_s:
-                break
-            found = refine(assemble(program, cluster, chain, frontier), program, budget)
-            if found is not None:
-                yield f"checkpoint first, {entry.part:.0%} dropped", found
-                known_s = min(known_s, found.predicted.step_s)
-                break
-
-
-def dropping(base: Frontier, part: float) -> Dropped:
-    most_s = dict(zip(DROPPED, thresholds(base), strict=True))[part]
-    return Dropped(base.program, base.mesh, base.pins, base.setting, True, base.skips, most_s=most_s)
 
 
 def cluster_of(text: str) -> Cluster:
@@ -183,15 +75,14 @@ def run(model: str, batch: int, cluster_name: str, budget_gib: float, axes: int)
     joint = _planned(program, cluster, budget, axes, recompute=True)
     joint_cpu_s = time.process_time() - before
     print(f"# joint {joint.predicted.step_s if joint else 0:.4f} s, {joint_cpu_s:.0f} CPU s", flush=True)
-    shardings = {"shard first": _planned(program, cluster, None, axes, recompute=False)}
-    for part in SWEEP:
-        shardings[f"sweep {part:g}"] = _planned(program, cluster, int(part * budget), axes, recompute=False)
-    refined = {name: refine(plan, program, budget) for name, plan in shardings.items() if plan is not None}
-    seconds = {name: plan.predicted.step_s for name, plan in refined.items() if plan is not None}
+    seconds = dict(shard_first(program, cluster, budget, axes))
     known_s = min(seconds.values(), default=float("inf"))
     print(f"# shard first and sweep: {known_s:.4f} s, {time.process_time() - before:.0f} CPU s", flush=True)
-    for name, plan in checkpoint_first(program, cluster, budget, axes, known_s):
-        seconds[name] = min(seconds.get(name, float("inf")), plan.predicted.step_s)
+    again: dict[str, float] = {}
+    for name, found_s in checkpoint_first(program, cluster, budget, axes, known_s):
+        print(f"# {name}: {found_s:.4f} s, {time.process_time() - before:.0f} CPU s", flush=True)
+        into = again if name.startswith("settled") else seconds
+        into[name] = min(into.get(name, float("inf")), found_s)
     best = min(seconds.values(), default=float("inf"))
     found = joint.predicted.step_s if joint else float("inf")
     return {
@@ -203,11 +94,30 @@ def run(model: str, batch: int, cluster_name: str, budget_gib: float, axes: int)
         "joint_s": found,
         "joint": _described(joint),
         "apart_s": seconds,
+        "settled_again_s": again,
         "best_apart_s": best,
         "faster": best / found - 1,
         "gap": joint.predicted.gap if joint else None,
         "joint_cpu_s": joint_cpu_s,
     }
+
+
+def shard_first(program: Program, cluster: Cluster, budget: int, axes: int) -> Iterator[tuple[str, float]]:
+    """Seconds of the fastest sharding, and of those under the sweep's budgets, each recomputing what it must."""
+    plan = _planned(program, cluster, None, axes, recompute=False)
+    found = refine(plan, program, budget) if plan else None
+    if found is not None:
+        yield "shard first", found.predicted.step_s
+    for part in SWEEP:
+        if plan is not None and plan.predicted.peak_bytes <= part * budget:
+            continue  # the same again
+        plan = _planned(program, cluster, int(part * budget), axes, recompute=False)
+        if plan is None:
+            return
+        found = refine(plan, program, budget)
+        print(f"# sweep {part:g}: {found.predicted.step_s if found else 0:.4f} s", flush=True)
+        if found is not None:
+            yield f"sweep {part:g}", found.predicted.step_s
 
 
 def _described(plan: Plan | None) -> str:

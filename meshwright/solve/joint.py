@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.price.overlap import late_bytes
+from meshwright.price.overlap import late_bytes, runs_beside
 from meshwright.solve.account import accounted
 from meshwright.solve.intra.chain import chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
@@ -35,6 +35,9 @@ PRICES = (1e-12, 1e-11, 3e-11, 1e-10, 3e-10, 1e-9)
 DEARER = (*PRICES[3:], 1e-8, 1e-6)
 MOST_REFINED = 10
 """Shardings whose segments are traced; each takes seconds."""
+
+WEIGHTS = (0.0, 1.0, 4.0)
+"""Of what runs beside compute (`Frontier`): free, as dear as compute, dearer."""
 
 Assemble = Callable[[Chain, Frontier], Plan]
 
@@ -73,21 +76,23 @@ def joint_search(
 
 
 def _fastest(entry: _Entry, program: Program, budget_bytes: int, assemble: Assemble, known_s: float) -> Plan | None:
-    """Of the sharding that is fastest with all the memory it wants, that of the best bound, as long as none fits those
-    of dearer bytes, and the best mixture of all of them."""
+    """Of the shardings that are fastest with all the memory they want, those of the best bound, as long as none fits
+    those of dearer bytes, and the best mixture of all of them."""
     frontier = entry.candidate.frontier(entry.microbatches).recomputing()
+    weighed = _weighed(frontier)
     found: list[Plan] = []
     met: list[tuple[Chain, Ways]] = []
     for price in (0.0, entry.price, *(price for price in DEARER if price > entry.price)):
         if found and price > entry.price:
             break
-        chain = chain_at(frontier, price)
-        if chain.seconds >= known_s or any(_is_same(chain, other) for other, _ in met):
-            continue  # making values again only takes longer
-        plan = assemble(chain, frontier)
-        met.append((chain, Ways.of(plan, program)))
-        refined = refine_ways(plan, program, met[-1][1], budget_bytes)
-        found += [refined] if refined else []
+        for base in weighed:
+            chain = chain_at(base, price * base.scale)
+            if chain.seconds >= known_s or any(is_same(chain, other) for other, _ in met):
+                continue  # making values again only takes longer
+            plan = assemble(chain, frontier)
+            met.append((chain, Ways.of(plan, program)))
+            refined = refine_ways(plan, program, met[-1][1], budget_bytes)
+            found += [refined] if refined else []
     if len(met) > 1:
         least_s = min((plan.predicted.step_s for plan in found), default=float("inf"))
         mixed = best_mixture(frontier, _offers(met), budget_bytes, min(known_s, least_s), entry.price)
@@ -96,7 +101,12 @@ def _fastest(entry: _Entry, program: Program, budget_bytes: int, assemble: Assem
     return min(found, key=lambda one: one.predicted.step_s, default=None)
 
 
-def _is_same(one: Chain, other: Chain) -> bool:
+def _weighed(frontier: Frontier) -> list[Frontier]:
+    """What is moved beside compute may hide behind it or not: each of these finds what is good in its case."""
+    return [frontier.weighed(weight) for weight in WEIGHTS] if runs_beside(frontier.mesh) else [frontier]
+
+
+def is_same(one: Chain, other: Chain) -> bool:
     """Whether two chains shard alike."""
     pairs = zip(one.points, other.points, strict=True)
     return all(a.point.choice == b.point.choice and a.parameters == b.parameters for a, b in pairs)

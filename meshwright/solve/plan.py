@@ -134,10 +134,15 @@ class _OneStage:
             return best, limit_s
         bound_s = found.bound_s
         best = self.written(*found.best) if found.best else best
-        if self.recompute and (found.best is None or found.best[0].price):
+        if self.recompute and (found.best is None or self._paid_for_memory(*found.best)):
             best, joint_s = self._jointly(budget, best, found)
             bound_s = min(bound_s, joint_s)
         return best, bound_s
+
+    def _paid_for_memory(self, chain: Chain, frontier: Frontier) -> bool:
+        """Whether less memory made the plan slower: bytes had a price, or the batch was cut to fit."""
+        fewest = min(one.microbatches[0] for one in self.candidates if one.microbatches)
+        return bool(chain.price) or frontier.setting.microbatches > fewest
 
     def found(self, budget_bytes: int, limit_s: float = float("inf")) -> Found:
         """Everything kept, on all meshes that the pins allow."""

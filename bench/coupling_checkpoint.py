@@ -1,0 +1,187 @@
+"""Checkpoint first, then shard: a rival of `bench/coupling.py`, whose page says what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.capture.program import Program
+from meshwright.cluster import Cluster
+from meshwright.generate.cut import cut_at, read_by_backward
+from meshwright.generate.joint import Joint
+from meshwright.generate.program import sharded_segments
+from meshwright.generate.storage import storage_bytes
+from meshwright.plan import Plan
+from meshwright.price.parameter import Setting
+from meshwright.price.segment import kept_values
+from meshwright.solve.assemble import assemble
+from meshwright.solve.candidates import allowed_meshes, candidates_on
+from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.mix import Chain
+from meshwright.solve.intra.segment import SegmentProblem, Solved
+from meshwright.solve.intra.walk import walk
+from meshwright.solve.joint import is_same, refine_ways
+from meshwright.solve.memory.curve import Kept, in_memory_anyway, measure
+from meshwright.solve.memory.nodes import NodeCosts
+from meshwright.solve.memory.traced import traced_for
+from meshwright.solve.points import Ways, prediction
+from meshwright.solve.search import Candidate
+
+DROPPED = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Parts of the droppable bytes that a checkpoint-first method drops, those first that are cheapest to make again."""
+
+PRICES = (0.0, 3e-12, 1e-11, 2e-11, 3e-11, 5e-11, 1e-10, 2e-10, 5e-10, 1e-9, 1e-7)
+
+
+@dataclass(slots=True)
+class Dropped(Frontier):
+    """A Frontier whose segments do not keep what takes at most `most_s` seconds per byte to make again."""
+
+    most_s: float = 0.0
+
+    def solve(self, index: int, price_per_byte: float) -> Solved:
+        problem = self.problem(index)
+        key = (id(problem), price_per_byte)
+        if key not in self._solved:
+            charged = _charged(problem, price_per_byte, self.most_s)
+            plan = problem.prepared
+            assert plan is not None, "these segments are small"
+            found = plan.run(charged.costs)
+            self._solved[key] = Solved(problem, charged, self.program.segments[index].graph, found.costs, found)
+        return self._solved[key]
+
+
+def _charged(problem: SegmentProblem, price: float, most_s: float) -> Any:
+    costs = problem.problem.costs + price * problem.held
+    for node, kept in zip(problem.op_nodes, problem.space.op_kept, strict=True):
+        where = slice(problem.problem.offsets[node], problem.problem.offsets[node + 1])
+        for part in kept:
+            dropped = part.drop_s <= most_s * float(part.bytes.max())
+            costs[where] += problem.micro * part.drop_s if dropped else price * part.bytes
+    return replace(problem.problem, costs=costs)
+
+
+def thresholds(frontier: Frontier) -> list[float]:
+    """Seconds per byte below which a part of all droppable bytes is dropped, on the model as it is."""
+    ratios, sizes = [], []
+    for index in range(len(frontier.program.segments)):
+        for kept in frontier.problem(index).space.op_kept:
+            for part in kept:
+                whole = float(part.bytes.max())
+                if whole and np.isfinite(part.drop_s):
+                    ratios.append(part.drop_s / whole)
+                    sizes.append(whole)
+    order = np.argsort(ratios)
+    share = np.cumsum(np.array(sizes)[order]) / sum(sizes)
+    return [float(np.array(ratios)[order][min(len(order) - 1, int(np.searchsorted(share, part)))]) for part in DROPPED]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A set of dropped values on a mesh, with what no sharding that fits is faster than, and the price that says so."""
+
+    bound_s: float
+    part: float
+    candidate: Candidate
+    microbatches: int
+    price: float
+
+
+def entries(program: Program, cluster: Cluster, budget: int, axes: int, known_s: float) -> list[Entry]:
+    found = []
+    setting = Setting("adamw", "bf16")
+    for candidate in candidates_on(program, allowed_meshes(cluster, (), axes), (), setting, recompute=True):
+        for number in candidate.microbatches:
+            base = candidate.frontier(number)
+            if floor_s(base) >= known_s:
+                break
+            for part in DROPPED:
+                frontier = dropping(base, part)
+                bounds = [(walk(frontier, price)[0] - price * budget, price) for price in PRICES]
+                if max(bounds)[0] < known_s:
+                    found.append(Entry(max(bounds)[0], part, candidate, number, max(bounds)[1]))
+    return sorted(found, key=lambda entry: entry.bound_s)
+
+
+def checkpoint_first(
+    program: Program, cluster: Cluster, budget: int, axes: int, known_s: float
+) -> Iterator[tuple[str, float]]:
+    """Seconds of the method's plans that fit, and of those with what is kept settled again; what cannot be faster than
+    `known_s`, or than one before it, is left out."""
+    for entry in entries(program, cluster, budget, axes, known_s):
+        if entry.bound_s >= known_s:
+            return
+        frontier = dropping(entry.candidate.frontier(entry.microbatches), entry.part)
+        met: list[Chain] = []
+        for price in (price for price in PRICES if price >= entry.price):
+            chain = chain_at(frontier, price)
+            if chain.seconds >= known_s:
+                break
+            if any(is_same(chain, other) for other in met):
+                continue
+            met.append(chain)
+            plan = assemble(program, cluster, chain, frontier)
+            ways = Ways.of(plan, program)
+            again = refine_ways(plan, program, ways, budget)
+            if again is not None:
+                yield f"settled again, {entry.part:.0%} dropped", again.predicted.step_s
+            found_s = dropped_s(plan, program, ways, frontier, budget)
+            if found_s is not None:
+                yield f"checkpoint first, {entry.part:.0%} dropped", found_s
+                known_s = min(known_s, found_s)
+                break
+
+
+def dropped_s(plan: Plan, program: Program, ways: Ways, frontier: Dropped, budget: int) -> float | None:
+    """The step of this sharding where what was decided is dropped; None where that does not fit. The tail may be cut
+    into chunks as is fastest."""
+    device = plan.mesh.device
+    costs, traced = NodeCosts(device, False, plan.mesh), traced_for(device)
+    picked: list[Kept] = []
+    for index, graph in enumerate(sharded_segments(program, plan)):
+        names = dropped_names(frontier.problem(index), frontier.most_s)
+        picked.append(_dropping(traced(graph), names, costs, ways.curves.options[index][0]))
+    found = []
+    for tail in (picked[-1], *ways.curves.options[-1]):
+        points = [ways.point(index, kept) for index, kept in enumerate((*picked[:-1], tail))]
+        predicted = prediction(points, plan.microbatches, exact_peak=True)
+        if predicted.peak_bytes <= budget:
+            found.append(predicted.step_s)
+    return min(found, default=None)
+
+
+def dropped_names(problem: SegmentProblem, most_s: float) -> set[str]:
+    """Values of the segment; `op~` stands for what else an op leaves to its backward."""
+    space, found = problem.space, set()
+    for index, (op, parts) in enumerate(zip(space.graph.ops, space.op_kept, strict=True)):
+        if not parts:
+            continue
+        kept = kept_values(op, space.strategies[index][0], space.values, space.outside, space.mesh)
+        names = [space.bases[name] for name, _ in kept]
+        names = [f"{op.name}~"] * (len(parts) - len(names)) + names
+        for name, part in zip(names, parts, strict=True):
+            if part.drop_s <= most_s * float(part.bytes.max()):
+                found.add(name)
+    return found
+
+
+def _dropping(joint: Joint, dropped: set[str], costs: NodeCosts, like: Kept) -> Kept:
+    """The pair cut there; `like`: a way of the same segment, whose bytes are known."""
+    standard = {joint.names[node] for node in read_by_backward(joint)}
+    again = tuple(sorted(name for name in standard if name in dropped or f"{name.partition('~')[0]}~" in dropped))
+    cut = cut_at(joint, again)
+    sizes = {name: storage_bytes(node) for node, name in joint.names.items()}
+    anyway = in_memory_anyway(joint)
+    held = like.resident_bytes
+    held += sum(sizes[name] for name in set(cut.saved) - set(like.saved) if name not in anyway)
+    held -= sum(sizes[name] for name in set(like.saved) - set(cut.saved) if name not in anyway)
+    return measure(joint, cut, costs, recompute=again, keep=(), resident_bytes=held, recompute_s=0.0)
+
+
+def dropping(base: Frontier, part: float) -> Dropped:
+    most_s = dict(zip(DROPPED, thresholds(base), strict=True))[part]
+    return Dropped(base.program, base.mesh, base.pins, base.setting, True, base.skips, most_s=most_s)
