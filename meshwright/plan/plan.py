@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -140,6 +140,36 @@ class Prediction:
     host_s: float = 0.0
 
 
+class _Groups(NamedTuple):
+    """stages: those that were grouped. numbers: by rank, of its group."""
+
+    stages: tuple[Stage, ...]
+    groups: tuple[tuple[Stage, ...], ...]
+    numbers: dict[int, int]
+
+
+_known: dict[int, _Groups] = {}
+"""By the tuple of stages, which each holds: plans made of one another share it."""
+
+MOST_KNOWN = 64
+
+
+def _grouped(stages: tuple[Stage, ...]) -> _Groups:
+    if id(stages) not in _known:
+        found: dict[frozenset[int], list[Stage]] = {}
+        for stage in stages:
+            found.setdefault(frozenset(stage.mesh.ranks), []).append(stage)
+        groups = tuple(map(tuple, found.values()))
+        numbers: dict[int, int] = {}
+        for number, group in enumerate(groups):
+            for rank in group[0].mesh.ranks:
+                numbers.setdefault(rank, number)
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[id(stages)] = _Groups(stages, groups, numbers)
+    return _known[id(stages)]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Choices are shared: `segments[i]` is the index in `choices` of what segment i does, on the mesh of its stage.
@@ -205,10 +235,7 @@ class Plan:
     @property
     def groups(self) -> tuple[tuple[Stage, ...], ...]:
         """The physical stages: those of `stages` that the same ranks run."""
-        found: dict[frozenset[int], list[Stage]] = {}
-        for stage in self.stages:
-            found.setdefault(frozenset(stage.mesh.ranks), []).append(stage)
-        return tuple(map(tuple, found.values()))
+        return _grouped(self.stages).groups
 
     def stage_of(self, segment: int) -> Stage:
         """The stage that runs a segment."""
@@ -219,10 +246,10 @@ class Plan:
 
     def stage_at(self, rank: int) -> int:
         """The number of a rank's physical stage, in `groups`."""
-        for number, group in enumerate(self.groups):
-            if rank in group[0].mesh.ranks:
-                return number
-        raise PlanError(f"rank {rank}", f"one of the plan's {self.world_size} ranks")
+        number = _grouped(self.stages).numbers.get(rank)
+        if number is None:
+            raise PlanError(f"rank {rank}", f"one of the plan's {self.world_size} ranks")
+        return number
 
     def home(self, program: Program, parameter: str) -> Stage:
         """The stage where a parameter lives: the first that reads it."""

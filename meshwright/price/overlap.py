@@ -96,8 +96,7 @@ class _Lane:
         self.seconds = [points[i].forward_s if k < count else points[i].backward_s for k, i in enumerate(self.chain)]
         early = [points[i].early_bytes if points[i].overlappable_s else 0 for i in self.chain[1:]]
         self.early = [0 if k == count - 1 else size for k, size in enumerate([*early, 0])]
-        self.first, self.middle, self.last = (self._ways(*at) for at in ((True, False), (False, False), (False, True)))
-        self.only = self._ways(True, True)
+        self.ways: dict[tuple[bool, bool], list[_Way]] = {}
 
     def _ways(self, first: bool, last: bool) -> list[_Way]:
         """Of every run of a micro-batch."""
@@ -145,9 +144,10 @@ class _Lane:
 
     def of(self, number: int) -> list[_Way]:
         """What runs in the micro-batch of this number."""
-        if number == 0:
-            return self.first if self.microbatches > 1 else self.only
-        return self.last if number == self.microbatches - 1 else self.middle
+        key = (number == 0, number == self.microbatches - 1)
+        if key not in self.ways:
+            self.ways[key] = self._ways(*key)
+        return self.ways[key]
 
     def _begin(self, way: _Way, place: int) -> float:
         """A gather, on the lane; seconds that have to be waited for at once."""

@@ -16,6 +16,7 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.solve.assemble import assemble
+from meshwright.solve.intra.space import KnownOps
 from meshwright.solve.plan import priced_pins
 
 SERVER = "parameter server"
@@ -42,12 +43,13 @@ def baselines(
 ) -> list[Baseline]:
     setting, limit = Setting(optimizer, precision), _limit(cluster, memory_bytes)
     found: list[Baseline] = []
+    ops: KnownOps = {}
     ddp = None
     for name, ways in _ways(cluster):
         tried = []
         for pins in ways:
             try:
-                chosen = priced_pins(program, cluster, pins, setting, memory_bytes)
+                chosen = priced_pins(program, cluster, pins, setting, memory_bytes, ops)
             except PlanError as error:
                 tried.append(Baseline(name, pins, why=error.given))
                 continue

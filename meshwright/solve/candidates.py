@@ -15,6 +15,7 @@ from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.frontier import Frontier, most_alive
+from meshwright.solve.intra.space import KnownOps
 from meshwright.solve.pins import FREE, Pins, pin_readings, pinned_mesh, with_roles
 from meshwright.solve.search import Candidate
 
@@ -62,8 +63,10 @@ def candidates_on(
     setting: Setting,
     recompute: bool = False,
     few: bool = False,
+    ops: KnownOps | None = None,
 ) -> list[Candidate]:
-    """Of every mesh what the pins may mean there; the first refusal is the answer where none does. few: weights."""
+    """Of every mesh what the pins may mean there; the first refusal is the answer where none does. few: weights.
+    ops: what was made for others before, and will be (`space`)."""
     crowded = most_alive(program) > MOST_ALIVE
     allowed, refused = [], []
     for mesh in found:
@@ -76,7 +79,7 @@ def candidates_on(
             continue
         for parsed in _with_roles(program, mesh, readings, only=len(found) == 1):
             for skips in _skips(mesh, parsed) if crowded else (None,):
-                allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, few))
+                allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, few, ops))
     if not allowed:
         raise refused[0]
     return allowed
@@ -108,6 +111,7 @@ def _candidate(
     recompute: bool = False,
     skips: tuple[bool, ...] | None = None,
     few: bool = False,
+    ops: KnownOps | None = None,
 ) -> Candidate:
     made: dict[int, Frontier] = {}
 
@@ -119,7 +123,8 @@ def _candidate(
                 del made[next(iter(made))]
             small = program.at_batch(cut_batch(program.batch, number)[0])
             more = setting.cut(program.batch, number)
-            made[number] = Frontier(small, mesh, pins, more, recompute, skips, beside=0.0)
+            known = {} if ops is None else ops
+            made[number] = Frontier(small, mesh, pins, more, recompute, skips, beside=0.0, ops=known)
         return made[number].weighed(beside)
 
     name = "x".join(map(str, mesh.sizes))

@@ -53,6 +53,11 @@ class Pins:
         return bool(self.dp_axes or self.tp_axes or self.model_axes)
 
     @property
+    def roles(self) -> Pins:
+        """What they say of axes and matmuls alone."""
+        return Pins((), self.dp_axes, self.tp_axes, split_matmuls=self.split_matmuls, model_axes=self.model_axes)
+
+    @property
     def must_split(self) -> bool:
         return self.split_matmuls or bool(self.tp_axes)
 

@@ -17,6 +17,7 @@ from meshwright.solve.assemble import assemble
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidate
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
+from meshwright.solve.intra.space import KnownOps
 from meshwright.solve.joint import joint_search
 from meshwright.solve.joint import least_bytes as least_recomputing
 from meshwright.solve.pin_words import check_storage, check_words
@@ -88,11 +89,12 @@ def make_plan(
 
 
 def priced_pins(
-    program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting, memory_bytes: int | None = None
+    program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting, memory_bytes: int | None, ops: KnownOps
 ) -> tuple[Chain, Frontier]:
-    """What `make_plan` writes for these pins without fitting or recomputing, not in writing."""
+    """What `make_plan` writes for these pins without fitting or recomputing, not in writing. ops: what several such
+    plans share."""
     whole = _OneStage(program, cluster, pins, setting, 3, False, {}, None)
-    whole.few = True
+    whole.few, whole.ops = True, ops
     found = whole.found(whole.budget(memory_bytes)).best or whole.anyway()
     if found is None:
         raise whole.refusal(memory_bytes)
@@ -116,6 +118,7 @@ class _OneStage:
         self.program, self.cluster, self.pins, self.setting = program, cluster, pins, setting
         self.max_axes, self.recompute, self.given, self.progress = max_axes, recompute, given, progress
         self.few = False
+        self.ops: KnownOps | None = None
         self.meshes: list[Mesh] = []
         self.candidates: list[Candidate] = []
         self.refused: PlanError | None = None
@@ -147,7 +150,7 @@ class _OneStage:
     def found(self, budget_bytes: int, limit_s: float = float("inf")) -> Found:
         """Everything kept, on all meshes that the pins allow."""
         self.meshes = allowed_meshes(self.cluster, self.pins, self.max_axes)
-        self.candidates = candidates_on(self.program, self.meshes, self.pins, self.setting, few=self.few)
+        self.candidates = candidates_on(self.program, self.meshes, self.pins, self.setting, few=self.few, ops=self.ops)
         return search(self.candidates, budget_bytes, self.progress, limit_s)
 
     def _jointly(self, budget: int, best: Plan | None, found: Found) -> tuple[Plan | None, float]:

@@ -14,7 +14,7 @@ from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
 from meshwright.solve.intra.segment import Answer, SegmentProblem, Solved, Tied, solve_segment
-from meshwright.solve.intra.space import Space, skip_layout, space
+from meshwright.solve.intra.space import KnownOps, Space, skip_layout, space
 from meshwright.solve.pins import Pins
 
 Options = tuple[int, ...]
@@ -42,7 +42,7 @@ class Frontier:
 
     so the least of the numerator over `scale` bounds all steps; None: the sum of all, which bounds none.
     uses: the segments that read each parameter. last_reader: of each boundary value and tied weight. steps: what `walk`
-    knows of every segment. floors: what `floor_s` found.
+    knows of every segment. floors: what `floor_s` found. ops: what Frontiers on the same meshes share.
     """
 
     program: Program
@@ -55,6 +55,7 @@ class Frontier:
     beside: float | None = None
     uses: dict[str, list[int]] = field(default_factory=dict)
     last_reader: dict[str, int] = field(default_factory=dict)
+    ops: KnownOps = field(default_factory=dict)
     _spaces: dict[int, Space] = field(default_factory=dict)
     _tied: dict[str, tuple[ParameterPlan, ...]] = field(default_factory=dict)
     _problems: dict[object, SegmentProblem] = field(default_factory=dict)
@@ -116,7 +117,7 @@ class Frontier:
     def space(self, segment: Segment) -> Space:
         if segment.graph not in self._spaces:
             graph = self.program.graph(segment)
-            made = space(graph, segment.params, self.program.batch, self.mesh, self.pins, self.setting)
+            made = space(graph, segment.params, self.program.batch, self.mesh, self.pins, self.setting, self.ops)
             self._spaces[segment.graph] = made
         return self._spaces[segment.graph]
 

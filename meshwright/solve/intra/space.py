@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
@@ -32,6 +32,7 @@ from meshwright.price.segment import (
 )
 from meshwright.profile import op_kind, saved
 from meshwright.rules import Narrow, Strategy, Way, strategies
+from meshwright.solve.intra.storage import parameter_options
 from meshwright.solve.pins import Pins
 
 LayoutSet = tuple[Layout, ...]
@@ -91,8 +92,38 @@ class Space:
         return min(parameter_price(value, plan, self.mesh, self.setting).static_bytes for plan in options)
 
 
-def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, pins: Pins, setting: Setting) -> Space:
-    """`names`: the parameters' full names, for pins; a graph shared by several segments takes the first's."""
+KnownOps = dict[object, tuple[SegmentGraph, Space]]
+"""Spaces without parameters; each holds its graph, so that no other takes its place."""
+
+MOST_KNOWN = 48
+
+
+def space(
+    graph: SegmentGraph,
+    names: tuple[str, ...],
+    batch: int,
+    mesh: Mesh,
+    pins: Pins,
+    setting: Setting,
+    known: KnownOps | None = None,
+) -> Space:
+    """`names`: the parameters' full names, for pins; a graph shared by several segments takes the first's. `known`:
+    what was made of ops before, which is the same wherever parameters are stored and however boundaries are crossed."""
+    known = {} if known is None else known
+    key = (id(graph), batch, setting.last, setting.microbatches, mesh, pins.roles)
+    if key not in known:
+        if len(known) >= MOST_KNOWN:
+            del known[next(iter(known))]
+        known[key] = (graph, _ops_space(graph, batch, mesh, pins.roles, setting))
+    made = replace(known[key][1], pins=pins, setting=setting, parameters={})
+    for value, full_name in zip(made.graph.params, names, strict=True):
+        wishes = (layout for place in made.uses[value.name] for layout in wanted(made, place))
+        made.parameters[value.name] = parameter_options(value, full_name, wishes, mesh, pins, setting)
+    return made
+
+
+def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting: Setting) -> Space:
+    """Without parameters."""
     fixed = graph.at(batch)
     values = fixed.values()
     batch_dims = {name: _batch_dims(value.type) for name, value in graph.values().items()}
@@ -121,8 +152,6 @@ def space(graph: SegmentGraph, names: tuple[str, ...], batch: int, mesh: Mesh, p
         frozenset(value.name for value in (*fixed.params, *fixed.buffers)),
         last,
     )
-    for value, full_name in zip(fixed.params, names, strict=True):
-        made.parameters[value.name] = _parameter_options(made, value, full_name)
     seconds = [[_seconds(made, index, one) for one in found[index]] for index in range(len(fixed.ops))]
     made.op_costs.extend(np.array([forward_s + backward_s for forward_s, backward_s in each]) for each in seconds)
     again_s = {
@@ -261,46 +290,3 @@ def _over_samples(way: Way, dims: Sequence[frozenset[int]]) -> bool:
 def _whole(pins: Pins) -> Narrow:
     """Samples are not split at all where they should be."""
     return lambda axis, ways: [way for way in ways if way.factor is None] if axis in pins.dp_axes else ways
-
-
-def _parameter_options(space: Space, value: Value, full_name: str) -> tuple[ParameterPlan, ...]:
-    wishes = (layout for place in space.uses[value.name] for layout in wanted(space, place))
-    # What is wanted partial is used whole: the conversion, inside the segment, is free.
-    computes = dict.fromkeys(Layout(tuple(I if state.kind == "P" else state for state in wish)) for wish in wishes)
-    pinned = space.pins.storage_of(full_name)
-    found = []
-    for compute in computes:
-        for storage in _storages(compute, value, space.mesh, space.pins) if pinned is None else (pinned,):
-            gathered = storage.shard_factor(space.mesh.sizes) > compute.shard_factor(space.mesh.sizes)
-            dtype = space.setting.storage_dtype(value.type.dtype)
-            found += [
-                ParameterPlan(str(storage), str(compute), dtype, again, each)
-                for again, each in _when(gathered, space.pins.zero, space.setting.microbatches)
-            ]
-    if not found:
-        raise PlanError(f"the pins leave no way to use parameter {full_name}", "pins that agree", "drop one of them")
-    return tuple(found)
-
-
-def _when(gathered: bool, zero: int | None, microbatches: int) -> tuple[tuple[bool, bool], ...]:
-    """(regather, scatter): gathered once or for each use; the gradient brought home once or per micro-batch."""
-    if not gathered:
-        return ((False, False),)
-    several = microbatches > 1
-    stages = {1: (False, False), 2: (False, several), 3: (True, several)}
-    return tuple(dict.fromkeys(stages.values())) if zero is None else (stages.get(zero, (False, False)),)
-
-
-def _storages(compute: Layout, value: Value, mesh: Mesh, pins: Pins) -> list[Layout]:
-    """Storage is sharded or invariant: the optimizer needs a gradient with nothing left to reduce."""
-    shape = value.type.sizes
-    per_axis: list[list[State]] = []
-    for axis, (state, size) in enumerate(zip(compute.states, mesh.sizes, strict=True)):
-        zero = pins.zero_of(axis)
-        if state.is_shard:
-            per_axis.append([state])
-            continue
-        free = [dim for dim, length in enumerate(shape) if length % size == 0 and not compute.sharding(dim)][:1]
-        sharded = [S(dim) for dim in free] if value.grad else []
-        per_axis.append([I] if zero == 0 or not sharded else sharded if zero else [I, *sharded])
-    return [layout for layout in map(Layout, product(*per_axis)) if layout.is_even(shape, mesh.sizes)]

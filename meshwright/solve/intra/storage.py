@@ -1,0 +1,74 @@
+"""Where a parameter may be stored, for every layout in which it may be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import product
+
+from meshwright.capture.program import Value
+from meshwright.cluster import Mesh
+from meshwright.errors import PlanError
+from meshwright.layout import I, Layout, S, State
+from meshwright.plan import ParameterPlan
+from meshwright.price.parameter import Setting
+from meshwright.solve.pins import Pins
+
+
+def parameter_options(
+    value: Value, full_name: str, wishes: Iterable[Layout], mesh: Mesh, pins: Pins, setting: Setting
+) -> tuple[ParameterPlan, ...]:
+    """`wishes`: the layouts in which its readers want it."""
+    # What is wanted partial is used whole: the conversion, inside the segment, is free.
+    computes = dict.fromkeys(Layout(tuple(I if state.kind == "P" else state for state in wish)) for wish in wishes)
+    dtype, several = setting.storage_dtype(value.type.dtype), setting.microbatches > 1
+    pinned = pins.storage_of(full_name)
+    found = _options(tuple(computes), value.type.sizes, value.grad, dtype, mesh, pins, pinned, several)
+    if not found:
+        raise PlanError(f"the pins leave no way to use parameter {full_name}", "pins that agree", "drop one of them")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _options(
+    computes: tuple[Layout, ...],
+    shape: tuple[int, ...],
+    grad: bool,
+    dtype: str,
+    mesh: Mesh,
+    pins: Pins,
+    pinned: Layout | None,
+    several: bool,
+) -> tuple[ParameterPlan, ...]:
+    found = []
+    for compute in computes:
+        for storage in _storages(compute, shape, grad, mesh, pins) if pinned is None else (pinned,):
+            gathered = storage.shard_factor(mesh.sizes) > compute.shard_factor(mesh.sizes)
+            found += [
+                ParameterPlan(str(storage), str(compute), dtype, again, each)
+                for again, each in _when(gathered, pins.zero, several)
+            ]
+    return tuple(found)
+
+
+def _when(gathered: bool, zero: int | None, several: bool) -> tuple[tuple[bool, bool], ...]:
+    """(regather, scatter): gathered once or for each use; the gradient brought home once or, of several micro-batches,
+    after each."""
+    if not gathered:
+        return ((False, False),)
+    stages = {1: (False, False), 2: (False, several), 3: (True, several)}
+    return tuple(dict.fromkeys(stages.values())) if zero is None else (stages.get(zero, (False, False)),)
+
+
+def _storages(compute: Layout, shape: tuple[int, ...], grad: bool, mesh: Mesh, pins: Pins) -> list[Layout]:
+    """Storage is sharded or invariant: the optimizer needs a gradient with nothing left to reduce."""
+    per_axis: list[list[State]] = []
+    for axis, (state, size) in enumerate(zip(compute.states, mesh.sizes, strict=True)):
+        zero = pins.zero_of(axis)
+        if state.is_shard:
+            per_axis.append([state])
+            continue
+        free = [dim for dim, length in enumerate(shape) if length % size == 0 and not compute.sharding(dim)][:1]
+        sharded = [S(dim) for dim in free] if grad else []
+        per_axis.append([I] if zero == 0 or not sharded else sharded if zero else [I, *sharded])
+    return [layout for layout in map(Layout, product(*per_axis)) if layout.is_even(shape, mesh.sizes)]
