@@ -38,7 +38,7 @@ class Interpreter:
         exchange: Exchange,
         buffers: dict[str, Tensor],
         batches: Batches,
-        progress: Callable[[str], None] = lambda _: None,
+        progress: Callable[[object], None] = lambda _: None,
     ) -> None:
         self.program, self.parts, self.exchange, self.batches = program, parts, exchange, batches
         self.buffers, self.device, self.progress = buffers, batches.device, progress
@@ -73,14 +73,15 @@ class Interpreter:
         return self._end()
 
     def _play(self, instructions: Sequence[Instruction]) -> None:
+        staged = len(self.plan.stages) > 1
         for instruction in instructions:
-            self.progress(self.exchange.told(instruction))
+            self.progress(self.exchange.told(instruction) if staged else instruction)
             try:
                 self._execute(instruction)
             except RunError:
                 raise
             except Exception as error:
-                if len(self.plan.stages) == 1 or is_lost(error):
+                if not staged or is_lost(error):
                     raise
                 raise self.exchange.failure(instruction, error) from error
             if self.counts:
@@ -110,15 +111,16 @@ class Interpreter:
         return self.exchange.share_numbers(found, len(batches))
 
     def _end(self) -> Tensor:
-        losses = [micro.loss * micro.weight for micro in self.micro if micro.loss is not None]
+        found = [(micro.loss, micro.weight) for micro in self.micro if micro.loss is not None]
+        losses = [loss if weight == 1 else loss * weight for loss, weight in found]
         self.exchange.finish()
         for part in self.parts:
             part.store.end_step()
-        found = None
+        total = None
         if losses:
-            found = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+            total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         self.micro = []
-        return self.exchange.share_loss(found)
+        return self.exchange.share_loss(total)
 
     def _execute(self, one: Instruction) -> None:
         if one.kind == "step":

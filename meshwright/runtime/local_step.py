@@ -7,6 +7,8 @@ state in pieces too; before and after, parameters and state are DTensors, for sc
 
 from __future__ import annotations
 
+from collections import defaultdict
+from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,47 +22,65 @@ ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _PIECE = "meshwright_piece"
 
 
-_LENT: WeakKeyDictionary[torch.optim.Optimizer, list[list[nn.Parameter]]] = WeakKeyDictionary()
-"""The stored parameters of an optimizer, group by group, while it steps on their pieces."""
-
-
-class _Piece:
-    """What stands in for a stored parameter: a plain one over the same memory. state, pieces: the optimizer's state as
-    it was last seen, as DTensors and in pieces."""
-
-    def __init__(self, stored: nn.Parameter) -> None:
-        self.local = nn.Parameter(local_tensor(stored).detach(), requires_grad=False)
-        self.state: dict[str, Any] = {}
-        self.pieces: dict[str, Any] = {}
-
-    def lend(self, stored: nn.Parameter, optimizer: torch.optim.Optimizer) -> nn.Parameter:
-        grad = stored.grad
-        self.local.grad = local_tensor(grad) if isinstance(grad, DTensor) else None
-        state = optimizer.state.get(stored)
-        if state:
-            if state.keys() != self.state.keys() or any(state[key] is not own for key, own in self.state.items()):
-                self.state = dict(state)
-                self.pieces = {k: local_tensor(v) if isinstance(v, DTensor) else v for k, v in state.items()}
-            optimizer.state[self.local] = self.pieces
-        return self.local
-
-    def take_back(self, stored: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
-        self.local.grad = None
-        made = optimizer.state.pop(self.local, None)
-        if made and made is not self.pieces:  # the first step makes the state
-            self.pieces = made
-            self.state = {key: self._wrapped(key, value, stored) for key, value in made.items()}
-            optimizer.state[stored] = dict(self.state)
-
-    def _wrapped(self, key: str, value: Any, stored: nn.Parameter) -> Any:
-        alike = isinstance(value, Tensor) and key != "step" and value.shape == self.local.shape
-        return dtensor_like(value, stored) if alike else value
-
-
 def prepare(parameter: nn.Parameter) -> None:
-    """From now on its piece can be lent."""
+    """From now on its piece can be lent: a plain parameter over the same memory."""
     if isinstance(parameter.data, DTensor):
-        setattr(parameter, _PIECE, _Piece(parameter))
+        setattr(parameter, _PIECE, nn.Parameter(local_tensor(parameter).detach(), requires_grad=False))
+
+
+class _Lending:
+    """What one optimizer is handed. groups: its parameters, and what stands in for them; others are lent as they are.
+    state: the optimizer's, by what stands in. seen: which tensors that was made from."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.groups = [list(group["params"]) for group in optimizer.param_groups]
+        self.locals = [[getattr(one, _PIECE, one) for one in params] for params in self.groups]
+        self.pairs = [pair for two in zip(self.groups, self.locals, strict=True) for pair in zip(*two, strict=True)]
+        self.state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+        self.seen: dict[nn.Parameter, list[int]] = {}
+        self.stored: Any = None
+
+    def fits(self, optimizer: torch.optim.Optimizer) -> bool:
+        groups = optimizer.param_groups
+        return len(groups) == len(self.groups) and all(
+            len(group["params"]) == len(own) and all(map(is_, group["params"], own))
+            for group, own in zip(groups, self.groups, strict=True)
+        )
+
+    def lend(self, optimizer: torch.optim.Optimizer) -> None:
+        self.stored = optimizer.state
+        for one, piece in self.pairs:
+            if piece is not one:
+                gradient = one.grad
+                piece.grad = local_tensor(gradient) if isinstance(gradient, DTensor) else None
+            state = self.stored.get(one)
+            if state and self.seen.get(one) != (found := [id(value) for value in state.values()]):
+                self.seen[one] = found
+                self.state[piece] = {k: local_tensor(v) if isinstance(v, DTensor) else v for k, v in state.items()}
+        optimizer.state = self.state
+        for group, params in zip(optimizer.param_groups, self.locals, strict=True):
+            group["params"] = list(params)
+
+    def take_back(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.state = self.stored
+        for group, params in zip(optimizer.param_groups, self.groups, strict=True):
+            group["params"] = list(params)
+        new = len(self.state) > len(self.seen)
+        for one, piece in self.pairs:
+            if piece is not one:
+                piece.grad = None
+            if new and one not in self.seen and self.state.get(piece):
+                made = {key: _wrapped(key, value, one, piece) for key, value in self.state[piece].items()}
+                self.stored[one], self.seen[one] = made, [id(value) for value in made.values()]
+        self.stored = None
+
+
+def _wrapped(key: str, value: Any, stored: nn.Parameter, piece: nn.Parameter) -> Any:
+    alike = stored is not piece and isinstance(value, Tensor) and key != "step" and value.shape == piece.shape
+    return dtensor_like(value, stored) if alike else value
+
+
+_LENDING: WeakKeyDictionary[torch.optim.Optimizer, _Lending] = WeakKeyDictionary()
 
 
 def lend_pieces(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -68,17 +88,14 @@ def lend_pieces(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     closure = any(one is not None for one in (*args[1:], *kwargs.values()))  # the first is the optimizer
     if type(optimizer) not in ELEMENTWISE or closure or has_step_hooks(optimizer) or hasattr(optimizer, "grad_scale"):
         return
-    _LENT[optimizer] = [group["params"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        pieces = [(one, getattr(one, _PIECE, None)) for one in group["params"]]
-        group["params"] = [one if piece is None else piece.lend(one, optimizer) for one, piece in pieces]
+    lending = _LENDING.get(optimizer)
+    if lending is None or not lending.fits(optimizer):
+        lending = _LENDING[optimizer] = _Lending(optimizer)
+    lending.lend(optimizer)
 
 
 def take_back(optimizer: torch.optim.Optimizer) -> None:
     """After it; or before the next, where one has ended with an error."""
-    for group, params in zip(optimizer.param_groups, _LENT.pop(optimizer, []), strict=False):
-        for one in params:
-            piece = getattr(one, _PIECE, None)
-            if piece is not None:
-                piece.take_back(one, optimizer)
-        group["params"] = params
+    lending = _LENDING.get(optimizer)
+    if lending is not None and lending.stored is not None:
+        lending.take_back(optimizer)

@@ -20,7 +20,7 @@ from meshwright.price.buckets import Bucket, Transfers, gathered, is_home, moves
 from meshwright.runtime.buckets import Scratch, Shape, gather, reduce
 from meshwright.runtime.homes import Home, Homes
 from meshwright.runtime.overlap import Begun, Overlap
-from meshwright.torch_compat import dtensor_like
+from meshwright.torch_compat import dtensor_like, local_tensor
 
 Source = Callable[[Parameter, Layout, torch.dtype], Tensor]
 """This rank's piece of a parameter, in its storage layout and dtype, in memory of its own."""
@@ -73,6 +73,7 @@ class Store:
         }
         self.home = {name for name in own if is_home(plan, program, name)}
         self.segments = {n: program.segments[n].params for n in here.segments}
+        self.handed = {n: self._handed(n) for n in here.segments}
         self.regathered = {name for name in own if plan.parameters[name].regather}
         self._flats: dict[Bucket, Tensor] = {}
         self._like: dict[str, DTensor] = {}
@@ -83,6 +84,13 @@ class Store:
         self.overlap = Overlap(beside, self.device, thread)
         self._gathering: dict[str, Begun[Copies]] = {}
         self._reducing: list[Begun[Reduced]] = []
+
+    def _handed(self, segment: int) -> tuple[str, ...] | None:
+        """A segment's parameters, where all of its gradients come as they are stored and nothing is to be moved."""
+        transfers = self.reductions[segment]
+        names = tuple(name for one in transfers for name in one.alone)
+        moved = any(one.buckets for one in transfers) or not self.home.issuperset(names)
+        return None if moved or any(self.dtypes[name] != self.wide[name] for name in names) else names
 
     def _load(self, own: Mapping[str, Parameter], source: Source, mesh: DeviceMesh) -> None:
         for name, parameter in own.items():
@@ -180,8 +188,17 @@ class Store:
 
     def reduce(self, segment: int) -> None:
         """Begin to bring gradients of the segment's own parameters from the compute to the storage layout."""
-        for transfers in self.reductions[segment]:
-            self._reduce(transfers)
+        names = self.handed[segment]
+        if names is None:
+            for transfers in self.reductions[segment]:
+                self._reduce(transfers)
+            return
+        for name in names:
+            gradient = self.gradients.pop(name, None)
+            if gradient is not None:
+                self._add_stored(name, _own(gradient))
+        if self.summed:
+            self.summed.difference_update(names)
 
     def _reduce(self, transfers: Transfers) -> None:
         names = [name for bucket in transfers.buckets for name in bucket.names] + list(transfers.alone)
@@ -238,7 +255,7 @@ class Store:
         stored = self.stored[name]
         old = stored.grad
         if isinstance(old, DTensor):
-            old.to_local().add_(local)
+            local_tensor(old).add_(local)
         else:
             stored.grad = dtensor_like(local, self._like[name])
 

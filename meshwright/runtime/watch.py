@@ -52,7 +52,8 @@ class Watch:
     """One rank's clock. `at` is called with each thing begun; a thread compares it with the other ranks'."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.timeout_s, self.count, self.what, self.op, self.busy = timeout_s, 0, "starting", "", False
+        self.timeout_s, self.count, self.op, self.busy = timeout_s, 0, "", False
+        self.what: object = "starting"
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self._since = time.monotonic()
         self._published = ""
@@ -62,7 +63,7 @@ class Watch:
             self._publish()
             threading.Thread(target=_watch, args=(ref(self), min(1.0, timeout_s / 5)), daemon=True).start()
 
-    def at(self, what: str) -> None:
+    def at(self, what: object) -> None:
         self.count, self.what, self.busy, self._since = self.count + 1, what, True, time.monotonic()
 
     @contextmanager
@@ -102,7 +103,7 @@ class Watch:
         lines = [f"rank {self.rank} has waited {self.timeout_s:.0f} s in {for_what}"]
         others = {rank: self._read(rank) for rank in range(self.world) if rank != self.rank}
         least = min(count for count, _ in others.values())
-        if self.what.startswith("stage "):  # stages run lists of their own: their counts say nothing of each other
+        if str(self.what).startswith("stage "):  # stages run lists of their own: their counts say nothing of each other
             lines.append(f"the others: {', '.join(f'rank {rank} ({what})' for rank, (_, what) in others.items())}")
         elif least >= self.count:
             lines.append("no rank is behind: the network between them may be gone")
