@@ -193,7 +193,9 @@ def fuse_when_compiled(operators: Mapping[Any, Callable[..., Any]]) -> None:
 
 
 def compile_boxed(module: GraphModule) -> Callable[[list[Tensor]], tuple[Any, ...]]:
-    """A traced graph, compiled by inductor; it takes its arguments in a list, which it empties as it goes."""
+    """A traced graph, compiled by inductor; it takes its arguments in a list, which it empties as it goes. What was
+    compiled before, in another process too, is found again."""
+    from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -211,7 +213,8 @@ def compile_boxed(module: GraphModule) -> Callable[[list[Tensor]], tuple[Any, ..
     # Results keep the strides they were traced with: the other half was traced with these.
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     lowered.recompile()
-    with V.set_fake_mode(mode), torch.no_grad():
+    # Without a tracing context nothing is looked up in, or goes to, the compiler's cache on disk.
+    with tracing(TracingContext(mode)), V.set_fake_mode(mode), torch.no_grad():
         compiled = compile_fx_inner(lowered, fakes, is_inference=True)
 
     def run(box: list[Tensor]) -> tuple[Any, ...]:
