@@ -101,7 +101,8 @@ class ShapedNetwork:
         self, host: Host, command: Sequence[str], environment: dict[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
         # A UTS namespace of its own gives the host a name of its own, which is how ranks know their host.
-        inner = ["unshare", "--uts", "sh", "-c", f'hostname {host.name} && exec "$@"', "sh", *command]
+        ready = f'{_same_priority()}hostname {host.name} && exec "$@"'
+        inner = ["unshare", "--uts", "sh", "-c", ready, "sh", *command]
         with log.open("wb") as out:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.namespace(host), *inner],
@@ -120,6 +121,15 @@ class ShapedNetwork:
                 tails = "\n".join(f"--- rank {i}\n{log.read_text()[-1500:]}" for i, (_, log) in enumerate(running))
                 raise RuntimeError(f"{what}\n{tails}")
             time.sleep(0.1)
+
+
+def _same_priority() -> str:
+    """Sessions are scheduled as groups, each with a priority; a rank leads one of its own and takes ours."""
+    try:
+        nice = Path("/proc/self/autogroup").read_text().split()[-1]
+    except OSError:
+        return ""
+    return f"echo {nice} > /proc/self/autogroup; " if nice != "0" else ""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

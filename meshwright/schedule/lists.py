@@ -1,8 +1,9 @@
 """An order of tasks becomes one list of Instructions a stage: transfers, gathers, reductions and the step between.
 
-A value is sent as soon as its segment has run. Receives are begun one task before the one that waits for them, and
-stand in the order in which the other side sends: so both ends agree on a channel that knows no tags. Parameters that
-are gathered once are gathered first of all, while the first value is on its way.
+A value is sent as soon as its segment has run. Receives are begun three tasks before the one that waits for them, so
+that a message may take as long as these, and stand in the order in which the other side sends: so both ends agree on a
+channel that knows no tags. Parameters that are gathered once are gathered first of all, while the first value is on its
+way.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from meshwright.schedule.pipeline import Hop, Pipeline
 Lists = tuple[tuple[Instruction, ...], ...]
 """What each stage does; all ranks of a stage do the same."""
 
-AHEAD = 1
+AHEAD = 3
 """Tasks between the begin of a receive and its use."""
 
 _REVERSE = {"send": "receive", "send_gradient": "receive_gradient"}

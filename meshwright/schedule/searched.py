@@ -87,6 +87,7 @@ class _Search:
         self.tasks: list[list[Task]] = [[] for _ in range(self.stages)]
         self.heap: list[tuple[float, int]] = []
         self.wake_s = [inf] * self.stages
+        self.wire_s: dict[tuple[int, int, bool], float] = {}
 
     def run(self) -> tuple[float, Order | None]:
         for microbatch in range(self.pipeline.microbatches):
@@ -157,13 +158,20 @@ class _Search:
         run, microbatch = task.run, task.microbatch
         if task.kind == "forward":
             for other in self.after[run]:
-                self._arrive(True, other, microbatch, end_s + self.durations.transfer_s.get((run, other), 0.0))
+                self._arrive(True, other, microbatch, self._sent(end_s, run, other, True))
             self._arrive(False, run, microbatch, end_s)
         elif task.kind in ("backward", "backward_input"):
             for other in self.ahead[run]:
-                self._arrive(False, other, microbatch, end_s + self.durations.transfer_s.get((other, run), 0.0))
+                self._arrive(False, other, microbatch, self._sent(end_s, other, run, False))
             if task.kind == "backward_input":
                 self._offer(Task("backward_weight", run, microbatch), end_s)
+
+    def _sent(self, at_s: float, run: int, other: int, forward: bool) -> float:
+        """When a message between two runs is over: one at a time goes from a stage to another."""
+        wire = (self.stage_of[run], self.stage_of[other], forward)
+        over_s = max(at_s, self.wire_s.get(wire, 0.0)) + self.durations.transfer_s.get((run, other), 0.0)
+        self.wire_s[wire] = over_s
+        return over_s
 
     def _arrive(self, forward: bool, run: int, microbatch: int, at_s: float) -> None:
         key = (forward, run, microbatch)
