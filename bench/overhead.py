@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="steps per repeat")
     parser.add_argument("--gpu", nargs="*", metavar="MODEL,BATCH", help="one rank, compiled (bench/overhead_gpu.py)")
-    parser.add_argument("--unit", default="auto", help="with --gpu: compile a `segment`, or a `run` of them, as one")
+    parser.add_argument("--unit", default="run", help="with --gpu: compile a `segment`, or a `run` of them, as one")
     parser.add_argument("--out", default="out/overhead.json")
     args = parser.parse_args()
     if args.gpu is not None:

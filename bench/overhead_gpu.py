@@ -4,7 +4,7 @@
 
 Both live in one process and step in turn; medians of interleaved repeats. Memory is each one's own peak: what its step
 takes above what is there before, and what it keeps between steps. Ours is planned inside the memory that the other was
-seen to take. `--unit` names what is compiled as one; by default it is left to the rule.
+seen to take, and compiled in runs of segments (`--unit segment`: each by itself).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CASES = (("gpt2-medium?seq=1024", 8), ("gpt?layers=8&hidden=512&heads=8&ffn=2048
 STEPS = 10
 
 
-def gpu_main(cases: list[str], out: str, repeats: int, unit: str = "auto") -> int:
+def gpu_main(cases: list[str], out: str, repeats: int, unit: str = "run") -> int:
     found = []
     for name, batch in [(text.rpartition(",")[0], int(text.rpartition(",")[2])) for text in cases] or CASES:
         row = _case(name, batch, repeats, unit)
