@@ -102,7 +102,7 @@ def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("i
 
 def least_bytes(frontier: Frontier) -> int:
     """The peak of the chain found at the highest price per byte."""
-    return _Search(frontier, 0, 0).ask(DEAREST).peak_bytes
+    return _Search(frontier, 0, 0).ask(max(DEAREST, floor_s(frontier))).peak_bytes
 
 
 def _lower(search: _Search, over: Chain) -> Chain:

@@ -104,12 +104,26 @@ class _Whole:
                 size = price.transient_bytes if uses else 0
                 self.build.use(row, first + own.makers[value.name].node, option, size)
         asked = {first + node: space.running_bytes(place) for place, node in enumerate(own.op_nodes)}
-        levels = np.unique(np.concatenate(list(asked.values())))
+        anyway = max(sizes.min() for sizes in asked.values())
+        moved = {way: sizes for way in own.ways if (sizes := own.moving_bytes(way)).max() > anyway}
+        levels = np.unique(np.concatenate([*asked.values(), *(sizes.ravel() for sizes in moved.values())]))
         level = self.build.node(np.zeros(len(levels)), name=f"segment {index} runs")
         for option, size in enumerate(levels):
             self.build.use(row, level, option, size)
         for node, sizes in asked.items():
             self.build.edge(node, level, np.where(levels[None, :] >= sizes[:, None], 0.0, np.inf))
+        for way, sizes in moved.items():
+            self._moving(first + way.maker.node, first + way.node, level, sizes, levels)
+
+    def _moving(self, maker: int, reader: int, level: int, sizes: Floats, levels: Floats) -> None:
+        """A conversion needs what it needs from one option to another: a node knows the level and the one of them."""
+        rows, row_of = np.unique(sizes, axis=0, return_inverse=True)
+        count = len(levels)
+        between = self.build.node(np.zeros(len(rows) * count), name="converts")
+        row, at = np.divmod(np.arange(len(rows) * count), count)
+        self.build.edge(maker, between, np.where(row_of.reshape(-1)[:, None] == row[None, :], 0.0, np.inf))
+        self.build.edge(level, between, np.where(np.arange(count)[:, None] == at[None, :], 0.0, np.inf))
+        self.build.edge(reader, between, np.where(levels[at][None, :] >= rows[row].T, 0.0, np.inf))
 
 
 def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Chain | None, float]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,6 +68,15 @@ class _Side:
     layouts: LayoutSet
 
 
+class _Way(NamedTuple):
+    """Conversions of a value: from each option's layout of one node to those that the options of another ask for."""
+
+    name: str
+    maker: _Side
+    node: int
+    wants: tuple[LayoutSet, ...]
+
+
 class SegmentProblem:
     """The Problem of a segment at no price per byte, and where its parts are.
 
@@ -92,6 +102,7 @@ class SegmentProblem:
         self.options: dict[str, tuple[ParameterPlan, ...]] = {}
         self.op_nodes = [self._op_node(index) for index in range(len(space.graph.ops))]
         self.makers: dict[str, _Side] = {}
+        self.ways: list[_Way] = []
         self.outputs = [self._boundary(name) for name in space.graph.outputs]
         self._arguments()
         self._results()
@@ -200,6 +211,7 @@ class SegmentProblem:
         readers = self._readers(name)
         if len(readers) == 1:
             self.build.edge(maker.node, readers[0].node, self._direct(name, maker, readers[0]))
+            self.ways.append(_Way(name, maker, readers[0].node, tuple((want,) for want in readers[0].layouts)))
         elif readers:
             self._copy(name, maker, readers)
 
@@ -238,9 +250,22 @@ class SegmentProblem:
         member = np.array([[i in group for i in range(len(layouts))] for group in sets])
         node = self._node(np.zeros(len(sets)), name=f"{name} copies")
         self.build.edge(maker.node, node, self._seconds(name, maker.layouts, layouts) @ member.T)
+        self.ways.append(_Way(name, maker, node, tuple(tuple(layouts[i] for i in group) for group in sets)))
         for reader in readers:
             wanted_at = [layouts.index(want) for want in reader.layouts]
             self.build.edge(node, reader.node, np.where(member[:, wanted_at], 0.0, np.inf))
+
+    def moving_bytes(self, way: _Way) -> Matrix:
+        """What converting needs while it runs, backward included, as `price_segment` counts it."""
+        value, mesh = self.space.values[way.name], self.space.mesh
+        sizes, item = value.type.sizes, value.type.itemsize
+
+        @cache
+        def each(made: Layout, want: Layout) -> int:
+            return 2 * conversion(made, want, sizes, item, mesh, value.grad).transient_bytes
+
+        found = [[max(each(made, want) for want in wants) for wants in way.wants] for made in way.maker.layouts]
+        return np.array(found, dtype=float)
 
     def _seconds(self, name: str, made: LayoutSet, wants: LayoutSet) -> Matrix:
         key = (name, made, wants)
