@@ -225,7 +225,11 @@ def boundary_layouts(space: Space, name: str) -> tuple[Layout, ...]:
             sharded = pins.sequence is True
         states.append([*([] if sharded and dims else [I]), *map(S, dims)])
     every = map(Layout, product(*states))
-    return tuple(layout for layout in every if all(layout.is_even(one, mesh.sizes) for one in shapes))
+    found = tuple(layout for layout in every if all(layout.is_even(one, mesh.sizes) for one in shapes))
+    if not found:
+        given = f"{name} of shape {shape} on a mesh of {'x'.join(map(str, mesh.sizes))}"
+        raise PlanError(given, "samples that the pinned axes divide together", "change the batch or the pins")
+    return found
 
 
 def skip_layout(space: Space, name: str, sharded: tuple[bool, ...]) -> Layout:
