@@ -6,11 +6,19 @@ from collections.abc import Iterator
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh, collective_s
+from meshwright.generate.chunk import check_chunkable
+from meshwright.generate.communicates import collectives_in, replayed
+from meshwright.generate.cut import Cut, cut_at
+from meshwright.generate.program import sharded_segment
 from meshwright.layout import Collective, Layout
 from meshwright.plan import Plan
 from meshwright.price.buckets import parameter_collectives
 from meshwright.price.flow import flow
 from meshwright.price.weigh import count_collectives
+from meshwright.solve.memory.traced import traced_for
+
+COUNT_BYTES = 8
+"""Of a number of targets."""
 
 
 def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
@@ -29,9 +37,13 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
 
 
 def _inside(plan: Plan, program: Program, index: int, commons: dict[str, Layout], micro: int) -> Iterator[Collective]:
-    """Of one segment in so many micro-batches: its conversions and what lowerings run."""
+    """Of one segment in so many micro-batches: its conversions, what lowerings run, what is made again."""
+    choice, last = plan.choice(index), index == len(program.segments) - 1
+    if choice.chunks > 1 and last:
+        yield from _in_chunks(plan, program, index) * micro
+        return
     graph = program.graph(program.segments[index]).at(plan.microbatch)
-    run = flow(graph, plan.choice(index), plan.stage_of(index).mesh, commons)
+    run = flow(graph, choice, plan.stage_of(index).mesh, commons)
     carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
     values = graph.values()
     for name, made in run.strategies.items():
@@ -40,6 +52,28 @@ def _inside(plan: Plan, program: Program, index: int, commons: dict[str, Layout]
     for step in run.moves.values():
         yield from step.conversion.forward * micro
         yield from step.conversion.backward * micro if values[step.value].grad else ()
+    forward = any(made.collectives_forward for made in run.strategies.values())
+    if choice.recompute and (forward or any(step.conversion.forward for step in run.moves.values())):
+        yield from replayed(_cut(plan, program, index, plan.microbatch)) * micro
+
+
+def _in_chunks(plan: Plan, program: Program, index: int) -> list[Collective]:
+    """Of a last segment that runs chunk by chunk; where targets are counted, ranks add up how many each chunk has."""
+    choice = plan.choice(index)
+    part = sharded_segment(program, plan, index, plan.microbatch // choice.chunks)
+    halves = _cut(plan, program, index, plan.microbatch // choice.chunks).halves
+    found = (collectives_in(halves.first) + collectives_in(halves.second)) * choice.chunks
+    averaging = check_chunkable(program, choice.chunks, plan.microbatch)
+    rows = [str(dict(op.kwargs).get("rows", "")) for op in part.ops if op.name == averaging.op]
+    if averaging.kind == "count" and rows[0]:
+        found.append(Collective("all_reduce", rows[0], COUNT_BYTES * choice.chunks))
+    return found
+
+
+def _cut(plan: Plan, program: Program, index: int, batch: int) -> Cut:
+    choice, device = plan.choice(index), plan.stage_of(index).mesh.device
+    joint = traced_for(device)(sharded_segment(program, plan, index, batch))
+    return cut_at(joint, choice.recompute, choice.keep)
 
 
 def accounted(plan: Plan, program: Program) -> Plan:
