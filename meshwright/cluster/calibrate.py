@@ -24,11 +24,11 @@ from meshwright.cluster.calibrate_grids import (
 from meshwright.cluster.calibrate_host import eager_table, pair_table
 from meshwright.cluster.calibrate_optimizer import optimizers, scale_to_a_step
 from meshwright.cluster.calibrate_pace import Pace
-from meshwright.cluster.calibrate_samples import KERNELS, ROWS, SLOW, Make
-from meshwright.cluster.calibrate_scatters import Spread, scatters
-from meshwright.cluster.device_profile import Axes
+from meshwright.cluster.calibrate_samples import KERNELS, MORE, ROWS, SLOW, Make
+from meshwright.cluster.calibrate_scatters import Spread, attentions, convolutions
+from meshwright.cluster.profile_tables import Axes
 
-SCHEMA = 1
+SCHEMA = 2
 Progress = Callable[[str], None]
 
 
@@ -49,23 +49,27 @@ class Effort:
 
 
 CUDA = Effort(
-    numels=(1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26),
+    numels=(1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23, 1 << 24, 1 << 26),
     rows=(
         ("units", (4, 16, 64, 256, 1024, 4096, 16384, 65536)),
-        ("width", (64, 256, 768, 2048, 8192, 16384, 32768, 1 << 19)),
+        ("width", (16, 64, 256, 768, 2048, 8192, 16384, 32768, 1 << 19)),
     ),
-    matmul=(32, 128, 256, 512, 768, 1024, 1536, 3072, 8192),
+    matmul=(8, 32, 128, 256, 512, 768, 1024, 1536, 3072, 8192),
     spread=Spread(
-        attention=48,
+        attention=56,
         variants=8,
-        plain=150,
-        window=210,
+        plain=900,
+        window=1000,
+        seconds=50.0,
         heads=(8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024),
         seqs=(64, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 4096),
         widths=(64, 64, 64, 128, 128, 32, 80, 96, 256),
         images=(1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
-        edges=(4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 112),
-        channels=(32, 64, 64, 80, 96, 128, 128, 160, 192, 256, 256, 320, 384, 512, 512, 640, 768, 1024, 1536, 2048),
+        edges=(4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 22, 24, 26, 28, 32, 36, 40, 48, 52, 56, 64, 80, 96, 112),
+        channels=(
+            *(32, 48, 64, 64, 72, 80, 96, 112, 128, 128, 144, 160, 192, 224, 256, 256, 288, 320, 384, 448, 512, 512),
+            *(576, 640, 768, 896, 1024, 1152, 1536, 2048),
+        ),
         most_elements=1 << 26,
     ),
     most_flops={"float32": 3e11, "bfloat16": 1.2e12, "float16": 1.2e12},
@@ -84,6 +88,7 @@ CPU = Effort(
         variants=8,
         plain=24,
         window=36,
+        seconds=float("inf"),
         heads=(2, 4, 8, 12, 16, 32, 64),
         seqs=(16, 32, 64, 128, 256, 512),
         widths=(16, 32, 64, 64, 128),
@@ -127,7 +132,9 @@ def _steps(
     yield "kernels bound by memory", lambda: found.update(kernels=_kernels(rates, effort, dtypes))
     yield "rows", lambda: found["grids"].update(_rows(rates, effort, dtypes))
     yield "products", lambda: found["grids"].update(_matmuls(rates, effort, dtypes))
-    yield "attention and convolution", lambda: found.update(scatters=_scatters(rates, effort, dtypes))
+    most = {dtype: effort.most_flops[_text(dtype)] for dtype in dtypes}
+    yield "attention", lambda: found["scatters"].update(attentions(rates, effort.spread, most))
+    yield "convolution", lambda: found["scatters"].update(convolutions(rates, effort.spread, most))
     yield "odd sizes", lambda: found.update(factors=_factors(rates, effort, dtypes))
     yield "optimizer and host", lambda: _hosts(rates, effort, dtypes, found)
 
@@ -161,6 +168,7 @@ def _figures(
         "reached": {**{name: _short(rate) for name, rate in reached.items()}, "copy": _short(copied)},
         "host_link": _host_link(device, clock, min(effort.copy_bytes, 1 << 28)),
         "grids": {},
+        "scatters": {},
         "sources": {},
     }
 
@@ -190,7 +198,8 @@ def _kernels(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[st
     found: dict[str, Any] = {}
     for name, make in KERNELS.items():
         for dtype in dtypes:
-            for n in effort.numels[: -1 if name in SLOW else None]:
+            more = (n for n in MORE.get(name, ()) if n < effort.numels[-1])
+            for n in sorted((*effort.numels[: -1 if name in SLOW else None], *more)):
                 for side, work, took_s in _kernel(rates, make, n, dtype):
                     found.setdefault(f"{name}.{side}", {}).setdefault(_text(dtype), []).append([work, _short(took_s)])
     return found
@@ -222,14 +231,6 @@ def _matmuls(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[st
         }
         for layout in LAYOUTS
     }
-
-
-def _scatters(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for dtype in dtypes:
-        for name, one in scatters(rates, effort.spread, dtype, effort.most_flops[_text(dtype)]).items():
-            found.setdefault(name, {})[_text(dtype)] = one
-    return found
 
 
 def _factors(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[str, Any]:

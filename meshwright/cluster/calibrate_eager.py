@@ -1,9 +1,5 @@
-"""What a host needs for whole steps, beside what it needs for single ops asked for again and again.
-
-In a loop an op's code is at hand; in a model it comes after other code, through modules. Two small models are trained,
-at two depths, whose ops are counted here: what a layer more takes, over the sum of its ops, is what a host's figures
-are multiplied by; what is left over is paid once in a step (`calibrate_host`).
-"""
+"""Layers of two kinds whose ops are counted, and small models of them: what a host needs for whole steps, beside what
+it needs for single ops (`calibrate_host`)."""
 
 from __future__ import annotations
 

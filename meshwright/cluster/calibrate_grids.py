@@ -11,15 +11,18 @@ from torch import Tensor
 
 from meshwright.cluster.calibrate_clock import CpuClock, CudaClock
 from meshwright.cluster.calibrate_samples import Sample, row_sample
-from meshwright.cluster.device_profile import Axes, filled
+from meshwright.cluster.profile_tables import Axes, filled
 from meshwright.cluster.rooflines import matmul_base_s, row_base_s
 
 Clock = CpuClock | CudaClock
 Base = Callable[..., float]
 Cells = dict[tuple[int, ...], float]
 
-LAYOUTS = ("nt", "nn", "tn")
-"""How the factors lie: `nt` is a linear layer's forward, `nn` the gradient of its input, `tn` that of its weight."""
+LAYOUTS = ("nt", "nn", "tn", "bias")
+"""How the factors lie: `nt` is a linear layer's forward, `nn` the gradient of its input, `tn` that of its weight;
+`bias`: `nt` with a bias, which other kernels serve."""
+_LITTLE = 32
+"""Products of several sizes below it are all alike."""
 
 
 class Rates:
@@ -37,8 +40,11 @@ def random_tensor(rates: Rates, dtype: torch.dtype, *shape: int) -> Tensor:
 
 def factors(rates: Rates, layout: str, dtype: torch.dtype, m: int, n: int, k: int) -> Callable[[], Tensor]:
     a = random_tensor(rates, dtype, *((k, m) if layout == "tn" else (m, k)))
-    b = random_tensor(rates, dtype, *((n, k) if layout == "nt" else (k, n)))
-    left, right = (a.t() if layout == "tn" else a), (b.t() if layout == "nt" else b)
+    b = random_tensor(rates, dtype, *((n, k) if layout in ("nt", "bias") else (k, n)))
+    left, right = (a.t() if layout == "tn" else a), (b.t() if layout in ("nt", "bias") else b)
+    if layout == "bias":
+        bias = random_tensor(rates, dtype, n)
+        return lambda: torch.addmm(bias, left, right)
     return lambda: left @ right
 
 
@@ -49,7 +55,7 @@ def matmul_grid(
     axes: Axes = (("m", sizes), ("n", sizes), ("k", sizes))
     cells: Cells = {}
     for m, n, k in _points(axes):
-        if 2 * m * n * k <= most_flops:
+        if 2 * m * n * k <= most_flops and sum(size < _LITTLE < sizes[-1] / 64 for size in (m, n, k)) < 2:
             took_s = rates.clock.device_s(factors(rates, layout, dtype, m, n, k))
             itemsize = dtype.itemsize
             cells[m, n, k] = matmul_base_s(rates.peaks[name], rates.bandwidth, itemsize, m, n, k) / took_s

@@ -16,30 +16,38 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.cluster.calibrate_eager import DEEP, KINDS, LAYERS, LEAST, Kind, phases
-from meshwright.cluster.calibrate_pace import Pace
+from meshwright.cluster.calibrate_pace import Pace, Reference
 from meshwright.cluster.calibrate_samples import HOST, KERNELS, Make, Sample
 from meshwright.cluster.calibrate_tape import tape_figures
 from meshwright.torch_compat import trace_joint
 
 TRACED = 4
 """Calls side by side: what is paid once hardly counts then."""
-TAPED = frozenset({"dispatch"})
-"""What segment pairs have as ops of their own."""
+TAPED = frozenset({"dispatch", "bias"})
+"""What segment pairs have as ops of their own, or as part of others."""
 Tables = dict[str, list[float]]
 
 
 def eager_table(device: torch.device, dtype: torch.dtype, pace: Pace) -> tuple[Tables, list[float]]:
-    """Forward and backward of each op; by how much they take longer or shorter in the midst of a step (`eager`); what a
-    step takes once (`start`). And AdamW in the midst of a step: once, and for each tensor."""
+    """Forward and backward of each op; by how much a step of a model with layers of several kinds takes longer or
+    shorter than the sum of its ops (`eager`); what a step takes once (`start`). And AdamW in the midst of a step: once,
+    and for each tensor."""
     found = tape_figures(device, dtype, pace)
     least = pace.paced(phases(LEAST, 1, device, dtype), 9)
-    steps = [[pace.paced(phases(kind, n, device, dtype), 9) for n in (LAYERS, DEEP)] for kind in KINDS]
-    layers = [[(deep - few) / (DEEP - LAYERS) for few, deep in zip(*pair, strict=True)] for pair in steps]
-    factors = _factors(found, layers)
-    parts = _parts(found, LEAST)
+    steps = [[pace.paced(phases(kind, n, device, dtype), 5) for n in (LAYERS, DEEP)] for kind in KINDS]
+    whole, parts = pace.paced(Reference(device, dtype, 2 * LAYERS).phases, 21), _parts(found, LEAST)
+    layers = [_parts(found, kind) for kind in KINDS]
+    factors = []
+    for side in (0, 1):
+        ops = parts[side] + 2 * LAYERS * sum(layer[side] for layer in layers)
+        once = max(0.0, least[side] - whole[side] / ops * parts[side])
+        factors.append(max(0.25, (whole[side] - once) / ops))
     found["start"] = [max(0.0, least[side] - factors[side] * parts[side]) for side in (0, 1)]
     counts = [LEAST.tensors, *(kind.tensors * n for kind in KINDS for n in (LAYERS, DEEP))]
     optimizer = _line(counts, [least[2], *(took[2] for pair in steps for took in pair)])
+    tensors = 2 * LAYERS * sum(kind.tensors for kind in KINDS)
+    scale = whole[2] / (optimizer[0] + optimizer[1] * tensors)
+    optimizer = [scale * figure for figure in optimizer]
     return _seconds(found, pace, [*factors, *factors]), [pace.usual_s * figure for figure in optimizer]
 
 

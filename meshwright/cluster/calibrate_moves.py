@@ -17,6 +17,8 @@ ROWS, IMAGE, HEADS = (4, 64, 128), (4, 32, 16, 16), (4, 64, 2, 64)
 _FLAT = (256, 128)
 EXPERTS = (4, 16)
 """Groups of a grouped product: where there is no kernel for all, the host asks for each."""
+PICKS = 8192
+"""Of tokens, so many that sorting them takes more kernels."""
 ATTENTIONS = ("plain", "mask", "bias", "strided", "grouped")
 
 
@@ -150,6 +152,9 @@ def _lookups(device: torch.device, dtype: torch.dtype) -> Iterator[list[Move]]:
     yield [_view(*_FLAT), Move("gather", lambda x: x[order]), _view(*ROWS)]
     chosen, weights = torch.randint(0, 8, (_FLAT[0], 2), device=device), leaf(_FLAT[0], 2)
     yield [_view(*_FLAT), Move("dispatch", partial(dispatched, chosen, weights), (weights,)), _view(*ROWS)]
+    chosen, weights = torch.randint(0, 8, (PICKS // 2, 2), device=device), leaf(PICKS // 2, 2)
+    many = Move("dispatch_many", partial(dispatched, chosen, weights), (weights,))
+    yield [_view(PICKS // 2, -1), many, _view(*ROWS)]
 
 
 def _attentions(device: torch.device, dtype: torch.dtype) -> Iterator[list[Move]]:

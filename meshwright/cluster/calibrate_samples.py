@@ -76,6 +76,12 @@ def _turned(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
     return Sample(2 * _bytes(x), lambda: x.transpose(1, 2).contiguous(), (x,))
 
 
+def _bias(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
+    """Added in place to the channels of images."""
+    x, y = _image(n, dtype, device, grad=False), _randn(device, dtype, 1, 64, 1, 1)
+    return Sample(2 * _bytes(x), lambda: x.add_(y, alpha=1e-3))
+
+
 def _fill(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
     return Sample(n * dtype.itemsize, lambda: torch.zeros(n, dtype=dtype, device=device))
 
@@ -92,6 +98,9 @@ def row_sample(kernel: str, units: int, width: int, dtype: torch.dtype, device: 
     if kernel == "column_sum":
         x = _randn(device, dtype, width, units, grad=True)
         return Sample(_bytes(x), lambda: x.sum(0), (x,))
+    if kernel == "channel_sum":
+        x = _randn(device, dtype, max(1, width // 256), units, min(width, 256), grad=True)
+        return Sample(_bytes(x), lambda: x.sum((0, 2)), (x,))
     x = _randn(device, dtype, units, width, grad=True)
     weight, bias = (_randn(device, dtype, width, grad=True) for _ in range(2))
     if kernel == "layer_norm":
@@ -122,7 +131,10 @@ def _image_norm(kernel: str, units: int, width: int, dtype: torch.dtype, device:
     return Sample(_bytes(x), lambda: F.batch_norm(x, mean, var, weight, bias, training=True), (x, weight, bias))
 
 
-ROWS = ("layer_norm", "rms_norm", "softmax", "cross_entropy", "group_norm", "batch_norm", "column_sum", "mean")
+ROWS = (
+    *("layer_norm", "rms_norm", "softmax", "cross_entropy", "group_norm", "batch_norm"),
+    *("column_sum", "channel_sum", "mean"),
+)
 
 
 def _image(n: int, dtype: torch.dtype, device: torch.device, channels: int = 64, grad: bool = True) -> Tensor:
@@ -184,7 +196,7 @@ def _topk(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
 
 def _squared(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
     x, y = _randn(device, dtype, n, grad=True), _randn(device, dtype, n)
-    return Sample(2 * _bytes(x), lambda: F.mse_loss(x, y), (x,))
+    return Sample(_bytes(x), lambda: F.mse_loss(x, y), (x,))
 
 
 def _depthwise(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
@@ -197,6 +209,7 @@ KERNELS: dict[str, Make] = {
     "add": _add,
     "multiply": _multiply,
     "broadcast": _broadcast,
+    "bias": _bias,
     "gelu": _on_rows(F.gelu, 2),
     "silu": _on_rows(F.silu, 2),
     "relu": _on_rows(F.relu, 2),
@@ -221,6 +234,8 @@ KERNELS: dict[str, Make] = {
 
 SLOW = frozenset({"sort", "topk", "avg_pool", "max_pool", "depthwise"})
 """Kernels so slow that the largest size would take long, and tell nothing new."""
+MORE = {"embedding": (3 << 20, 13 << 18)}
+"""Sizes beside those of all: up to 3072 rows a lookup's backward goes through them one by one, beyond it sorts them."""
 
 
 def _small(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> Make:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from meshwright.cluster.calibrate_grids import Rates, backward_of, both_sides, random_tensor
 from meshwright.cluster.calibrate_samples import Sample
 from meshwright.cluster.device_profile import alignment
+from meshwright.cluster.profile_load import scatter_of
 from meshwright.cluster.rooflines import attention_base_s, convolution_base_s
 
 VARIANTS = ("plain", "causal", "mask", "bias", "strided", "grouped")
@@ -23,8 +24,18 @@ not lie side by side), with grouped heads."""
 
 _TURNS = (1, 1, 1, 2, 0.5, 4, 0.25)
 WINDOWS = (
-    *(((3, 3), 1),) * 7,
-    *(((3, 3), 2), ((1, 1), 2), ((2, 2), 2), ((2, 2), 2), ((1, 7), 1), ((7, 1), 1), ((5, 5), 1), ((7, 7), 2)),
+    *(((3, 3), 1),) * 12,
+    *(
+        ((3, 3), 2),
+        ((1, 1), 2),
+        ((2, 2), 2),
+        ((2, 2), 2),
+        ((2, 2), 2),
+        ((1, 7), 1),
+        ((7, 1), 1),
+        ((5, 5), 1),
+        ((7, 7), 2),
+    ),
     *(((3, 3), 2), ((1, 1), 2), ((3, 3), 1), ((16, 16), 16)),
 )
 """Edges of a window and the stride, as often as they are sampled."""
@@ -33,12 +44,13 @@ WINDOWS = (
 @dataclass(frozen=True)
 class Spread:
     """Which sizes are sampled, and how many times: attention plain and causal, its other variants, convolutions with a
-    window of one, with larger ones."""
+    window of one, with larger ones; these two until `seconds` are over."""
 
     attention: int
     variants: int
     plain: int
     window: int
+    seconds: float
     heads: tuple[int, ...]
     seqs: tuple[int, ...]
     widths: tuple[int, ...]
@@ -48,16 +60,39 @@ class Spread:
     most_elements: int
 
 
-def scatters(rates: Rates, spread: Spread, dtype: torch.dtype, most_flops: float) -> dict[str, dict[str, Any]]:
-    """Points and ratios by name."""
-    found: dict[str, dict[str, Any]] = {}
+Most = Mapping[torch.dtype, float]
+"""FLOPs of the largest sample in each dtype."""
+
+
+def attentions(rates: Rates, spread: Spread, most: Most) -> dict[str, Any]:
+    """Points and ratios by variant and dtype."""
+    found: dict[str, Any] = {}
     for variant in VARIANTS:
         count = spread.attention if variant in ("plain", "causal") else spread.variants
-        points = attention_points(spread, count, most_flops)
-        found[f"attention.{variant}"] = _measured(points, partial(_attention, rates, variant, dtype))
-    for name, count in (("plain", spread.plain), ("window", spread.window)):
-        convolutions = convolution_points(spread, name, count, most_flops)
-        found[f"convolution.{name}"] = _measured(convolutions, partial(_convolution, rates, dtype))
+        for dtype, flops in most.items():
+            for point in attention_points(spread, count, flops / 3):
+                _keep(found, f"attention.{variant}", dtype, *_attention(rates, variant, dtype, point))
+    return found
+
+
+def convolutions(rates: Rates, spread: Spread, most: Most) -> dict[str, Any]:
+    """Likewise by kind of window; shuffled, so that what there is time for is of all kinds."""
+    found: dict[str, Any] = {}
+    cases = [
+        (name, dtype, point)
+        for name, count in (("plain", spread.plain), ("window", spread.window))
+        for dtype, flops in most.items()
+        for point in convolution_points(spread, name, count, flops)
+    ]
+    Random(0).shuffle(cases)
+    end = time.perf_counter() + spread.seconds
+    for name, dtype, point in cases:
+        _keep(found, f"convolution.{name}", dtype, *_convolution(rates, dtype, point))
+        if time.perf_counter() > end and len(found) == 2:
+            break
+    for name, by in found.items():
+        for text, one in by.items():
+            one["doubts"] = scatter_of(name, text, one).doubts()
     return found
 
 
@@ -147,7 +182,7 @@ def _convolution(rates: Rates, dtype: torch.dtype, point: Convolution) -> tuple[
     found = {}
     for side, run in calls:
         base_s = convolution_base_s(peak, rates.bandwidth, dtype.itemsize, rates.units, sizes, side)
-        found[side] = rates.clock.device_s(run) / base_s
+        found[side] = rates.clock.device_s(run, rounds=1) / base_s
     if elements == 1 and stride == 1:
         return [images, swept, channels, out, alignment(swept, dtype.itemsize)], found
     return [images, swept, channels, out, elements, -(-wide // swept)], found
@@ -171,14 +206,11 @@ def convolution_calls(
     return list(zip(("forward", "input", "weight"), runs, strict=True)), result.shape[2] * result.shape[3]
 
 
-def _measured(points: list[Any], measure: Callable[[Any], tuple[list[int], dict[str, float]]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"points": [], "ratios": {}}
-    for point in points:
-        place, ratios = measure(point)
-        found["points"].append(place)
-        for side, ratio in ratios.items():
-            found["ratios"].setdefault(side, []).append(float(f"{ratio:.4g}"))
-    return found
+def _keep(found: dict[str, Any], name: str, dtype: torch.dtype, place: list[int], ratios: dict[str, float]) -> None:
+    here = found.setdefault(name, {}).setdefault(_text(dtype), {"points": [], "ratios": {}})
+    here["points"].append(place)
+    for side, ratio in ratios.items():
+        here["ratios"].setdefault(side, []).append(float(f"{ratio:.4g}"))
 
 
 def _text(dtype: torch.dtype) -> str:

@@ -108,14 +108,13 @@ def _measured(tape: Tape, pace: Pace, rounds: int) -> list[tuple[list[float], li
     for _ in range(2):
         tape.forward()
         tape.backward()
-    rows = []
-    for _ in range(rounds):
-        before_s = pace.now_s()
+
+    def both() -> list[float]:
         forward, backward = tape.forward(), tape.backward()
-        unit_s = (before_s + pace.now_s()) / 2
-        sides = (forward, [backward[number] for number in sorted(backward)])
-        rows.append(([took_s / unit_s for took_s in sides[0]], [took_s / unit_s for took_s in sides[1]]))
-    return rows
+        return [*forward, *(backward[number] for number in sorted(backward))]
+
+    count = len(tape.moves)
+    return [(row[:count], row[count:]) for row in pace.rounds(both, rounds)]
 
 
 def _middle(values: list[float]) -> float:

@@ -7,25 +7,43 @@ many. The host's cost of asking for an op is kept apart: the two overlap.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import product
-from math import exp, log
+from math import log
 
-from meshwright.cluster.rooflines import attention_base_s, convolution_base_s, matmul_base_s, row_base_s
+import numpy as np
+
+from meshwright.cluster.profile_tables import Grid, Tables
+from meshwright.cluster.rooflines import (
+    attention_base_s,
+    convolution_base_s,
+    matmul_base_s,
+    product_base_s,
+    product_bases_s,
+    row_base_s,
+)
 from meshwright.cluster.scatter import Scatter
 
-Axes = tuple[tuple[str, tuple[int, ...]], ...]
+Place = tuple[int, ...]
 
-VOCABULARY = 1024
-"""Rows of the table in which calibration looks rows up."""
+VOCABULARY, LOOKED_UP = 1024, 1024
+"""Rows of the table in which calibration looks rows up, and elements of each."""
 
 
 def alignment(pixels: int, itemsize: int) -> int:
     """How the rows of an image lie: 1 where each begins at 16 bytes, 2 at 4, 4 at less."""
     n_bytes = pixels * itemsize
     return 1 if n_bytes % 16 == 0 else 2 if n_bytes % 4 == 0 else 4
+
+
+def window_place(itemsize: int, images: int, image: int, channels: int, out: int, window: int, spread: int) -> Place:
+    """Where a convolution lies among others: pixels, those of each image, channels in and out, elements of a window,
+    how many pixels there are for each that is swept; and how channels fill 16, 64 and 128 bytes."""
+    return (images * image, image, channels, out, window, spread, *(_filling(n * itemsize) for n in (channels, out)))
+
+
+def _filling(n_bytes: int) -> int:
+    """1 where whole, twice as much for each of the sizes that is not filled."""
+    return 1 << sum(n_bytes % size != 0 for size in (16, 64, 128))
 
 
 _CONVOLUTIONS = ("convolution", "convolution_1x1", "convolution_bias", "convolution_turned", "depthwise")
@@ -35,127 +53,10 @@ IMAGES = frozenset({*_CONVOLUTIONS, "batch_norm", "group_norm"})
 WEIGHTS = {
     "attention": (0.7, 1.0, 3.0),
     "convolution.plain": (1.0, 1.0, 1.0, 1.0, 6.0),
-    "convolution.window": (1.0, 1.0, 1.0, 1.0, 3.0, 1.0),
+    "convolution.window": (1.0, 0.75, 1.2, 1.2, 3.0, 1.0, 1.45, 1.45),
 }
-"""How much each size tells samples apart. Attention: heads, keys, width. Convolution: images, pixels of each, channels
-in and out; then how rows lie, or elements of a window and how many pixels there are for each that is swept."""
-
-
-class Curve:
-    """Seconds over bytes: between points a power law, below the first its seconds, above the last its rate."""
-
-    __slots__ = ("_logs", "_seconds", "points")
-
-    def __init__(self, points: list[tuple[float, float]]) -> None:
-        self.points = sorted((float(x), float(y)) for x, y in points)
-        self._logs = [log(x) for x, _ in self.points]
-        self._seconds = [log(y) for _, y in self.points]
-
-    def __call__(self, work: float) -> float:
-        if work <= 0:
-            return 0.0
-        if work <= self.points[0][0]:
-            return self.points[0][1]
-        last, last_s = self.points[-1]
-        if work >= last:
-            return last_s * work / last
-        x, xs, ys = log(work), self._logs, self._seconds
-        i = bisect_right(xs, x)
-        share = (x - xs[i - 1]) / (xs[i] - xs[i - 1])
-        return exp(ys[i - 1] + share * (ys[i] - ys[i - 1]))
-
-
-class Grid:
-    """Fractions over a few sizes of each axis; multilinear in logarithms, the nearest edge outside."""
-
-    __slots__ = ("_logs", "_strides", "_values", "axes", "fractions")
-
-    def __init__(self, axes: Axes, fractions: list[float]) -> None:
-        self.axes, self.fractions = axes, fractions
-        self._logs = [[log(size) for size in sizes] for _, sizes in axes]
-        self._values = [log(value) for value in fractions]
-        strides, step = [], 1
-        for _, sizes in reversed(axes):
-            strides.append(step)
-            step *= len(sizes)
-        self._strides = strides[::-1]
-
-    def points(self) -> list[tuple[int, ...]]:
-        return list(product(*(sizes for _, sizes in self.axes)))
-
-    def at_least(self, *point: float) -> tuple[float, ...]:
-        """The point, or the lowest that was measured: what is smaller still takes as long."""
-        return tuple(max(size, sizes[0]) for size, (_, sizes) in zip(point, self.axes, strict=True))
-
-    def __call__(self, *point: float) -> float:
-        corners = [(0, 1.0)]
-        for logs, stride, size in zip(self._logs, self._strides, point, strict=True):
-            x = log(size) if size > 0 else 0.0
-            if x <= logs[0] or len(logs) == 1:
-                continue
-            if x >= logs[-1]:
-                shift = (len(logs) - 1) * stride
-                corners = [(index + shift, weight) for index, weight in corners]
-                continue
-            i = bisect_right(logs, x)
-            share = (x - logs[i - 1]) / (logs[i] - logs[i - 1])
-            low, high = (i - 1) * stride, i * stride
-            corners = [
-                corner
-                for index, weight in corners
-                for corner in ((index + low, weight * (1 - share)), (index + high, weight * share))
-            ]
-        return exp(sum(self._values[index] * weight for index, weight in corners))
-
-
-def filled(axes: Axes, cells: Mapping[tuple[int, ...], float]) -> list[float]:
-    """All fractions in order; points that were not measured take the nearest one's that was."""
-    places = list(product(*(range(len(sizes)) for _, sizes in axes)))
-    known = {
-        place: cells[tuple(sizes[i] for i, (_, sizes) in zip(place, axes, strict=True))]
-        for place in places
-        if tuple(sizes[i] for i, (_, sizes) in zip(place, axes, strict=True)) in cells
-    }
-    found = []
-    for place in places:
-        near = min(known, key=lambda other: sum(abs(a - b) for a, b in zip(place, other, strict=True)))
-        found.append(float(f"{known[near]:.4g}"))
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerCost:
-    """Host seconds of a step: `fixed_s`, `tensor_s` for each tensor, `byte_s` for each byte (one launch has only so
-    many). Device: a curve over parameter bytes, and `tensor_device_s` for each tensor. `gradient_s`: of handing a
-    trainer's parameter its gradient."""
-
-    fixed_s: float
-    tensor_s: float
-    tensor_device_s: float
-    curves: Mapping[str, Curve]
-    gradient_s: float = 0.0
-    byte_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """What was measured, as measured: on a device of these nominal rates."""
-
-    name: str
-    kind: str
-    peaks: Mapping[str, float]
-    memory_bandwidth: float
-    units: int
-    launch_s: float
-    reached: Mapping[str, float]
-    kernels: Mapping[str, Mapping[str, Curve]]
-    grids: Mapping[str, Mapping[str, Grid]]
-    scatters: Mapping[str, Mapping[str, Scatter]]
-    misaligned: Mapping[str, Mapping[str, list[list[float]]]]
-    grouped: Mapping[str, list[list[float]]]
-    host: Mapping[str, Mapping[str, tuple[float, ...]]]
-    pairs: Mapping[str, Mapping[str, tuple[float, ...]]]
-    optimizers: Mapping[str, OptimizerCost]
+"""How much each size tells samples apart. Attention: heads, keys, width. Convolution with a window of one: images,
+pixels of each, channels in and out, how rows lie; with larger ones `window_place`."""
 
 
 class DeviceProfile:
@@ -165,7 +66,10 @@ class DeviceProfile:
     reached here too, and the host's part is scaled by what one launch costs.
     """
 
-    __slots__ = ("_memory", "_memory_reach", "_peaks", "_ratios", "_reach", "bandwidth", "host_scale", "memo", "tables")
+    __slots__ = (
+        *("_memory", "_memory_reach", "_peaks", "_ratios", "_reach", "_tiled"),
+        *("bandwidth", "host_scale", "memo", "tables"),
+    )
 
     def __init__(
         self, tables: Tables, peaks: Mapping[str, float], bandwidth: float, launch_s: float, memory: float, reach: float
@@ -177,6 +81,7 @@ class DeviceProfile:
         self._memory_reach = memory * tables.memory_bandwidth / bandwidth
         self.host_scale = launch_s / tables.launch_s if tables.launch_s else 0.0
         self._ratios: dict[tuple[str, str], Scatter] = {}
+        self._tiled: dict[tuple[str, str], Grid] = {}
         self.memo: dict[object, object] = {}
         """For those who price: what was worked out already."""
 
@@ -199,9 +104,12 @@ class DeviceProfile:
 
     def matmul_s(self, layout: str, dtype: str, itemsize: int, m: float, n: float, k: float, batch: int = 1) -> float:
         """A product [m, k] by [k, n]; `batch` of them fill the device as one with more rows does."""
-        grid = self._grid(f"matmul.{layout}", dtype)
+        grid, units = self._products(layout, dtype, itemsize), self.tables.units
         rows, n_least, k_least = grid.at_least(m * batch, n, k)
-        base_s = matmul_base_s(self._peak(dtype), self.bandwidth, itemsize, rows, n_least, k_least)
+        if units > 1:
+            base_s = product_base_s(self._peak(dtype), self.bandwidth, itemsize, units, rows, n_least, k_least)
+        else:
+            base_s = matmul_base_s(self._peak(dtype), self.bandwidth, itemsize, rows, n_least, k_least)
         if batch > 1:
             base_s = max(base_s, batch * matmul_base_s(self._peak(dtype), self.bandwidth, itemsize, m, n, k))
         base_s /= grid(rows, n_least, k_least) * self._reach
@@ -211,6 +119,20 @@ class DeviceProfile:
             if slower:
                 base_s *= max(slower[i][size & 1] for i, size in enumerate((m, n, k)) if size & 7)
         return base_s
+
+    def _products(self, layout: str, dtype: str, itemsize: int) -> Grid:
+        """Fractions of what the tiles that serve a product best would reach: these change slowly between sizes."""
+        found = self._tiled.get((layout, dtype))
+        if found is None:
+            found = self._grid(f"matmul.{layout}", dtype)
+            if self.tables.units > 1:
+                peak, bandwidth = _peak_of(self.tables.peaks, dtype), self.tables.memory_bandwidth
+                bases = product_bases_s(peak, bandwidth, itemsize, self.tables.units, np.array(found.points(), float))
+                plain = (matmul_base_s(peak, bandwidth, itemsize, *point) for point in found.points())
+                each = zip(bases.tolist(), plain, found.fractions, strict=True)
+                found = Grid(found.axes, [base_s * fraction / plain_s for base_s, plain_s, fraction in each])
+            self._tiled[layout, dtype] = found
+        return found
 
     def attention_s(
         self, variant: str, side: str, dtype: str, itemsize: int, heads: int, queries: int, keys: int, width: int
@@ -244,8 +166,8 @@ class DeviceProfile:
                 side, images, image, channels, out, alignment(image, itemsize)
             )
         else:
-            spread = -(-wide // image)
-            ratio = self._scatter("convolution.window", dtype)(side, images, image, channels, out, window, spread)
+            place = window_place(itemsize, images, image, channels, out, window, -(-wide // image))
+            ratio = self._scatter("convolution.window", dtype)(side, *place)
         return base_s * ratio / self._reach
 
     def grouped(self, dtype: str, rows: int) -> list[float]:
@@ -286,7 +208,7 @@ class DeviceProfile:
         return host_s, (last_s * n_bytes / last + cost.tensor_device_s) / self._memory
 
     def _peak(self, dtype: str) -> float:
-        return self._peaks.get(dtype) or self._peaks[_NEAREST.get(dtype, "float32")]
+        return _peak_of(self._peaks, dtype)
 
     def _scatter(self, name: str, dtype: str) -> Scatter:
         found = self.tables.scatters[name]
@@ -303,10 +225,15 @@ _LIKE = {
     **dict.fromkeys(("grouped_mm_4", "grouped_mm_16"), "grouped_mm"),
     "linear_flat": "linear",
     "reshaped": "turned",
+    "dispatch_many": "dispatch",
 }
 """Host figures that not all tables have, and which stands for them there."""
 
 _NEAREST = {"float16": "bfloat16", "bfloat16": "float32", "int16": "bfloat16", "float64": "float32"}
+
+
+def _peak_of(peaks: Mapping[str, float], dtype: str) -> float:
+    return peaks.get(dtype) or peaks[_NEAREST.get(dtype, "float32")]
 
 
 def _table_dtype(dtype: str) -> str:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cluster.device import Achievable, Device
-from meshwright.cluster.device_profile import WEIGHTS, Curve, DeviceProfile, Grid, OptimizerCost, Tables
+from meshwright.cluster.device_profile import WEIGHTS, DeviceProfile, window_place
+from meshwright.cluster.profile_tables import Curve, Grid, OptimizerCost, Tables
 from meshwright.cluster.scatter import Scatter
 from meshwright.errors import ClusterError
 
-SCHEMA = 1
+SCHEMA = 2
 SHIPPED = Path(__file__).parent / "profiles"
 REFERENCE = {"cuda": "H200-SXM-141GB", "cpu": "cpu"}
 """Whose tables serve devices of a kind that have none of their own."""
@@ -112,7 +113,7 @@ class _Check:
                 self.grid(f"grids.{name}.{dtype}", grid)
         for name, by in data["scatters"].items():
             for dtype, scatter in self.table(f"scatters.{name}", by).items():
-                self.scatter(f"scatters.{name}.{dtype}", scatter, len(weights_of(name)))
+                self.scatter(f"scatters.{name}.{dtype}", scatter, _SIZES.get(name) or len(weights_of(name)))
         for part in ("host", "pairs"):
             for dtype, ops in self.table(part, data.get(part, {})).items():
                 if "eager" not in self.table(f"{part}.{dtype}", ops):
@@ -163,6 +164,9 @@ class _Check:
             self.numbers(f"{field}.points", point, sizes, zero=False)
         for side, ratios in self.table(f"{field}.ratios", scatter.get("ratios")).items():
             self.numbers(f"{field}.ratios.{side}", ratios, len(points), zero=False)
+            if "doubts" in scatter:
+                doubts = self.table(f"{field}.doubts", scatter["doubts"]).get(side)
+                self.numbers(f"{field}.doubts.{side}", doubts, len(points), zero=False)
 
     def grid(self, field: str, grid: Any) -> None:
         cells = 1
@@ -177,6 +181,17 @@ class _Check:
             raise self.fail(f"{field}.fractions", fractions, f"{cells} fractions, one for each point of the axes")
         for fraction in fractions:
             self.positive(f"{field}.fractions", fraction)
+
+
+_SIZES = {"convolution.window": 6}
+"""Of points that are kept as they were measured, where they are told apart by more than that."""
+
+
+def scatter_of(name: str, dtype: str, data: Mapping[str, Any]) -> Scatter:
+    points = data["points"]
+    if name == "convolution.window":
+        points = [window_place(2 if dtype == "bfloat16" else 4, *point) for point in points]
+    return Scatter(points, data["ratios"], weights_of(name), data.get("doubts"))
 
 
 def weights_of(name: str) -> tuple[float, ...]:
@@ -212,8 +227,8 @@ def tables(name: str) -> Tables:
             for grid, by in data["grids"].items()
         },
         scatters={
-            name: {dtype: Scatter(one["points"], one["ratios"], weights_of(name)) for dtype, one in by.items()}
-            for name, by in data["scatters"].items()
+            key: {dtype: scatter_of(key, dtype, one) for dtype, one in by.items()}
+            for key, by in data["scatters"].items()
         },
         misaligned=data["factors"].get("misaligned", {}),
         grouped=data["factors"].get("grouped", {}),

@@ -1,12 +1,19 @@
 """Seconds on a perfect device: what measured figures are kept as ratios of, so that sizes between them can be read.
 
-Attention and convolution are worked through in tiles, each by one of the device's units: a last wave of tiles that
-does not fill all units takes as long as a full one. `units`: how many there are; one where that is of no account.
+Products, attention and convolution are worked through in tiles, each by one of the device's units: a last wave of tiles
+that does not fill all units takes as long as a full one. `units`: how many there are; one where that is of no account.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import product
 from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
 
 TILE = 128
 _REACHED, _COPIED = 0.6, 0.7
@@ -17,6 +24,33 @@ _KERNEL_S = 2e-6
 def matmul_base_s(peak: float, bandwidth: float, itemsize: int, m: float, n: float, k: float) -> float:
     """Seconds of a product [m, k] by [k, n]."""
     return max(2.0 * m * n * k / peak, itemsize * (m * k + n * k + m * n) / bandwidth)
+
+
+_PRODUCT_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 32))
+_TILED = np.array([(*tile, share) for tile, share in product(_PRODUCT_TILES, (1, 2, 4, 8, 16))], dtype=np.float64).T
+_SLOWER, _WHOLE, _ASKED_S = 0.1, 0.4, 3e-6
+"""By which power of their area smaller tiles reach less; how much of a wave that is not full is waited for (several
+tiles share a unit); what a product takes at least."""
+
+
+def product_bases_s(peak: float, bandwidth: float, itemsize: int, units: int, sizes: Array) -> Array:
+    """Seconds of products [m, k] by [k, n], given as rows (m, n, k), in the tiles that serve them best; several units
+    may share a tile's sum."""
+    m, n, k = (column[:, None] for column in sizes.T)
+    rows, columns, share = _TILED
+    full = np.ceil(m / rows) * np.ceil(n / columns) * share / units
+    waves = _WHOLE * np.ceil(full) + (1 - _WHOLE) * np.maximum(full, 1.0)
+    rate = _BEST * np.minimum(1.0, (rows * columns / TILE**2) ** _SLOWER) * peak / units
+    tiles_s = waves * 2.0 * rows * columns * (k / share + _FILL) / rate + _KERNEL_S * (share > 1)
+    compute_s = np.where((share == 1) | (k >= 64 * share), tiles_s, np.inf).min(axis=1)
+    m, n, k = sizes.T
+    found: Array = np.maximum(compute_s, itemsize * (m * k + n * k + m * n) / (_COPIED * bandwidth)) + _ASKED_S
+    return found
+
+
+@lru_cache(maxsize=1 << 14)
+def product_base_s(peak: float, bandwidth: float, itemsize: int, units: int, m: float, n: float, k: float) -> float:
+    return float(product_bases_s(peak, bandwidth, itemsize, units, np.array([[m, n, k]], dtype=np.float64))[0])
 
 
 def row_base_s(bandwidth: float, itemsize: int, units: float, width: float) -> float:
@@ -57,7 +91,7 @@ def convolution_base_s(
     pixels = images * image
     moved = itemsize * (images * wide * channels * groups + pixels * out + channels * out * window)
     if side == "weight":
-        compute_s = _tiled_s(peak, units, out, channels * window, pixels, shared=True)
+        compute_s = _tiled_s(peak, units, out, channels * window, pixels)
     elif side == "forward":
         compute_s = _tiled_s(peak, units, pixels, out, channels * window)
     else:
@@ -74,16 +108,18 @@ sum is for the filling of its pipeline."""
 _SHARES = (1, 2, 4, 8, 16, 32)
 
 
-def _tiled_s(peak: float, units: int, m: int, n: int, k: int, shared: bool = False) -> float:
-    """A product [m, k] by [k, n] in the tiles that serve it best; `shared`: several units may share a tile's sum."""
+def _tiled_s(peak: float, units: int, m: int, n: int, k: int) -> float:
+    """A product [m, k] by [k, n] in the tiles that serve it best; several units may share a tile's sum."""
     if units <= 1:
         return 2.0 * m * n * k / (_REACHED * peak)
     found: list[float] = []
     for rows, columns in _TILES:
         tiles = -(-m // rows) * -(-n // columns)
         rate = _BEST * min(1.0, (rows * columns / TILE**2) ** _SMALLER) * peak / units
-        for share in _SHARES if shared else (1,):
+        for share in _SHARES:
             if share == 1 or k >= 32 * share:
+                full = tiles * share / units
+                filled = _WHOLE * ceil(full) + (1 - _WHOLE) * max(full, 1.0)
                 sum_s = 2.0 * rows * columns * (k / share + _FILL) / rate
-                found.append(ceil(tiles * share / units) * sum_s + (_KERNEL_S if share > 1 else 0.0))
+                found.append(filled * sum_s + (_KERNEL_S if share > 1 else 0.0))
     return min(found)

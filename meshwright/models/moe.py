@@ -13,17 +13,17 @@ from meshwright.models.llama import Attention, rotary_tables
 
 
 class Experts(nn.Module):
-    def __init__(self, hidden: int, ffn: int, experts: int, top: int, gated: bool) -> None:
+    def __init__(self, hidden: int, ffn: int, experts: int, top: int, gated: bool, balanced: bool = True) -> None:
         super().__init__()
-        self.experts, self.top, self.gated = experts, top, gated
+        self.experts, self.top, self.gated, self.balanced = experts, top, gated, balanced
         self.router = nn.Linear(hidden, experts, bias=False)
         self.up = nn.Parameter(torch.empty(experts, hidden, ffn * (2 if gated else 1)))
         self.down = nn.Parameter(torch.empty(experts, ffn, hidden))
         for weight in (self.up, self.down):
             nn.init.normal_(weight, std=0.02)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens after their experts, and the router's probabilities and picks as one balance figure."""
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The tokens after their experts; the router's probabilities and picks as one balance figure, if asked for."""
         tokens = x.flatten(0, 1)
         probabilities = F.softmax(self.router(tokens).float(), dim=-1)
         weights, chosen = probabilities.topk(self.top, dim=-1)
@@ -33,6 +33,8 @@ class Experts(nn.Module):
         rows = self.mlp(tokens[order // self.top], counts.cumsum(0).to(torch.int32))
         rows = rows * weights.to(x.dtype).flatten()[order].unsqueeze(-1)
         mixed = rows[order.argsort()].view(-1, self.top, x.shape[-1]).sum(dim=1)
+        if not self.balanced:
+            return mixed.view_as(x), None
         return mixed.view_as(x), (counts / counts.sum() * probabilities.mean(dim=0)).sum() * self.experts
 
     def mlp(self, rows: Tensor, ends: Tensor) -> Tensor:
@@ -47,14 +49,16 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, experts: int, top: int, gated: bool) -> None:
+    def __init__(
+        self, hidden: int, heads: int, kv_heads: int, ffn: int, experts: int, top: int, gated: bool, balanced: bool
+    ) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(hidden, eps=1e-5)
         self.attention = Attention(hidden, heads, kv_heads)
         self.norm2 = nn.RMSNorm(hidden, eps=1e-5)
-        self.experts = Experts(hidden, ffn, experts, top, gated)
+        self.experts = Experts(hidden, ffn, experts, top, gated, balanced)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
         x = x + self.attention(self.norm1(x), cos, sin)
         y, balance = self.experts(self.norm2(x))
         return x + y, balance
@@ -81,7 +85,7 @@ class MoE(nn.Module):
         super().__init__()
         self.head_dim, self.rope_base, self.balance = hidden // heads, rope_base, balance
         self.tokens = nn.Embedding(vocab, hidden)
-        blocks = (Block(hidden, heads, kv_heads, ffn, experts, top, gated) for _ in range(layers))
+        blocks = (Block(hidden, heads, kv_heads, ffn, experts, top, gated, bool(balance)) for _ in range(layers))
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(hidden, eps=1e-5)
         self.head = nn.Linear(hidden, vocab, bias=False)

@@ -53,6 +53,12 @@ def activation(name: str) -> Callable[[Case], Seconds]:
     return seconds
 
 
+def masked(case: Case) -> Seconds:
+    """A copy, and what is written into it; likewise of the gradient."""
+    each_s = case.kernel("add.forward", 2 * case.results[0].bytes)
+    return each_s + elementwise(case)[0], each_s + case.kernel("broadcast.forward", 2 * case.results[0].bytes)
+
+
 def cast(case: Case) -> Seconds:
     operand, result = case.operands[0], case.results[0]
     if operand.dtype == result.dtype:

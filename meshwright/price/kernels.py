@@ -104,6 +104,7 @@ _GROUPS: tuple[tuple[Iterable[str], Kernel], ...] = (
         Kernel(elementwise.filled, "fill"),
     ),
     (("add", "sub", "rsub"), Kernel(elementwise.added, "added")),
+    (("masked_fill",), Kernel(elementwise.masked)),
     (("to", "type_as", "_to_copy"), Kernel(elementwise.cast, "cast")),
     (("contiguous", "clone"), Kernel(elementwise.copied, "cast")),
     (("repeat", "repeat_interleave", "roll", "flip"), Kernel(elementwise.copied)),

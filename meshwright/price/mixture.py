@@ -10,6 +10,9 @@ from meshwright.price.case import Case, Seconds, tensor
 from meshwright.profile.mixture import inner_ops
 from meshwright.profile.operands import packet
 
+SORTED_AT_ONCE = 1024
+"""Up to so many figures one kernel sorts; beyond it the host asks for several."""
+
 
 def experts(case: Case) -> Iterator[Case]:
     """The ops inside."""
@@ -43,7 +46,8 @@ def dispatch_seconds(case: Case) -> Seconds:
 
 
 def dispatch_host(case: Case, pair: bool) -> list[Seconds]:
-    measured = case.on.host("dispatch", case.dtype, pair)
+    picks = prod(case.operands[1].shape)
+    measured = case.on.host("dispatch_many" if picks > SORTED_AT_ONCE else "dispatch", case.dtype, pair)
     if measured[0] and not pair:
         return [measured]
     counts = {"sort": 2, "gather": 3, "multiply": 2, "column_sum": 2, "fill": 3, "view": 6, "cast": 3}

@@ -15,7 +15,7 @@ def linear(case: Case) -> Seconds:
     n, k = weight.shape if len(weight.shape) == 2 else (1, weight.shape[0])
     m = prod(x.shape[:-1])
     on, dtype, itemsize = case.on, case.dtype, case.itemsize
-    forward_s = on.matmul_s("nt", dtype, itemsize, m, n, k)
+    forward_s = on.matmul_s("bias" if len(case.operands) > 2 else "nt", dtype, itemsize, m, n, k)
     backward_s = on.matmul_s("nn", dtype, itemsize, m, k, n) if x.grad else 0.0
     backward_s += on.matmul_s("tn", dtype, itemsize, n, k, m) if weight.grad else 0.0
     if len(case.operands) > 2 and case.operands[2].grad:

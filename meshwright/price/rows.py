@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 
 from meshwright.capture.program import ITEM_BYTES
-from meshwright.cluster.device_profile import VOCABULARY
+from meshwright.cluster.device_profile import LOOKED_UP, VOCABULARY
 from meshwright.price.case import Case, Seconds
 from meshwright.profile.kept import literal
 
@@ -85,10 +85,12 @@ def dropout(case: Case) -> Seconds:
 
 
 def embedding(case: Case) -> Seconds:
-    """The gradient of the whole weight is filled with zeros first: more of it than was measured with."""
+    """The gradient of the whole weight is filled with zeros first: more of it than was measured with. Then what takes
+    time is how many rows there are, not how long they are."""
     result, weight = case.results[0], case.operands[0]
     more = weight.bytes - VOCABULARY * weight.bytes // max(1, weight.shape[0])
-    backward_s = case.kernel("embedding.backward", result.bytes) + case.kernel("fill.forward", more)
+    looked_up = prod(result.shape[:-1]) * LOOKED_UP * case.itemsize
+    backward_s = case.kernel("embedding.backward", looked_up) + case.kernel("fill.forward", more)
     return case.kernel("embedding.forward", result.bytes), backward_s
 
 

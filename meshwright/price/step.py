@@ -17,6 +17,7 @@ from meshwright.cluster import Device
 from meshwright.cluster.device_profile import DeviceProfile
 from meshwright.cluster.profile_load import profile_of
 from meshwright.price.compute import whole_op_seconds
+from meshwright.price.gradients import Made, copied_gradients
 from meshwright.profile.chain import walk
 from meshwright.profile.count import ATTENTIONS, VIEWS
 from meshwright.profile.operands import packet, type_bytes
@@ -64,6 +65,7 @@ class _Calls:
     backward: list[_Call] = field(default_factory=list)
     readers: Counter[str] = field(default_factory=Counter)
     types: dict[str, TensorType] = field(default_factory=dict)
+    made: list[Made] = field(default_factory=list)
 
 
 def step_seconds(
@@ -82,6 +84,10 @@ def step_seconds(
         type_ = calls.types[name]
         add_s = profile.kernel_s("add.forward", type_.dtype, 3 * type_bytes(type_))
         calls.backward += [_Call(summed_s, add_s)] * (count - 1)
+    copy_s = max(0.0, profile.host("reshaped")[0] - profile.host("view")[0])
+    for name in copied_gradients(calls.made, calls.readers):
+        type_ = calls.types[name]
+        calls.backward.append(_Call(copy_s, profile.kernel_s("add.forward", type_.dtype, 2 * type_bytes(type_))))
     update = _Call(*_optimizer(program, profile, f"{optimizer}.{implementation}"))
     phases = (calls.forward, calls.backward, [update])
     step_s = _played([call for phase in phases for call in phase])
@@ -130,6 +136,9 @@ def _add_graph(
             _Call(found.forward_host_s + copy.host_s, found.forward_s + copy.device_s, found.forward_waits)
         )
         if any(value.grad for value in op.results):
+            named = [names.get(n) or f"{segment.name if segment else ''}/{n}" for n in (op.name, *op.operands())]
+            calls.made.append(Made(op, named[0], tuple(named[1:]), tuple(value.type.sizes for value in operands)))
+            calls.types.setdefault(named[0], op.results[0].type)
             calls.backward.append(_Call(found.backward_host_s, found.backward_s, found.backward_waits))
             for value in operands:
                 if value.grad:

@@ -148,7 +148,7 @@ def test_products_of_groups_one_by_one_make_the_host_wait() -> None:
     """In single precision the host reads where groups end: then device and host add up, in bf16 they overlap."""
 
     def mixture(dtype: torch.dtype) -> StepSeconds:
-        model, batch, loss = parse_reference("moe?layers=2&hidden=512&heads=8&ffn=1024&vocab=512&seq=256").meta(8)
+        model, batch, loss = parse_reference("moe?layers=2&hidden=512&heads=8&ffn=1024&vocab=512&seq=256").meta(12)
         return step_seconds(capture(model.to(dtype), batch, loss), H200)
 
     waiting, ahead = mixture(torch.float32), mixture(torch.bfloat16)
@@ -195,6 +195,30 @@ def test_gradients_of_a_value_read_twice_are_summed() -> None:
     sine_and_sum = profile_of(H200).kernel_s("relu.backward", "float32", 2 * 4 << 22)
     more = twice.backward_s - once.backward_s - sine_and_sum
     assert more >= 0.9 * profile_of(H200).kernel_s("add.forward", "float32", 3 * 4 << 22)
+
+
+def test_a_gradient_that_was_sliced_is_copied_where_it_is_wanted_in_order() -> None:
+    """What was concatenated over channels; a sum hands it on, an activation writes a new one."""
+
+    class Halves(torch.nn.Module):
+        def __init__(self, dim: int, activation: bool) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Conv2d(8, 8, 1), torch.nn.Conv2d(8, 8, 1)
+            self.dim, self.activation = dim, activation
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.second(x) + 1
+            return torch.cat([self.first(x), torch.relu(y) if self.activation else y], self.dim).square().sum()
+
+    x = torch.zeros(4, 8, 16, 16)
+    along, across, written = (
+        step_seconds(capture(Halves(dim, activation), {"x": x}), H200)
+        for dim, activation in ((0, False), (1, False), (1, True))
+    )
+    each_s = profile_of(H200).kernel_s("add.forward", "float32", 2 * 4 * x.numel())
+    relu_s = profile_of(H200).kernel_s("relu.backward", "float32", 2 * 4 * x.numel())
+    assert across.backward_s - along.backward_s == pytest.approx(2 * each_s)
+    assert written.backward_s - along.backward_s == pytest.approx(each_s + relu_s)
 
 
 def test_fused_adamw_is_faster_than_foreach() -> None:
