@@ -130,8 +130,10 @@ def convolution_points(spread: Spread, name: str, count: int, most_flops: float)
         pixels = images * across * across
         flops = 2.0 * pixels * channels * out * window[0] * window[1]
         fits = pixels * max(channels, out) <= spread.most_elements and flops <= most_flops / 4
-        if fits and across * max(channels, out) <= 1 << 14 and edge >= stride and len(found) < count:
+        if fits and across * max(channels, out) <= 1 << 14 and edge >= stride:
             found.add((images, edge, channels, out, window, stride))
+        if len(found) == count:
+            break
     return sorted(found)
 
 
