@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import log
 
-import numpy as np
-
 from meshwright.cluster.profile_tables import Grid, Tables
 from meshwright.cluster.rooflines import (
     attention_base_s,
     convolution_base_s,
     matmul_base_s,
     product_base_s,
-    product_bases_s,
     row_base_s,
 )
 from meshwright.cluster.scatter import Scatter
@@ -127,10 +124,13 @@ class DeviceProfile:
             found = self._grid(f"matmul.{layout}", dtype)
             if self.tables.units > 1:
                 peak, bandwidth = _peak_of(self.tables.peaks, dtype), self.tables.memory_bandwidth
-                bases = product_bases_s(peak, bandwidth, itemsize, self.tables.units, np.array(found.points(), float))
-                plain = (matmul_base_s(peak, bandwidth, itemsize, *point) for point in found.points())
-                each = zip(bases.tolist(), plain, found.fractions, strict=True)
-                found = Grid(found.axes, [base_s * fraction / plain_s for base_s, plain_s, fraction in each])
+                ratios = (
+                    product_base_s(peak, bandwidth, itemsize, self.tables.units, *point)
+                    / matmul_base_s(peak, bandwidth, itemsize, *point)
+                    for point in found.points()
+                )
+                each = zip(found.fractions, ratios, strict=True)
+                found = Grid(found.axes, [fraction * ratio for fraction, ratio in each])
             self._tiled[layout, dtype] = found
         return found
 

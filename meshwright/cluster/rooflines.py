@@ -7,13 +7,7 @@ that does not fill all units takes as long as a full one. `units`: how many ther
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import product
 from math import ceil
-
-import numpy as np
-import numpy.typing as npt
-
-Array = npt.NDArray[np.float64]
 
 TILE = 128
 _REACHED, _COPIED = 0.6, 0.7
@@ -27,30 +21,26 @@ def matmul_base_s(peak: float, bandwidth: float, itemsize: int, m: float, n: flo
 
 
 _PRODUCT_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 32))
-_TILED = np.array([(*tile, share) for tile, share in product(_PRODUCT_TILES, (1, 2, 4, 8, 16))], dtype=np.float64).T
 _SLOWER, _WHOLE, _ASKED_S = 0.1, 0.4, 3e-6
 """By which power of their area smaller tiles reach less; how much of a wave that is not full is waited for (several
 tiles share a unit); what a product takes at least."""
 
 
-def product_bases_s(peak: float, bandwidth: float, itemsize: int, units: int, sizes: Array) -> Array:
-    """Seconds of products [m, k] by [k, n], given as rows (m, n, k), in the tiles that serve them best; several units
-    may share a tile's sum."""
-    m, n, k = (column[:, None] for column in sizes.T)
-    rows, columns, share = _TILED
-    full = np.ceil(m / rows) * np.ceil(n / columns) * share / units
-    waves = _WHOLE * np.ceil(full) + (1 - _WHOLE) * np.maximum(full, 1.0)
-    rate = _BEST * np.minimum(1.0, (rows * columns / TILE**2) ** _SLOWER) * peak / units
-    tiles_s = waves * 2.0 * rows * columns * (k / share + _FILL) / rate + _KERNEL_S * (share > 1)
-    compute_s = np.where((share == 1) | (k >= 64 * share), tiles_s, np.inf).min(axis=1)
-    m, n, k = sizes.T
-    found: Array = np.maximum(compute_s, itemsize * (m * k + n * k + m * n) / (_COPIED * bandwidth)) + _ASKED_S
-    return found
-
-
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 15)
 def product_base_s(peak: float, bandwidth: float, itemsize: int, units: int, m: float, n: float, k: float) -> float:
-    return float(product_bases_s(peak, bandwidth, itemsize, units, np.array([[m, n, k]], dtype=np.float64))[0])
+    """Seconds of a product [m, k] by [k, n] in the tiles that serve it best; several units may share a tile's sum."""
+    best_s, unit = float("inf"), units / peak
+    for rows, columns, flops in _TILE_FLOPS:
+        tiles = -(-m // rows) * -(-n // columns)
+        for share in (1, 2, 4, 8, 16):
+            if share > 1 and k < 64 * share:
+                break
+            full = tiles * share / units
+            filled = full if full > 64 else _WHOLE * ceil(full) + (1 - _WHOLE) * max(full, 1.0)
+            best_s = min(best_s, filled * flops * (k / share + _FILL) * unit + (_KERNEL_S if share > 1 else 0.0))
+            if full > 8:  # sharing has nothing left to fill
+                break
+    return max(best_s, itemsize * (m * k + n * k + m * n) / (_COPIED * bandwidth)) + _ASKED_S
 
 
 def row_base_s(bandwidth: float, itemsize: int, units: float, width: float) -> float:
@@ -106,6 +96,10 @@ _BEST, _SMALLER, _FILL = 0.75, 0.35, 64
 """Of the peak, in the largest tiles; by which power of their area smaller ones reach less; how much longer every tile's
 sum is for the filling of its pipeline."""
 _SHARES = (1, 2, 4, 8, 16, 32)
+_TILE_FLOPS = tuple(
+    (rows, columns, 2.0 * rows * columns / (_BEST * min(1.0, (rows * columns / TILE**2) ** _SLOWER)))
+    for rows, columns in _PRODUCT_TILES
+)
 
 
 def _tiled_s(peak: float, units: int, m: int, n: int, k: int) -> float:
