@@ -33,8 +33,8 @@ from meshwright.solve.pipeline.ports import chosen_ports, start_s
 from meshwright.solve.pipeline.reorder import reordered
 from meshwright.solve.pipeline.table import Range, Table
 from meshwright.solve.search import Progress
-from meshwright.solve.stages.bound import Options
 from meshwright.solve.stages.choose import check_method, solve_stages
+from meshwright.solve.stages.options import Options
 from meshwright.solve.stages.problem import Crossing, MeshClass, PlacedRun, StageProblem, StageSolution
 
 SCHEDULES = ("1f1b", "zero-bubble", "interleaved")

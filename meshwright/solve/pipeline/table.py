@@ -33,7 +33,7 @@ from meshwright.solve.pipeline.offers import (
     hosted,
     tied_weights,
 )
-from meshwright.solve.stages.bound import Ints, Options
+from meshwright.solve.stages.options import Ints, Options
 from meshwright.solve.stages.problem import StagePoint
 
 PARTS = 4

@@ -20,109 +20,20 @@ without a dead end (`Bound.walk`). Memory: stage k from the end holds what its s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd, prod
 
 import numpy as np
 
 from meshwright.schedule import in_flight_of
 from meshwright.schedule.orders import SPLIT
-from meshwright.solve.stages.problem import PlacedRun, StagePoint, StageProblem
-
-Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-Port = tuple[int, Hashable]
-"""A mesh class and the layout in which a stage on it takes or hands over the boundary."""
+from meshwright.solve.stages.options import Bools, Floats, Ints, Options
+from meshwright.solve.stages.problem import PlacedRun, StageProblem
 
 ROUNDING = 1e-12
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Every range, mesh class and point, sorted by where the range begins and how it is entered and left.
-
-    Rows of one `group` differ in the point alone; `fixed_s` is what a step takes besides its micro-batches,
-    `held_bytes` static bytes and the largest transient, `restored_bytes` what recomputation brings back.
-    """
-
-    points: Sequence[StagePoint]
-    begin: Ints
-    end: Ints
-    mesh: Ints
-    enter: Ints
-    leave: Ints
-    group: Ints
-    forward_s: Floats
-    input_s: Floats
-    weight_s: Floats
-    fixed_s: Floats
-    static_bytes: Floats
-    held_bytes: Floats
-    resident_bytes: Floats
-    restored_bytes: Floats
-    limit_bytes: Floats
-    enters: tuple[Port, ...]
-    crossing_s: Floats
-
-
-def options(problem: StageProblem, microbatches: int) -> Options | None:
-    """None where no range can be run at all. Positions are those of the cuts."""
-    rows: list[tuple[int, int, int, int, int, StagePoint]] = []
-    enters: dict[Port, int] = {}
-    leaves: dict[Port, int] = {}
-    cuts = problem.all_cuts
-    for begin in range(len(cuts) - 1):
-        for end in range(begin + 1, len(cuts)):
-            for mesh in range(len(problem.meshes)):
-                for point in problem.points(cuts[begin], cuts[end], mesh, microbatches):
-                    enter = enters.setdefault((mesh, point.enter), len(enters))
-                    leave = leaves.setdefault((mesh, point.leave), len(leaves))
-                    rows.append((begin, enter, end, leave, mesh, point))
-    if not rows:
-        return None
-    rows.sort(key=lambda row: row[:4])
-    where = np.array([row[:5] for row in rows], dtype=np.int64)
-    points = tuple(row[5] for row in rows)
-    costs = [point.cost for point in points]
-    beside_s = [cost.overlappable_s if problem.overlap else 0.0 for cost in costs]
-    transient = [max(cost.forward_transient_bytes, cost.backward_transient_bytes) for cost in costs]
-    limits = np.array([float(mesh.memory_bytes) for mesh in problem.meshes])
-    return Options(
-        points=points,
-        begin=where[:, 0],
-        enter=where[:, 1],
-        end=where[:, 2],
-        leave=where[:, 3],
-        mesh=where[:, 4],
-        group=np.cumsum(np.any(np.diff(where[:, :4], axis=0, prepend=-1), axis=1)),
-        forward_s=np.array([cost.forward_s for cost in costs]),
-        input_s=np.array([cost.backward_input_s for cost in costs]),
-        weight_s=np.array([cost.backward_weight_s for cost in costs]),
-        fixed_s=np.array(
-            [c.step_s + c.first_s + c.last_s - hidden_s for c, hidden_s in zip(costs, beside_s, strict=True)]
-        ),
-        static_bytes=np.array([float(cost.static_bytes) for cost in costs]),
-        held_bytes=np.array([float(c.static_bytes + work) for c, work in zip(costs, transient, strict=True)]),
-        resident_bytes=np.array([float(cost.resident_bytes) for cost in costs]),
-        restored_bytes=np.array([float(cost.restored_bytes or 0) for cost in costs]),
-        limit_bytes=limits[where[:, 4]],
-        enters=tuple(enters),
-        crossing_s=_crossings(problem, microbatches, tuple(enters), tuple(leaves)),
-    )
-
-
-def _crossings(problem: StageProblem, microbatches: int, enters: tuple[Port, ...], leaves: tuple[Port, ...]) -> Floats:
-    """Seconds by (cut, how it is left, how the next stage is entered)."""
-    cuts = problem.all_cuts
-    found = np.zeros((len(cuts), len(leaves), len(enters)))
-    for at in range(1, len(cuts) - 1):
-        for i, (mesh, layout) in enumerate(leaves):
-            for j, (other, wanted) in enumerate(enters):
-                found[at, i, j] = problem.crossing(cuts[at], mesh, layout, other, wanted, microbatches).seconds
-    return found
-
+ROUGHLY = 1e-9
 
 Tables = list[Floats]
 """For k = 0, 1, ... stages still to come: the latest that a value may leave a stage before them, by (cut, layout in
@@ -155,9 +66,11 @@ class Bound:
         self.used = np.unique(self.made.mesh)  # of many classes few have rows
         self.place = np.searchsorted(self.used, np.arange(len(meshes)))
         self.rest = rest  # [mesh, devices] -> devices left, or one past the end where there are too few
+        ranks = (grid * np.array(unit)[:, None]).sum(axis=0)
+        self.others = ranks.max() - ranks  # [devices] -> how many there are besides
 
     def in_flight(self, left: int, total: int | None) -> int:
-        """What the first of `left` stages holds, of `total` in all where that matters."""
+        """What the first of `left` stages holds, of `total` in all or more where that matters."""
         if self.schedule == "zero-bubble":
             return min(self.microbatches, left if total is None else total)
         if self.schedule == "searched":
@@ -169,11 +82,17 @@ class Bound:
         stay, recomputed or not."""
         made, which = self.made, slice(None) if rows is None else rows
         held = made.held_bytes[which] + self.in_flight(left, total) * made.resident_bytes[which]
-        if self.schedule == "zero-bubble":
-            late = 1 if total is None else min(self.microbatches, total - left + 1)
+        late = self._late(left, total)
+        if late:
             held = held + late * made.restored_bytes[which]
         found: Bools = held <= made.limit_bytes[which]
         return found
+
+    def _late(self, left: int, total: int | None) -> int:
+        """How many weight halves the first of `left` stages puts off, of `total` stages or more."""
+        if self.schedule != "zero-bubble":
+            return 0
+        return 1 if total is None else min(self.microbatches, max(1, total - left + 1))
 
     def able(self, limit_s: float, left: int, total: int | None) -> Bools:
         """The rows whose own work and memory allow them as the first of so many stages."""
@@ -185,8 +104,12 @@ class Bound:
             found &= ranks[self.made.mesh] == (sizes[-left] if left <= len(sizes) else 0)
         return found
 
-    def tables(self, limit_s: float, most: int, total: int | None = None) -> tuple[Tables, list[int]]:
-        """Up to `most` stages, and with how many all devices and segments are used within `limit_s`."""
+    def tables(
+        self, limit_s: float, most: int, total: int | None = None, any_will_do: bool = False
+    ) -> tuple[Tables, list[int]]:
+        """Up to `most` stages, and with how many all devices and segments are used within `limit_s`; any_will_do: one
+        such number is enough. total: what so many stages hold, which is no more than what more of them do. What
+        nothing before it could reach in time is left out."""
         made = self.made
         cuts, count = len(self.problem.all_cuts), self.rest.shape[1]
         handed = np.full((cuts, made.crossing_s.shape[1], count + 1), -np.inf)
@@ -194,30 +117,72 @@ class Bound:
         handed[cuts - 1, :, : count if self.problem.idle else 1] = np.inf
         found: Tables = [handed]
         possible: list[int] = []
+        in_time = self._in_time(limit_s)
         rows: Ints | None = None
-        held = -1
+        before: tuple[int, ...] = ()
         for left in range(1, most + 1):
-            if held != self.in_flight(left, total) or self.problem.sizes is not None:
-                held = self.in_flight(left, total)
-                rows = self._quickest(self.able(limit_s, left, total))
+            held = (self.in_flight(left, total), self._late(left, total))
+            if held != before or self.problem.sizes is not None:
+                before, rows = held, self._quickest(self.able(limit_s, left, total))
             if rows is None or not len(rows):
                 break
-            shifted = np.stack([handed[:, :, self.rest[mesh]] for mesh in self.used])
-            after = shifted[self.place[made.mesh[rows]], made.end[rows], made.leave[rows]] - self.cross_s[rows, None]
-            value = np.minimum(self._own_s(limit_s, rows)[:, None], after)
-            keys = made.begin[rows] * len(made.enters) + made.enter[rows]
-            first = np.flatnonzero(np.diff(keys, prepend=-1))
-            arrive = np.full((cuts, len(made.enters), count), -np.inf)
-            arrive[made.begin[rows[first]], made.enter[rows[first]]] = np.maximum.reduceat(value, first, axis=0)
-            if not np.isfinite(arrive).any():
+            arrive = self._arrive(limit_s, handed, rows)
+            arrive[arrive < in_time] = -np.inf
+            reached = np.flatnonzero(np.isfinite(arrive).any(axis=(0, 1)))
+            if not len(reached):
                 break
             if left >= self.problem.least_stages and arrive[0, :, self.all_devices].max() >= 0:
                 possible.append(left)
             handed = np.full_like(handed, -np.inf)
-            handed[:, :, :count] = (arrive[:, None] - made.crossing_s[..., None]).max(axis=2)
+            columns = slice(reached[0], reached[-1] + 1)
+            handed[:, :, columns] = (arrive[:, None, :, columns] - made.crossing_s[..., None]).max(axis=2)
             handed[cuts - 1] = -np.inf
             found.append(handed)
+            if possible and any_will_do:
+                break
         return found, possible
+
+    def _arrive(self, limit_s: float, handed: Floats, rows: Ints) -> Floats:
+        """The latest that a value may arrive, by (cut, layout in which it is taken, devices), one stage before."""
+        made, count = self.made, self.rest.shape[1]
+        arrive = np.full((handed.shape[0], len(made.enters), count), -np.inf)
+        allowed: Bools = handed > -np.inf
+        onward: Bools = np.logical_or.reduce(allowed, axis=2)
+        rows = rows[onward[made.end[rows], made.leave[rows]]]
+        if not len(rows):
+            return arrive
+        alive: Bools = np.logical_or.reduce(allowed, axis=(0, 1))
+        columns = np.flatnonzero(alive[self.rest[np.unique(made.mesh[rows])]].any(axis=0))
+        shifted = np.stack([handed[:, :, self.rest[mesh, columns]] for mesh in self.used])
+        after = shifted[self.place[made.mesh[rows]], made.end[rows], made.leave[rows]] - self.cross_s[rows, None]
+        value = np.minimum(self._own_s(limit_s, rows)[:, None], after)
+        keys = made.begin[rows] * len(made.enters) + made.enter[rows]
+        first = np.flatnonzero(np.diff(keys, prepend=-1))
+        best = np.maximum.reduceat(value, first, axis=0)
+        arrive[made.begin[rows[first]][:, None], made.enter[rows[first]][:, None], columns] = best
+        return arrive
+
+    def _in_time(self, limit_s: float) -> Floats:
+        """By (cut, 1, devices): when a value is there at the earliest, infinite where the devices that are left for
+        what comes before take longer than `limit_s`."""
+        earliest, spent = self._before
+        most = limit_s * (1 + ROUGHLY) * self.others
+        late = self.microbatches * spent[:, None] > most[None]
+        return np.where(late, np.inf, earliest[:, None] * (1 - ROUGHLY))[:, None]
+
+    @cached_property
+    def _before(self) -> tuple[Floats, Floats]:
+        """Of everything before each cut, a micro-batch: the least seconds and the least device-seconds."""
+        made, cuts = self.made, len(self.problem.all_cuts)
+        ranks = np.array([float(mesh.ranks) for mesh in self.problem.meshes])[made.mesh]
+        found = np.full((2, cuts), np.inf)
+        found[:, 0] = 0.0
+        for begin in range(cuts - 1):
+            first, last = np.searchsorted(made.begin, [begin, begin + 1])
+            own = slice(first, last)
+            for place, weight in ((0, 1.0), (1, ranks[own])):
+                np.minimum.at(found[place], made.end[own], found[place, begin] + weight * self.cross_s[own])
+        return found[0], found[1]
 
     def _own_s(self, limit_s: float, rows: Ints) -> Floats:
         found: Floats = limit_s * (1 + ROUNDING) - self.microbatches * self.cross_s[rows]
@@ -225,24 +190,32 @@ class Bound:
 
     def _quickest(self, able: Bools) -> Ints:
         """Of the rows that differ in the point alone, the one that crosses fastest: it allows the latest arrival."""
-        rows = np.flatnonzero(able)
-        order = rows[np.lexsort((self.cross_s[rows], self.made.group[rows]))]
+        order = self._by_group[able[self._by_group]]
         return order[np.flatnonzero(np.diff(self.made.group[order], prepend=-1))]
+
+    @cached_property
+    def _by_group(self) -> Ints:
+        return np.lexsort((self.cross_s, self.made.group))
 
     def possible(self, limit_s: float) -> bool:
         """Whether some pipeline keeps to the bound T."""
+        if self.schedule != "zero-bubble":
+            return bool(self.tables(limit_s, self.problem.stage_limit, any_will_do=True)[1])
         return any(True for _ in self._starts(limit_s))
 
     def _starts(self, limit_s: float) -> Iterator[tuple[int, int | None, Tables]]:
         """Numbers of stages that are possible, with their tables."""
         tables, possible = self.tables(limit_s, self.problem.stage_limit)
-        for left in possible:
-            if self.schedule != "zero-bubble":
-                yield left, None, tables
-                continue
-            exact, reached = self.tables(limit_s, left, left)
-            if left in reached:
+        if self.schedule != "zero-bubble":
+            yield from ((left, None, tables) for left in possible)
+            return
+        while possible:
+            left = possible[0]
+            exact, reached = self.tables(limit_s, possible[-1], left)
+            possible = [number for number in possible if number in reached]
+            if possible and possible[0] == left:
                 yield left, left, exact
+                possible = possible[1:]
 
     def least_s(self) -> float:
         """All micro-batches' device-seconds, on all devices: no pipeline is faster."""

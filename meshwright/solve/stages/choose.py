@@ -13,8 +13,9 @@ from math import inf
 
 from meshwright.errors import PlanError
 from meshwright.simulate import Timeline
-from meshwright.solve.stages.bound import Bound, Options, options
+from meshwright.solve.stages.bound import Bound
 from meshwright.solve.stages.interleaved import Interleaved, interleavings
+from meshwright.solve.stages.options import Options, options
 from meshwright.solve.stages.price import price_pipeline
 from meshwright.solve.stages.problem import PlacedRun, StageProblem, StageSolution
 from meshwright.solve.stages.survey import METHODS, surveyed

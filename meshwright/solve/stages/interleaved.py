@@ -20,7 +20,7 @@ from math import inf
 import numpy as np
 
 from meshwright.schedule import in_flight_of
-from meshwright.solve.stages.bound import Floats, Ints, Options
+from meshwright.solve.stages.options import Floats, Ints, Options
 from meshwright.solve.stages.problem import PlacedRun, StageProblem
 
 SLOWER = (1.0, 1.05, 1.25)
