@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.runtime.launch import launch
+    from meshwright.runtime.launch import ToldError, launch
     from meshwright.runtime.worker import Job
 
     if "RANK" in os.environ:
@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         job = Job(str(saved), args.steps, args.lr, args.seed, str(result), args.json == "-", *_rest(args))
         try:
             launch("meshwright.runtime.worker", job.arguments(), plan.world_size)
+        except ToldError:
+            return 2
         except KeyboardInterrupt:
             if not result.exists():
                 raise

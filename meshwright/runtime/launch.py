@@ -21,6 +21,14 @@ LOST = 4
 """The exit code of a rank whose peers are gone: not the one to blame."""
 
 
+TOLD = (2, 3)
+"""Exit codes of a rank that has said why it ended: it was refused something, or has waited too long."""
+
+
+class ToldError(RunError):
+    """A rank ended with a message of its own: no other is needed."""
+
+
 def launch(module: str, arguments: Sequence[str], processes: int) -> None:
     """`python -m module arguments...` on each of n ranks, with torchrun's environment; the first failure ends all.
 
@@ -99,7 +107,7 @@ def _failure(codes: list[int | None]) -> RunError:
     failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0)]
     rank, code = min(failed, key=lambda found: (found[1] == LOST, (found[1] or 0) > 0, found[0]))
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-    return RunError(
+    return (ToldError if code in TOLD else RunError)(
         f"rank {rank} of {len(codes)} {how}", "every rank to finish", "see its message above, if it left one"
     )
 

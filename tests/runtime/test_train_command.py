@@ -116,6 +116,7 @@ def test_one_message_each(arguments: tuple[str, ...], message: str, capfd: pytes
     assert main(["train", MODEL, "--global-batch", "6", "--nproc", "2", *arguments]) == 2
     error = capfd.readouterr().err
     assert error.count(message) == 1
+    assert error.count("meshwright:") == 1, error
     assert "Traceback" not in error
 
 
