@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from meshwright.plan.plan import Plan, Stage
+from meshwright.plan.plan import Plan
+from meshwright.plan.records import Stage
 from meshwright.plan.units import show_bytes, show_seconds
 
 

@@ -7,167 +7,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
-from meshwright.layout import Collective, Layout
+from meshwright.layout import Layout
 from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.plan.frontier import Choice
+from meshwright.plan.grouped import grouped
+from meshwright.plan.records import InputPlan, ParameterPlan, Prediction, Stage, Wire
 from meshwright.plan.stages import stage_commons
 
 SCHEMA = 2
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "searched")
 """What plans of several stages may say; those of one are `one-stage`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterPlan:
-    """Where a parameter lives (`storage`, the optimizer's layout) and what the segments compute with, both on the
-    mesh of the first stage that reads it.
-
-    dtype: of what is stored, its gradient and optimizer state; segments compute in the Program's own.
-    regather: the compute copy is dropped after forward and gathered again for backward (ZeRO-3). scatter: the
-    gradient is brought to the storage layout after each micro-batch (ZeRO-2), not once a step.
-    """
-
-    storage: str
-    compute: str
-    dtype: str
-    regather: bool = False
-    scatter: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class InputPlan:
-    """A batch tensor: its whole shape and dtype."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Segments [first, end) on one mesh, whose ranks are numbers of processes.
-
-    inputs: the layout in which its ranks read each batch tensor that they need. prologue: how the common values that
-    its segments read are made there, in the order of `stage_commons`. guests: weights that live on an earlier stage and
-    that this one reads too, with the layout it computes in.
-    """
-
-    first: int
-    end: int
-    mesh: Mesh
-    inputs: dict[str, str]
-    prologue: Choice
-    guests: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def segments(self) -> range:
-        return range(self.first, self.end)
-
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """From one physical stage to another, by their numbers in `Plan.groups`: what one rank gets when all send."""
-
-    source: int
-    target: int
-    latency_s: float
-    bandwidth: float
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """A collective, or a message to or from another rank (its `axis` says which), that one rank takes part in so many
-    times a step."""
-
-    kind: str
-    axis: str
-    bytes: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class StagePrediction:
-    """One rank of a physical stage. The tuples have an entry for each of its runs: seconds of a micro-batch, send_s to
-    hand on what it makes. resident_bytes: of a micro-batch in flight. busy_s, exposed_s, bubble_s: of a step, as the
-    simulator has them. traffic: of its first rank."""
-
-    forward_s: tuple[float, ...]
-    backward_input_s: tuple[float, ...]
-    backward_weight_s: tuple[float, ...]
-    send_s: tuple[float, ...]
-    in_flight: int
-    static_bytes: int
-    resident_bytes: int
-    transient_bytes: int
-    peak_bytes: int
-    busy_s: float
-    exposed_s: float
-    bubble_s: float
-    traffic: tuple[Traffic, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Seconds of one step on the slowest device, bytes at the peak of the fullest one, and the proven gap.
-
-    step_s is the sum of forward, backward, parameters (gathers and gradient reductions) and optimizer, less what of it
-    runs beside compute (hidden_s), and what the device waits for its host (host_s); communication_s is the part of it
-    that collectives take. Of a pipeline these are the figures of the stage with most
-    work, and step_s is more by what it waits.
-    """
-
-    step_s: float
-    forward_s: float
-    backward_s: float
-    parameters_s: float
-    communication_s: float
-    optimizer_s: float
-    static_bytes: int
-    resident_bytes: int
-    transient_bytes: int
-    peak_bytes: int
-    gap: float
-    collectives: tuple[Collective, ...] = ()
-    stages: tuple[StagePrediction, ...] = ()
-    bubble: float = 0.0
-    hidden_s: float = 0.0
-    host_s: float = 0.0
-
-
-class _Groups(NamedTuple):
-    """stages: those that were grouped. numbers: by rank, of its group."""
-
-    stages: tuple[Stage, ...]
-    groups: tuple[tuple[Stage, ...], ...]
-    numbers: dict[int, int]
-
-
-_known: dict[int, _Groups] = {}
-"""By the tuple of stages, which each holds: plans made of one another share it."""
-
-MOST_KNOWN = 64
-
-
-def _grouped(stages: tuple[Stage, ...]) -> _Groups:
-    if id(stages) not in _known:
-        found: dict[frozenset[int], list[Stage]] = {}
-        for stage in stages:
-            found.setdefault(frozenset(stage.mesh.ranks), []).append(stage)
-        groups = tuple(map(tuple, found.values()))
-        numbers: dict[int, int] = {}
-        for number, group in enumerate(groups):
-            for rank in group[0].mesh.ranks:
-                numbers.setdefault(rank, number)
-        if len(_known) >= MOST_KNOWN:
-            _known.clear()
-        _known[id(stages)] = _Groups(stages, groups, numbers)
-    return _known[id(stages)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +91,7 @@ class Plan:
     @property
     def groups(self) -> tuple[tuple[Stage, ...], ...]:
         """The physical stages: those of `stages` that the same ranks run."""
-        return _grouped(self.stages).groups
+        return grouped(self.stages).groups
 
     def stage_of(self, segment: int) -> Stage:
         """The stage that runs a segment."""
@@ -246,7 +102,7 @@ class Plan:
 
     def stage_at(self, rank: int) -> int:
         """The number of a rank's physical stage, in `groups`."""
-        number = _grouped(self.stages).numbers.get(rank)
+        number = grouped(self.stages).numbers.get(rank)
         if number is None:
             raise PlanError(f"rank {rank}", f"one of the plan's {self.world_size} ranks")
         return number

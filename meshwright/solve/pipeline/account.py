@@ -11,7 +11,7 @@ from meshwright.cluster import collective_s
 from meshwright.layout import Collective
 from meshwright.layout.crossmesh import Route, volume
 from meshwright.plan import Plan
-from meshwright.plan.plan import Traffic
+from meshwright.plan.records import Traffic
 from meshwright.price.buckets import segment_collectives
 from meshwright.price.flow import flow
 from meshwright.price.weigh import COUNT_BYTES, count_collectives
