@@ -1,4 +1,4 @@
-"""Stages on the same ranks are one physical stage; which they are is worked out once for a plan and those made of it."""
+"""Stages on the same ranks are one physical stage; which they are is worked out once for a plan and its likes."""
 
 from __future__ import annotations
 
