@@ -216,6 +216,7 @@ class _Search:
             most_stages=self.pins.stages,
             least_stages=self.pins.stages or 2,
             sizes=self.pins.sizes,
+            overlap=True,
             idle=False,
             placed=lambda runs, count: self._placed(table, runs),
         )

@@ -272,7 +272,8 @@ class _Points(Sequence[StagePoint]):
         begin, turn, end, level = (int(self.columns[name][index]) for name in ("begin", "turn", "end", "level"))
         port = int(self.columns["port"][index])
         chosen = Range(self.table.offers[port], begin, turn, end, level)
-        return StagePoint(cost_of(self.columns["figures"][index].tolist()), port, port, chosen)
+        beside = self.table.meshes[chosen.offer.mesh].ranks > 1
+        return StagePoint(cost_of(self.columns["figures"][index].tolist(), beside), port, port, chosen)
 
 
 def _hidden(figures: Floats, dealt: bool) -> Floats:
