@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
+from meshwright.solve.joint import refine
 from meshwright.solve.plan import make_plan
 
 
@@ -34,6 +35,18 @@ def test_less_memory_is_never_faster_and_always_kept(shares: tuple[float, ...]) 
         before_s = plan.predicted.step_s
         seen.add(plan.predicted.step_s)
     assert len(seen) >= 2, "the limits must bind"
+
+
+def test_a_batch_is_not_cut_where_making_values_again_is_faster() -> None:
+    program, cluster = capture(*small_model("llama")), load_cluster("local:1")
+    free = make_plan(program, cluster)
+    limit = int(0.9 * free.predicted.peak_bytes)
+    plan, cut = (make_plan(program, cluster, memory_bytes=limit, recompute=again) for again in (True, False))
+    shard_first = refine(free, program, limit)
+    assert shard_first is not None
+    assert plan.predicted.step_s <= shard_first.predicted.step_s * (1 + 1e-9)
+    assert (plan.microbatches, cut.microbatches) == (1, 2)
+    assert plan.predicted.step_s < 0.9 * cut.predicted.step_s
 
 
 class Narrow(nn.Module):
