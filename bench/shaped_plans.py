@@ -3,9 +3,10 @@
     python bench/shaped_plans.py [--cases 0 3 6] [--repeats 3]          (root, for network namespaces; see bench/shaped)
 
 Hosts are namespaces joined by shaped links. The CPU profile is brought to the pace of this machine first
-(bench/shaped/pace.py). For each case (a model on a network) the plan is made for the true rates, then all ways of
-running it step on the same ranks. Rivals: torch DDP, FSDP2 by layer and DTensor tensor parallelism as its tutorial
-writes it, each over micro-batches and bucket sizes (bench/shaped/rivals.py): a step of each setting, the best of each
+(bench/shaped/pace.py). For each case (a model on a network) the plan is made for the rates that collectives were seen
+to reach there (bench/shaped/reached.py), then all ways of running it step on the same ranks. Rivals: torch DDP, FSDP2
+by layer and DTensor tensor parallelism as its tutorial writes it, each over micro-batches and bucket sizes
+(bench/shaped/rivals.py): a step of each setting, the best of each
 kind goes on. Then repeats are interleaved and medians taken. Told: the plan against the best rival; predicted against
 measured seconds of all our plans, at the pace that was seen between the steps; whether they stand in the same order.
 Writes out/shaped_plans.json.
@@ -80,7 +81,7 @@ def main() -> int:
                 network.run(command, [case.ranks] * case.hosts, timeout_s=1200)
                 return json.loads((Path(folder) / f"{what[2:]}.json").read_text())
 
-            plans = _plans(case, Path(folder), run("--pace"))
+            plans = _plans(case, Path(folder), **run("--pace"))
             measured = run("--measured")
             rows.append(_row(case, plans, measured))
         Path(args.out).write_text(json.dumps(rows, indent=1) + "\n")
@@ -88,15 +89,16 @@ def main() -> int:
     return 0
 
 
-def _plans(case: Case, folder: Path, pace: float) -> dict[str, Any]:
-    """Our plans, saved. pace: seconds here for one of the shipped profile's."""
+def _plans(case: Case, folder: Path, pace: float, seconds: dict[str, float]) -> dict[str, Any]:
+    """Our plans, saved. pace: seconds here for one of the shipped profile's; seconds: of collectives, as seen."""
     from pace import shaped_cluster
+    from reached import with_reached
 
     from meshwright.errors import PlanError
     from meshwright.solve.plan import make_plan
 
-    cluster = shaped_cluster(case.hosts, case.ranks, case.mbit, pace)
     world = case.hosts * case.ranks
+    cluster = with_reached(shaped_cluster(case.hosts, case.ranks, case.mbit, pace), world, seconds)
     found = {}
     for name, pins in OURS.items():
         wanted = () if pins is None else (f"tp={world}",) if name == "our TP" else (f"dp={world}", *pins)
@@ -159,15 +161,16 @@ def pace_main(told: dict[str, Any]) -> int:
     import torch
     import torch.distributed as dist
     from pace import yardstick
+    from reached import reached
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    step = yardstick(told["model"])
+    step, seconds = yardstick(told["model"]), reached()
     dist.barrier()
     found = [step() for _ in range(6)]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, median(found[2:]))
-    _tell(told, "pace", median(every))
+    _tell(told, "pace", {"pace": median(every), "seconds": seconds})
     return 0
 
 
