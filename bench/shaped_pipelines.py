@@ -1,6 +1,7 @@
 """Pipelines on networks whose rates are set: the planner's, its best plan of one stage, and torch's own pipelines.
 
-    python bench/shaped_pipelines.py [--cases 0 3 5] [--repeats 5]      (root, for network namespaces; see bench/shaped)
+    python bench/shaped_pipelines.py [--cases 0 3 5] [--repeats 5] [--keep FOLDER [--plan-at PACE]]
+                                                                  (root, for network namespaces; see bench/shaped)
 
 Hosts are namespaces joined by shaped links. The shipped CPU profile is first brought to the pace of this machine: one
 number, from a step of another model of the same family (bench/shaped/pace.py) that all ranks run at once, in seconds of
@@ -10,7 +11,8 @@ some with a limit on memory) the planner is asked twice, free and with `pp=1`, f
 `torch.distributed.pipelining` with the stages and micro-batches of the plan, GPipe and 1F1B, data-parallel inside a
 stage where the plan has several ranks there. All ways step in turn on the same ranks, with the same fused AdamW;
 repeats are interleaved and medians taken. The plan's step is held against what the simulator said, its bytes against
-those counted while it runs. Writes out/shaped_pipelines.json.
+those counted while it runs. Writes out/shaped_pipelines.json. `--plan-at` makes the plans for a pace into a folder, and
+`--keep` takes those that are there, so that measuring can be short.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -74,7 +77,14 @@ def main() -> int:
     parser.add_argument("--cases", type=int, nargs="*", default=list(range(len(CASES))))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", default="out/shaped_pipelines.json")
+    parser.add_argument("--keep", type=Path, help="folder of plans, by the numbers of their cases")
+    parser.add_argument("--plan-at", type=float, help="only plan, for this pace")
     args = parser.parse_args()
+    if args.keep and args.plan_at:
+        for number in args.cases:
+            (args.keep / str(number)).mkdir(parents=True, exist_ok=True)
+            _plans(CASES[number], args.keep / str(number), args.plan_at)
+        return 0
     if reason := why_not():
         print(reason)
         return 0
@@ -85,6 +95,9 @@ def main() -> int:
         case = CASES[number]
         hosts = [Host(f"h{i}", f"{case.mbit}mbit") for i in range(case.hosts)]
         with tempfile.TemporaryDirectory() as folder, shaped_network(hosts) as network:
+            kept = [] if args.keep is None else sorted((args.keep / str(number)).glob("*.plan.json"))
+            for path in kept:
+                shutil.copy(path, folder)
 
             def run(what: str, network: Any = network, case: Case = case, folder: str = folder) -> Any:
                 told = json.dumps(asdict(case) | {"folder": folder, "repeats": args.repeats})
@@ -92,7 +105,7 @@ def main() -> int:
                 network.run(command, [case.ranks] * case.hosts, timeout_s=1200)
                 return json.loads((Path(folder) / f"{what[2:]}.json").read_text())
 
-            predicted = _plans(case, Path(folder), run("--pace"))
+            predicted = {} if kept else _plans(case, Path(folder), run("--pace"))
             measured = run("--measured")
             pace = measured["pace"]
             predicted |= {name: _figures(_at(Path(folder) / f"{name}.plan.json", pace)) for name in OURS}
