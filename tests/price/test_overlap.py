@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.cluster import load_cluster
 from meshwright.plan import Choice, FrontierPoint
+from meshwright.price import overlap
 from meshwright.price.overlap import host_seconds, late_bytes, overlapped, runs_beside
 
 BLANK = FrontierPoint(Choice(0, (), (), {}), *(0.0,) * 7, *(0,) * 4)
@@ -124,3 +125,41 @@ def test_collectives_run_beside_compute_wherever_there_are_any() -> None:
     assert runs_beside(load_cluster("local:2").mesh((2,)))
     assert not runs_beside(load_cluster("local:2").mesh((1,)))
     assert runs_beside(load_cluster("dgx-h100").mesh((8,)))
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda forward_s, first_s, last_s, again, scatter, part, late: point(
+                forward_s,
+                2 * forward_s,
+                last_s,
+                first_s=first_s,
+                again_s=again * first_s,
+                scatter_s=scatter * last_s,
+                overlappable_s=part * (first_s + last_s),
+                late_bytes=late,
+                early_bytes=late // 2,
+            ),
+            st.sampled_from((0.1, 1.0, 1.7)),
+            st.sampled_from((0.0, 0.3, 2.9)),
+            st.sampled_from((0.0, 0.7, 11.0)),
+            st.sampled_from((0.0, 1.0)),
+            st.sampled_from((0.0, 0.5, 1.0)),
+            st.sampled_from((0.0, 0.6, 1.0)),
+            st.integers(0, 9),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(3, 40),
+)
+def test_micro_batches_that_are_alike_take_what_playing_each_of_them_takes(
+    points: list[FrontierPoint], count: int
+) -> None:
+    found = overlapped(points, count), late_bytes(points, count)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(overlap, "SAME", -1.0)  # none is like another
+        patched.setattr(overlap, "_last", [])
+        assert overlapped(points, count) == pytest.approx(found[0], rel=1e-12)
+        assert late_bytes(points, count) == found[1]
