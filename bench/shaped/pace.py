@@ -47,7 +47,21 @@ def plan_at_pace(plan: Any, program: Any, pace: float) -> Any:
 
     device = at_pace(load_cluster("local").devices[0], pace)
     stages = [replace(stage, mesh=replace(stage.mesh, device=device)) for stage in plan.stages]
-    return reprice(replace(plan, stages=tuple(stages)), program)
+    paced = replace(plan, stages=tuple(stages))
+    return _as_ordered(plan, paced, program) if plan.schedule == "searched" else reprice(paced, program)
+
+
+def _as_ordered(plan: Any, paced: Any, program: Any) -> Any:
+    """A searched order comes from the predictions that a plan was made with; it is what runs, at whatever pace."""
+    from meshwright.schedule import plan_lists, plan_pipeline
+    from meshwright.simulate import simulate
+    from meshwright.solve.pipeline.costs import plan_costs
+
+    pipeline = plan_pipeline(plan, program)
+    found = simulate(plan_lists(plan, program), plan_costs(paced, program, pipeline), reads=pipeline.reads)
+    rows = zip(plan.predicted.stages, found.stages, strict=True)
+    stages = tuple(replace(one, peak_bytes=times.peak_bytes) for one, times in rows)
+    return paced.with_prediction(step_s=found.step_s, stages=stages)
 
 
 def yardstick(model: str, clock: Callable[[], float] = time.perf_counter) -> Callable[[], float]:
