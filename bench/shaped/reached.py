@@ -1,7 +1,7 @@
 """What collectives reach of the links that were asked for: measured on the ranks, as `meshwright detect` would.
 
-gloo's all-gather sends both ways at once, and where the acknowledgements of one way wait behind the data of the other
-it is far from the wire's rate; an all-reduce is near it.
+What goes both ways at once (gloo's all-gather; the values and gradients of a pipeline) is far from the wire's rate
+where the acknowledgements of one way wait behind the data of the other; an all-reduce is near it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def reached() -> dict[str, float]:
         "all_gather": lambda: dist.all_gather_into_tensor(other, part),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
         "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        "send": lambda: _both_ways(whole, other),
     }
     found = {}
     for name, run in ways.items():
@@ -42,6 +43,17 @@ def reached() -> dict[str, float]:
             spent.append(seconds.item())
         found[name] = median(spent)
     return found
+
+
+def _both_ways(out: Any, into: Any) -> None:
+    """Every rank sends to the next and receives from the one before."""
+    import torch.distributed as dist
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    begun = [dist.isend(out, (rank + 1) % world), dist.irecv(into, (rank - 1) % world)]
+    for work in begun:
+        if work is not None:
+            work.wait()
 
 
 def with_reached(cluster: Any, world: int, seconds: dict[str, float]) -> Any:
