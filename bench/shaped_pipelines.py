@@ -6,7 +6,8 @@
 Hosts are namespaces joined by shaped links. The shipped CPU profile is first brought to the pace of this machine: one
 number, from a step of another model of the same family (bench/shaped/pace.py) that all ranks run at once, in seconds of
 its CPU: ranks of a pipeline wait most of the time, so that few share a core. It is taken again between the steps, and
-plans are held against what they say at that pace. For each case (a model on a network,
+plans are held against what they say at that pace. Links are taken at what two messages reach that cross: their
+acknowledgements wait behind each other's data. For each case (a model on a network,
 some with a limit on memory) the planner is asked twice, free and with `pp=1`, for the true rates. Rivals:
 `torch.distributed.pipelining` with the stages and micro-batches of the plan, GPipe and 1F1B, data-parallel inside a
 stage where the plan has several ranks there. All ways step in turn on the same ranks, with the same fused AdamW;
@@ -83,7 +84,7 @@ def main() -> int:
     if args.keep and args.plan_at:
         for number in args.cases:
             (args.keep / str(number)).mkdir(parents=True, exist_ok=True)
-            _plans(CASES[number], args.keep / str(number), args.plan_at)
+            _plans(CASES[number], args.keep / str(number), args.plan_at, 1.0)
         return 0
     if reason := why_not():
         print(reason)
@@ -105,7 +106,7 @@ def main() -> int:
                 network.run(command, [case.ranks] * case.hosts, timeout_s=1200)
                 return json.loads((Path(folder) / f"{what[2:]}.json").read_text())
 
-            predicted = {} if kept else _plans(case, Path(folder), run("--pace"))
+            predicted = {} if kept else _plans(case, Path(folder), *run("--pace"))
             measured = run("--measured")
             pace = measured["pace"]
             predicted |= {name: _figures(_at(Path(folder) / f"{name}.plan.json", pace)) for name in OURS}
@@ -116,15 +117,16 @@ def main() -> int:
     return 0
 
 
-def _plans(case: Case, folder: Path, pace: float) -> dict[str, Any]:
-    """Our plans, saved; what they say of themselves. pace: seconds here for one of the shipped profile's."""
+def _plans(case: Case, folder: Path, pace: float, share: float) -> dict[str, Any]:
+    """Our plans, saved; what they say of themselves. pace: seconds here for one of the shipped profile's. share: of a
+    link's rate, what messages reach that go both ways at once."""
     from pace import shaped_cluster
 
     from meshwright.capture import capture
     from meshwright.models.reference import parse_reference
     from meshwright.solve.plan import make_plan
 
-    cluster = shaped_cluster(case.hosts, case.ranks, case.mbit, pace)
+    cluster = shaped_cluster(case.hosts, case.ranks, case.mbit * share, pace)
     program = capture(*parse_reference(case.model).meta(case.batch))
     found = {}
     for name, pins in OURS.items():
@@ -155,19 +157,20 @@ def _figures(plan: Any) -> dict[str, Any]:
 
 
 def pace_main(told: dict[str, Any]) -> int:
-    """Median over ranks of the yardstick's step, all at once, over what the shipped profile says."""
+    """Median over ranks of the yardstick's step, all at once, over what the shipped profile says; and `both_ways`."""
     import torch
     import torch.distributed as dist
-    from pace import yardstick
+    from pace import both_ways, yardstick
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    share = both_ways(dist.get_world_size() - 1, told["mbit"])
     step = yardstick(told["model"], time.process_time)
     spent = [step() for _ in range(8)]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, median(spent[2:]))
     if dist.get_rank() == 0:
-        (Path(told["folder"]) / "pace.json").write_text(json.dumps(median(every)))
+        (Path(told["folder"]) / "pace.json").write_text(json.dumps([median(every), share]))
     dist.destroy_process_group()
     return 0
 

@@ -20,7 +20,25 @@ BATCH = 8
 _PAYLOAD = 1448 / 1514  # of each Ethernet frame, TCP carries this part
 
 
-def shaped_cluster(hosts: int, ranks: int, mbit: int, pace: float) -> Any:
+def both_ways(other: int, mbit: int, times: int = 3) -> float:
+    """Of a link's rate, what rank 0 and another reach when they send a mebibyte to each other; 1 at most, on rank 0."""
+    import torch
+    import torch.distributed as dist
+
+    spent, mine = [], dist.get_rank()
+    for _ in range(times + 1):
+        dist.barrier()
+        start = time.perf_counter()
+        if mine in (0, other):
+            peer = other if mine == 0 else 0
+            begun = [dist.isend(torch.zeros(1 << 18), peer), dist.irecv(torch.zeros(1 << 18), peer)]
+            for one in begun:
+                one.wait()
+        spent.append(time.perf_counter() - start)
+    return min(1.0, (1 << 20) / (mbit * 1e6 / 8 * _PAYLOAD) / sorted(spent[1:])[times // 2])
+
+
+def shaped_cluster(hosts: int, ranks: int, mbit: float, pace: float) -> Any:
     """Hosts of so many ranks at this pace, joined by links of this rate."""
     from meshwright.cluster import Group, Link, Member, load_cluster
 
