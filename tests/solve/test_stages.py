@@ -9,7 +9,10 @@ import pytest
 
 from meshwright.errors import PlanError
 from meshwright.simulate import SegmentCost, Transfer
+from meshwright.solve.stages.bound import Bound
 from meshwright.solve.stages.choose import STAGE_METHODS, solve_stages
+from meshwright.solve.stages.front import kept_numbers
+from meshwright.solve.stages.options import options
 from meshwright.solve.stages.price import price_pipeline
 from meshwright.solve.stages.problem import Crossing, MeshClass, PlacedRun, StagePoint, StageProblem
 from meshwright.solve.stages.ranges import cluster
@@ -121,6 +124,23 @@ def test_brute_force_by_the_simulator_finds_nothing_better(block: int) -> None:
         assert found.step_s == pytest.approx(expected, rel=1e-9), seed
         assert found.proven
         assert found.bound_s <= expected * (1 + 1e-9)
+
+
+def test_numbers_of_stages_that_memory_leaves_are_the_same_from_both_ends() -> None:
+    """From the end each number has tables of its own; from the front one pass is enough for many of them."""
+    some = 0
+    for problem in map(random_problem, range(60)):
+        for count in problem.microbatches:
+            rows = options(problem, count)
+            if rows is None:
+                continue
+            bound = Bound(problem, rows, "zero-bubble", count)
+            for limit_s in (bound.least_s() * slack for slack in (1.0, 1.3, 2.0, 3.0)):
+                possible = bound.tables(limit_s, problem.stage_limit)[1]
+                each = [number for number in possible if number in bound.tables(limit_s, number, number)[1]]
+                assert list(kept_numbers(bound, limit_s, possible)) == each
+                some += len(each)
+    assert some > 50
 
 
 @pytest.mark.full

@@ -29,6 +29,7 @@ import numpy as np
 
 from meshwright.schedule import in_flight_of
 from meshwright.schedule.orders import SPLIT
+from meshwright.solve.stages.front import kept_numbers
 from meshwright.solve.stages.options import Bools, Floats, Ints, Options
 from meshwright.solve.stages.problem import PlacedRun, StageProblem
 
@@ -66,6 +67,10 @@ class Bound:
         self.used = np.unique(self.made.mesh)  # of many classes few have rows
         self.place = np.searchsorted(self.used, np.arange(len(meshes)))
         self.rest = rest  # [mesh, devices] -> devices left, or one past the end where there are too few
+        self.more = np.full((len(meshes), grid.shape[1]), grid.shape[1])  # [mesh, devices left] -> devices before
+        for m in range(len(meshes)):
+            before = np.flatnonzero(rest[m] < grid.shape[1])
+            self.more[m, rest[m, before]] = before
         ranks = (grid * np.array(unit)[:, None]).sum(axis=0)
         self.others = ranks.max() - ranks  # [devices] -> how many there are besides
 
@@ -123,7 +128,7 @@ class Bound:
         for left in range(1, most + 1):
             held = (self.in_flight(left, total), self._late(left, total))
             if held != before or self.problem.sizes is not None:
-                before, rows = held, self._quickest(self.able(limit_s, left, total))
+                before, rows = held, self.quickest(self.able(limit_s, left, total))
             if rows is None or not len(rows):
                 break
             arrive = self._arrive(limit_s, handed, rows)
@@ -155,7 +160,7 @@ class Bound:
         columns = np.flatnonzero(alive[self.rest[np.unique(made.mesh[rows])]].any(axis=0))
         shifted = np.stack([handed[:, :, self.rest[mesh, columns]] for mesh in self.used])
         after = shifted[self.place[made.mesh[rows]], made.end[rows], made.leave[rows]] - self.cross_s[rows, None]
-        value = np.minimum(self._own_s(limit_s, rows)[:, None], after)
+        value = np.minimum(self.own_s(limit_s, rows)[:, None], after)
         keys = made.begin[rows] * len(made.enters) + made.enter[rows]
         first = np.flatnonzero(np.diff(keys, prepend=-1))
         best = np.maximum.reduceat(value, first, axis=0)
@@ -184,11 +189,12 @@ class Bound:
                 np.minimum.at(found[place], made.end[own], found[place, begin] + weight * self.cross_s[own])
         return found[0], found[1]
 
-    def _own_s(self, limit_s: float, rows: Ints) -> Floats:
+    def own_s(self, limit_s: float, rows: Ints) -> Floats:
+        """The latest that a micro-batch may arrive for the stage's own work."""
         found: Floats = limit_s * (1 + ROUNDING) - self.microbatches * self.cross_s[rows]
         return found
 
-    def _quickest(self, able: Bools) -> Ints:
+    def quickest(self, able: Bools) -> Ints:
         """Of the rows that differ in the point alone, the one that crosses fastest: it allows the latest arrival."""
         order = self._by_group[able[self._by_group]]
         return order[np.flatnonzero(np.diff(self.made.group[order], prepend=-1))]
@@ -209,13 +215,8 @@ class Bound:
         if self.schedule != "zero-bubble":
             yield from ((left, None, tables) for left in possible)
             return
-        while possible:
-            left = possible[0]
-            exact, reached = self.tables(limit_s, possible[-1], left)
-            possible = [number for number in possible if number in reached]
-            if possible and possible[0] == left:
-                yield left, left, exact
-                possible = possible[1:]
+        for left in kept_numbers(self, limit_s, possible):
+            yield left, left, self.tables(limit_s, left, left)[0]
 
     def least_s(self) -> float:
         """All micro-batches' device-seconds, on all devices: no pipeline is faster."""
@@ -248,7 +249,7 @@ class Bound:
             arrive_s += made.crossing_s[place.at, place.leave, made.enter[rows]]
         rest = self.rest[made.mesh[rows], place.devices]
         after = walk.tables[place.left - 1][made.end[rows], made.leave[rows], rest] - self.cross_s[rows]
-        spare = np.minimum(self._own_s(walk.limit_s, rows), after) - arrive_s
+        spare = np.minimum(self.own_s(walk.limit_s, rows), after) - arrive_s
         for i in np.argsort(-spare, kind="stable"):
             if spare[i] < 0:
                 break
