@@ -21,7 +21,7 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.price.overlap import late_bytes, runs_beside
 from meshwright.solve.account import accounted
-from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.chain import chain_at, floor_s, solve_chain
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.intra.walk import least_cost
@@ -38,6 +38,10 @@ MOST_REFINED = 10
 
 WEIGHTS = (0.0, 1.0, 4.0)
 """Of what runs beside compute (`Frontier`): free, as dear as compute, dearer."""
+
+SWEEP, SWEPT = (1.25, 1.5, 2.0), 2
+"""Of so many meshes and numbers of micro-batches, shardings that would fit so much more memory with all kept are looked
+at too: what is charged for making a value again is a bound, and may mislead."""
 
 Assemble = Callable[[Chain, Frontier], Plan]
 
@@ -67,7 +71,7 @@ def joint_search(
         bounds.append(entry.bound_s)
         if entry.bound_s >= known_s or (best is not None and number >= MOST_REFINED):
             break
-        plan = _fastest(entry, program, budget_bytes, assemble, known_s)
+        plan = _fastest(entry, program, budget_bytes, assemble, known_s, number < SWEPT)
         if plan is not None and plan.predicted.step_s < known_s:
             best = plan
             if progress:
@@ -75,24 +79,35 @@ def joint_search(
     return best, min(bounds, default=known_s)
 
 
-def _fastest(entry: _Entry, program: Program, budget_bytes: int, assemble: Assemble, known_s: float) -> Plan | None:
+def _fastest(
+    entry: _Entry, program: Program, budget_bytes: int, assemble: Assemble, known_s: float, sweep: bool
+) -> Plan | None:
     """Of the shardings that are fastest with all the memory they want, those of the best bound, as long as none fits
-    those of dearer bytes, and the best mixture of all of them."""
-    frontier = entry.candidate.frontier(entry.microbatches).recomputing()
+    those of dearer bytes, and the best mixture of all of them. sweep: those of larger budgets too."""
+    plain = entry.candidate.frontier(entry.microbatches)
+    frontier = plain.recomputing()
     weighed = _weighed(frontier)
     found: list[Plan] = []
     met: list[tuple[Chain, Ways]] = []
+
+    def look_at(chain: Chain) -> None:
+        if chain.seconds >= known_s or any(is_same(chain, other) for other, _ in met):
+            return  # making values again only takes longer
+        plan = assemble(chain, frontier)
+        met.append((chain, Ways.of(plan, program)))
+        refined = refine_ways(plan, program, met[-1][1], budget_bytes)
+        found.extend([refined] if refined else [])
+
     for price in (0.0, entry.price, *(price for price in DEARER if price > entry.price)):
         if found and price > entry.price:
             break
         for base in weighed:
-            chain = chain_at(base, price * base.scale)
-            if chain.seconds >= known_s or any(is_same(chain, other) for other, _ in met):
-                continue  # making values again only takes longer
-            plan = assemble(chain, frontier)
-            met.append((chain, Ways.of(plan, program)))
-            refined = refine_ways(plan, program, met[-1][1], budget_bytes)
-            found += [refined] if refined else []
+            look_at(chain_at(base, price * base.scale))
+    for part in SWEEP if sweep else ():
+        for base in _weighed(plain)[:2]:
+            chain, _ = solve_chain(base, int(part * budget_bytes), known_s)
+            if chain is not None:
+                look_at(chain)
     if len(met) > 1:
         least_s = min((plan.predicted.step_s for plan in found), default=float("inf"))
         mixed = best_mixture(frontier, _offers(met), budget_bytes, min(known_s, least_s), entry.price)
