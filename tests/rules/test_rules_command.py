@@ -11,11 +11,11 @@ from meshwright.rules.command import add_parser
 from meshwright.rules.table import RULES, UNPROVEN
 
 
-def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def output(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
     args = parser.parse_args(["rules", *words])
-    assert args.run(args) == 0
+    assert args.run(args) == code
     return capsys.readouterr().out
 
 
@@ -38,7 +38,7 @@ def test_a_filter_narrows_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_filter_that_matches_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no rule for an op with 'zzz' in its name" in output(capsys, "zzz")
+    assert "no rule for an op with 'zzz' in its name" in output(capsys, "zzz", code=1)
 
 
 def test_the_ops_of_real_models_are_listed_with_what_serves_them(capsys: pytest.CaptureFixture[str]) -> None:

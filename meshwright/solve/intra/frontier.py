@@ -41,6 +41,7 @@ class Frontier:
         (M + r C + (1 + r) U) / (1 + r)
 
     so the least of the numerator over `scale` bounds all steps; None: the sum of all, which bounds none.
+    flight: micro-batches whose kept values are held at a time, each byte of them at the price.
     uses: the segments that read each parameter. last_reader: of each boundary value and tied weight. steps: what `walk`
     knows of every segment. floors: what `floor_s` found. ops: what Frontiers on the same meshes share.
     """
@@ -53,6 +54,7 @@ class Frontier:
     skips: tuple[bool, ...] | None = None
     cap_bytes: int | None = None
     beside: float | None = None
+    flight: float = 1.0
     uses: dict[str, list[int]] = field(default_factory=dict)
     last_reader: dict[str, int] = field(default_factory=dict)
     ops: KnownOps = field(default_factory=dict)
@@ -96,6 +98,10 @@ class Frontier:
         if beside == self.beside:
             return self
         return replace(self, beside=beside, _solved={}, _points={})
+
+    def in_flight(self, count: float) -> Frontier:
+        """The same where what backward reads is held by so many micro-batches."""
+        return self if count == self.flight else replace(self, flight=count, _solved={}, _points={})
 
     def recomputing(self) -> Frontier:
         """The same where what backward reads may be made again."""
@@ -161,7 +167,7 @@ class Frontier:
         if key not in self._solved:
             graph = self.program.segments[index].graph
             self._solved[key] = solve_segment(
-                problem, price_per_byte, graph, self.recompute, self.cap_bytes, self.beside
+                problem, price_per_byte, graph, self.recompute, self.cap_bytes, self.beside, self.flight
             )
         return self._solved[key]
 

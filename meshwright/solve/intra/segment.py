@@ -126,11 +126,17 @@ class SegmentProblem:
             return None
 
     def at(
-        self, price_per_byte: float, recompute: bool = False, cap_bytes: int | None = None, beside: float | None = None
+        self,
+        price_per_byte: float,
+        recompute: bool = False,
+        cap_bytes: int | None = None,
+        beside: float | None = None,
+        flight: float = 1.0,
     ) -> Problem:
         """The Problem with every held byte charged; `recompute`: what backward reads may be made again instead, at no
         less than the seconds of what makes it. cap_bytes: what needs more while it runs is not to be had. beside: the
-        weight of what runs beside compute (`Frontier`); None adds all up."""
+        weight of what runs beside compute (`Frontier`); None adds all up. flight: micro-batches that hold what
+        backward reads."""
         if not price_per_byte and cap_bytes is None and beside is None:
             return self.problem
         costs = self.problem.costs + price_per_byte * self.held
@@ -139,7 +145,7 @@ class SegmentProblem:
         for index, (node, kept) in enumerate(zip(self.op_nodes, self.space.op_kept, strict=True)):
             where = slice(self.problem.offsets[node], self.problem.offsets[node + 1])
             for part in kept:
-                charge = price_per_byte * part.bytes
+                charge = price_per_byte * flight * part.bytes
                 costs[where] += np.minimum(charge, self.micro * part.drop_s) if recompute else charge
             if cap_bytes is not None:
                 running = self.space.running_bytes(index)
@@ -296,8 +302,9 @@ def solve_segment(
     recompute: bool = False,
     cap_bytes: int | None = None,
     beside: float | None = None,
+    flight: float = 1.0,
 ) -> Solved:
-    problem = segment.at(price_per_byte, recompute, cap_bytes, beside)
+    problem = segment.at(price_per_byte, recompute, cap_bytes, beside, flight)
     if segment.prepared is None:
         shape = [len(side.layouts) for side in segment.boundary]
         costs = np.array([_solve_at(segment, problem, options)[0] for options in np.ndindex(*shape)]).reshape(shape)

@@ -34,6 +34,11 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 PRICES = (0.0, 1e-10, 1e-9, 1e-8)
 """Seconds a step per byte held, at which chains are asked for."""
 
+FLIGHT = 8
+FLYING = (1e-11, 1e-10)
+"""Micro-batches in flight that all hold what backward reads, and prices at which chains are asked for that keep it all:
+values that are small everywhere are worth more there than weights are."""
+
 RATIOS = (0.1, 2.0, 100.0)
 """Prices per byte kept at which segments recompute, in parts of forward seconds over bytes kept of all segments."""
 
@@ -67,8 +72,10 @@ def offers(program: Program, at: int, stage: StageMesh, setting: Setting, recomp
     crowded = most_alive(program) > MOST_ALIVE
     for skips in product((True, False), repeat=len(stage.mesh.axes)) if crowded else (None,):
         try:
-            frontier = Frontier(small, stage.mesh, stage.pins, setting, recompute, skips)
+            keeping = Frontier(small, stage.mesh, stage.pins, setting, skips=skips)
+            frontier, flying = keeping.recomputing() if recompute else keeping, keeping.in_flight(FLIGHT)
             chains = [chain_at(frontier, price) for price in PRICES]
+            chains += [chain_at(flying, price) for price in FLYING]
         except PlanError:
             continue
         for chain in {tuple(map(id, chain.points)): chain for chain in chains}.values():

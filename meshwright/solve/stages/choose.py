@@ -34,6 +34,8 @@ STAGE_METHODS = ("auto", *METHODS)
 PRECISION = 1e-3
 """How closely the least T is bracketed."""
 
+SLOWEST = 256.0
+
 LONG = 32
 ROUGH = 1e-2
 """For pipelines of more stages than LONG it is bracketed so."""
@@ -196,7 +198,9 @@ def _simulate_found(family: _Family, search: _Search, found: list[tuple[PlacedRu
 
 
 def _walk(family: _Family, search: _Search) -> None:
-    """Simulate what the bound leaves; all of it seen, the family has nothing better any more."""
+    """Simulate what the bound leaves; all of it seen, the family has nothing better any more. Where nothing of it runs,
+    slower ones are looked at, up to SLOWEST times as slow."""
+    slowest_s = SLOWEST * family.high_s
     while not search.spent:
         limit_s = search.best_s if search.best_s < inf else 2 * family.high_s
         for runs in family.bound.walk(limit_s):
@@ -210,6 +214,9 @@ def _walk(family: _Family, search: _Search) -> None:
                 family.low_s = inf
                 return
             family.high_s = limit_s
+            if limit_s > slowest_s:
+                family.low_s = limit_s
+                return
 
 
 def _interleaved(problem: StageProblem, search: _Search, made: Mapping[int, Options | None]) -> float:
