@@ -43,6 +43,9 @@ SWEEP, SWEPT = (1.25, 1.5, 2.0), 2
 """Of so many meshes and numbers of micro-batches, shardings that would fit so much more memory with all kept are looked
 at too: what is charged for making a value again is a bound, and may mislead."""
 
+ROOM = 1.5
+"""Shardings whose weights alone take so much of the budget are not traced."""
+
 Assemble = Callable[[Chain, Frontier], Plan]
 
 
@@ -93,6 +96,8 @@ def _fastest(
     def look_at(chain: Chain) -> None:
         if chain.seconds >= known_s or any(is_same(chain, other) for other, _ in met):
             return  # making values again only takes longer
+        if sum(point.point.static_bytes for point in chain.points) > ROOM * budget_bytes:
+            return  # and makes weights no smaller; a mixture has little use for it
         plan = assemble(chain, frontier)
         met.append((chain, Ways.of(plan, program)))
         refined = refine_ways(plan, program, met[-1][1], budget_bytes)
