@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterable
 
 from meshwright.layout import Collective, Layout
-from meshwright.plan.describe_pipeline import describe_pipeline
+from meshwright.plan.describe_pipeline import describe_pipeline, parts
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
 
 ROLES = {
     "dp": "samples are split",
     "tp": "weights are split",
-    "cp": "samples are split within: weights whole, each device a part of every sequence",
+    "cp": "samples are split within: each device a part of every sequence, most weights whole",
     "ep": "experts are split",
-    "rep": "every device does the same: splitting costs more",
+    "rep": "every device does the same: splitting costs more, or does not divide evenly",
 }
 LITTLE = 1e-3
 """A share of the step that is not worth a word."""
@@ -32,6 +32,8 @@ def describe(plan: Plan) -> str:
         lines += _parameters(plan)
     else:
         lines.append("  one device: nothing is split")
+    if plan.microbatches > 1:
+        lines.append(f"  {parts(plan)}, one after another")
     found = plan.predicted
     shown = [f"forward {show_seconds(found.forward_s)}", f"backward {show_seconds(found.backward_s)}"]
     shown += [f"weights and gradients {show_seconds(found.parameters_s)}"] if found.parameters_s else []

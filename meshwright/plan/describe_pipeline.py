@@ -13,10 +13,9 @@ from meshwright.plan.units import show_bytes, show_seconds
 def describe_pipeline(plan: Plan) -> str:
     found, groups = plan.predicted, plan.groups
     runs = f", {len(plan.stages) // len(groups)} runs each" if len(plan.stages) > len(groups) else ""
-    parts = f"{plan.microbatches} micro-batches of {plan.microbatch}"
     lines = [
         f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}",
-        f"  pipeline of {len(groups)} stages{runs}, {parts}, {plan.schedule}",
+        f"  pipeline of {len(groups)} stages{runs}, {parts(plan)}, {plan.schedule}",
     ]
     for number, group in enumerate(groups):
         lines.append(_stage(plan, number, group))
@@ -31,6 +30,13 @@ def describe_pipeline(plan: Plan) -> str:
         f"working {show_bytes(found.transient_bytes)}"
     )
     return "\n".join(lines)
+
+
+def parts(plan: Plan) -> str:
+    """How the batch is cut."""
+    last = plan.batch - plan.microbatch * (plan.microbatches - 1)
+    shorter = f", the last of {last}" if last < plan.microbatch else ""
+    return f"{plan.microbatches} micro-batches of {plan.microbatch}{shorter}"
 
 
 def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> str:

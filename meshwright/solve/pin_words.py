@@ -37,6 +37,8 @@ def check_words(texts: Iterable[str], cluster: Cluster | None = None) -> None:
         if not value:
             raise PlanError(f"pin {text!r}", f"`name=value`: {_known()}", "correct the pin")
         if key not in WORDS and _storage_layout(value) is None:
+            if "." in key or "*" in key:
+                raise PlanError(f"pin {text!r}", "S(dim) or I after `=`, such as S(0)", "correct the pin")
             raise PlanError(f"pin {text!r}", f"one of {_known()}", "correct the pin")
         if key in ("split", "sp") and value not in {"split": ("matmul",), "sp": ("on", "off")}[key]:
             raise PlanError(f"pin {text!r}", WORDS[key], "correct the pin")
@@ -78,7 +80,9 @@ def check_storage(texts: Iterable[str], program: Program) -> None:
         matching = [parameter for parameter in program.parameters if fnmatchcase(parameter.name, key)]
         if not matching:
             names = ", ".join(parameter.name for parameter in program.parameters[:3])
-            raise PlanError(f"pin {text} matches no parameter", f"a pattern over names such as {names}")
+            raise PlanError(
+                f"pin {text} matches no parameter", f"a pattern over names such as {names}", "correct the pin"
+            )
         for parameter in matching:
             deep = [state.dim for state in layout if state.dim is not None and state.dim >= len(parameter.type.sizes)]
             if deep:

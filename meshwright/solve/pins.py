@@ -194,5 +194,7 @@ def _layout(text: str, value: str, mesh: Mesh, named: dict[str, tuple[int, ...]]
         states[named[axis][0]] = layout.states[0]
         layout = Layout(tuple(states))
     if len(layout.states) != len(mesh.axes) or any(state.kind not in "SI" for state in layout.states):
-        raise PlanError(f"pin {text!r}", f"one of S(dim) or I for each of the {len(mesh.axes)} mesh axes")
+        raise PlanError(
+            f"pin {text!r}", f"one of S(dim) or I for each of the {len(mesh.axes)} mesh axes", "correct the pin"
+        )
     return layout

@@ -23,7 +23,7 @@ def does_not_fit(
     more = f"use {larger.name} ({larger.device_count} devices), " if larger else "use more devices, "
     return PlanError(
         f"no plan fits in {budget:,} bytes on each of {cluster.device_count} devices ({device.name})",
-        f"at least {least:,} bytes ({show_bytes(least)}), {least - budget:,} more: {_how(again)}",
+        f"at least {least:,} bytes ({show_bytes(least)}), {least - budget:,} more, in one stage: {_how(again)}",
         f"{more}raise the memory limit, or make the batch smaller",
     )
 
