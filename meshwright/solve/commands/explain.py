@@ -65,9 +65,8 @@ def _alternatives(plan: Plan, program: Program, names: list[str], limit: int) ->
             values = graph.values()
             rule = resolve_rule(op, tuple(values[one].type for one in op.operands()))
             print(f"{op.target}, by a rule of the tier {rule.tier}: {rule.text}".rstrip(": "))
-        print(
-            f"{name}: {len(found)} way{'s' if len(found) > 1 else ''}; seconds and bytes of one segment against the plan's, all else as planned"
-        )
+        count = "1 way" if len(found) == 1 else f"{len(found)} ways"
+        print(f"{name}: {count}; seconds and bytes of one segment against the plan's, all else as planned")
         for one in found[:limit]:
             sign = "-" if one.more_s < 0 else "+"
             held = f"{'-' if one.more_bytes < 0 else '+'}{show_bytes(abs(one.more_bytes))}"
