@@ -11,19 +11,26 @@ import torch
 from torch import Tensor
 
 from meshwright.capture.counter import RandomState
-from meshwright.capture.program import Program
 from meshwright.errors import RunError
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction
-from meshwright.runtime.batches import Batches
-from meshwright.runtime.exchange import Exchange
 from meshwright.runtime.fail import is_lost
 from meshwright.runtime.link import storage
 from meshwright.runtime.live import LiveBytes
 from meshwright.runtime.microbatch import MicroBatch
-from meshwright.runtime.parts import Part
 from meshwright.runtime.segments import Segments
 from meshwright.runtime.weigh import Weigher
+
+CALLS = {
+    "forward": Segments.forward,
+    "backward": Segments.backward,
+    "backward_input": Segments.input_half,
+    "backward_weight": Segments.weight_half,
+    "recompute": Segments.restore,
+    "pass": Segments.pass_on,
+    "drop": Segments.drop,
+}
+"""What kinds of instruction ask of a rank's segments; others move values between device and host."""
 
 
 class Interpreter:
@@ -31,22 +38,13 @@ class Interpreter:
     micro-batches kept alive at once in the last step: saved values, boundary values, gradients, what is under way.
     live: all that was alive."""
 
-    def __init__(
-        self,
-        program: Program,
-        parts: Sequence[Part],
-        exchange: Exchange,
-        buffers: dict[str, Tensor],
-        batches: Batches,
-        progress: Callable[[object], None] = lambda _: None,
-    ) -> None:
-        self.program, self.parts, self.exchange, self.batches = program, parts, exchange, batches
-        self.buffers, self.device, self.progress = buffers, batches.device, progress
-        self.plan = batches.plan
-        last = next((part for part in parts if part.stage.end == len(program.segments)), None)
-        self.weigher = Weigher(program, last.every if last else (), self.plan, self.device)
+    def __init__(self, segments: Segments, progress: Callable[[object], None] = lambda _: None) -> None:
+        self.segments, self.progress = segments, progress
+        self.program, self.parts, self.exchange = segments.program, segments.parts, segments.exchange
+        self.batches, self.buffers, self.plan = segments.batches, segments.buffers, segments.plan
+        last = next((part for part in self.parts if part.stage.end == len(self.program.segments)), None)
+        self.weigher = Weigher(self.program, last.every if last else (), self.plan, segments.device)
         self.micro: list[MicroBatch] = []
-        self.segments = Segments(program, parts, exchange, buffers, batches)
         self.evaluating, self.counts, self.held_bytes, self.live = False, False, 0, LiveBytes()
 
     def run(
@@ -140,23 +138,12 @@ class Interpreter:
             self._compute(one.kind, index, micro)
 
     def _compute(self, kind: str, index: int, micro: MicroBatch) -> None:
-        segments = self.segments
-        if kind == "forward":
-            (segments.evaluate if self.evaluating else segments.forward)(index, micro)
-        elif kind == "backward":
-            segments.backward(index, micro)
-        elif kind == "backward_input":
-            segments.input_half(index, micro)
-        elif kind == "backward_weight":
-            segments.weight_half(index, micro)
-        elif kind == "recompute":
-            segments.restore(index, micro)
-        elif kind == "pass":
-            segments.pass_on(index, micro)
-        elif kind == "drop":
-            segments.drop(index, micro)
+        if kind == "forward" and self.evaluating:
+            self.segments.evaluate(index, micro)
+        elif kind in CALLS:
+            CALLS[kind](self.segments, index, micro)
         else:
-            segments.move(kind, index, micro)
+            self.segments.move(kind, index, micro)
 
     def _parameters(self, kind: str, index: int) -> None:
         part = self.segments.part_of[index]

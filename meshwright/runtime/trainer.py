@@ -26,6 +26,7 @@ from meshwright.runtime.interpreter import Interpreter
 from meshwright.runtime.optimizers import expect_optimizer
 from meshwright.runtime.parts import Place, make_parts
 from meshwright.runtime.peers import check_peers
+from meshwright.runtime.segments import Segments
 from meshwright.runtime.sources import Weights, weights_of
 from meshwright.runtime.units import check_unit
 from meshwright.runtime.watch import Watch, default_timeout_s
@@ -65,7 +66,7 @@ class Trainer:
         self._unused = {name: weights.whole(name) for name, _ in named if name not in used}
         exchange = Exchange(plan, program, parts, device)
         buffers = _buffers(weights, program, device)
-        self._interpreter = Interpreter(program, parts, exchange, buffers, self._batches, self.watch.at)
+        self._interpreter = Interpreter(Segments(program, parts, exchange, buffers, self._batches), self.watch.at)
         expect_optimizer(self.parameters(), plan.optimizer)
 
     def parameters(self) -> Iterator[nn.Parameter]:
