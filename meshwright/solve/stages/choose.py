@@ -35,6 +35,7 @@ PRECISION = 1e-3
 """How closely the least T is bracketed."""
 
 SLOWEST = 256.0
+"""Where nothing within T runs, a larger T is tried, up to so many times the least."""
 
 LONG = 32
 ROUGH = 1e-2
@@ -198,8 +199,7 @@ def _simulate_found(family: _Family, search: _Search, found: list[tuple[PlacedRu
 
 
 def _walk(family: _Family, search: _Search) -> None:
-    """Simulate what the bound leaves; all of it seen, the family has nothing better any more. Where nothing of it runs,
-    slower ones are looked at, up to SLOWEST times as slow."""
+    """Simulate what the bound leaves; all of it seen, the family has nothing better any more."""
     slowest_s = SLOWEST * family.high_s
     while not search.spent:
         limit_s = search.best_s if search.best_s < inf else 2 * family.high_s
