@@ -126,10 +126,11 @@ class ShapedNetwork:
 def _same_priority() -> str:
     """Sessions are scheduled as groups, each with a priority; a rank leads one of its own and takes ours."""
     try:
-        nice = Path("/proc/self/autogroup").read_text().split()[-1]
+        words = Path("/proc/self/autogroup").read_text().split()
     except OSError:
         return ""
-    return f"echo {nice} > /proc/self/autogroup; " if nice != "0" else ""
+    # The file may be there and say nothing, where sessions are not scheduled as groups.
+    return f"echo {words[-1]} > /proc/self/autogroup; " if words and words[-1] != "0" else ""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

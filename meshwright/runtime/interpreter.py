@@ -21,17 +21,6 @@ from meshwright.runtime.microbatch import MicroBatch
 from meshwright.runtime.segments import Segments
 from meshwright.runtime.weigh import Weigher
 
-CALLS = {
-    "forward": Segments.forward,
-    "backward": Segments.backward,
-    "backward_input": Segments.input_half,
-    "backward_weight": Segments.weight_half,
-    "recompute": Segments.restore,
-    "pass": Segments.pass_on,
-    "drop": Segments.drop,
-}
-"""What kinds of instruction ask of a rank's segments; others move values between device and host."""
-
 
 class Interpreter:
     """Plays a step; `progress` is told each instruction before it runs. held_bytes: with `counts`, the most that
@@ -46,6 +35,15 @@ class Interpreter:
         self.weigher = Weigher(self.program, last.every if last else (), self.plan, segments.device)
         self.micro: list[MicroBatch] = []
         self.evaluating, self.counts, self.held_bytes, self.live = False, False, 0, LiveBytes()
+        self.calls = {
+            "forward": segments.forward,
+            "backward": segments.backward,
+            "backward_input": segments.input_half,
+            "backward_weight": segments.weight_half,
+            "recompute": segments.restore,
+            "pass": segments.pass_on,
+            "drop": segments.drop,
+        }
 
     def run(
         self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]], random: RandomState
@@ -140,8 +138,8 @@ class Interpreter:
     def _compute(self, kind: str, index: int, micro: MicroBatch) -> None:
         if kind == "forward" and self.evaluating:
             self.segments.evaluate(index, micro)
-        elif kind in CALLS:
-            CALLS[kind](self.segments, index, micro)
+        elif kind in self.calls:
+            self.calls[kind](index, micro)
         else:
             self.segments.move(kind, index, micro)
 

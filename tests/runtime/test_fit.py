@@ -45,8 +45,8 @@ def train(name: str, memory: int) -> tuple[list[float], dict[str, Tensor], mw.Pl
 def kept_bytes(trainer: mw.Trainer, batch: dict[str, Tensor]) -> int:
     """Tensors alive between the last forward and the first backward of a step, each storage once."""
     found = []
-    segments = trainer._interpreter.segments
-    backward, commons = segments.backward, segments.commons
+    calls, segments = trainer._interpreter.calls, trainer._interpreter.segments
+    backward, commons = calls["backward"], segments.commons
     made: list[Tensor] = []
 
     def note(*arguments: object) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def kept_bytes(trainer: mw.Trainer, batch: dict[str, Tensor]) -> int:
             found.append(sum(size for pointer, size in storages.items() if pointer not in outside))
         backward(index, micro)
 
-    segments.backward, segments.commons = look, note
+    calls["backward"], segments.commons = look, note
     trainer.step(batch)
     return found[0]
 
