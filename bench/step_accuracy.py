@@ -7,7 +7,7 @@
 `--measure` calibrates the device first (into the same file), then measures ops and steps; `--compare` predicts from
 that calibration alone. A step is zero_grad, forward, backward and AdamW (torch's defaults), a few back to back; in fp32
 (TF32 as torch has it) and in bf16. All models take turns, round after round, and the host's pace (a small step of its
-own, `calibrate_pace`) is read before and after each. Every burst is held against the prediction with the host's part
+own, `calibrate.pace`) is read before and after each. Every burst is held against the prediction with the host's part
 at the pace beside it; a step's error is the median over the bursts during which the pace stayed. The limits: a median
 error of 8 % per kind of op; a mean of 8 % and a worst of 15 % over the steps.
 """
@@ -34,7 +34,7 @@ def compare(cases: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     """Errors per kind of op and per step, of predictions made from the calibration alone."""
     from tempfile import TemporaryDirectory
 
-    from meshwright.cluster.calibrate_command import write_profile
+    from meshwright.cluster.calibrate.command import write_profile
     from meshwright.cluster.profile_load import device_of
 
     with TemporaryDirectory() as folder:

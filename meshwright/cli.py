@@ -20,7 +20,7 @@ COMMANDS = {
     "train": ("meshwright.runtime.command", "train a model under a plan on local processes"),
     "launch": ("meshwright.runtime.launch_command", "write the script that starts a plan on its hosts"),
     "solve": ("meshwright.select.command", "solve a selection problem from a file"),
-    "calibrate": ("meshwright.cluster.calibrate_command", "measure this machine's device and write its profile"),
+    "calibrate": ("meshwright.cluster.calibrate.command", "measure this machine's device and write its profile"),
     "cluster": ("meshwright.cluster.command", "list, show or detect clusters"),
     "rules": ("meshwright.rules.command", "list the sharding rules"),
 }

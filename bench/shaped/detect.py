@@ -45,8 +45,8 @@ SCENARIOS = (
 _RANK = """
 import sys
 from pathlib import Path
-from meshwright.cluster.detect import detect
-from meshwright.cluster.toml_write import write_cluster
+from meshwright.cluster.detect.lead import detect
+from meshwright.cluster.toml.write import write_cluster
 found = detect("gloo", timeout_s=90, say=lambda text: print(text, flush=True))
 if found is not None:
     Path(sys.argv[1]).write_text(write_cluster(found))

@@ -19,10 +19,10 @@ import torch
 
 from bench.step.cases import PRECISIONS, models
 from meshwright.capture.targets import call
-from meshwright.cluster.calibrate import calibrate
-from meshwright.cluster.calibrate_clock import clock_for
-from meshwright.cluster.calibrate_command import nominal
-from meshwright.cluster.calibrate_pace import Pace
+from meshwright.cluster.calibrate.clock import clock_for
+from meshwright.cluster.calibrate.command import nominal
+from meshwright.cluster.calibrate.measure import calibrate
+from meshwright.cluster.calibrate.pace import Pace
 from meshwright.models.reference import parse_reference
 
 BURST_S = 0.04

@@ -67,7 +67,7 @@ def _show(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from meshwright.cluster.load import load_cluster
-    from meshwright.cluster.toml_write import write_cluster
+    from meshwright.cluster.toml.write import write_cluster
 
     cluster = load_cluster(args.cluster)
     if args.toml:
@@ -82,8 +82,8 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _detect(args: argparse.Namespace) -> int:
-    from meshwright.cluster.detect import detect
-    from meshwright.cluster.toml_write import write_cluster
+    from meshwright.cluster.detect.lead import detect
+    from meshwright.cluster.toml.write import write_cluster
     from meshwright.errors import ClusterError
 
     if not args.timeout > 0:

@@ -6,7 +6,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from meshwright.cluster.presets import preset
-from meshwright.cluster.toml_read import read_cluster
+from meshwright.cluster.toml.read import read_cluster
 from meshwright.cluster.topology import Cluster
 from meshwright.errors import ClusterError
 

@@ -112,7 +112,7 @@ def _measured(args: argparse.Namespace) -> Cluster | None:
     """On rank 0 of a job on several hosts, what they and their links are, where a plan is to be made for them."""
     import torch.distributed as dist
 
-    from meshwright.cluster.detect import detect
+    from meshwright.cluster.detect.lead import detect
 
     here, world = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     if args.plan != "auto" or args.cluster or here == world or dist.is_initialized():

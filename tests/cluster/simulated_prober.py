@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from meshwright.cluster import Cluster, Group, collective_s
-from meshwright.cluster.probe import RankInfo
+from meshwright.cluster.detect.probe import RankInfo
 
 
 class SimulatedProber:

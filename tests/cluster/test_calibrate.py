@@ -11,22 +11,22 @@ import pytest
 import torch
 
 from meshwright.cli import main
-from meshwright.cluster import calibrate as calibration
-from meshwright.cluster.calibrate_clock import CpuClock
-from meshwright.cluster.calibrate_command import profile_text, sources
-from meshwright.cluster.calibrate_grids import Rates, both_sides
-from meshwright.cluster.calibrate_host import TAPED, pair_calls
-from meshwright.cluster.calibrate_moves import moves
-from meshwright.cluster.calibrate_pace import Pace
-from meshwright.cluster.calibrate_samples import HOST, KERNELS, ROWS, row_sample
-from meshwright.cluster.calibrate_scatters import (
+from meshwright.cluster.calibrate import measure as calibration
+from meshwright.cluster.calibrate.clock import CpuClock
+from meshwright.cluster.calibrate.command import profile_text, sources
+from meshwright.cluster.calibrate.grids import Rates, both_sides
+from meshwright.cluster.calibrate.host import TAPED, pair_calls
+from meshwright.cluster.calibrate.moves import moves
+from meshwright.cluster.calibrate.pace import Pace
+from meshwright.cluster.calibrate.samples import HOST, KERNELS, ROWS, row_sample
+from meshwright.cluster.calibrate.scatters import (
     VARIANTS,
     attention_points,
     attention_sample,
     convolution_calls,
     convolution_points,
 )
-from meshwright.cluster.calibrate_tape import tape_figures
+from meshwright.cluster.calibrate.tape import tape_figures
 from meshwright.cluster.profile_load import check_profile, device_of, profile_of, read_profile
 
 CPU = torch.device("cpu")

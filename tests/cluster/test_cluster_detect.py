@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from meshwright.cluster import load_cluster
 from meshwright.cluster.command import add_parser
-from meshwright.cluster.detect import _missing
+from meshwright.cluster.detect.lead import _missing
 from meshwright.cluster.units import format_bytes
 from meshwright.errors import ClusterError
 

@@ -8,12 +8,12 @@ import pytest
 from simulated_prober import SimulatedProber
 
 from meshwright.cluster import Cluster, Group, Link, Member, load_cluster
-from meshwright.cluster.islands import Island, find_islands, pull_in_slow_members
-from meshwright.cluster.probe import RankInfo
-from meshwright.cluster.survey import Survey
-from meshwright.cluster.survey_devices import device_types
-from meshwright.cluster.toml_read import read_cluster
-from meshwright.cluster.toml_write import write_cluster
+from meshwright.cluster.detect.devices import device_types
+from meshwright.cluster.detect.islands import Island, find_islands, pull_in_slow_members
+from meshwright.cluster.detect.probe import RankInfo
+from meshwright.cluster.detect.survey import Survey
+from meshwright.cluster.toml.read import read_cluster
+from meshwright.cluster.toml.write import write_cluster
 
 CPU = load_cluster("local").devices[0]
 

@@ -8,8 +8,8 @@ import pytest
 
 from meshwright.cluster import Group, Link, load_cluster
 from meshwright.cluster.presets import PRESETS
-from meshwright.cluster.toml_read import read_cluster
-from meshwright.cluster.toml_write import write_cluster
+from meshwright.cluster.toml.read import read_cluster
+from meshwright.cluster.toml.write import write_cluster
 from meshwright.errors import ClusterError
 
 GOOD = """\

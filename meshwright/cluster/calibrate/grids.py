@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.cluster.calibrate_clock import CpuClock, CudaClock
-from meshwright.cluster.calibrate_samples import Sample, row_sample
+from meshwright.cluster.calibrate.clock import CpuClock, CudaClock
+from meshwright.cluster.calibrate.samples import Sample, row_sample
 from meshwright.cluster.profile_tables import Axes, filled
 from meshwright.cluster.rooflines import matmul_base_s, row_base_s
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshwright.cluster.islands import Island, find_islands, level_out, pull_in_slow_members
-from meshwright.cluster.probe import Measured, Prober, rate
+from meshwright.cluster.detect.islands import Island, find_islands, level_out, pull_in_slow_members
+from meshwright.cluster.detect.probe import Measured, Prober, rate
 
 _CPU_VARIES, _GPU_VARIES = 4.0, 2.0
 _OUTER_NAMES = {0: (), 1: ("pod",), 2: ("rack", "pod")}

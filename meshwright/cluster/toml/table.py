@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.cluster.toml_lines import Where
+from meshwright.cluster.toml.lines import Where
 
 Convert = Callable[[object], float]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshwright.cluster.device import Achievable, Device
 from meshwright.cluster.profile_load import device_of
-from meshwright.cluster.toml_table import Table
+from meshwright.cluster.toml.table import Table
 from meshwright.cluster.units import parse_bytes, parse_count, parse_rate, parse_seconds
 from meshwright.errors import ClusterError
 

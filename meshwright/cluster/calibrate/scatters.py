@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.cluster.calibrate_grids import Rates, backward_of, both_sides, random_tensor
-from meshwright.cluster.calibrate_samples import Sample
+from meshwright.cluster.calibrate.grids import Rates, backward_of, both_sides, random_tensor
+from meshwright.cluster.calibrate.samples import Sample
 from meshwright.cluster.device_profile import alignment
 from meshwright.cluster.profile_load import scatter_of
 from meshwright.cluster.rooflines import attention_base_s, convolution_base_s

@@ -1,4 +1,4 @@
-"""The ops that tapes are made of (`calibrate_tape`): each takes a value of [4, 64, 128] and ends with one."""
+"""The ops that tapes are made of (`tape`): each takes a value of [4, 64, 128] and ends with one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.cluster.calibrate_samples import dispatched
+from meshwright.cluster.calibrate.samples import dispatched
 
 ROWS, IMAGE, HEADS = (4, 64, 128), (4, 32, 16, 16), (4, 64, 2, 64)
 _FLAT = (256, 128)

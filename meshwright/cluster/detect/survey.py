@@ -1,8 +1,8 @@
 """Detection: from probes of a live job to a Cluster. Knows nothing of torch; `detect` gives it a real Prober.
 
 1. Ranks with the same host name are a host. Within one host of each kind, and among one rank of each host,
-   `find_islands` finds levels; members that are slow on their own keep their own uplink (`survey_structure`).
-2. Per level: one flow alone, all flows at once (parallel links, or a medium they share), and latency (`survey_links`).
+   `find_islands` finds levels; members that are slow on their own keep their own uplink (`structure`).
+2. Per level: one flow alone, all flows at once (parallel links, or a medium they share), and latency (`links`).
 3. Per level, one group of ranks runs each collective; what it reaches of the level's bandwidth is its efficiency.
    So process groups number one per level.
 """
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from meshwright.cluster.cost import collective_s
-from meshwright.cluster.islands import Island
+from meshwright.cluster.detect.devices import device_types
+from meshwright.cluster.detect.islands import Island
+from meshwright.cluster.detect.links import Level, levels_of, measure_links
+from meshwright.cluster.detect.probe import Prober, of_repeats
+from meshwright.cluster.detect.structure import Probes, hosts_of, structure
 from meshwright.cluster.mesh import Axis
-from meshwright.cluster.probe import Prober, of_repeats
-from meshwright.cluster.survey_devices import device_types
-from meshwright.cluster.survey_links import Level, levels_of, measure_links
-from meshwright.cluster.survey_structure import Probes, hosts_of, structure
 from meshwright.cluster.topology import Cluster, Group, Link, Member, merge_equal
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

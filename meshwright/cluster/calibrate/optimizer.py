@@ -13,8 +13,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from meshwright.cluster.calibrate_grids import Rates
-from meshwright.cluster.calibrate_pace import Pace
+from meshwright.cluster.calibrate.grids import Rates
+from meshwright.cluster.calibrate.pace import Pace
 
 FEW, MANY, LARGE = 16, 128, 1 << 22
 """Tensors, and elements of a large one."""

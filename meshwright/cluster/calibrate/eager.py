@@ -1,5 +1,5 @@
 """Layers of two kinds whose ops are counted, and small models of them: what a host needs for whole steps, beside what
-it needs for single ops (`calibrate_host`)."""
+it needs for single ops (`host`)."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from meshwright.cluster.calibrate_clock import CpuClock, CudaClock, clock_for
-from meshwright.cluster.calibrate_grids import (
+from meshwright.cluster.calibrate.clock import CpuClock, CudaClock, clock_for
+from meshwright.cluster.calibrate.grids import (
     LAYOUTS,
     Rates,
     both_sides,
@@ -21,11 +21,11 @@ from meshwright.cluster.calibrate_grids import (
     misaligned,
     row_grids,
 )
-from meshwright.cluster.calibrate_host import eager_table, pair_table
-from meshwright.cluster.calibrate_optimizer import optimizers, scale_to_a_step
-from meshwright.cluster.calibrate_pace import Pace
-from meshwright.cluster.calibrate_samples import KERNELS, MORE, ROWS, SLOW, Make
-from meshwright.cluster.calibrate_scatters import Spread, attentions, convolutions
+from meshwright.cluster.calibrate.host import eager_table, pair_table
+from meshwright.cluster.calibrate.optimizer import optimizers, scale_to_a_step
+from meshwright.cluster.calibrate.pace import Pace
+from meshwright.cluster.calibrate.samples import KERNELS, MORE, ROWS, SLOW, Make
+from meshwright.cluster.calibrate.scatters import Spread, attentions, convolutions
 from meshwright.cluster.profile_tables import Axes
 
 SCHEMA = 2

@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from meshwright.cluster.calibrate_eager import KINDS, LAYERS
+from meshwright.cluster.calibrate.eager import KINDS, LAYERS
 
 STEADY = 0.1
 """By how much of themselves two paces may differ and still be one."""

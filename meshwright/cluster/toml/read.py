@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import tomllib
 
-from meshwright.cluster.toml_device import DEVICE_FIELDS, read_device
-from meshwright.cluster.toml_lines import Where
-from meshwright.cluster.toml_link import LINK_FIELDS, read_link
-from meshwright.cluster.toml_table import Table
+from meshwright.cluster.toml.device import DEVICE_FIELDS, read_device
+from meshwright.cluster.toml.lines import Where
+from meshwright.cluster.toml.link import LINK_FIELDS, read_link
+from meshwright.cluster.toml.table import Table
 from meshwright.cluster.topology import BACKENDS, Cluster, Group, Link, Member, merge_equal
 from meshwright.cluster.units import parse_seconds
 

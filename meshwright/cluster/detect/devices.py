@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median_low
 
+from meshwright.cluster.detect.probe import RankInfo
 from meshwright.cluster.device import Achievable, Device
 from meshwright.cluster.device_table import GPUS
-from meshwright.cluster.probe import RankInfo
 
 _CPU_RESERVE_BYTES = 1 << 29
 _CUDA_RESERVE_BYTES = 3 << 29

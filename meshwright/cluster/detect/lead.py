@@ -15,8 +15,8 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cluster.probe import RankInfo
-from meshwright.cluster.survey import Survey
+from meshwright.cluster.detect.probe import RankInfo
+from meshwright.cluster.detect.survey import Survey
 from meshwright.cluster.topology import Cluster
 from meshwright.errors import ClusterError
 
@@ -39,7 +39,7 @@ def detect(
     import torch.distributed as dist
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    from meshwright.cluster.worker import Worker, describe_rank
+    from meshwright.cluster.detect.worker import Worker, describe_rank
 
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     rank, world, local_rank = _number("RANK", 0), _number("WORLD_SIZE", 1), _number("LOCAL_RANK", 0)

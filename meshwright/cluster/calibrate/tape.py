@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.cluster.calibrate_moves import Move, last_of, moves
-from meshwright.cluster.calibrate_pace import Pace
+from meshwright.cluster.calibrate.moves import Move, last_of, moves
+from meshwright.cluster.calibrate.pace import Pace
 
 SHUFFLES, PARTS, LAYERS, ROUNDS = 2, 8, 6, 8
 """How often kinds are dealt into layers, about how many to each, how many layers a tape has, how often it is run."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshwright.cluster.islands import Island
-from meshwright.cluster.probe import latency, rates
-from meshwright.cluster.survey_structure import Probes
+from meshwright.cluster.detect.islands import Island
+from meshwright.cluster.detect.probe import latency, rates
+from meshwright.cluster.detect.structure import Probes
 from meshwright.cluster.topology import Link
 
 _MUCH_SLOWER = 2.0

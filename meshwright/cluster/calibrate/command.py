@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from meshwright.cluster.calibrate import calibrate
+    from meshwright.cluster.calibrate.measure import calibrate
     from meshwright.cluster.profile_load import check_profile
     from meshwright.errors import ClusterError
 

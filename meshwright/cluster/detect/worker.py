@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.cluster.probe import RankInfo
+from meshwright.cluster.detect.probe import RankInfo
 
 # torch 2.13 renamed these and warns about the old names, which are the only ones that 2.11 has.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.cluster.calibrate_eager import DEEP, KINDS, LAYERS, LEAST, Kind, phases
-from meshwright.cluster.calibrate_pace import Pace, Reference
-from meshwright.cluster.calibrate_samples import HOST, KERNELS, Make, Sample
-from meshwright.cluster.calibrate_tape import tape_figures
+from meshwright.cluster.calibrate.eager import DEEP, KINDS, LAYERS, LEAST, Kind, phases
+from meshwright.cluster.calibrate.pace import Pace, Reference
+from meshwright.cluster.calibrate.samples import HOST, KERNELS, Make, Sample
+from meshwright.cluster.calibrate.tape import tape_figures
 from meshwright.torch_compat import trace_joint
 
 TRACED = 4
