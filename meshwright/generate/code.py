@@ -5,27 +5,29 @@ The text runs: `loss(batch, stored, buffers)` on every rank gives the loss, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
 from meshwright.capture.program import Op, Program, Ref, RunDevice, SegmentGraph, TorchConstant
 from meshwright.capture.random import KEYS
 from meshwright.generate.code_chain import chain, function_names, header, mesh_name, prologue_name, stored, whole
-from meshwright.generate.program import sharded_prologue, sharded_segments
+from meshwright.generate.program import At, sharded_prologue, sharded_segments
 from meshwright.generate.shard import CONVERT
 from meshwright.layout import Layout, conversion
-from meshwright.plan import Choice, Plan
+from meshwright.plan import Choice, Plan, Stage
 from meshwright.plan.instruction import to_text
 from meshwright.price.flow import Flow, flow
 from meshwright.schedule.of_plan import plan_lists
 
 
-def code(program: Program, plan: Plan) -> str:
+def code(program: Program, plan: Plan, rank: int = 0) -> str:
     """The whole plan: header, and for each stage its prologue, each distinct segment, how they follow each other and
-    what a step does, as instructions."""
-    segments = sharded_segments(program, plan)
-    prologues = [sharded_prologue(program, plan, stage) for stage in plan.stages]
-    parts = [header(plan, _modules([*prologues, *segments])), stored(program, plan)]
+    what a step does, as instructions. rank: whose sizes stand there, where a size is cut unevenly."""
+    segments, prologues = _graphs(program, plan, [_place(plan, stage, rank) for stage in plan.stages])
+    last = [tuple(size - 1 for size in stage.mesh.sizes) for stage in plan.stages]
+    alone = rank if _graphs(program, plan, last) != _graphs(program, plan, [None] * len(last)) else None
+    parts = [header(plan, _modules([*prologues, *segments]), alone), stored(program, plan)]
     names = function_names(program, segments)
     for number, (stage, prologue) in enumerate(zip(plan.stages, prologues, strict=True)):
         mesh = mesh_name(plan, number)
@@ -40,6 +42,19 @@ def code(program: Program, plan: Plan) -> str:
         parts.append(chain(program, plan, number, names, segments, prologue))
     parts += whole(program, plan)
     return "\n\n\n".join([*parts, _steps(program, plan)])
+
+
+def _graphs(program: Program, plan: Plan, places: Sequence[At]) -> tuple[tuple[SegmentGraph, ...], list[SegmentGraph]]:
+    """Each segment's and each stage's prologue, of one rank of each stage."""
+    pairs = zip(plan.stages, places, strict=True)
+    return sharded_segments(program, plan, places), [sharded_prologue(program, plan, *pair) for pair in pairs]
+
+
+def _place(plan: Plan, stage: Stage, rank: int) -> At:
+    """Where a rank is on a stage's mesh; the first one's place where it has none."""
+    if len(plan.stages) == 1:
+        return stage.mesh.coordinates(rank)
+    return stage.mesh.coordinates(stage.mesh.ranks.index(rank)) if rank in stage.mesh.ranks else None
 
 
 def _modules(graphs: list[SegmentGraph]) -> list[str]:
@@ -77,7 +92,8 @@ def _statement(op: Op, layouts: dict[str, Layout], mesh_name: str) -> list[str]:
     value = op.results[0]
     if op.target == CONVERT:
         source, layout, target, mesh = op.args
-        shape, grad = (arg for _, arg in op.kwargs)
+        options = dict(op.kwargs)
+        shape, grad = options["shape"], options["grad"]
         path = conversion(layout, target, shape, value.type.itemsize, mesh, grad=grad)
         runs = " then ".join(step.forward for step in path.steps)
         back = f", backward {' then '.join(step.backward for step in reversed(path.steps))}" if grad else ""

@@ -12,6 +12,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--pair", metavar="SEGMENT", type=int, help="print a segment's traced forward and backward instead"
     )
+    parser.add_argument("--rank", type=int, default=0, help="whose sizes are shown where they are cut unevenly")
     parser.set_defaults(run=run)
 
 
@@ -27,8 +28,10 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan.load(args.plan)
     program = program_of(plan, args.plan)
     check_plan(plan, program)
+    if not 0 <= args.rank < plan.world_size:
+        raise PlanError(f"--rank {args.rank}", f"a rank from 0 to {plan.world_size - 1}", "name one of these")
     if args.pair is None:
-        print(code(program, plan), end="")
+        print(code(program, plan, args.rank), end="")
         return 0
     if not 0 <= args.pair < len(program.segments):
         raise PlanError(f"--pair {args.pair}", f"a segment from 0 to {len(program.segments) - 1}")

@@ -18,6 +18,9 @@ from meshwright.plan.stages import stage_prologue
 from meshwright.price.flow import flow
 
 Pair = SegmentPair | ChunkedPair | ChunkedBackward
+At = tuple[int, ...] | None
+"""A rank's coordinates in its stage's mesh; ranks differ only where a size is cut unevenly. The first rank's, whose
+pieces are the largest, where none are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +34,34 @@ class Generated:
     runs: tuple[Run, ...] = ()
 
 
-def sharded_prologue(program: Program, plan: Plan, stage: Stage | None = None) -> SegmentGraph:
+def sharded_prologue(program: Program, plan: Plan, stage: Stage | None = None, at: At = None) -> SegmentGraph:
     """What a stage makes of the prologue; of a plan of one stage, all of it."""
     here = stage or plan.stages[0]
     graph = stage_prologue(program, here.first, here.end).at(plan.microbatch)
     commons = {value.name: Layout.parse(here.inputs[value.name]) for value in graph.commons}
-    return shard(flow(graph, here.prologue, here.mesh, commons), tuple(map(Layout.parse, here.prologue.outputs)))
+    made = flow(graph, here.prologue, here.mesh, commons, at)
+    return shard(made, tuple(map(Layout.parse, here.prologue.outputs)))
 
 
-def sharded_segment(program: Program, plan: Plan, index: int, batch: int) -> SegmentGraph:
+def sharded_segment(program: Program, plan: Plan, index: int, batch: int, at: At = None) -> SegmentGraph:
     """One rank's graph of one segment at this batch."""
     choice, commons = plan.choice(index), plan.common_layouts(program, index)
-    run = flow(program.graph(program.segments[index]).at(batch), choice, plan.stage_of(index).mesh, commons)
+    run = flow(program.graph(program.segments[index]).at(batch), choice, plan.stage_of(index).mesh, commons, at)
     return shard(run, tuple(map(Layout.parse, choice.outputs)))
 
 
-def sharded_segments(program: Program, plan: Plan) -> tuple[SegmentGraph, ...]:
-    """One rank's graph of each segment; alike segments of a stage share one object."""
+def sharded_segments(program: Program, plan: Plan, places: Sequence[At] = ()) -> tuple[SegmentGraph, ...]:
+    """One rank's graph of each segment; alike segments of a stage share one object. places: in each stage's mesh."""
     if len(plan.segments) != len(program.segments):
         raise RunError(f"the plan has {len(plan.segments)} segments", f"{len(program.segments)}, as the model has")
-    return tuple(_sharded(program, plan, range(len(program.segments))).values())
+    found = _sharded(program, plan, range(len(program.segments)))
+    for stage, at in zip(plan.stages, places, strict=False):
+        if at is not None:
+            found |= _sharded(program, plan, stage.segments, at)
+    return tuple(found.values())
 
 
-def _sharded(program: Program, plan: Plan, indices: Iterable[int]) -> dict[int, SegmentGraph]:
+def _sharded(program: Program, plan: Plan, indices: Iterable[int], at: At = None) -> dict[int, SegmentGraph]:
     made: dict[object, SegmentGraph] = {}
     found = {}
     for index in indices:
@@ -61,7 +69,7 @@ def _sharded(program: Program, plan: Plan, indices: Iterable[int]) -> dict[int, 
         mesh = plan.stage_of(index).mesh
         key = (plan.segments[index], tuple(commons.items()), program.segments[index].scalars, mesh)
         if key not in made:
-            made[key] = sharded_segment(program, plan, index, plan.microbatch)
+            made[key] = sharded_segment(program, plan, index, plan.microbatch, at)
         found[index] = made[key]
     return found
 
@@ -73,20 +81,21 @@ def generate(
     compiled: bool = False,
     stage: Stage | None = None,
     joined: Sequence[tuple[int, int]] = (),
+    at: At = None,
 ) -> Generated:
     """What a stage runs; all of a plan of one. `compiled`: each pair by inductor, once per distinct one. `joined`:
-    first and end of the segments that are called together."""
+    first and end of the segments that are called together. `at`: the rank that will run it."""
     here = stage or plan.stages[0]
-    segments = _sharded(program, plan, here.segments)
+    segments = _sharded(program, plan, here.segments, at)
     inside = {index for first, end in joined for index in range(first, end)}
     made: dict[tuple[int, bool], Pair] = {}
     pairs: dict[int, Pair] = {}
     for index, graph in segments.items():
         key = (id(graph), compiled and index not in inside)
         if key not in made:
-            made[key] = _pair(program, plan, index, graph, device, key[1])
+            made[key] = _pair(program, plan, index, graph, device, key[1], at)
         pairs[index] = made[key]
-    prologue = sharded_prologue(program, plan, here)
+    prologue = sharded_prologue(program, plan, here, at)
     runs = [_run(program, plan, pairs, place, device, compiled) for place in joined]
     return Generated(prologue, segments, pairs, tuple(runs))
 
@@ -102,7 +111,9 @@ def _run(
     return make_run(program, place[0], members, device, compiled)
 
 
-def _pair(program: Program, plan: Plan, index: int, graph: SegmentGraph, device: str, compiled: bool) -> Pair:
+def _pair(
+    program: Program, plan: Plan, index: int, graph: SegmentGraph, device: str, compiled: bool, at: At = None
+) -> Pair:
     choice = plan.choice(index)
 
     def made(local: SegmentGraph) -> SegmentPair:
@@ -113,8 +124,8 @@ def _pair(program: Program, plan: Plan, index: int, graph: SegmentGraph, device:
         return made(graph)
     if index != len(program.segments) - 1:
         check_inner_chunks(program, index, choice.chunks, plan.microbatch)
-        part = sharded_segment(program, plan, index, plan.microbatch // choice.chunks)
+        part = sharded_segment(program, plan, index, plan.microbatch // choice.chunks, at)
         return chunked_backward(made(graph), made(part), choice.chunks)
     found = check_chunkable(program, choice.chunks, plan.microbatch)
-    part = sharded_segment(program, plan, index, plan.microbatch // choice.chunks)
+    part = sharded_segment(program, plan, index, plan.microbatch // choice.chunks, at)
     return chunked(graph, made(part), choice.chunks, found)

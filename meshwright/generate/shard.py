@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.capture.program import Op, Ref, SegmentGraph, TensorType, Value
+from meshwright.cluster import Mesh
 from meshwright.layout import Layout
 from meshwright.price.flow import Flow, Move, invariant, settled
 
@@ -67,4 +68,11 @@ def _local_type(found: Flow, value: Value, layout: Layout) -> TensorType:
 def _conversion(found: Flow, value: Value, step: Move, number: int) -> Op:
     result = Value(f"{value.name}_as{number}", _local_type(found, value, step.target), value.grad)
     args = (Ref(value.name), step.source, step.target, found.mesh)
-    return Op(CONVERT, args, (("shape", value.type.sizes), ("grad", value.grad)), (result,))
+    at = () if found.at is None or _is_even(step, value, found.mesh) else (("at", found.at),)
+    return Op(CONVERT, args, (("shape", value.type.sizes), ("grad", value.grad), *at), (result,))
+
+
+def _is_even(step: Move, value: Value, mesh: Mesh) -> bool:
+    """Whether all ranks do the same: pieces are alike at every turn of the way."""
+    layouts = (step.source, *(one.target for one in step.conversion.steps))
+    return all(layout.is_even(value.type.sizes, mesh.sizes) for layout in layouts)

@@ -36,14 +36,15 @@ def convert(
     *,
     shape: tuple[int, ...] | None = None,
     grad: bool = True,
+    at: tuple[int, ...] | None = None,
 ) -> Tensor:
     """This rank's piece of a value in `source`, as its piece in `target`; the gradient takes the dual path.
 
     `shape` is the global shape. Without it, pieces must be even, and ranks that hold shards compare their sizes
     first: one small collective per axis, which a given `shape` saves. `grad=False` says that no gradient will flow,
-    which makes R and I the same.
+    which makes R and I the same. `at`: this rank's coordinates, for a trace that is made without a transport.
     """
-    path, place = _plan(x, source, target, source, mesh, shape, grad)
+    path, place = _plan(x, source, target, source, mesh, shape, grad, at)
     for step in path.steps:
         x = _Apply.apply(x, step, place)  # type: ignore[no-untyped-call]
     return x
@@ -85,6 +86,7 @@ def _plan(
     mesh: MeshLike,
     shape: tuple[int, ...] | None,
     grad: bool,
+    at: tuple[int, ...] | None = None,
 ) -> tuple[Conversion, Place]:
     _check_types(x, source, target, mesh)
     mesh = mesh if isinstance(mesh, Mesh) else logical_mesh(mesh)
@@ -99,7 +101,7 @@ def _plan(
         shape = held.global_shape(x.shape, mesh.sizes)
     target.check(shape, mesh.sizes)
     path = conversion(source, target, shape, x.element_size(), mesh, grad)
-    place = _place(path, mesh, shape, is_fake(x))
+    place = _place(path, mesh, shape, is_fake(x), at)
     if tuple(x.shape) != place.local(held):
         raise LayoutError(
             f"a piece of shape {tuple(x.shape)} in layout {held} of {shape} on {mesh}",
@@ -136,13 +138,16 @@ def _check_even(x: Tensor, held: Layout, mesh: Mesh) -> None:
         )
 
 
-def _place(path: Conversion, mesh: Mesh, shape: tuple[int, ...], fake: bool) -> Place:
-    """Where this rank is. fake: a piece without data, traced where no ranks are, is the first rank's: the largest."""
+def _place(
+    path: Conversion, mesh: Mesh, shape: tuple[int, ...], fake: bool, at: tuple[int, ...] | None = None
+) -> Place:
+    """Where this rank is. fake: a piece without data, traced where no ranks are, is the first rank's, the largest,
+    unless `at` is given."""
     layouts = (path.source, *(step.target for step in path.steps))
     if all(layout.is_even(shape, mesh.sizes) for layout in layouts):
         return Place(mesh, shape, None)
     if fake and installed_transport() is None:
-        return Place(mesh, shape, (0,) * len(mesh.names))
+        return Place(mesh, shape, at or (0,) * len(mesh.names))
     transport = current_transport()
     return Place(mesh, shape, tuple(transport.index(name) for name in mesh.names))
 

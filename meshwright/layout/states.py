@@ -133,6 +133,11 @@ class Layout(HashedOnce):
         """Whether every rank holds a piece of the same shape."""
         return all(shape[dim] % prod(mesh_sizes[i] for i in self.sharding(dim)) == 0 for dim in range(len(shape)))
 
+    def is_plain(self, shape: Sequence[int], mesh_sizes: Sequence[int]) -> bool:
+        """Whether every dim is cut evenly, or by one axis alone."""
+        cut = ((shape[dim], self.sharding(dim)) for dim in range(len(shape)))
+        return all(len(axes) < 2 or length % prod(mesh_sizes[i] for i in axes) == 0 for length, axes in cut)
+
     def placements(self) -> tuple[Placement, ...]:
         """As DTensor placements, which know the value only: R and I are both `Replicate`."""
         from torch.distributed.tensor import Partial, Replicate, Shard

@@ -79,8 +79,8 @@ def _check_parameters(plan: Plan, program: Program) -> None:
         if entry.dtype != stored:
             raise PlanError(f"{field}.dtype is {entry.dtype}", stored, "undo the edit")
         mesh = plan.home(program, parameter.name).mesh
-        _check_layout(f"{field}.storage", entry.storage, parameter.type.sizes, mesh, "SI")
-        _check_layout(f"{field}.compute", entry.compute, parameter.type.sizes, mesh, "SIR")
+        _check_layout(f"{field}.storage", entry.storage, parameter.type.sizes, mesh, "SI", even=False)
+        _check_layout(f"{field}.compute", entry.compute, parameter.type.sizes, mesh, "SIR", even=False)
 
 
 def _check_segments(plan: Plan, program: Program) -> None:
@@ -110,7 +110,7 @@ def _check_guests(plan: Plan, program: Program) -> None:
             raise PlanError(given, ", ".join(wanted) or "none", "undo the edit")
         for name, text in stage.guests.items():
             shape = program.parameter(name).type.sizes
-            _check_layout(f"stages[{number}].guests.{name}", text, shape, stage.mesh, "SIR")
+            _check_layout(f"stages[{number}].guests.{name}", text, shape, stage.mesh, "SIR", even=False)
 
 
 def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGraph) -> None:
@@ -173,15 +173,18 @@ def _check_strategies(plan: Plan, program: Program) -> None:
                 flow(program.graph(segment).at(part.microbatch), plan.choice(index), plan.stage_of(index).mesh, commons)
 
 
-def _check_layout(field: str, text: str, shape: tuple[int, ...], mesh: Mesh, kinds: str) -> None:
+def _check_layout(field: str, text: str, shape: tuple[int, ...], mesh: Mesh, kinds: str, even: bool = True) -> None:
+    """even: samples are cut evenly; a parameter's dim may be cut otherwise by one axis."""
     layout = Layout.parse(text)
     try:
         layout.check(shape, mesh.sizes)
     except LayoutError as error:
         raise PlanError(f"{field}: {error.given}", error.expected, "undo the edit") from error
     wrong = [str(state) for state in layout if state.kind not in kinds]
-    if wrong or not layout.is_even(shape, mesh.sizes):
+    fits = layout.is_even(shape, mesh.sizes) if even else layout.is_plain(shape, mesh.sizes)
+    if wrong or not fits:
         allowed = ", ".join("S(dim)" if kind == "S" else kind for kind in kinds)
+        how = "evenly" if even else "evenly, or each dim by one axis"
         raise PlanError(
-            f"{field} is {text} for shape {shape}", f"states {allowed} that divide it evenly", "undo the edit"
+            f"{field} is {text} for shape {shape}", f"states {allowed} that divide it {how}", "undo the edit"
         )

@@ -30,12 +30,16 @@ class _ClassLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, axis: str, width: int) -> Tensor:
         dim = 0 if logits.dim() == 1 else 1
+        ctx.classes = logits.shape[dim]
+        if not ctx.classes:  # a rank whose part of them is empty has one that nobody takes
+            shape = [*logits.shape[:dim], 1, *logits.shape[dim + 1 :]]
+            logits = logits.new_full(shape, torch.finfo(logits.dtype).min)
         wide = torch.promote_types(logits.dtype, torch.float32)
         local = targets - axis_index(axis) * width
-        here = (local >= 0) & (local < logits.shape[dim])
+        here = (local >= 0) & (local < ctx.classes)
         index = local.where(here, 0).unsqueeze(dim)
         shifted = (logits - all_reduce_max(logits.amax(dim), axis).unsqueeze(dim)).to(wide)
-        picked = shifted.gather(dim, index).squeeze(dim) * here
+        picked = shifted.gather(dim, index).squeeze(dim).where(here, 0)
         exponentials = shifted.exp()
         total, target = all_reduce(torch.stack([exponentials.sum(dim), picked]), axis).unbind()
         ctx.dim = dim
@@ -48,7 +52,8 @@ class _ClassLosses(torch.autograd.Function):
         probabilities, index, here = ctx.saved_tensors
         gradient = gradients[0].to(probabilities.dtype).unsqueeze(ctx.dim)
         whole = probabilities * gradient
-        return whole.scatter_add(ctx.dim, index, -(gradient * here.unsqueeze(ctx.dim))), None, None, None
+        found = whole.scatter_add(ctx.dim, index, -(gradient * here.unsqueeze(ctx.dim)))
+        return found if ctx.classes else found.narrow(ctx.dim, 0, 0), None, None, None
 
 
 class _Gather(torch.autograd.Function):

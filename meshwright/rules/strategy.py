@@ -107,13 +107,13 @@ def strategy(
 ) -> Strategy:
     """The strategy of these factors, `"b,n"` or a tuple of one factor (or None) per axis.
 
-    `at`: the rank whose local sizes are wanted; uneven strategies have them only so.
+    `at`: the rank whose local sizes are wanted; of those whose pieces differ, the first rank's unless given.
     """
     wanted = parse_factors(factors) if isinstance(factors, str) else factors
     builder = _Builder.of(op, values, mesh)
-    if not builder.has(wanted, at is not None):
+    if not builder.has(wanted, True):
         text = ",".join(factor or "-" for factor in wanted)
-        known = "; ".join(",".join(f or "-" for f in choice) for choice in builder.choices(at is not None))
+        known = "; ".join(",".join(f or "-" for f in choice) for choice in builder.choices(True))
         raise RuleError(f"no strategy {text!r} for {op}", f"one of {known}", "change the factors or the mesh")
     return builder.build(wanted, at)
 

@@ -22,12 +22,14 @@ from meshwright.runtime.watch import Watch, WatchedTransport
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the stages that this rank runs: all its segments, in chain order. last: of a smaller last micro-batch."""
+    """One of the stages that this rank runs: all its segments, in chain order. at: this rank's coordinates in the
+    stage's mesh. last: of a smaller last micro-batch."""
 
     stage: Stage
     generated: Generated
     store: Store
     transport: WatchedTransport
+    at: tuple[int, ...]
     compiled: bool = False
     last: Generated | None = None
 
@@ -65,12 +67,14 @@ def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> 
         if stage not in own or made is None:
             continue
         mesh, transport, beside = made
-        source = weights.source(stage.mesh.sizes, own_coordinates(plan, stage, rank))
+        at = own_coordinates(plan, stage, rank)
+        source = weights.source(stage.mesh.sizes, at)
         store = Store(program, plan, source, mesh, beside, stage, thread)
         joined = _joined(plan, program, stage, place)
-        made_for = [generate(program, one, place.device.type, place.compiled, stage, joined) for one, _ in plan.cut]
+        device = place.device.type
+        made_for = [generate(program, one, device, place.compiled, stage, joined, at) for one, _ in plan.cut]
         smaller = made_for[1] if len(made_for) > 1 else None
-        found.append(Part(stage, made_for[0], store, transport, place.compiled, smaller))
+        found.append(Part(stage, made_for[0], store, transport, at, place.compiled, smaller))
     return tuple(found)
 
 

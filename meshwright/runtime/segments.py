@@ -59,7 +59,7 @@ class Segments:
         self.last_pairs = {}
         if wanted and self.plan.recomputes:
             for part in self.parts:
-                self.last_pairs |= generate(self.program, bare, self.device.type, stage=part.stage).pairs
+                self.last_pairs |= generate(self.program, bare, self.device.type, stage=part.stage, at=part.at).pairs
 
     def link(self, index: int, micro: MicroBatch) -> Link:
         """A segment's own."""

@@ -71,7 +71,7 @@ def search(
     for later in (False, True):
         found = []
         for place, candidate in enumerate(candidates):
-            if candidate.later is later:
+            if candidate.later is later and candidate.microbatches:
                 try:
                     floors[place] = state.floor(place, candidate)
                     found.append((floors[place], place))
@@ -81,7 +81,7 @@ def search(
             if floor >= state.known_s:
                 break
             state.look_at(place, candidates[place])
-    if not floors:
+    if not floors and refused:
         raise refused[0]
     return Found(state.best, min([*state.bounds, state.known_s]), floors, state.slower)
 

@@ -93,8 +93,9 @@ def test_each_rank_has_sizes_of_its_own() -> None:
     given, mesh = case("aten.view.default", f(5, 6), (5, 2, 3)), logical_mesh({"x": 3})
     sizes = [strategy(given.op, given.values(), mesh, "d0", at=(rank,)).lowering.args[1] for rank in range(3)]
     assert sizes == [(2, 2, 3), (2, 2, 3), (1, 2, 3)]
-    with pytest.raises(RuleError, match="no strategy 'd0'"):
-        strategy(given.op, given.values(), mesh, "d0")
+    assert strategy(given.op, given.values(), mesh, "d0").lowering.args[1] == (2, 2, 3), "the first rank's are largest"
+    with pytest.raises(RuleError, match="no strategy 'd7'"):
+        strategy(given.op, given.values(), mesh, "d7")
 
 
 def test_pieces_are_those_of_torch_chunk() -> None:

@@ -90,9 +90,9 @@ def _count(split: Split, axis: str) -> tuple[Collective, ...]:
 
 
 def loose(call: Call) -> tuple[str, ...]:
-    """Rows, unless their number is taken to be the same on every rank. A rank without classes has no largest logit."""
+    """Classes where they can be sharded; rows, unless their number is taken to be the same on every rank."""
     rows = tuple(f"r{i}" for i in range(call.rank() - 1))
-    return () if _is_soft(call) and call.arg(3, "reduction", MEAN) == MEAN else rows
+    return ("c", *(() if _is_soft(call) and call.arg(3, "reduction", MEAN) == MEAN else rows))
 
 
 def _is_soft(call: Call) -> bool:

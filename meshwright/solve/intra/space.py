@@ -33,6 +33,7 @@ from meshwright.price.segment import (
 from meshwright.profile import op_kind, saved
 from meshwright.rules import Narrow, Strategy, Way, strategies
 from meshwright.solve.intra.storage import parameter_options
+from meshwright.solve.intra.uneven import may_help, worthwhile
 from meshwright.solve.pins import Pins
 
 LayoutSet = tuple[Layout, ...]
@@ -261,9 +262,15 @@ def _allowed(
 ) -> tuple[Strategy, ...]:
     names = (*op.operands(), *(value.name for value in op.results))
     dims = [batch_dims[name] for name in names]
-    narrow = partial(_narrowed, pins, dims) if pins.names_axes else None
+    narrow: Narrow | None = partial(_narrowed, pins, dims) if pins.names_axes else None
+    shapes = tuple([values[name].type.sizes for name in op.operands()] + [value.type.sizes for value in op.results])
+    uneven = may_help(shapes, mesh.sizes)
+    if uneven:
+        narrow = _and_worthwhile(narrow, shapes, dims, mesh)
     # None is left where samples go over two axes that do not divide them together.
-    found = list(strategies(op, values, mesh, narrow=narrow) or strategies(op, values, mesh, narrow=_whole(pins)))
+    found = list(
+        strategies(op, values, mesh, uneven=uneven, narrow=narrow) or strategies(op, values, mesh, narrow=_whole(pins))
+    )
     if pins.must_split and op_kind(op) in ("matmul", "convolution"):
         axes = pins.tp_axes or range(len(mesh.axes))
         whole = [made for made in found if all(made.factors[i] for i in axes)]
@@ -285,6 +292,18 @@ def _narrowed(pins: Pins, dims: Sequence[frozenset[int]], axis: int, ways: Seque
     if axis in pins.dp_axes:
         return samples or [way for way in ways if way.factor is None]
     return [way for way in ways if way not in samples]
+
+
+def _and_worthwhile(
+    narrow: Narrow | None, shapes: Sequence[tuple[int, ...]], dims: Sequence[frozenset[int]], mesh: Mesh
+) -> Narrow:
+    """Cuts into pieces of several sizes too, where little is lost by them."""
+
+    def narrowed(axis: int, ways: Sequence[Way]) -> Sequence[Way]:
+        left = worthwhile(shapes, dims, mesh.sizes[axis], ways)
+        return left if narrow is None else narrow(axis, left)
+
+    return narrowed
 
 
 def _over_samples(way: Way, dims: Sequence[frozenset[int]]) -> bool:

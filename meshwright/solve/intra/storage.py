@@ -12,6 +12,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import I, Layout, S, State
 from meshwright.plan import ParameterPlan
 from meshwright.price.parameter import Setting
+from meshwright.solve.intra.uneven import is_worth
 from meshwright.solve.pins import Pins
 
 
@@ -61,14 +62,19 @@ def _when(gathered: bool, zero: int | None, several: bool) -> tuple[tuple[bool, 
 
 
 def _storages(compute: Layout, shape: tuple[int, ...], grad: bool, mesh: Mesh, pins: Pins) -> list[Layout]:
-    """Storage is sharded or invariant: the optimizer needs a gradient with nothing left to reduce."""
+    """Storage is sharded or invariant: the optimizer needs a gradient with nothing left to reduce.
+
+    An axis cuts the first dim that it divides, or else the first that it nearly does.
+    """
     per_axis: list[list[State]] = []
     for axis, (state, size) in enumerate(zip(compute.states, mesh.sizes, strict=True)):
         zero = pins.zero_of(axis)
         if state.is_shard:
             per_axis.append([state])
             continue
-        free = [dim for dim, length in enumerate(shape) if length % size == 0 and not compute.sharding(dim)][:1]
-        sharded = [S(dim) for dim in free] if grad else []
+        free = [(dim, length) for dim, length in enumerate(shape) if not compute.sharding(dim)]
+        even = [dim for dim, length in free if length % size == 0]
+        cut = even or [dim for dim, length in free if is_worth(length, size)]
+        sharded = [S(dim) for dim in cut[:1]] if grad else []
         per_axis.append([I] if zero == 0 or not sharded else sharded if zero else [I, *sharded])
-    return [layout for layout in map(Layout, product(*per_axis)) if layout.is_even(shape, mesh.sizes)]
+    return [layout for layout in map(Layout, product(*per_axis)) if layout.is_plain(shape, mesh.sizes)]
