@@ -52,7 +52,7 @@ class Case:
 
 
 CASES = (
-    *(Case(model, 2, 1, mbit) for mbit in (50, 200) for model in (SMALL, WIDE, LONG)),
+    *(Case(model, 2, 1, mbit) for mbit in (50, 200, 500) for model in (SMALL, WIDE, LONG)),
     *(Case(model, 2, 2, 50) for model in (SMALL, LONG)),
     *(Case(model, 4, 1, 100) for model in (SMALL, LONG)),
 )
@@ -167,7 +167,7 @@ def pace_main(told: dict[str, Any]) -> int:
     dist.init_process_group("gloo")
     step, seconds = yardstick(told["model"]), reached()
     dist.barrier()
-    found = [step() for _ in range(6)]
+    found = [step() for _ in range(10)]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, median(found[2:]))
     _tell(told, "pace", {"pace": median(every), "seconds": seconds})
@@ -209,7 +209,7 @@ def rank_main(told: dict[str, Any]) -> int:
     timed: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(told["repeats"]):
         dist.barrier()
-        paces.append(median([pace() for _ in range(3)]))
+        paces.append(median([pace() for _ in range(8)]))
         for name, step in steps.items():
             timed[name].append(_timed(step))
     every: list[Any] = [None] * world

@@ -40,7 +40,8 @@ class FrontierPoint:
     again_s: the part of first_s that is paid at each use, scatter_s: that of last_s after each micro-batch; both of a
     whole step. late_bytes: what gradients take beyond their storage until they are reduced. early_bytes: what
     parameters that are gathered at each use take while another segment still runs. The host's seconds of asking for it
-    all: forward_host_s, backward_host_s per micro-batch, step_host_s per step; zero on a CPU.
+    all: forward_host_s, backward_host_s per micro-batch, step_host_s per step; zero on a CPU. forward_wire_s,
+    backward_wire_s: of forward_s and backward_s, collectives on links that the parameters use too.
     """
 
     choice: Choice
@@ -62,6 +63,8 @@ class FrontierPoint:
     forward_host_s: float = 0.0
     backward_host_s: float = 0.0
     step_host_s: float = 0.0
+    forward_wire_s: float = 0.0
+    backward_wire_s: float = 0.0
 
     @property
     def backward_s(self) -> float:

@@ -2,8 +2,9 @@
 
 The runtime has one lane for gathers of parameters and reductions of gradients (`runtime.overlap`): they run in the
 order they are begun, while segments compute. The gather of a segment is begun before the segment that runs before it,
-and waited for where it is used. On a GPU the host runs ahead of the device, and a step takes the longer of what the two
-need. So, in DESIGN.md's words, a step is serial + max(compute, overlappable communication).
+and waited for where it is used. Where a segment's own collectives need the same links, the lane rests meanwhile: the
+wire carries both in the end, whichever goes first. On a GPU the host runs ahead of the device, and a step takes the
+longer of what the two need. So, in DESIGN.md's words, a step is serial + max(compute, overlappable communication).
 """
 
 from __future__ import annotations
@@ -76,6 +77,23 @@ class _Way(NamedTuple):
     reduce_s: float
 
 
+class _Rests(NamedTuple):
+    """A run that begins at now_s and lasts seconds, of which wire_s are collectives on the lane's links, spread over
+    it: meanwhile the lane rests."""
+
+    now_s: float
+    seconds: float
+    wire_s: float
+
+    def until(self, done_s: float) -> float:
+        """When what would have been done then is done."""
+        left_s = done_s - self.now_s
+        if left_s <= 0:
+            return done_s
+        computes_s = self.seconds - self.wire_s
+        return done_s + (self.wire_s if left_s >= computes_s else self.wire_s * left_s / computes_s)
+
+
 class _Lane:
     """Every segment's forward and backward of every micro-batch, in the order in which they run
     (`schedule.one_stage`), and the lane beside them.
@@ -89,11 +107,14 @@ class _Lane:
         count = len(points)
         self.points, self.microbatches = points, microbatches
         self.chain = [*range(count), *reversed(range(count))]
-        self.now_s = self.lane_s = self.end_s = 0.0
+        self.now_s = self.lane_s = 0.0
         self.ready_s = (0.0, 0.0)
         self.waiting: deque[tuple[float, int]] = deque()  # the lane ends in the order it began
         self.held = self.most = 0
         self.seconds = [points[i].forward_s if k < count else points[i].backward_s for k, i in enumerate(self.chain)]
+        self.wire_s = [
+            points[i].forward_wire_s if k < count else points[i].backward_wire_s for k, i in enumerate(self.chain)
+        ]
         early = [points[i].early_bytes if points[i].overlappable_s else 0 for i in self.chain[1:]]
         self.early = [0 if k == count - 1 else size for k, size in enumerate([*early, 0])]
         self.ways: dict[tuple[bool, bool], list[_Way]] = {}
@@ -140,7 +161,7 @@ class _Lane:
             if alike > 1 and number < self.microbatches - 1 and self.lane_s - self.now_s <= self.now_s - began_s:
                 self._skip((self.microbatches - 1 - number) * (self.now_s - began_s))
                 number = self.microbatches - 1
-        return _Played(max(self.now_s, self.end_s), self.most)
+        return _Played(max(self.now_s, self.lane_s), self.most)
 
     def of(self, number: int) -> list[_Way]:
         """What runs in the micro-batch of this number."""
@@ -161,11 +182,16 @@ class _Lane:
         """One micro-batch."""
         ways, count = self.of(number), len(self.points)
         following = self.of(number + 1)[:2] if number + 1 < self.microbatches else [_NOTHING] * 2
-        now_s, lane_s, end_s, held, most = self.now_s, self.lane_s, self.end_s, self.held, self.most
+        now_s, lane_s, held, most = self.now_s, self.lane_s, self.held, self.most
         ready_s, next_s = self.ready_s
         waiting, points, chain = self.waiting, self.points, self.chain
         for k, (way, then) in enumerate(zip(ways, [*ways[2:], *following], strict=True)):
-            now_s = done_s = max(now_s, ready_s) + self.seconds[k]
+            now_s = max(now_s, ready_s)
+            if lane_s > now_s and self.wire_s[k]:
+                rests = _Rests(now_s, self.seconds[k], self.wire_s[k])
+                lane_s, next_s = rests.until(lane_s), rests.until(next_s)
+                waiting = self.waiting = deque((rests.until(done_s), size) for done_s, size in waiting)
+            now_s = done_s = now_s + self.seconds[k]
             ready_s, next_s = next_s, 0.0
             if then.gather_beside_s:
                 next_s = lane_s = max(lane_s, now_s) + then.gather_beside_s
@@ -182,8 +208,7 @@ class _Lane:
                 late = points[chain[k]].late_bytes
                 waiting.append((done_s, late))
                 held += late
-            end_s = max(end_s, done_s)
-        self.now_s, self.lane_s, self.end_s, self.held, self.most = now_s, lane_s, end_s, held, most
+        self.now_s, self.lane_s, self.held, self.most = now_s, lane_s, held, most
         self.ready_s = ready_s, next_s
 
     def _state(self, began_s: float) -> tuple[float, ...]:
@@ -192,7 +217,7 @@ class _Lane:
         return (self.now_s - began_s, *(max(0.0, one - self.now_s) for one in after))
 
     def _skip(self, seconds: float) -> None:
-        self.now_s, self.lane_s, self.end_s = self.now_s + seconds, self.lane_s + seconds, self.end_s + seconds
+        self.now_s, self.lane_s = self.now_s + seconds, self.lane_s + seconds
         self.ready_s = self.ready_s[0] + seconds, self.ready_s[1] + seconds
         self.waiting = deque((done_s + seconds, size) for done_s, size in self.waiting)
 

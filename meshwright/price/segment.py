@@ -6,9 +6,10 @@ The solver's objective is made of the same terms; a test holds that the two agre
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 
 from meshwright.capture.program import Op, SegmentGraph, Value
-from meshwright.cluster import Mesh, collective_s
+from meshwright.cluster import Axis, Mesh, collective_s
 from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, FrontierPoint, ParameterPlan
 from meshwright.price.compute import op_seconds
@@ -39,22 +40,27 @@ def price_segment(
     uses = {value.name: 1.0 for value in graph.params} if charged is None else charged
     found = flow(graph, choice, mesh, known=known)
     values = graph.values()
-    forward_s = backward_s = forward_host_s = backward_host_s = 0.0
+    prices = parameter_prices(graph, parameters, uses, mesh, setting)
+    shared = _levels((c for price in prices for c in (*price.gather.forward, *price.gather.backward)), mesh)
+    forward_s = backward_s = forward_host_s = backward_host_s = forward_wire_s = backward_wire_s = 0.0
     working = 0
     for op in graph.ops:
         made = found.strategies[op.name]
         seconds = op_seconds(op, made, values, mesh.sizes, mesh.device)
         forward_s += seconds.forward_s + collectives_s(made.collectives_forward, mesh)
+        forward_wire_s += _sharing_s(made.collectives_forward, mesh, shared)
         forward_host_s += seconds.forward_pair_s
         backward_host_s += seconds.backward_pair_s
         if any(value.grad for value in op.results):
             backward_s += seconds.backward_s + collectives_s(made.collectives_backward, mesh)
+            backward_wire_s += _sharing_s(made.collectives_backward, mesh, shared)
         working = max(working, working_bytes(op, made, values, mesh))
     for step in found.moves.values():
         forward_s += step.conversion.forward_s
         backward_s += step.conversion.backward_s
+        forward_wire_s += _sharing_s(step.conversion.forward, mesh, shared)
+        backward_wire_s += _sharing_s(step.conversion.backward, mesh, shared)
         working = max(working, step.conversion.transient_bytes)
-    prices = parameter_prices(graph, parameters, uses, mesh, setting)
     plans = [parameters[value.name] for value in graph.params if value.name in uses]
     gathered = sum(price.transient_bytes for price in prices)
     add_s = sum(price.add_s for price in prices) / setting.microbatches
@@ -78,6 +84,8 @@ def price_segment(
         forward_host_s=forward_host_s,
         backward_host_s=backward_host_s,
         step_host_s=sum(price.step_host_s for price in prices),
+        forward_wire_s=forward_wire_s,
+        backward_wire_s=backward_wire_s,
     )
 
 
@@ -99,6 +107,24 @@ def parameter_prices(
 
 def collectives_s(collectives: tuple[Collective, ...], mesh: Mesh) -> float:
     return sum(collective_s(item.kind, item.bytes, mesh.axis(item.axis)) for item in collectives)
+
+
+def _sharing_s(collectives: Iterable[Collective], mesh: Mesh, levels: frozenset[str]) -> float:
+    """Those that cross one of these levels."""
+    if not levels:
+        return 0.0
+    axes = ((item, mesh.axis(item.axis)) for item in collectives)
+    return sum(collective_s(item.kind, item.bytes, axis) for item, axis in axes if crosses(axis) & levels)
+
+
+def _levels(collectives: Iterable[Collective], mesh: Mesh) -> frozenset[str]:
+    return frozenset().union(*(crosses(mesh.axis(name)) for name in {item.axis for item in collectives}))
+
+
+@lru_cache(maxsize=4096)
+def crosses(axis: Axis) -> frozenset[str]:
+    """The levels whose links its ranks use."""
+    return frozenset(hop.level for hops in axis.kinds for hop in hops)
 
 
 def resident_bytes(found: Flow) -> int:

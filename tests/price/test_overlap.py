@@ -54,6 +54,22 @@ def gathering(seconds: float, uses: int = 1, **more: Any) -> FrontierPoint:
     return point(1, 2, first_s=first_s, again_s=first_s if uses > 1 else 0.0, overlappable_s=first_s, **more)
 
 
+def test_the_lane_rests_while_a_segment_uses_its_links() -> None:
+    """Reductions of 1.5 s beside backwards of 2 s, of which the segment's own collectives take 1: one second of each is
+    hidden; the rest queues up behind the last."""
+    alone, sharing = point(1, 2, 1.5), point(1, 2, 1.5, backward_wire_s=1.0)
+    assert overlapped([alone] * 3) == pytest.approx(3 * 3 + 1.5)
+    assert overlapped([sharing] * 3) == pytest.approx(3 * 3 + 2 * 0.5 + 1.5)
+    assert overlapped([point(1, 2, 0.5, backward_wire_s=1.0)] * 3) == pytest.approx(3 * 3 + 0.5)
+    assert overlapped([point(1, 2, 1.5, backward_wire_s=2.0)] * 3) == pytest.approx(3 * 3 + 3 * 1.5)
+
+
+def test_a_gather_that_rests_is_waited_for_longer() -> None:
+    """Beside a forward of 1 s, half of it on the wire, only 0.5 of the next segment's 0.75 s are hidden."""
+    points = [gathering(0.75, forward_wire_s=0.5)] * 3
+    assert overlapped(points) == pytest.approx(3 * 3 + 0.75 + 2 * 0.25)
+
+
 def test_the_first_gather_is_waited_for() -> None:
     waited = point(1, 2, first_s=4.0)
     assert overlapped([waited]) == overlapped([gathering(4.0)]) == pytest.approx(7)
