@@ -45,7 +45,9 @@ class Reference:
         """Model and batch without storage, and the loss if the model does not return its own; for `capture`."""
         import torch
 
-        with torch.device("meta"):
+        from meshwright.models.unfilled import Unfilled
+
+        with torch.device("meta"), Unfilled():
             model = self.build()
             tensors = {n: torch.empty(s, dtype=getattr(torch, d)) for n, (s, d) in self.shapes(batch).items()}
         return model, tensors, self.family.loss

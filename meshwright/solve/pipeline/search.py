@@ -63,6 +63,10 @@ FEW_SIMULATIONS = 6
 SETTLED = 3
 """Of these at most so many are made plans, until one fits."""
 
+AGAIN = 2.0
+"""Where the stage programme takes what was settled last for so much slower, other pipelines may be that much slower, so
+many times over, and are settled still: it counts memory roughly, and so lets more be made again than has to be."""
+
 PATIENCE = 1
 """So many numbers of micro-batches in a row may be no better before a direction is left."""
 
@@ -107,6 +111,7 @@ class _Search:
     method: str
     best: Plan | None = None
     bound_s: float = inf
+    rough: float = 1.0
     meshes: list[StageMesh] = field(default_factory=list)
     useful: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
@@ -133,18 +138,21 @@ class _Search:
         return [n for n in range(2, self.program.batch + 1) if self.program.batch % n == 0] or [1]
 
     def climb(self, counts: list[int]) -> None:
-        """From micro-batches of SAMPLES on, to more and to fewer, as long as a step gets shorter."""
+        """From micro-batches of SAMPLES on, to more, or to fewer where more do not help, as long as a step gets
+        shorter."""
         total = self.cluster.device_count
         hosts = total // STAGES // per_host(self.cluster) if total > MOST_UNITS else 1
         start = min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - max(SAMPLES, hosts)))
-        best_s = self.try_count(counts[start])
+        first_s = self.try_count(counts[start])
         for way in (1, -1):
-            at, worse, known_s = start + way, 0, best_s
+            at, worse, known_s = start + way, 0, first_s
             while 0 <= at < len(counts) and worse < PATIENCE:
                 found_s = self.try_count(counts[at])
                 worse = 0 if found_s < known_s else worse + 1
                 known_s = min(known_s, found_s)
                 at += way
+            if known_s < first_s:
+                return
 
     def try_count(self, count: int) -> float:
         """The simulated step of the best pipeline of so many micro-batches; infinite where none beats what is known."""
@@ -154,10 +162,11 @@ class _Search:
         floor_s = count * float(table.least_work[-1]) / self.cluster.device_count
         guess_s = inf if self.pins.sizes else start_s(table, self.pins.stages)
         limit_s, solution = 0.0, None
+        most_s = self.known_s * (1 + AGAIN * (self.rough - 1))
         for slack in SLACKS:
-            limit_s = min(self.known_s, slack * guess_s)
+            limit_s = min(most_s, slack * guess_s)
             solution = self._solved(table, table.options(limit_s), limit_s) if floor_s < limit_s else None
-            if solution is not None or limit_s >= self.known_s:
+            if solution is not None or limit_s >= most_s:
                 break
         if solution is None:
             self.bound_s = min(self.bound_s, max(floor_s, min(limit_s, self.known_s)))
@@ -165,8 +174,12 @@ class _Search:
         self.bound_s = min(self.bound_s, solution.bound_s)
         self.useful |= {run.mesh for run in solution.runs}
         chosen = (solution.runs, solution.schedule, solution.microbatches)
-        settled_s = (self._settle(*one) for one in (chosen, *solution.others)[:SETTLED])
-        return next((step_s for step_s in settled_s if step_s < inf), inf)
+        settled_s = self._settle(*chosen)
+        if settled_s < inf:
+            self.rough = max(1.0, solution.step_s / settled_s)
+            return settled_s
+        others_s = (self._settle(*one) for one in solution.others[: SETTLED - 1])
+        return next((step_s for step_s in others_s if step_s < inf), inf)
 
     def _solved(self, table: Table, made: Options | None, limit_s: float) -> StageSolution | None:
         budget = SIMULATIONS if table.total <= MOST_UNITS else FEW_SIMULATIONS

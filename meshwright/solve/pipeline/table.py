@@ -33,6 +33,7 @@ from meshwright.solve.pipeline.offers import (
     hosted,
     tied_weights,
 )
+from meshwright.solve.pipeline.rows import hidden_s, largest_transients, undominated
 from meshwright.solve.stages.options import Ints, Options
 from meshwright.solve.stages.problem import StagePoint
 
@@ -142,7 +143,7 @@ class Table:
             forward_s=figures[:, 0],
             input_s=figures[:, 1],
             weight_s=figures[:, 2],
-            fixed_s=figures[:, FIRST : STEP + 1].sum(axis=1) - _hidden(figures, dealt),
+            fixed_s=figures[:, FIRST : STEP + 1].sum(axis=1) - hidden_s(figures, dealt),
             static_bytes=figures[:, STATIC],
             held_bytes=figures[:, STATIC] + figures[:, SUMS:].max(axis=1),
             resident_bytes=figures[:, RESIDENT],
@@ -168,24 +169,30 @@ class Table:
 
     def _rows(self, port: int, offer: Offer, begin: Ints, end: Ints) -> _Rows:
         """Every level and part of the way to the next; what does not fit, or is worse in every figure, is left out."""
-        found = []
         guests = self._guests(offer, begin, end)
         limit = self.meshes[offer.mesh].memory_bytes
-        for level in range(offer.levels):
-            for part in range(PARTS if level + 1 < offer.levels else 1):
-                turn = begin + (end - begin) * part // PARTS
-                figures = hosted(self._figures(offer, begin, turn, end, level) + guests)
-                fits = figures[:, STATIC : RESIDENT + 1].sum(axis=1) + figures[:, SUMS:].max(axis=1) <= limit
-                found.append((begin[fits], end[fits], turn[fits], np.full(fits.sum(), level), figures[fits]))
-        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-        keep = _undominated(columns[0], columns[1], columns[4], self.microbatches)
-        columns = [column[keep] for column in columns]
-        return _Rows(np.full(len(keep), port), *columns)
+        stops = [
+            (level, part) for level in range(offer.levels) for part in range(PARTS if level + 1 < offer.levels else 1)
+        ]
+        turns = np.stack([begin + (end - begin) * part // PARTS for _, part in stops])
+        figures = np.stack(
+            [
+                hosted(self._figures(offer, begin, turn, end, level) + guests)
+                for (level, _), turn in zip(stops, turns, strict=True)
+            ]
+        )
+        fits = figures[..., STATIC : RESIDENT + 1].sum(axis=2) + figures[..., SUMS:].max(axis=2) <= limit
+        stop, place = undominated(figures, fits, self.microbatches)
+        level = np.array([level for level, _ in stops])
+        count = len(stop)
+        return _Rows(
+            np.full(count, port), begin[place], end[place], turns[stop, place], level[stop], figures[stop, place]
+        )
 
     def _figures(self, offer: Offer, begin: Ints, turn: Ints, end: Ints, level: int) -> Floats:
         upper = min(level + 1, offer.levels - 1)
         sums = offer.sums[upper, turn] - offer.sums[upper, begin] + offer.sums[level, end] - offer.sums[level, turn]
-        most = np.maximum(_largest(offer, upper)[begin, turn], _largest(offer, level)[turn, end])
+        most = np.maximum(largest_transients(offer, upper)[begin, turn], largest_transients(offer, level)[turn, end])
         return np.concatenate([sums, most], axis=1)
 
     def _guests(self, offer: Offer, begin: Ints, end: Ints) -> Floats:
@@ -274,47 +281,3 @@ class _Points(Sequence[StagePoint]):
         chosen = Range(self.table.offers[port], begin, turn, end, level)
         beside = self.table.meshes[chosen.offer.mesh].ranks > 1
         return StagePoint(cost_of(self.columns["figures"][index].tolist(), beside), port, port, chosen)
-
-
-def _hidden(figures: Floats, dealt: bool) -> Floats:
-    """The most of a range's gathers and reductions that runs beside compute: the first micro-batch's forward and the
-    last one's backward; of a stage with several runs, all the others'."""
-    moved: Floats = figures[:, FIRST] + figures[:, LAST]
-    return moved if dealt else np.minimum(moved, figures[:, :FIRST].sum(axis=1))
-
-
-def _largest(offer: Offer, level: int) -> Floats:
-    """[a, b] -> the largest transients of segments a to b - 1."""
-    key = (id(offer), level)
-    if key not in _known_largest:
-        figures = offer.figures[level, :, SUMS:]
-        count = len(figures)
-        found = np.zeros((count + 1, count + 1, figures.shape[1]))
-        for a in range(count):
-            found[a, a + 1 :] = np.maximum.accumulate(figures[a:], axis=0)
-        if len(_known_largest) > 512:
-            _known_largest.clear()
-        _known_largest[key] = (offer, found)
-    return _known_largest[key][1]
-
-
-_known_largest: dict[tuple[int, int], tuple[Offer, Floats]] = {}
-
-
-def _undominated(begin: Ints, end: Ints, figures: Floats, microbatches: int) -> Ints:
-    """Rows that are quicker than every row of their range that holds no more, whatever is in flight."""
-    seconds = microbatches * figures[:, :FIRST].sum(axis=1) + figures[:, FIRST : STEP + 1].sum(axis=1)
-    held = figures[:, STATIC] + figures[:, SUMS:].max(axis=1)
-    order = np.lexsort((figures[:, RESIDENT], held, seconds, end, begin))
-    keep = []
-    at: tuple[int, int] | None = None
-    best: list[tuple[float, float]] = []
-    for i in order.tolist():
-        here = (int(begin[i]), int(end[i]))
-        if here != at:
-            at, best = here, []
-        own = (float(held[i]), float(figures[i, RESIDENT]))
-        if not any(h <= own[0] and r <= own[1] for h, r in best):
-            best.append(own)
-            keep.append(i)
-    return np.array(keep, dtype=np.int64)

@@ -207,7 +207,7 @@ class Bound:
         """Whether some pipeline keeps to the bound T."""
         if self.schedule != "zero-bubble":
             return bool(self.tables(limit_s, self.problem.stage_limit, any_will_do=True)[1])
-        return any(True for _ in self._starts(limit_s))
+        return any(True for _ in kept_numbers(self, limit_s, *self.tables(limit_s, self.problem.stage_limit)))
 
     def _starts(self, limit_s: float) -> Iterator[tuple[int, int | None, Tables]]:
         """Numbers of stages that are possible, with their tables."""
@@ -215,7 +215,7 @@ class Bound:
         if self.schedule != "zero-bubble":
             yield from ((left, None, tables) for left in possible)
             return
-        for left in kept_numbers(self, limit_s, possible):
+        for left in kept_numbers(self, limit_s, tables, possible):
             yield left, left, self.tables(limit_s, left, left)[0]
 
     def least_s(self) -> float:

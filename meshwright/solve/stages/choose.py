@@ -1,8 +1,9 @@
 """The pipeline with the least simulated step: stages, their submeshes and points, schedule and micro-batches.
 
-For every number of micro-batches and schedule the least T that the bound allows is found by bisection (`_lowest`), the
-first few pipelines there are simulated, and what cannot beat the best so far is dropped. Then all pipelines whose bound
-is below the best are walked, as many as the budget of simulations allows: where none is left the best is proven.
+Interleaved pipelines are tried first: where memory is short they are far ahead, and what cannot beat them is dropped
+after one look. For every number of micro-batches and other schedule the least T that the bound allows is found by
+bisection (`_lowest`) and the first few pipelines there are simulated. Then all pipelines whose bound is below the best
+are walked, as many as the budget of simulations allows: where none is left the best is proven.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class _Search:
     best_s: float
     best: tuple[tuple[PlacedRun, ...], str, int, Timeline] | None = None
     simulated: int = 0
+    dealt: int = 0
     seen: dict[tuple[object, ...], float] = field(default_factory=dict)
     found: list[tuple[float, tuple[PlacedRun, ...], str, int]] = field(default_factory=list)
 
@@ -89,7 +91,8 @@ class _Search:
 
     @property
     def spent(self) -> bool:
-        return self.simulated >= self.budget
+        """Whether enough was simulated, interleaved pipelines aside."""
+        return self.simulated - self.dealt >= self.budget
 
 
 def solve_stages(
@@ -116,6 +119,7 @@ def solve_stages(
         for count, found in made.items()
         if found is not None
     ]
+    unfinished_s = _interleaved(problem, search, dealt or made) if "interleaved" in problem.schedules else inf
     for family in families:
         family.low_s = family.bound.least_s() * (1 - PRECISION)
     for family in sorted(families, key=lambda family: family.low_s):
@@ -124,7 +128,6 @@ def solve_stages(
             continue
         _lowest(family, search.best_s)
         _simulate_first(family, search)
-    unfinished_s = _interleaved(problem, search, dealt or made) if "interleaved" in problem.schedules else inf
     for family in sorted(families, key=lambda family: family.low_s):
         if method == "auto" and family.may(search.best_s):
             _walk(family, search)
@@ -201,7 +204,7 @@ def _simulate_found(family: _Family, search: _Search, found: list[tuple[PlacedRu
 def _walk(family: _Family, search: _Search) -> None:
     """Simulate what the bound leaves; all of it seen, the family has nothing better any more."""
     slowest_s = SLOWEST * family.high_s
-    while not search.spent:
+    while search.simulated < search.budget:
         limit_s = search.best_s if search.best_s < inf else 2 * family.high_s
         for runs in family.bound.walk(limit_s):
             search.price(runs, family.bound.schedule, family.bound.microbatches)
@@ -237,6 +240,7 @@ def _interleaved(problem: StageProblem, search: _Search, made: Mapping[int, Opti
         for candidate in one.pipelines():
             if search.price(candidate, "interleaved", one.microbatches) < inf:
                 break
+    search.dealt = search.simulated
     return low_s
 
 

@@ -66,9 +66,10 @@ class Interleaved:
         """Of all runs' work on all stages; `way`: by `seconds` of a micro-batch, and its way to a stage and back."""
         made, rows = self.made, self._quickest(able, seconds)
         handed, taken = self._after_all(), self._after_all()
+        own_s, end, leave, first = seconds[rows], made.end[rows], made.leave[rows], self._first(rows)
         for run in range(self.total - 1, -1, -1):
             times = self.microbatches + max(0, self.stages - 1 - run) if way else 1
-            taken = self._taken(rows, times * seconds[rows] + handed[made.end[rows], made.leave[rows]])
+            taken = self._taken(rows, times * own_s + handed[end, leave], first)
             handed = self._handed(taken, way * max(0, self.stages - run))
         return float(taken[0].min()) / self.stages
 
@@ -141,17 +142,23 @@ class Interleaved:
         handed[self.cuts - 1] = 0.0
         return handed
 
-    def _taken(self, rows: Ints, value: Floats) -> Floats:
+    def _first(self, rows: Ints) -> Ints:
+        """Where rows of another cut or layout in which it is entered begin."""
+        keys = self.made.begin[rows] * len(self.made.enters) + self.made.enter[rows]
+        return np.flatnonzero(np.diff(keys, prepend=-1))
+
+    def _taken(self, rows: Ints, value: Floats, first: Ints | None = None) -> Floats:
         """The least value by (cut, layout in which it is entered)."""
         made = self.made
         found: Floats = np.full((self.cuts, len(made.enters)), inf)
-        keys = made.begin[rows] * len(made.enters) + made.enter[rows]
-        first = np.flatnonzero(np.diff(keys, prepend=-1))
+        first = self._first(rows) if first is None else first
         if len(first):
             found[made.begin[rows[first]], made.enter[rows[first]]] = np.minimum.reduceat(value, first)
         return found
 
     def _handed(self, taken: Floats, weight: float) -> Floats:
         """By (cut, layout in which it is left), crossings counted so many times."""
+        if not weight:
+            return np.broadcast_to(taken.min(axis=1)[:, None], self.made.crossing_s.shape[:2])
         found: Floats = (taken[:, None] + weight * self.made.crossing_s).min(axis=2)
         return found

@@ -1,0 +1,55 @@
+"""Figures of ranges: what overlaps, the largest transients, and which ways to run a range are worth keeping."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.solve.pipeline.offers import FIRST, LAST, RESIDENT, STATIC, STEP, SUMS, Floats, Offer
+from meshwright.solve.stages.options import Bools, Ints
+
+
+def hidden_s(figures: Floats, dealt: bool) -> Floats:
+    """The most of a range's gathers and reductions that runs beside compute: the first micro-batch's forward and the
+    last one's backward; of a stage with several runs, all the others'."""
+    moved: Floats = figures[:, FIRST] + figures[:, LAST]
+    return moved if dealt else np.minimum(moved, figures[:, :FIRST].sum(axis=1))
+
+
+def largest_transients(offer: Offer, level: int) -> Floats:
+    """[a, b] -> the largest transients of segments a to b - 1."""
+    key = (id(offer), level)
+    if key not in _known_largest:
+        figures = offer.figures[level, :, SUMS:]
+        count = len(figures)
+        found = np.zeros((count + 1, count + 1, figures.shape[1]))
+        for a in range(count):
+            found[a, a + 1 :] = np.maximum.accumulate(figures[a:], axis=0)
+        if len(_known_largest) > 512:
+            _known_largest.clear()
+        _known_largest[key] = (offer, found)
+    return _known_largest[key][1]
+
+
+_known_largest: dict[tuple[int, int], tuple[Offer, Floats]] = {}
+
+
+def undominated(figures: Floats, fits: Bools, microbatches: int) -> tuple[Ints, Ints]:
+    """(stops, ranges), range by range and the quickest first: those that are quicker than every other that fits the
+    same range and holds no more, whatever is in flight. figures[stop, range]."""
+    seconds = microbatches * figures[..., :FIRST].sum(axis=2) + figures[..., FIRST : STEP + 1].sum(axis=2)
+    held = figures[..., STATIC] + figures[..., SUMS:].max(axis=2)
+    resident = figures[..., RESIDENT]
+    keep = fits.copy()
+    for one in range(len(figures)):
+        for other in range(len(figures)):
+            if one == other:
+                continue
+            less = (held[other] <= held[one]) & (resident[other] <= resident[one])
+            same = (held[other] == held[one]) & (resident[other] == resident[one]) & (other < one)
+            quicker = (seconds[other] < seconds[one]) | (seconds[other] == seconds[one]) & (
+                same | (held[other] < held[one]) | (held[other] == held[one]) & (resident[other] < resident[one])
+            )
+            keep[one] &= ~(fits[other] & less & quicker)
+    stop, place = np.nonzero(keep)
+    order = np.lexsort((resident[stop, place], held[stop, place], seconds[stop, place], place))
+    return stop[order], place[order]
