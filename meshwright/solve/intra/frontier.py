@@ -13,6 +13,7 @@ from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
+from meshwright.solve.intra.pictures import freedoms
 from meshwright.solve.intra.segment import Answer, SegmentProblem, Solved, Tied, solve_segment
 from meshwright.solve.intra.space import KnownOps, Space, skip_layout, space
 from meshwright.solve.pins import Pins
@@ -42,6 +43,7 @@ class Frontier:
 
     so the least of the numerator over `scale` bounds all steps; None: the sum of all, which bounds none.
     flight: micro-batches whose kept values are held at a time, each byte of them at the price.
+    freedom: of pictures that cross boundaries, once it is known (`pictures`).
     uses: the segments that read each parameter. last_reader: of each boundary value and tied weight. steps: what `walk`
     knows of every segment. floors: what `floor_s` found. ops: what Frontiers on the same meshes share.
     """
@@ -55,6 +57,7 @@ class Frontier:
     cap_bytes: int | None = None
     beside: float | None = None
     flight: float = 1.0
+    freedom: list[int] = field(default_factory=list)
     uses: dict[str, list[int]] = field(default_factory=dict)
     last_reader: dict[str, int] = field(default_factory=dict)
     ops: KnownOps = field(default_factory=dict)
@@ -203,11 +206,19 @@ class Frontier:
 
     def problem(self, index: int) -> SegmentProblem:
         """Of one segment; segments that are alike share it."""
+        if not self.freedom:
+            self.freedom.append(self._most_freedom())
         if index not in self._numbered:
-            self._numbered[index] = self._problem(index)
+            self._numbered[index] = self._problem(index, self.freedom[0])
         return self._numbered[index]
 
-    def _problem(self, index: int) -> SegmentProblem:
+    def _most_freedom(self) -> int:
+        """The most with which every segment's tables can be held; the least where none can."""
+        *larger, least = freedoms(self.program, self.mesh)
+        every = range(len(self.program.segments))
+        return next((one for one in larger if all(self._problem(i, one).prepared for i in every)), least)
+
+    def _problem(self, index: int, freedom: int) -> SegmentProblem:
         segment = self.program.segments[index]
         graph = self.program.graphs[segment.graph]
         tied = {}
@@ -217,9 +228,9 @@ class Frontier:
                 tied[value.name] = Tied(self._tied_options(name), self._uses(users) if users[0] == index else 0)
         settled = self._settled(segment) if self.skips is not None else {}
         uses = self._uses((index,))
-        key = (segment.graph, tuple(tied.items()), tuple(settled.items()), uses)
+        key = (segment.graph, tuple(tied.items()), tuple(settled.items()), uses, freedom)
         if key not in self._problems:
-            self._problems[key] = SegmentProblem(self.space(segment), tied, settled, uses)
+            self._problems[key] = SegmentProblem(self.space(segment), tied, settled, uses, freedom)
         return self._problems[key]
 
     def _settled(self, segment: Segment) -> dict[str, Layout]:

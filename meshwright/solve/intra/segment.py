@@ -32,6 +32,7 @@ from meshwright.rules import Strategy
 from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
 from meshwright.select.problem import Floats
 from meshwright.select.tables import Tables, TablesPlan, tables_plan
+from meshwright.solve.intra.pictures import ALL
 from meshwright.solve.intra.space import LayoutSet, Matrix, Space, boundary_layouts, conversions_s, wanted
 
 LARGEST_TABLE = 3e7
@@ -90,11 +91,12 @@ class SegmentProblem:
         tied: Mapping[str, Tied] | None = None,
         settled: Mapping[str, Layout] | None = None,
         uses: float = 1.0,
+        freedom: int = ALL,
     ) -> None:
         """settled: boundary values that may cross in one layout only. uses: as `chain_uses`, of weights that no other
-        segment reads."""
+        segment reads. freedom: of pictures that cross."""
         self.space, self.tied, self.settled = space, tied or {}, settled or {}
-        self.uses = uses
+        self.uses, self.freedom = uses, freedom
         self.micro = space.setting.microbatches
         self.build = ProblemBuilder()
         self._held: list[Floats] = []
@@ -175,7 +177,8 @@ class SegmentProblem:
 
     def _boundary(self, name: str) -> _Side:
         space = self.space
-        layouts: LayoutSet = (self.settled[name],) if name in self.settled else boundary_layouts(space, name)
+        alone = self.settled.get(name)
+        layouts: LayoutSet = boundary_layouts(space, name, self.freedom) if alone is None else (alone,)
         return _Side(self._node(np.zeros(len(layouts)), name=f"{name} at the boundary"), layouts)
 
     def _arguments(self) -> None:

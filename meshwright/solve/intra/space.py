@@ -32,6 +32,7 @@ from meshwright.price.segment import (
 )
 from meshwright.profile import op_kind, saved
 from meshwright.rules import Narrow, Strategy, Way, strategies
+from meshwright.solve.intra.pictures import ALL, PICTURE, crossing
 from meshwright.solve.intra.storage import parameter_options
 from meshwright.solve.intra.uneven import may_help, worthwhile
 from meshwright.solve.pins import Pins
@@ -208,8 +209,9 @@ def conversions_s(space: Space, name: str, made: LayoutSet, wants: LayoutSet) ->
     return conversion_matrix(made, wants, value.type.sizes, value.type.itemsize, space.mesh, value.grad)
 
 
-def boundary_layouts(space: Space, name: str) -> tuple[Layout, ...]:
-    """Layouts in which a value may cross from one segment to the next: `I` or evenly sharded, per axis."""
+def boundary_layouts(space: Space, name: str, freedom: int = ALL) -> tuple[Layout, ...]:
+    """Layouts in which a value may cross from one segment to the next: `I` or evenly sharded, per axis; freedom: that
+    of pictures."""
     mesh, pins, batch_dims = space.mesh, space.pins, space.batch_dims[name]
     shapes = [values[name].type.sizes for values in (space.values, space.last) if values]
     shape = shapes[0]
@@ -227,6 +229,8 @@ def boundary_layouts(space: Space, name: str) -> tuple[Layout, ...]:
         states.append([*([] if sharded and dims else [I]), *map(S, dims)])
     every = map(Layout, product(*states))
     found = tuple(layout for layout in every if all(layout.is_even(one, mesh.sizes) for one in shapes))
+    if len(shape) > PICTURE:
+        found = crossing(found, freedom)
     if not found:
         given = f"{name} of shape {shape} on a mesh of {'x'.join(map(str, mesh.sizes))}"
         raise PlanError(given, "samples that the pinned axes divide together", "change the batch or the pins")
