@@ -61,7 +61,7 @@ class Case:
 
 
 CASES = (
-    Case(GPT, 16, 2, 1, 50),
+    Case(GPT, 16, 2, 1, 50, 240 * MIB),
     Case(LLAMA, 16, 2, 1, 100),
     Case(GPT, 16, 2, 1, 1000),
     Case(DEEP, 16, 3, 1, 20, 160 * MIB),
