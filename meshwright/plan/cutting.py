@@ -6,6 +6,11 @@ from math import ceil
 
 from meshwright.errors import PlanError
 
+WIDE = 4
+
+MOST_NAMED = 12
+"""Numbers that a refusal names: all that there are, or the nearest."""
+
 
 def cut_batch(batch: int, microbatches: int) -> tuple[int, int]:
     """(samples of each micro-batch, samples of the last one)."""
@@ -13,13 +18,23 @@ def cut_batch(batch: int, microbatches: int) -> tuple[int, int]:
     return each, batch - (microbatches - 1) * each
 
 
+def batch_cuts(batch: int) -> list[int]:
+    """Numbers of micro-batches worth a look, rising: those that divide the batch, and where two of them are more than
+    WIDE times apart, those of micro-batches of 2, 4, 8, ... samples between them, the last one smaller."""
+    even = [n for n in range(2, batch + 1) if batch % n == 0]
+    found = set(even)
+    for less, more in zip([1, *even], even, strict=False):
+        if more > WIDE * less:
+            sizes = (1 << power for power in range(1, batch.bit_length()))
+            found |= {n for n in (ceil(batch / size) for size in sizes) if less < n < more}
+    return sorted(found) or [1]
+
+
 def check_cut(given: str, batch: int, microbatches: int, hint: str) -> None:
     """Raises PlanError where a micro-batch would have no samples."""
     if microbatches < 1 or cut_batch(batch, microbatches)[1] < 1:
         fits = [n for n in range(1, batch + 1) if cut_batch(batch, n)[1] > 0]
-        near = sorted(sorted(fits, key=lambda n: abs(n - microbatches))[:3])
-        raise PlanError(
-            given,
-            "a number of micro-batches that leaves samples for the last one, such as " + ", ".join(map(str, near)),
-            hint,
-        )
+        near = sorted(sorted(fits, key=lambda n: abs(n - microbatches))[:MOST_NAMED])
+        such = "one of " if len(near) == len(fits) else "such as "
+        allowed = such + ", ".join(map(str, near))
+        raise PlanError(given, f"a number of micro-batches that leaves samples for the last one, {allowed}", hint)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from meshwright.plan import Instruction
 from meshwright.plan.instruction import AWAY, BACKWARDS, RECEIVES, SENDS
 from meshwright.schedule.messages import Messages
-from meshwright.simulate.costs import FREE, Costs, SegmentCost
+from meshwright.simulate.costs import FREE, Costs, SegmentCost, Transfer
 
 COMPUTE, BLOCKING, POST = range(3)
 
@@ -71,25 +71,37 @@ class Compiled:
 
 def compile_lists(lists: Sequence[Sequence[Instruction]], costs: Costs, messages: Messages) -> Compiled:
     made = Compiled([], [0] * len(lists))
+    last = _last(lists) if costs.last is not None else None
     for segment, stage in messages.stage_of.items():
         cost = costs.segments[segment]
         made.static_bytes[stage] += cost.static_bytes - cost.gradient_bytes
     for message, (gradient, segment, microbatch, source, target) in enumerate(messages.keys):
-        transfer = costs.transfers.get((segment, source, target), FREE)
+        transfer = costs.at(microbatch == last).transfers.get((segment, source, target), FREE)
         before = messages.before[message]
         made.add(transfer.seconds, transfer.latency_s, transfer.links, 2, before, transfer.sent_bytes, source)
         made.names.append(("gradient" if gradient else "value", segment, microbatch))
         made.lanes.append((source, target))
     for stage, instructions in enumerate(lists):
-        made.actions.append(_Stage(stage, instructions, costs, messages, made).compile())
+        made.actions.append(_Stage(stage, instructions, costs, messages, made, last).compile())
     return made
+
+
+def _last(lists: Sequence[Sequence[Instruction]]) -> int:
+    return max(one.microbatch for instructions in lists for one in instructions if one.microbatch is not None)
 
 
 class _Stage:
     def __init__(
-        self, stage: int, instructions: Sequence[Instruction], costs: Costs, messages: Messages, made: Compiled
+        self,
+        stage: int,
+        instructions: Sequence[Instruction],
+        costs: Costs,
+        messages: Messages,
+        made: Compiled,
+        last: int | None,
     ) -> None:
         self.stage, self.instructions, self.costs, self.messages, self.made = stage, instructions, costs, messages, made
+        self.last = last
         counts = Counter((one.kind, one.segment) for one in instructions)
         self.gathers = {segment: n for (kind, segment), n in counts.items() if kind == "gather"}
         self.reduces = {segment: n for (kind, segment), n in counts.items() if kind == "reduce"}
@@ -117,8 +129,7 @@ class _Stage:
         return found
 
     def _transfer(self, one: Instruction, index: int, message: int, waits: tuple[int, ...]) -> list[Action]:
-        key = self.messages.keys[message]
-        transfer = self.costs.transfers.get((key[1], key[3], key[4]), FREE)
+        transfer = self._priced(message)
         if one.kind in RECEIVES:
             self.unread.add(message)
             return [Action(POST, index, message=message, takes=transfer.received_bytes)]
@@ -156,7 +167,8 @@ class _Stage:
 
     def _compute(self, one: Instruction, index: int, waits: tuple[int, ...]) -> Action:
         assert one.segment is not None
-        cost, again = self.costs.segments[one.segment], (one.segment, one.microbatch) in self.recomputed
+        cost = self.costs.at(one.microbatch == self.last).segments[one.segment]
+        again = (one.segment, one.microbatch) in self.recomputed
         if one.segment in self.gathering:
             waits = (*waits, self.gathering[one.segment])
         arrived = self._arrived(waits)
@@ -183,9 +195,12 @@ class _Stage:
         for message in waits:
             if message in self.unread:
                 self.unread.discard(message)
-                key = self.messages.keys[message]
-                found += self.costs.transfers.get((key[1], key[3], key[4]), FREE).received_bytes
+                found += self._priced(message).received_bytes
         return found
+
+    def _priced(self, message: int) -> Transfer:
+        _, segment, microbatch, source, target = self.messages.keys[message]
+        return self.costs.at(microbatch == self.last).transfers.get((segment, source, target), FREE)
 
 
 def _backward_s(kind: str, cost: SegmentCost) -> float:

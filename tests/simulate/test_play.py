@@ -84,6 +84,17 @@ def test_one_stage_is_the_sum_of_its_points() -> None:
     assert found.peak_bytes == 60 + 6
 
 
+def test_a_smaller_last_micro_batch_takes_less() -> None:
+    """Stage 0 ends its backwards, two seconds each, at 6.5 + 3 x 2; that of the last one takes one."""
+    made = pipeline([1, 2], 4)
+    costs = Costs([SegmentCost(1.0, 2.0, 0.0)] * 2, last=Costs([SegmentCost(0.5, 1.0, 0.0)] * 2))
+    played = lists(made, ORDERS["gpipe"](made))
+    assert simulate(played, costs).step_s == 13.5
+    there = {(0, 0, 1): Transfer(0.25), (0, 1, 0): Transfer(0.25)}
+    last = Costs([SegmentCost(0.5, 1.0, 0.0)] * 2, {(0, 0, 1): Transfer(0.0), (0, 1, 0): Transfer(8.0)})
+    assert simulate(played, Costs([SegmentCost(1.0, 2.0, 0.0)] * 2, there, last=last)).step_s == 11.75 + 8 + 1
+
+
 def test_gathers_and_reductions_run_beside_compute_where_they_may() -> None:
     """Gather 0 is waited for, gather 1 runs beside forward 0; reduce 1 beside backward 0, reduce 0 before the step."""
     text = from_text(

@@ -14,12 +14,14 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
+from meshwright.plan.cutting import batch_cuts
 from meshwright.price.check import check_plan
 from meshwright.price.parameter import Setting
 from meshwright.schedule import plan_lists, verify_lists
 from meshwright.schedule.reads import reads_of
 from meshwright.solve.pipeline import search as pipeline
 from meshwright.solve.pipeline.pins import pipeline_pins
+from meshwright.solve.pipeline.plan import predicted
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice
@@ -83,6 +85,32 @@ def test_the_stage_programme_and_the_plan_agree(gpt: Program, monkeypatch: pytes
     assert plan is not None
     assert seen[0].step_s == pytest.approx(plan.predicted.step_s, rel=1e-6)
     assert bound_s <= plan.predicted.step_s
+
+
+def test_a_smaller_last_micro_batch_is_priced_as_such(gpt: Program) -> None:
+    plan = make_plan(gpt, load_cluster("local:2"), pins=("pp=2", "schedule=1f1b", "microbatch=3"))
+    assert (plan.microbatch, plan.remainder is not None) == (6, True)
+    holds(plan, gpt)
+    full, fewer = (predicted(replace(plan, batch=6 * n, microbatches=n), gpt)[0].predicted.step_s for n in (3, 2))
+    assert fewer < plan.predicted.step_s < full
+
+
+def test_numbers_that_do_not_divide_the_batch_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where those that do are far apart."""
+    assert batch_cuts(22) == [2, 3, 6, 11, 22]
+    tried: dict[int, float] = {}
+    look_at = pipeline._Search.try_count
+
+    def spied(self: pipeline._Search, count: int) -> float:
+        self.known_s = float("inf")
+        tried[count] = look_at(self, count)
+        return tried[count]
+
+    monkeypatch.setattr(pipeline._Search, "try_count", spied)
+    program = capture(*parse_reference(DEEP).meta(22))
+    make_plan(program, load_cluster("local:2"), pins=("pp=2", "schedule=1f1b"))
+    assert list(tried)[:2] == [6, 11]
+    assert tried[6] < tried[11] < float("inf")
 
 
 def test_stages_have_the_devices_that_were_asked_for(gpt: Program) -> None:

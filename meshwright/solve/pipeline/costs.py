@@ -151,11 +151,18 @@ def _rate(plan: Plan, source: int, target: int) -> Rate:
 
 def stage_costs(plan: Plan, program: Program, number: int, exact: bool = True) -> list[SegmentCost]:
     """exact: bytes are read off the segments' traced pairs. They are in any case where one of them recomputes."""
+    return _hosted(*_device_costs(plan, program, number, exact))
+
+
+def _device_costs(
+    plan: Plan, program: Program, number: int, exact: bool
+) -> tuple[list[SegmentCost], list[Piece], list[float]]:
+    """Costs of a stage's segments, their pieces, and seconds of what each makes again, hosts aside."""
     stage, micro = plan.stages[number], plan.microbatches
     pieces = stage_pieces(plan, program, number)
     choices = [plan.choice(index) for index in stage.segments]
     if not exact and all(choice == bare(choice) for choice in choices):
-        return _hosted([piece.cost(micro) for piece in pieces], pieces, [0.0] * len(pieces))
+        return [piece.cost(micro) for piece in pieces], pieces, [0.0] * len(pieces)
     ways = stage_ways(plan, program, stage)
     found, again = [], []
     for index, piece, choice, options in zip(stage.segments, pieces, choices, ways, strict=True):
@@ -173,7 +180,7 @@ def stage_costs(plan: Plan, program: Program, number: int, exact: bool = True) -
             )
         found.append(piece.cost(micro, options, kept))
         again.append(max(0.0, kept.seconds - options[0].seconds))
-    return _hosted(found, pieces, again)
+    return found, pieces, again
 
 
 def _hosted(costs: list[SegmentCost], pieces: list[Piece], again_s: list[float]) -> list[SegmentCost]:
@@ -245,7 +252,25 @@ class _Sums:
 
 
 def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = True, overlap: bool = True) -> Costs:
-    """overlap: gathers and reductions run beside compute, as they do when the plan is run."""
+    """overlap: gathers and reductions run beside compute, as they do when the plan is run. A smaller last micro-batch
+    has seconds of its own; its bytes are counted as those of the others."""
     segments = [cost for number in range(len(plan.stages)) for cost in stage_costs(plan, program, number, exact)]
     ranks = [group[0].mesh.world_size for group in plan.groups]
-    return Costs(segments, transfers(plan, program, pipeline), overlap, ranks=ranks)
+    found = Costs(segments, transfers(plan, program, pipeline), overlap, ranks=ranks)
+    smaller = plan.remainder
+    if smaller is None:
+        return found
+    last = [cost for number in range(len(plan.stages)) for cost in _smaller(plan, smaller, program, number, exact)]
+    return replace(found, last=Costs(last, transfers(smaller, program, pipeline)))
+
+
+def _smaller(plan: Plan, smaller: Plan, program: Program, number: int, exact: bool) -> list[SegmentCost]:
+    """Costs of a stage's segments in the last micro-batch: what they make again takes as much less as their forward."""
+    full, _, again = _device_costs(plan, program, number, exact)
+    pieces, costs, less = stage_pieces(smaller, program, number), [], []
+    for other, piece, more_s in zip(full, pieces, again, strict=True):
+        own = piece.cost(plan.microbatches)
+        less.append(more_s * own.forward_s / other.forward_s if other.forward_s else 0.0)
+        seconds = (own.forward_s, own.backward_input_s + less[-1], own.backward_weight_s)
+        costs.append(replace(other, forward_s=seconds[0], backward_input_s=seconds[1], backward_weight_s=seconds[2]))
+    return _hosted(costs, pieces, less)

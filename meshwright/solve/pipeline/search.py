@@ -20,7 +20,7 @@ from meshwright.cluster.enumerate import per_host
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.layout import Layout
 from meshwright.plan import Plan
-from meshwright.plan.cutting import cut_batch
+from meshwright.plan.cutting import batch_cuts, cut_batch
 from meshwright.price.handover import hand_over_s
 from meshwright.price.parameter import Setting, local_bytes
 from meshwright.simulate import Transfer
@@ -129,13 +129,13 @@ class _Search:
         self.climb(self.counts())
 
     def counts(self) -> list[int]:
-        """Numbers of micro-batches that cut the batch evenly."""
+        """Numbers of micro-batches to look at."""
         pinned = [mesh.pins.microbatches for mesh in self.meshes if mesh.pins.microbatches]
         if pinned:
             return pinned[:1]
         if self.program.couples_samples or not comes_apart(self.program):
             return [1]
-        return [n for n in range(2, self.program.batch + 1) if self.program.batch % n == 0] or [1]
+        return batch_cuts(self.program.batch)
 
     def climb(self, counts: list[int]) -> None:
         """From micro-batches of SAMPLES on, to more, or to fewer where more do not help, as long as a step gets
@@ -162,7 +162,9 @@ class _Search:
         floor_s = count * float(table.least_work[-1]) / self.cluster.device_count
         guess_s = inf if self.pins.sizes else start_s(table, self.pins.stages)
         limit_s, solution = 0.0, None
-        most_s = self.known_s * (1 + AGAIN * (self.rough - 1))
+        each, last = cut_batch(self.program.batch, count)
+        unfilled = count / (count - 1 + last / each)  # here all micro-batches are taken for full
+        most_s = self.known_s * unfilled * (1 + AGAIN * (self.rough - 1))
         for slack in SLACKS:
             limit_s = min(most_s, slack * guess_s)
             solution = self._solved(table, table.options(limit_s), limit_s) if floor_s < limit_s else None
@@ -176,7 +178,7 @@ class _Search:
         chosen = (solution.runs, solution.schedule, solution.microbatches)
         settled_s = self._settle(*chosen)
         if settled_s < inf:
-            self.rough = max(1.0, solution.step_s / settled_s)
+            self.rough = max(1.0, solution.step_s / unfilled / settled_s)
             return settled_s
         others_s = (self._settle(*one) for one in solution.others[: SETTLED - 1])
         return next((step_s for step_s in others_s if step_s < inf), inf)
