@@ -5,9 +5,11 @@
 
 Joint: `make_plan` under the budget. The others:
 
-- shard first: the fastest sharding with all the memory it wants, then what must be recomputed to fit, chosen exactly;
-- sweep, Colossal-Auto's way: shardings under several budgets, nothing recomputed, each then recomputing what it must
-  under the true one;
+- shard first: the fastest sharding with all the memory it wants, be it more than the device has, then what must be
+  recomputed to fit, chosen exactly;
+- sweep, Colossal-Auto's way: shardings under budgets from all that to the true one, each a quarter larger than the
+  next, nothing recomputed; each then recomputes what it must under the true one. Twice: with the number of
+  micro-batches chosen with the sharding, and with the batch in one piece, as there;
 - checkpoint first: what to drop is decided on the model as it is, by the seconds that making a value again takes per
   byte (several thresholds: the first drops nothing, the last everything but the segments' inputs); then the sharding,
   at several prices of the bytes that are left, over all meshes and numbers of micro-batches. What is dropped stays so;
@@ -27,6 +29,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +58,12 @@ CASES = (
     (GPT, 64, "p3.16xlarge:1", 3.0),
     (LLAMA, 16, "4 H100-SXM-80GB on 200 Gbit/s", 8.0),
 )
-SWEEP = (8.0, 4.0, 2.0, 1.5, 1.25, 1.0)
-"""Budgets of the sweep, in parts of the true one."""
+SWEEP = tuple(1.25**power for power in range(24, -1, -1))
+"""Budgets of the sweep, in parts of the true one; those above what the fastest sharding takes are left out."""
+
+WHOLE = ("microbatch=1",)
+SLOWEST = 1.5
+"""Plans of checkpointing first that take so much longer than the joint one are not looked for."""
 
 
 def cluster_of(text: str) -> Cluster:
@@ -79,6 +86,7 @@ def run(model: str, batch: int, cluster_name: str, budget_gib: float, axes: int)
     known_s = min(seconds.values(), default=float("inf"))
     print(f"# shard first and sweep: {known_s:.4f} s, {time.process_time() - before:.0f} CPU s", flush=True)
     again: dict[str, float] = {}
+    known_s = min(known_s, SLOWEST * joint.predicted.step_s if joint else known_s)
     for name, found_s in checkpoint_first(program, cluster, budget, axes, known_s):
         print(f"# {name}: {found_s:.4f} s, {time.process_time() - before:.0f} CPU s", flush=True)
         into = again if name.startswith("settled") else seconds
@@ -96,7 +104,7 @@ def run(model: str, batch: int, cluster_name: str, budget_gib: float, axes: int)
         "apart_s": seconds,
         "settled_again_s": again,
         "best_apart_s": best,
-        "faster": best / found - 1,
+        "faster": best / found - 1 if seconds else None,
         "gap": joint.predicted.gap if joint else None,
         "joint_cpu_s": joint_cpu_s,
     }
@@ -104,20 +112,24 @@ def run(model: str, batch: int, cluster_name: str, budget_gib: float, axes: int)
 
 def shard_first(program: Program, cluster: Cluster, budget: int, axes: int) -> Iterator[tuple[str, float]]:
     """Seconds of the fastest sharding, and of those under the sweep's budgets, each recomputing what it must."""
-    plan = _planned(program, cluster, None, axes, recompute=False)
+    roomy = replace(cluster, devices=tuple(replace(one, memory_bytes=1 << 50) for one in cluster.devices))
+    for pins, name in (((), ""), (WHOLE, ", one piece")):
+        plan = _planned(program, roomy, None, axes, recompute=False, pins=pins)
+        yield from _settled(f"shard first{name}", plan, program, budget)
+        for part in SWEEP if plan else ():
+            if plan is not None and plan.predicted.peak_bytes <= part * budget:
+                continue  # the same again
+            plan = _planned(program, roomy, int(part * budget), axes, recompute=False, pins=pins)
+            if plan is None:
+                break
+            yield from _settled(f"sweep {part:.3g}{name}", plan, program, budget)
+
+
+def _settled(name: str, plan: Plan | None, program: Program, budget: int) -> Iterator[tuple[str, float]]:
     found = refine(plan, program, budget) if plan else None
+    print(f"# {name}: {_described(plan)}: {found.predicted.step_s if found else 0:.4f} s", flush=True)
     if found is not None:
-        yield "shard first", found.predicted.step_s
-    for part in SWEEP:
-        if plan is not None and plan.predicted.peak_bytes <= part * budget:
-            continue  # the same again
-        plan = _planned(program, cluster, int(part * budget), axes, recompute=False)
-        if plan is None:
-            return
-        found = refine(plan, program, budget)
-        print(f"# sweep {part:g}: {found.predicted.step_s if found else 0:.4f} s", flush=True)
-        if found is not None:
-            yield f"sweep {part:g}", found.predicted.step_s
+        yield name, found.predicted.step_s
 
 
 def _described(plan: Plan | None) -> str:
@@ -128,14 +140,16 @@ def _described(plan: Plan | None) -> str:
     return f"{mesh}, {plan.microbatches} micro-batches, {again} of {len(plan.segments)} segments recompute"
 
 
-def _planned(program: Program, cluster: Cluster, budget: int | None, axes: int, recompute: bool) -> Plan | None:
+def _planned(
+    program: Program, cluster: Cluster, budget: int | None, axes: int, recompute: bool, pins: tuple[str, ...] = ()
+) -> Plan | None:
     try:
         return make_plan(
             program,
             cluster,
             memory_bytes=budget,
             precision="bf16",
-            pins=("pp=1",),
+            pins=("pp=1", *pins),
             max_axes=axes,
             recompute=recompute,
         )

@@ -50,14 +50,15 @@ def read_by_backward(joint: Joint) -> list[fx.Node]:
     return [node for node in joint.module.graph.nodes if node in found and node.name not in joint.own]
 
 
-def cut_at(joint: Joint, recompute: Collection[str] = (), keep: Collection[str] = ()) -> Cut:
-    """Kept: what autograd would keep, less `recompute`, and `keep` besides; names as in `Joint.names`."""
+def cut_at(joint: Joint, recompute: Collection[str] = (), keep: Collection[str] = (), run: bool = True) -> Cut:
+    """Kept: what autograd would keep, less `recompute`, and `keep` besides; names as in `Joint.names`. run: the halves
+    will be run, and not only looked at."""
     standard = [node for node in read_by_backward(joint) if joint.names[node] not in recompute]
     wanted = set(standard) | {node for node, name in joint.names.items() if name in keep}
-    return cut(joint, wanted)
+    return cut(joint, wanted, run)
 
 
-def cut(joint: Joint, kept: Collection[fx.Node]) -> Cut:
+def cut(joint: Joint, kept: Collection[fx.Node], run: bool = True) -> Cut:
     """`kept`: storages, as nodes that are their own base. Those that backward has no use for are not handed over."""
     late = _tangent_side(joint)
     again: set[fx.Node] = set()
@@ -92,8 +93,8 @@ def cut(joint: Joint, kept: Collection[fx.Node]) -> Cut:
     results = outputs_of(joint.module)[joint.forward_outputs :]
     used |= {node for node in results if isinstance(node, fx.Node)}
     own = [node for node in own if node in used]
-    first = _first(joint, order)
-    second = extract(joint.module, [*order, *own], _late_order(joint, late, again), results)
+    first = _first(joint, order, run)
+    second = extract(joint.module, [*order, *own], _late_order(joint, late, again), results, run)
     halves = Halves(first, second, tuple(n.name for n in order), tuple(n.name for n in own))
     names = joint.names
     made = [n for n in second.graph.nodes if n.op == "call_function"]
@@ -142,11 +143,11 @@ def _nodes(items: Iterable[object]) -> list[fx.Node]:
     return [item for item in items if isinstance(item, fx.Node)]
 
 
-def _first(joint: Joint, saved: list[fx.Node]) -> fx.GraphModule:
+def _first(joint: Joint, saved: list[fx.Node], run: bool) -> fx.GraphModule:
     outputs = [*outputs_of(joint.module)[: joint.forward_outputs], *saved]
     inputs = [n for n in joint.module.graph.nodes if n.op == "placeholder" and n.name not in joint.tangents]
     inside = ancestors(_nodes(outputs))
-    return extract(joint.module, inputs, [n for n in joint.module.graph.nodes if n in inside], outputs)
+    return extract(joint.module, inputs, [n for n in joint.module.graph.nodes if n in inside], outputs, run)
 
 
 def _late_order(joint: Joint, late: set[fx.Node], again: set[fx.Node]) -> list[fx.Node]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -72,10 +73,17 @@ def _crossing(late: set[fx.Node], outputs: list[object]) -> set[fx.Node]:
     return found
 
 
+class Unwritten(fx.GraphModule):
+    """A graph that is looked at and never run: no code is written for it."""
+
+    def recompile(self) -> Any:
+        return None
+
+
 def extract(
-    whole: fx.GraphModule, inputs: list[fx.Node], inside: Iterable[fx.Node], outputs: list[object]
+    whole: fx.GraphModule, inputs: list[fx.Node], inside: Iterable[fx.Node], outputs: list[object], run: bool = True
 ) -> fx.GraphModule:
-    """A graph of its own: `inputs` become its placeholders, then `inside` in this order."""
+    """A graph of its own: `inputs` become its placeholders, then `inside` in this order. run: or is only looked at."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -89,6 +97,8 @@ def extract(
             new[node] = graph.node_copy(node, lambda old: new[old])
     graph.output(tuple(new[node] if isinstance(node, fx.Node) else None for node in outputs))
     graph.eliminate_dead_code()
+    if not run:
+        return Unwritten(whole, graph)
     module = fx.GraphModule(whole, graph)
     module.graph.lint()
     return module

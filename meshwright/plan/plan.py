@@ -134,8 +134,8 @@ class Plan:
 
     @property
     def recomputes(self) -> bool:
-        """Whether any segment keeps something else than autograd would."""
-        return any(choice.recompute or choice.keep or choice.chunks > 1 for choice in self.choices)
+        """Whether any segment keeps something else than autograd would, or elsewhere."""
+        return any(choice.recompute or choice.keep or choice.chunks > 1 or choice.offload for choice in self.choices)
 
     def choice(self, segment: int) -> Choice:
         return self.choices[self.segments[segment]]

@@ -14,6 +14,7 @@ from meshwright.cluster import FLAT, Mesh
 from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.layout.steps import Op
 from meshwright.plan import ParameterPlan, Plan
+from meshwright.plan.order import gathers_of
 from meshwright.price.parameter import chain_uses, gathers, local_bytes, reductions
 from meshwright.price.together import BUCKET_BYTES, moving, shared_op
 
@@ -118,6 +119,8 @@ def _collectives(
 
     def times(name: str) -> int:
         entry = plan.parameters[name]
+        if forward and entry.regather and plan.order:
+            return gathers_of(plan.order, segment, micro)
         return gathers(entry, uses, micro) if forward else reductions(entry, micro)
 
     for bucket in transfers.buckets:

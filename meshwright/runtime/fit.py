@@ -16,7 +16,8 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes, show_bytes
 from meshwright.runtime.trainer import Trainer, parallelize
-from meshwright.solve.memory.curves import METHODS, Curves, curves
+from meshwright.solve.memory.curves import Curves, curves
+from meshwright.solve.memory.methods import check_method
 from meshwright.solve.memory.plan import one_device_plan
 
 REFERENCE = "H200-SXM-141GB"
@@ -38,8 +39,9 @@ def fit(
     """A trainer on this process's device that stays inside `memory` (`"20GiB"`) and is as fast as it can be so.
 
     The budget covers parameters, gradients, optimizer state, activations, what kernels hold while they run and what the
-    allocator loses; not the CUDA context. `compile`: each distinct segment by inductor. `method`: `flat` runs every
-    segment forward once, `rotor` in Rotor's nested order, `auto` as is faster.
+    allocator loses; not the CUDA context. `compile`: each distinct segment by inductor. `method`: what saves memory, by
+    its name (`solve.memory.methods`): `keep`, `full`, `selective`, `sqrt`, `rotor` as published; ours as `flat`, with
+    every segment forward once, as `nested`, or as `auto`, whichever is faster.
     """
     plan = fit_plan(
         model,
@@ -68,6 +70,7 @@ def fit_plan(
     method: str = "auto",
 ) -> Plan:
     """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
+    check_method(f"method {method!r}", method)
     program = capture(model, batch, loss, precision=precision)
     found = fit_curves(program, device, optimizer=optimizer, precision=precision, compile=compile)
     budget = parse_bytes(memory)
@@ -75,7 +78,7 @@ def fit_plan(
     try:
         return replace(found.within(room, method), memory_bytes=budget)
     except PlanError as error:
-        if budget is None or room == budget or method not in METHODS:
+        if budget is None or room == budget or method != "auto":
             raise
         least = found.least().all
         needed = budget_bytes(least, device)

@@ -143,7 +143,7 @@ class _Reader:
                         f"`{one}` reads segment {maker}'s value", f"`receive {maker} mb{microbatch}` first"
                     )
                 self._wait(arrived)
-            elif ("forward", maker, microbatch) not in self.done:
+            elif not any((kind, maker, microbatch) in self.done for kind in ("forward", "pass")):
                 raise VerifyError(f"`{one}` reads segment {maker}'s value", f"`forward {maker} mb{microbatch}` first")
 
     def _backward(self, one: Instruction, segment: int, microbatch: int) -> None:

@@ -72,21 +72,23 @@ def _read_later(maker: int, steps: Steps, readers: set[int]) -> bool:
 def nested(
     steps: Steps, reads: Reads, gathered: frozenset[int], regathered: frozenset[int], microbatches: int = 1
 ) -> tuple[Instruction, ...]:
-    """The list of a plan of one stage; the sets as in `one_stage`."""
+    """The list of a plan of one stage; the sets as in `one_stage`. A segment that runs twice in a row keeps what it
+    has; any other run gathers again what was dropped."""
     gone = drops(steps, reads)
     found: list[Instruction] = []
     have: set[int] = set()
-    for microbatch in range(microbatches):
-        for (kind, segment), dropped in zip(steps, gone, strict=True):
-            if segment in regathered or segment in gathered - have:
-                found.append(Instruction("gather", segment))
-                have.add(segment)
-            found.append(Instruction(kind, segment, microbatch))
-            found += [Instruction("drop", one, microbatch) for one in dropped]
-            if segment in regathered:
-                found.append(Instruction("free", segment))
-            if kind == "backward" and microbatch == microbatches - 1:
-                found.append(Instruction("reduce", segment))
+    runs = [(*step, dropped, micro) for micro in range(microbatches) for step, dropped in zip(steps, gone, strict=True)]
+    for at, (kind, segment, dropped, microbatch) in enumerate(runs):
+        before, after = (runs[k][1] if 0 <= k < len(runs) else None for k in (at - 1, at + 1))
+        if (segment in regathered and before != segment) or segment in gathered - have:
+            found.append(Instruction("gather", segment))
+            have.add(segment)
+        found.append(Instruction(kind, segment, microbatch))
+        found += [Instruction("drop", one, microbatch) for one in dropped]
+        if segment in regathered and after != segment:
+            found.append(Instruction("free", segment))
+        if kind == "backward" and microbatch == microbatches - 1:
+            found.append(Instruction("reduce", segment))
     found.append(Instruction("step"))
     verify(found)
     return tuple(found)

@@ -12,6 +12,7 @@ from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.program import sharded_segment
 from meshwright.layout import Collective, Layout
 from meshwright.plan import Plan
+from meshwright.plan.order import passes_of
 from meshwright.price.buckets import parameter_collectives
 from meshwright.price.flow import flow
 from meshwright.price.weigh import count_collectives
@@ -27,7 +28,8 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
     alike: dict[object, list[Collective]] = {}
     for index, segment in enumerate(program.segments):
         commons = plan.common_layouts(program, index)
-        key = (segment.graph, plan.segments[index], id(plan.stage_of(index)), tuple(commons.items()))
+        again = passes_of(plan.order, index)
+        key = (segment.graph, plan.segments[index], id(plan.stage_of(index)), tuple(commons.items()), again)
         if key not in alike:
             alike[key] = [one for part, times in plan.cut for one in _inside(part, program, index, commons, times)]
         found += alike[key]
@@ -37,7 +39,8 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
 
 
 def _inside(plan: Plan, program: Program, index: int, commons: dict[str, Layout], micro: int) -> Iterator[Collective]:
-    """Of one segment in so many micro-batches: its conversions, what lowerings run, what is made again."""
+    """Of one segment in so many micro-batches: its conversions, what lowerings run, what is made again; forwards as
+    often as the order has them."""
     choice, last = plan.choice(index), index == len(program.segments) - 1
     if choice.chunks > 1 and last:
         yield from _in_chunks(plan, program, index) * micro
@@ -46,11 +49,12 @@ def _inside(plan: Plan, program: Program, index: int, commons: dict[str, Layout]
     run = flow(graph, choice, plan.stage_of(index).mesh, commons)
     carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
     values = graph.values()
+    forwards = micro * (1 + passes_of(plan.order, index))
     for name, made in run.strategies.items():
-        yield from made.collectives_forward * micro
+        yield from made.collectives_forward * forwards
         yield from made.collectives_backward * micro if carries[name] else ()
     for step in run.moves.values():
-        yield from step.conversion.forward * micro
+        yield from step.conversion.forward * forwards
         yield from step.conversion.backward * micro if values[step.value].grad else ()
     forward = any(made.collectives_forward for made in run.strategies.values())
     if choice.recompute and (forward or any(step.conversion.forward for step in run.moves.values())):
@@ -73,7 +77,7 @@ def _in_chunks(plan: Plan, program: Program, index: int) -> list[Collective]:
 def _cut(plan: Plan, program: Program, index: int, batch: int) -> Cut:
     choice, device = plan.choice(index), plan.stage_of(index).mesh.device
     joint = traced_for(device)(sharded_segment(program, plan, index, batch))
-    return cut_at(joint, choice.recompute, choice.keep)
+    return cut_at(joint, choice.recompute, choice.keep, run=False)
 
 
 def accounted(plan: Plan, program: Program) -> Plan:

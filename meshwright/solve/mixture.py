@@ -6,7 +6,9 @@ its transient bytes, the most that is in use from instance i on, beside what tho
     Q_i = r_i + max(t_i, Q_{i+1}),    and    s_0 + s_1 + ... + Q_0    may not pass the budget.
 
 A label (seconds, static so far, static so far + Q) that another one of the same state beats in all three is done with.
-Labels of almost the same bytes are taken for one, so the answer always fits and need not be the best of all.
+Labels of almost the same bytes are taken for one, so the answer always fits and need not be the best of all. Seconds
+are weighed as a Frontier weighs them: what runs beside compute counts `beside` times, over 1 + `beside`; that is never
+more than the step takes.
 """
 
 from __future__ import annotations
@@ -52,12 +54,20 @@ _COLUMNS = ("seconds", "static", "total", "state", "after", "pick")
 
 
 def best_mixture(
-    frontier: Frontier, offers: Sequence[Sequence[Offer]], budget_bytes: int, known_s: float, price: float
+    frontier: Frontier,
+    offers: Sequence[Sequence[Offer]],
+    budget_bytes: int,
+    known_s: float,
+    price: float,
+    beside: float = 1.0,
 ) -> Chain | None:
     """The fastest mixture of what is offered to each segment; None where none is found faster than `known_s`."""
     micro = frontier.setting.microbatches
     first = _first_users(frontier)
-    least_s = [min(way.seconds(micro) for offer in found for way in offer.ways) for found in offers]
+    if not any(way.overlappable_s for found in offers for offer in found for way in offer.ways):
+        beside = 0.0
+    weighed = [[[_weighed_s(way, micro, beside) for way in offer.ways] for offer in found] for found in offers]
+    least_s = [min(min(every) for every in found) for found in weighed]
     least = [min(way.held_bytes for offer in found for way in offer.ways) for found in offers]
     zero = np.zeros(1, dtype=np.int64)
     labels = _Labels(np.zeros(1), zero, zero, zero, zero, zero)
@@ -72,7 +82,7 @@ def best_mixture(
                 before = _before(frontier, index, dict(state), offer.options, first)
                 if before is not None and len(here):
                     target = following.setdefault(before, len(following))
-                    parts += list(_extended(labels, here, offer, target, pick, micro))
+                    parts += list(_extended(labels, here, offer, target, pick, weighed[index][pick]))
         if not parts:
             return None
         joined = _Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
@@ -110,13 +120,21 @@ def _before(
     return tuple(sorted((name, option) for name, option in (alive | here).items() if first[name] < index))
 
 
-def _extended(labels: _Labels, here: Ints, offer: Offer, target: int, pick: int, micro: int) -> Iterator[_Labels]:
+def _weighed_s(way: FrontierPoint, microbatches: int, beside: float) -> float:
+    """A lower bound on what it adds to a step."""
+    alone_s = way.seconds(microbatches) - way.overlappable_s - way.step_s
+    return (alone_s + beside * way.overlappable_s) / (1 + beside) + way.step_s
+
+
+def _extended(
+    labels: _Labels, here: Ints, offer: Offer, target: int, pick: int, seconds: Sequence[float]
+) -> Iterator[_Labels]:
     same = np.ones(len(here), dtype=np.int64)
-    for way in offer.ways:
+    for way, way_s in zip(offer.ways, seconds, strict=True):
         static = labels.static[here] + way.static_bytes
         behind = labels.total[here] - labels.static[here]
         total = static + way.resident_bytes + np.maximum(behind, way.transient_bytes)
-        yield _Labels(labels.seconds[here] + way.seconds(micro), static, total, target * same, here, pick * same)
+        yield _Labels(labels.seconds[here] + way_s, static, total, target * same, here, pick * same)
 
 
 def _undominated(labels: _Labels, budget: int) -> _Labels:

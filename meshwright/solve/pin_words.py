@@ -10,6 +10,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
+from meshwright.solve.by_method import ANYWHERE, no_stages, pinned_method
 from meshwright.solve.pins import NUMBERS, pinned_mesh
 from meshwright.solve.pipeline.pins import pipeline_pins
 
@@ -24,6 +25,7 @@ WORDS = {
     "microbatch": "microbatch=4",
     "microbatches": "microbatches=4",
     "split": "split=matmul",
+    "recompute": "recompute=rotor",
 }
 NAMED = "or a parameter's storage such as layers.*.up.weight=S(0)"
 
@@ -45,7 +47,9 @@ def check_words(texts: Iterable[str], cluster: Cluster | None = None) -> None:
         if key in NUMBERS and not (value.isdigit() and int(value)):
             raise PlanError(f"pin {text!r}", f"a whole number from 1, such as {WORDS[key]}", "correct the pin")
         given[key] = value
-    pipeline_pins(texts)
+    method, texts = pinned_method(texts)
+    if pipeline_pins(texts).pipeline and method not in ANYWHERE:
+        raise no_stages(method)
     sizes = pinned_mesh(texts)
     if cluster is not None and "pp" not in given:
         _check_sizes(given, sizes, cluster)

@@ -14,6 +14,7 @@ from meshwright.plan import Plan
 from meshwright.price.parameter import Setting, check_optimizer
 from meshwright.rules import served, warn_of_fallbacks
 from meshwright.solve.assemble import assemble
+from meshwright.solve.by_method import ANYWHERE, method_search, no_room, pinned_method
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidate
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
@@ -61,18 +62,21 @@ def make_plan(
     texts, setting = tuple(pins), Setting(optimizer, precision)
     check_words(texts, cluster)
     check_storage(texts, program)
-    asked = pipeline_pins(texts)
+    method, rest = pinned_method(texts)
+    recompute &= method != "keep"
+    asked = pipeline_pins(rest)
+    alone = asked.one_stage or method not in ANYWHERE
     given: dict[str, Any] = {"model": model, "memory_bytes": memory_bytes, "pins": texts}
     whole = _OneStage(program, cluster, asked.rest, setting, max_axes, recompute, given, progress)
-    whole.few = not fit  # what is pinned down has little left to weigh
+    whole.few, whole.method = not fit, method  # what is pinned down has little left to weigh
     plan, bound_s = None, float("inf")
-    if fit and not asked.one_stage:
+    if fit and not alone:
         plan, bound_s = pipeline_search(
             program, cluster, memory_bytes, setting, asked, progress, recompute=recompute, method=stage_method
         )
         plan = replace(plan, **given) if plan else None
     if not asked.pipeline:
-        plan, whole_s = whole.search(memory_bytes, plan, must=asked.one_stage or not fit)
+        plan, whole_s = whole.search(memory_bytes, plan, must=alone or not fit)
         bound_s = min(bound_s, whole_s)
     if plan is None and not fit:
         chosen = whole.anyway()
@@ -117,7 +121,7 @@ class _OneStage:
     ) -> None:
         self.program, self.cluster, self.pins, self.setting = program, cluster, pins, setting
         self.max_axes, self.recompute, self.given, self.progress = max_axes, recompute, given, progress
-        self.few = False
+        self.few, self.method = False, "auto"
         self.ops: KnownOps | None = None
         self.meshes: list[Mesh] = []
         self.candidates: list[Candidate] = []
@@ -135,6 +139,10 @@ class _OneStage:
                 raise
             self.refused = error
             return best, limit_s
+        if self.method not in (*ANYWHERE, "flat"):
+            first = [one for one in self.candidates if not one.later] or self.candidates
+            plan = method_search(first, self.program, budget, self.written, self.method)
+            return plan, min(found.floors.values())
         bound_s = found.bound_s
         best = self.written(*found.best) if found.best else best
         if self.recompute and (found.best is None or self._paid_for_memory(*found.best)):
@@ -160,7 +168,9 @@ class _OneStage:
         first = [one for one in candidates if not one.later]
         later = sorted((found.floors.get(place, 0.0), place) for place, one in enumerate(candidates) if one.later)
         chosen = [candidates[place] for floor, place in later[:FEW] if floor < known_s]
-        best, bound_s = joint_search(first + chosen, self.program, budget, self.written, best, self.progress)
+        best, bound_s = joint_search(
+            first + chosen, self.program, budget, self.written, best, self.progress, flat=self.method == "flat"
+        )
         return best, min([bound_s, *(floor for floor, _ in later[FEW:])])
 
     def written(self, chain: Chain, frontier: Frontier) -> Plan:
@@ -178,6 +188,8 @@ class _OneStage:
         """Why there is no plan."""
         if self.refused is not None:
             return self.refused
+        if self.method not in ANYWHERE:
+            return no_room(self.method, self.budget(memory_bytes))
         looked_at = [one for one in self.candidates if not one.later] or self.candidates
         least = kept = min(least_of(one) for one in looked_at)
         if self.recompute:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from meshwright.capture.program import Program
-from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Prediction
+from meshwright.plan import Choice, FrontierPoint, ParameterPlan, Plan, Prediction
 from meshwright.price.overlap import late_bytes, overlapped
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.solve.memory.curve import Kept
 from meshwright.solve.memory.curves import Curves, curves
+from meshwright.solve.memory.inner import CHUNKS
 from meshwright.solve.memory.plan import with_choices
 
 
@@ -25,11 +26,11 @@ def setting_of(plan: Plan) -> Setting:
 
 
 def plan_points(plan: Plan, program: Program) -> list[FrontierPoint]:
-    """What every segment costs under the plan."""
+    """What every segment costs under the plan, each run forward once; `ordered` says what an order adds."""
     if not plan.recomputes:
         return keeping_all(plan, program)
     found = Ways.of(plan, program)
-    return [found.point(i, found.curves.priced(i, plan.choice(i))) for i in range(len(program.segments))]
+    return [found.point(i, kept) for i, kept in enumerate(found.picked(plan))]
 
 
 def keeping_all(plan: Plan, program: Program) -> list[FrontierPoint]:
@@ -55,16 +56,27 @@ class Ways:
     curves: Curves
 
     @classmethod
-    def of(cls, plan: Plan, program: Program) -> Ways:
+    def of(cls, plan: Plan, program: Program, chunks: tuple[int, ...] = CHUNKS) -> Ways:
+        """chunks: in which backwards of inner segments may run."""
         every = range(len(program.segments))
-        bare = with_choices(plan, [replace(plan.choice(i), recompute=(), keep=(), chunks=1) for i in every])
+        bare = with_choices(plan, [_bare(plan.choice(i)) for i in every])
         gathered = []
         for index, segment in enumerate(program.segments):
             prices = parameter_prices(
                 program.graph(segment), *_parameters(plan, program, index), plan.mesh, setting_of(plan)
             )
             gathered.append(sum(price.transient_bytes for price in prices))
-        return cls(keeping_all(bare, program), gathered, curves(program, bare, plan.mesh.device))
+        return cls(keeping_all(bare, program), gathered, curves(program, bare, plan.mesh.device, chunks=chunks))
+
+    def picked(self, plan: Plan) -> list[Kept]:
+        """The ways that a plan's choices name."""
+        return [self.curves.priced(index, plan.choice(index)) for index in range(len(self.points))]
+
+    def predicted(self, picked: Sequence[Kept], microbatches: int) -> Prediction:
+        """Of a plan that runs so, every segment forward once; with room for the largest value that leaves."""
+        points = [self.point(index, kept) for index, kept in enumerate(picked)]
+        found, aside = prediction(points, microbatches, exact_peak=True), max(kept.away_bytes for kept in picked)
+        return replace(found, peak_bytes=found.peak_bytes + aside, transient_bytes=found.transient_bytes + aside)
 
     def beside_weights(self, index: int, kept: Kept) -> Kept:
         """The same with the gathered weights among its transients."""
@@ -80,12 +92,19 @@ class Ways:
         more_s = max(0.0, kept.seconds - self.curves.options[index][0].seconds)
         return replace(
             point,
-            choice=replace(point.choice, recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks),
+            choice=replace(
+                point.choice, recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks, offload=kept.offload
+            ),
             backward_input_s=point.backward_input_s + more_s,
             resident_bytes=found.resident_bytes,
             forward_transient_bytes=found.forward_transient_bytes,
             backward_transient_bytes=found.backward_transient_bytes,
         )
+
+
+def _bare(choice: Choice) -> Choice:
+    """The same where all is kept."""
+    return replace(choice, recompute=(), keep=(), chunks=1, offload=())
 
 
 def _parameters(plan: Plan, program: Program, index: int) -> tuple[dict[str, ParameterPlan], dict[str, float]]:

@@ -8,8 +8,9 @@ from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.price.check import check_plan
 from meshwright.solve.account import accounted
+from meshwright.solve.ordered import ordered_prediction
 from meshwright.solve.pipeline.plan import predicted
-from meshwright.solve.points import plan_points, prediction
+from meshwright.solve.points import Ways, keeping_all, prediction
 
 
 def reprice(plan: Plan, program: Program) -> Plan:
@@ -17,5 +18,11 @@ def reprice(plan: Plan, program: Program) -> Plan:
     check_plan(plan, program)
     if len(plan.stages) > 1:
         return predicted(plan, program)[0]
-    found = prediction(plan_points(plan, program), plan.microbatches, exact_peak=plan.recomputes)
+    if plan.recomputes or plan.order:
+        ways = Ways.of(plan, program)
+        picked = ways.picked(plan)
+        nested = ordered_prediction(plan, program, ways, picked) if plan.order else None
+        found = nested or ways.predicted(picked, plan.microbatches)
+    else:
+        found = prediction(keeping_all(plan, program), plan.microbatches, exact_peak=False)
     return accounted(replace(plan, predicted=replace(found, gap=plan.predicted.gap)), program)

@@ -7,8 +7,9 @@ from meshwright.plan import Plan
 from meshwright.price.check import check_plan
 from meshwright.schedule import plan_instructions, plan_lists, plan_pipeline
 from meshwright.simulate import Costs, SegmentCost, Timeline, simulate
+from meshwright.solve.ordered import ordered_points
 from meshwright.solve.pipeline.costs import plan_costs
-from meshwright.solve.points import plan_points
+from meshwright.solve.points import Ways, plan_points
 
 
 def simulate_plan(plan: Plan, program: Program, *, overlap: bool = True) -> Timeline:
@@ -18,5 +19,10 @@ def simulate_plan(plan: Plan, program: Program, *, overlap: bool = True) -> Time
         pipeline = plan_pipeline(plan, program)
         costs = plan_costs(plan, program, pipeline, overlap=overlap)
         return simulate(plan_lists(plan, program), costs, reads=pipeline.reads)
-    own = [SegmentCost.of(point) for point in plan_points(plan, program)]
+    if plan.order:
+        ways = Ways.of(plan, program)
+        points = ordered_points(plan, ways, ways.picked(plan))
+    else:
+        points = plan_points(plan, program)
+    own = [SegmentCost.of(point) for point in points]
     return simulate([plan_instructions(plan, program)], Costs(own, overlap=overlap, ranks=[plan.world_size]))

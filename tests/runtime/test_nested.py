@@ -78,7 +78,7 @@ def test_running_statistics_are_updated_once() -> None:
     model, batch = made(statistics=True)
     plain = copy.deepcopy(model)
     smallest = least(model, batch, "auto")
-    tight = mw.fit(model, batch, smallest, method="rotor")
+    tight = mw.fit(model, batch, smallest, method="nested")
     assert "pass 0" in tight.plan.order
     flat = mw.fit(plain, batch, "1GiB", method="flat")
     assert torch.equal(gradients(tight, batch)[0], gradients(flat, batch)[0])

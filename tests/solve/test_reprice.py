@@ -51,8 +51,8 @@ def test_the_price_of_a_recomputing_plan_is_what_the_solver_reports(name: str) -
     assert timeline.step_s == pytest.approx(plan.predicted.step_s, rel=1e-6)
     last = program.graphs[plan.choices[-1].graph]
     odd = replace(plan.choices[-1], keep=tuple(op.results[0].name for op in last.ops))
-    with pytest.raises(PlanError, match="recomputes"):
-        reprice(replace(plan, choices=(*plan.choices[:-1], odd)), program)
+    edited = reprice(replace(plan, choices=(*plan.choices[:-1], odd)), program)
+    assert edited.predicted.peak_bytes >= plan.predicted.peak_bytes, "it is no point of the curve, and has a price"
 
 
 @pytest.fixture(scope="module")

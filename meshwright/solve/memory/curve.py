@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import fx
 
+from meshwright.cluster import Device, Mesh
 from meshwright.generate.cut import Cut, cut, read_by_backward
 from meshwright.generate.joint import Joint, label
 from meshwright.generate.storage import (
@@ -66,6 +68,12 @@ def kept_curve(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) -> tu
 
     `held`: names of storages that another segment keeps anyway (the outputs that the next one reads).
     """
+    return _curve(joint, costs.device, costs.fused, costs.mesh, tuple(held))
+
+
+@lru_cache(maxsize=256)
+def _curve(joint: Joint, device: Device, fused: bool, mesh: Mesh | None, held: tuple[str, ...]) -> tuple[Kept, ...]:
+    costs = NodeCosts(device, fused, mesh)
     found: dict[frozenset[int], Kept] = {}
     for reads in (False, True) if costs.fused else (False,):
         problem, nodes = recomputation(joint, costs, held, reads)
@@ -142,7 +150,7 @@ def in_memory_anyway(joint: Joint) -> set[str]:
 def _kept(joint: Joint, nodes: list[fx.Node], answer: Answer, costs: NodeCosts, held: Collection[str]) -> Kept:
     read = read_by_backward(joint)
     statistics = {node for node in read if is_statistic(node)} - {nodes[i] for i in answer.kept}
-    found = cut(joint, {nodes[i] for i in answer.kept} | statistics)
+    found = cut(joint, {nodes[i] for i in answer.kept} | statistics, run=False)
     standard = [joint.names[node] for node in read]
     return measure(
         joint,

@@ -15,20 +15,19 @@ from meshwright.errors import PlanError
 from meshwright.generate.joint import label
 from meshwright.generate.program import sharded_segments
 from meshwright.plan import Choice, Plan
+from meshwright.plan.units import show_bytes
 from meshwright.solve.memory.away import Copies, away_options, copies_of
 from meshwright.solve.memory.chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
 from meshwright.solve.memory.curve import Kept, kept_curve, undominated
 from meshwright.solve.memory.held import optimizer_s, static_bytes
-from meshwright.solve.memory.inner import inner_options
-from meshwright.solve.memory.nested import Chained, least_room_bytes, nested_order, with_order
+from meshwright.solve.memory.inner import CHUNKS, inner_options
+from meshwright.solve.memory.methods import FIXED, ORDERED, check_method, cut_way, fixed_ways, order_by
+from meshwright.solve.memory.nested import Chained, least_room_bytes, with_order
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.memory.refuse import Least
 from meshwright.solve.memory.tail import tail_options
 from meshwright.solve.memory.traced import Tracer, traced_for
-
-METHODS = ("auto", "flat", "rotor")
-"""flat: every segment runs forward once; rotor: a nested order; auto: the faster of the two."""
 
 MOST_NESTED, SLOWER = 40, 1.05
 """Where a flat plan fits, nested ones are looked for among so many segments, and if it takes so much longer than it
@@ -40,7 +39,8 @@ class Curves:
     """What may be chosen for a plan. options: per instance, shared objects where instances are alike.
 
     static_bytes: in memory all the time: parameters, optimizer, batch, common values. gradients: per instance, of the
-    parameters that no later one has; step_s: the optimizer. away: ways that offload, where the link is known.
+    parameters that no later one has; step_s: the optimizer. away: ways that offload, where the link is known. fused:
+    the pairs will be compiled.
     """
 
     plan: Plan
@@ -50,6 +50,7 @@ class Curves:
     static_bytes: int
     step_s: float
     away: tuple[tuple[Kept, ...], ...] = ()
+    fused: bool = False
 
     def instances(self) -> list[Instance]:
         return [Instance(kept, size) for kept, size in zip(self.options, self.gradients, strict=True)]
@@ -65,11 +66,13 @@ class Curves:
         return max(peak_of(chosen, [0] * len(chosen), self.static_bytes), self.static_bytes + sum(self.gradients))
 
     def priced(self, index: int, choice: Choice) -> Kept:
-        """The way of this instance that a Choice asks for. Raises PlanError where it is none of its options."""
+        """The way of this instance that a Choice asks for. Raises PlanError where it has none of so many chunks."""
         wanted = (choice.recompute, choice.keep, choice.chunks, choice.offload)
         for kept in (*self.options[index], *(self.away[index] if self.away else ())):
             if (kept.recompute, kept.keep, kept.chunks, kept.offload) == wanted:
                 return kept
+        if choice.chunks == 1 and not choice.offload:
+            return self._measured(index, choice)
         raise PlanError(
             f"segment {self.program.segments[index].name} recomputes {list(choice.recompute)} and keeps "
             f"{list(choice.keep)} in {choice.chunks} chunks",
@@ -77,38 +80,64 @@ class Curves:
             "undo the edit, or plan again",
         )
 
+    def _measured(self, index: int, choice: Choice) -> Kept:
+        """A way that is no point of the curve."""
+        device = self.plan.mesh.device
+        joint = traced_for(device)(sharded_segments(self.program, self.plan)[index])
+        return cut_way(joint, NodeCosts(device, self.fused, self.plan.mesh), choice.recompute, choice.keep)
+
+    def fixed(self, method: str) -> list[Kept]:
+        """What a method whose ways do not depend on the limit does with every instance."""
+        return fixed_ways(self.program, self.plan, self.options, method, self.fused)
+
     def within(self, budget_bytes: int | None, method: str = "auto") -> Plan:
         """The fastest plan inside the budget; the method is one of `METHODS`. Raises PlanError that names the least."""
-        if method not in METHODS:
-            raise PlanError(f"method {method!r}", f"one of {', '.join(METHODS)}", "choose one of them")
+        check_method(f"method {method!r}", method)
         budget = budget_bytes if budget_bytes is not None else self.plan.mesh.device.usable_bytes
+        if method in FIXED:
+            return self._fixed(method, budget, budget_bytes)
         fits = self.static_bytes + sum(self.gradients) <= budget
-        found = solve_instances(self.instances(), budget, self.static_bytes) if fits and method != "rotor" else None
+        flatly = fits and method not in ORDERED
+        found = solve_instances(self.instances(), budget, self.static_bytes) if flatly else None
         flat = with_chosen(self, found, budget_bytes) if found else None
         if fits and method == "auto" and self.away and (found is None or found.seconds > self.fastest_s):
             flat, found = self._offloading(budget, budget_bytes, flat, found)
-        if fits and (method == "rotor" or (method == "auto" and self._may_nest(found))):
-            order = nested_order(self.chained(), budget - self.static_bytes)
+        if fits and (method in ORDERED or (method == "auto" and self._may_nest(found))):
+            room = budget - self.static_bytes
+            order = order_by(self.chained(), method if method in ORDERED else "nested", room)
+            if order is not None and order.peak_bytes > room:
+                raise _too_much(method, self.static_bytes + order.peak_bytes, budget, self.plan)
             if order is not None and (found is None or order.seconds < found.seconds):
                 plan = replace(with_kept(self.plan, order.picked), memory_bytes=budget_bytes)
                 return with_order(plan, order, self.static_bytes, self.step_s, self.fastest_s)
         if flat is None:
             chunks = max(kept.chunks for kept in self.options[-1])
-            raise self.least().refusal(budget, self.plan.mesh.device.name, self.static_bytes, chunks)
+            raise self.least().refusal(budget, self.plan.mesh.device.name, self.static_bytes, chunks, method)
         return flat
+
+    def _fixed(self, method: str, budget: int, given: int | None) -> Plan:
+        picked = self.fixed(method)
+        peak = self.peak_of(picked)
+        if peak > budget:
+            raise _too_much(method, peak, budget, self.plan)
+        seconds = sum(kept.seconds for kept in picked)
+        options = tuple((kept,) for kept in picked)
+        return with_chosen(replace(self, options=options), Chosen((0,) * len(picked), seconds, peak, seconds), given)
 
     def _offloading(
         self, budget: int, given: int | None, flat: Plan | None, found: Chosen | None
     ) -> tuple[Plan | None, Chosen | None]:
         """The fastest where values may wait on the host."""
-        for wider in self._wider():
+        for wider in self.wider():
             chosen = solve_instances(wider.instances(), budget, wider.static_bytes)
             if chosen is not None and (found is None or chosen.seconds < found.seconds):
                 flat, found = with_chosen(wider, chosen, given), chosen
         return flat, found
 
-    def _wider(self) -> Iterator[Curves]:
+    def wider(self) -> Iterator[Curves]:
         """With ways that offload, and room for the largest value that is on its way."""
+        if not self.away:
+            return
         sizes = sorted({kept.away_bytes for ways in self.away for kept in ways})
         for aside in dict.fromkeys((sizes[-1], sizes[len(sizes) // 2])) if sizes else ():
             options = tuple(
@@ -119,7 +148,7 @@ class Curves:
 
     def least(self) -> Least:
         """The smallest budgets that have a plan."""
-        away = min((wider.least_bytes for wider in self._wider()), default=self.least_bytes)
+        away = min((wider.least_bytes for wider in self.wider()), default=self.least_bytes)
         room = self.least_bytes - self.static_bytes
         nested = max(least_room_bytes(self.chained(), room), sum(self.gradients))
         return Least(self.least_bytes, away, min(self.static_bytes + nested, away))
@@ -138,6 +167,15 @@ class Curves:
         """Whether running segments forward more than once could be worth its search: nothing else fits, or that makes
         much again."""
         return found is None or (len(self.options) <= MOST_NESTED and found.seconds > SLOWER * self.fastest_s)
+
+
+def _too_much(method: str, peak: int, budget: int, plan: Plan) -> PlanError:
+    """Of a method that has one size."""
+    return PlanError(
+        f"{method} takes more than {show_bytes(budget)} on one device ({plan.mesh.device.name})",
+        f"at least {peak:,} bytes ({show_bytes(peak)})",
+        "raise the limit, leave the method to auto, make the batch smaller, use more devices",
+    )
 
 
 def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan:
@@ -163,10 +201,16 @@ def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan
 
 
 def curves(
-    program: Program, plan: Plan, device: Device, *, fused: bool = False, copies: Copies | None = None
+    program: Program,
+    plan: Plan,
+    device: Device,
+    *,
+    fused: bool = False,
+    copies: Copies | None = None,
+    chunks: tuple[int, ...] = CHUNKS,
 ) -> Curves:
     """`fused`: the pairs will be compiled. The device's kind says whose kernels run. copies: to and from the host's
-    memory; the device's own if not given."""
+    memory; the device's own if not given. chunks: in which backwards of inner segments may run."""
     costs = NodeCosts(device, fused, plan.mesh)
     traced = traced_for(device)
     segments = sharded_segments(program, plan)
@@ -183,14 +227,14 @@ def curves(
             if last:
                 extra = tail_options(program, plan, graph, costs, traced)
             else:
-                extra = list(inner_options(program, plan, index, graph, found, costs, traced))
+                extra = list(inner_options(program, plan, index, graph, found, costs, traced, chunks))
             made[id(graph), last] = undominated((*found, *extra))
         options.append(made[id(graph), last])
     static, gradients = static_bytes(program, plan)
     copies = copies or copies_of(device)
-    alone = plan.mesh.world_size == 1
-    away = _away(program, segments, options, traced, copies) if alone and copies else ()
-    return Curves(plan, program, tuple(options), gradients, static, optimizer_s(program, plan, device), away)
+    away = _away(program, segments, options, traced, copies) if copies else ()
+    step_s = optimizer_s(program, plan, device)
+    return Curves(plan, program, tuple(options), gradients, static, step_s, away, fused)
 
 
 def _away(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from torch import fx
 
 from meshwright.capture.program import Program, SegmentGraph
+from meshwright.cluster import Device, Mesh
 from meshwright.errors import PlanError
 from meshwright.generate.chunk_inner import check_inner_chunks, slices
 from meshwright.generate.cut import Cut, cut_at
@@ -33,23 +35,26 @@ def inner_options(
     ways: Collection[Kept],
     costs: NodeCosts,
     traced: Tracer,
+    numbers: Collection[int] = CHUNKS,
 ) -> Iterator[Kept]:
-    """For every way that computes something again, its backward in two and in four chunks, where that is possible."""
+    """For every way that computes something again, its backward in so many chunks, where that is possible."""
     if any(op.target.startswith("meshwright.") for op in whole.ops):
         return  # collectives would run once per chunk
-    for chunks in CHUNKS:
+    for chunks in numbers:
         try:
             check_inner_chunks(program, index, chunks, plan.microbatch)
             part = traced(sharded_segment(program, plan, index, plan.microbatch // chunks))
             for kept in ways:
                 if kept.recompute:
-                    yield _option(traced(whole), part, kept, chunks, costs)
+                    yield _option(traced(whole), part, kept, chunks, costs.device, costs.fused, costs.mesh)
         except PlanError:
             return
 
 
-def _option(whole: Joint, part: Joint, kept: Kept, chunks: int, costs: NodeCosts) -> Kept:
-    one, other = (cut_at(joint, kept.recompute, kept.keep) for joint in (whole, part))
+@lru_cache(maxsize=512)
+def _option(whole: Joint, part: Joint, kept: Kept, chunks: int, device: Device, fused: bool, mesh: Mesh | None) -> Kept:
+    costs = NodeCosts(device, fused, mesh)
+    one, other = (cut_at(joint, kept.recompute, kept.keep, run=False) for joint in (whole, part))
     slices(one.halves, other.halves, len(whole.grad_inputs), chunks)
     second = other.halves.second
     held = in_memory_anyway(part) | set(other.halves.saved) | part.tangents

@@ -17,12 +17,14 @@ class Least:
     away: int
     all: int
 
-    def refusal(self, budget: int, device: str, static_bytes: int, chunks: int) -> PlanError:
-        """static_bytes: of parameters, optimizer and batch; chunks: the most of the tail."""
+    def refusal(self, budget: int, device: str, static_bytes: int, chunks: int, method: str = "auto") -> PlanError:
+        """static_bytes: of parameters, optimizer and batch; chunks: the most of the tail. The least is that of `auto`,
+        whatever was asked for."""
         tail = f", the tail in {chunks} chunks" if chunks > 1 else ""
-        auto = "" if self.all == self.flat else "leave the method to auto, "
+        auto = "" if method == "auto" else "leave the method to auto, "
+        asked = "" if method == "auto" else f" by {method}"
         return PlanError(
-            f"no plan fits in {show_bytes(budget)} on one device ({device})",
+            f"no plan fits{asked} in {show_bytes(budget)} on one device ({device})",
             f"at least {self.all:,} bytes ({show_bytes(self.all)}): {show_bytes(static_bytes)} of parameters, "
             f"optimizer and batch, everything recomputed{tail}{self._more()}",
             f"raise the limit, {auto}make the batch smaller, use more devices",

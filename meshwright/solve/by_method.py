@@ -1,0 +1,84 @@
+"""Plans in which memory is saved in a way that has a name (`memory.methods`), pinned by `recompute=NAME`.
+
+Shardings first, as `sweep` finds them under several budgets, then each saves memory in that way; the fastest that
+fits. With `rotor` that is Colossal-Auto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.capture.program import Program
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+from meshwright.plan.units import show_bytes
+from meshwright.solve.intra.chain import chain_at
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.mix import Chain
+from meshwright.solve.joint import DEARER, Assemble, refine_ways
+from meshwright.solve.memory.methods import ORDERED, check_method, fixed_ways
+from meshwright.solve.ordered import refine_nested
+from meshwright.solve.points import Ways
+from meshwright.solve.search import Candidate
+from meshwright.solve.sweep import PARTS, swept
+
+WORD = "recompute"
+
+ANYWHERE = ("auto", "keep")
+"""Methods that pipelines have too."""
+
+
+def pinned_method(texts: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """(the method that pins ask for, `auto` if none does; the other pins)."""
+    found = list(dict.fromkeys(text.partition("=")[2] for text in texts if is_method(text)))
+    if len(found) > 1:
+        given = " and ".join(f"{WORD}={name}" for name in found)
+        raise PlanError(f"pins {given}", f"one {WORD}", "drop one of them")
+    for name in found:
+        check_method(f"pin {WORD}={name}", name)
+    return found[0] if found else "auto", tuple(text for text in texts if not is_method(text))
+
+
+def is_method(text: str) -> bool:
+    return text.partition("=")[0] == WORD
+
+
+def method_search(
+    candidates: list[Candidate], program: Program, budget_bytes: int, assemble: Assemble, method: str
+) -> Plan | None:
+    """The fastest that fits; where none of the sweep does, that of the shardings that hold least."""
+
+    def refined(chain: Chain, frontier: Frontier) -> Plan | None:
+        return refine_by(assemble(chain, frontier), program, budget_bytes, method)
+
+    best = swept(candidates, budget_bytes, refined, None, (*PARTS, 1.0))
+    for candidate in candidates if best is None else ():
+        frontier = candidate.frontier(candidate.microbatches[-1])
+        plan = refined(chain_at(frontier, DEARER[-1]), frontier)
+        if plan is not None and (best is None or plan.predicted.step_s < best.predicted.step_s):
+            best = plan
+    return best
+
+
+def refine_by(plan: Plan, program: Program, budget_bytes: int, method: str) -> Plan | None:
+    """The plan with its sharding as it is, saving memory in this way; None where that does not fit."""
+    if plan.predicted.static_bytes > budget_bytes:
+        return None
+    ways = Ways.of(plan, program, ())
+    if method in ORDERED:
+        return refine_nested(plan, program, ways, budget_bytes, method)
+    picked = fixed_ways(program, ways.curves.plan, ways.curves.options, method)
+    return refine_ways(plan, program, ways, budget_bytes, [(kept,) for kept in picked])
+
+
+def no_room(method: str, budget_bytes: int) -> PlanError:
+    return PlanError(
+        f"no plan with {WORD}={method} fits in {budget_bytes:,} bytes ({show_bytes(budget_bytes)})",
+        "a limit in which some sharding fits when memory is saved in this way",
+        f"raise the limit, drop the pin {WORD}={method}, use more devices or make the batch smaller",
+    )
+
+
+def no_stages(method: str) -> PlanError:
+    """Where a pipeline was pinned beside."""
+    return PlanError(f"pin {WORD}={method} with stages", f"one stage, or {WORD}=keep in each", "drop one of the pins")

@@ -1,0 +1,66 @@
+"""Known ways to save memory, by name: each makes a plan that fits and is priced the same again, or says why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.capture import capture
+from meshwright.capture.program import Program
+from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
+from meshwright.models.reference import parse_reference
+from meshwright.plan import Plan
+from meshwright.solve.pin_words import check_words
+from meshwright.solve.plan import make_plan
+from meshwright.solve.reprice import reprice
+
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return capture(*parse_reference(f"llama?layers={LAYERS}&hidden=32&heads=4&kv_heads=4&ffn=64&vocab=64&seq=64").meta(8))
+
+
+def planned(program: Program, method: str, limit: int | None = None) -> Plan:
+    pins = ("dp=2", "zero=1", "microbatch=1", f"recompute={method}")
+    return make_plan(program, load_cluster("local:2"), pins=pins, memory_bytes=limit)
+
+
+def test_every_method_is_a_plan_of_its_own(program: Program) -> None:
+    found = {method: planned(program, method) for method in ("keep", "full", "selective", "sqrt")}
+    held = {method: plan.predicted.resident_bytes for method, plan in found.items()}
+    steps = {method: plan.predicted.step_s for method, plan in found.items()}
+    assert held["full"] < held["selective"] < held["keep"]
+    assert steps["keep"] < steps["selective"] < steps["full"]
+    limit = (found["keep"].predicted.peak_bytes + found["full"].predicted.peak_bytes) // 2
+    found |= {method: planned(program, method, limit) for method in ("rotor", "flat")}
+    assert all(found[method].predicted.peak_bytes <= limit for method in ("rotor", "flat"))
+    assert found["flat"].predicted.step_s <= found["rotor"].predicted.step_s
+    assert [method for method, plan in found.items() if plan.order] == ["sqrt", "rotor"]
+    passes = [step for step in found["sqrt"].order if step.startswith("pass ")]
+    assert len(passes) == len(set(passes)), "Chen's runs no segment a third time"
+    assert not any(choice.recompute for choice in found["rotor"].choices), "a segment keeps all or nothing"
+    for method, plan in found.items():
+        assert plan.recomputes == (method in ("full", "selective", "flat")), method
+        assert reprice(plan, program).predicted == plan.predicted, method
+
+
+def test_what_no_limit_allows_is_refused_by_name(program: Program) -> None:
+    with pytest.raises(PlanError, match="no plan with recompute=rotor fits in 1,000 bytes"):
+        planned(program, "rotor", 1000)
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        (("recompute=some",), "auto, flat, sqrt, rotor, nested, keep, full, selective"),
+        (("recompute=full", "recompute=keep"), "one recompute"),
+        (("recompute=rotor", "pp=2"), "one stage, or recompute=keep"),
+        (("recompute",), "recompute=rotor"),
+    ],
+)
+def test_pins_that_name_no_method(pins: tuple[str, ...], words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        check_words(pins, load_cluster("local:2"))
+    assert words in str(caught.value)
