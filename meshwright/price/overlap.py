@@ -93,6 +93,16 @@ class _Rests(NamedTuple):
         computes_s = self.seconds - self.wire_s
         return done_s + (self.wire_s if left_s >= computes_s else self.wire_s * left_s / computes_s)
 
+    def put_off(self, waiting: deque[tuple[float, int]], shift: float) -> float:
+        """What waits, in its order, is done later: a new shift for all, and what is done during the run by itself."""
+        after_s = self.now_s + self.seconds - self.wire_s
+        for place in range(len(waiting)):
+            done_s = waiting[place][0] + shift
+            if done_s >= after_s:
+                break
+            waiting[place] = (self.until(done_s) - shift - self.wire_s, waiting[place][1])
+        return shift + self.wire_s
+
 
 class _Lane:
     """Every segment's forward and backward of every micro-batch, in the order in which they run
@@ -109,7 +119,8 @@ class _Lane:
         self.chain = [*range(count), *reversed(range(count))]
         self.now_s = self.lane_s = 0.0
         self.ready_s = (0.0, 0.0)
-        self.waiting: deque[tuple[float, int]] = deque()  # the lane ends in the order it began
+        self.waiting: deque[tuple[float, int]] = deque()  # the lane ends in the order it began; `shift` is to be added
+        self.shift = 0.0
         self.held = self.most = 0
         self.seconds = [points[i].forward_s if k < count else points[i].backward_s for k, i in enumerate(self.chain)]
         self.wire_s = [
@@ -184,13 +195,13 @@ class _Lane:
         following = self.of(number + 1)[:2] if number + 1 < self.microbatches else [_NOTHING] * 2
         now_s, lane_s, held, most = self.now_s, self.lane_s, self.held, self.most
         ready_s, next_s = self.ready_s
-        waiting, points, chain = self.waiting, self.points, self.chain
+        waiting, points, chain, shift = self.waiting, self.points, self.chain, self.shift
         for k, (way, then) in enumerate(zip(ways, [*ways[2:], *following], strict=True)):
             now_s = max(now_s, ready_s)
             if lane_s > now_s and self.wire_s[k]:
                 rests = _Rests(now_s, self.seconds[k], self.wire_s[k])
                 lane_s, next_s = rests.until(lane_s), rests.until(next_s)
-                waiting = self.waiting = deque((rests.until(done_s), size) for done_s, size in waiting)
+                shift = rests.put_off(waiting, shift)
             now_s = done_s = now_s + self.seconds[k]
             ready_s, next_s = next_s, 0.0
             if then.gather_beside_s:
@@ -201,15 +212,15 @@ class _Lane:
                 if way.reduce_beside_s:
                     done_s = lane_s = max(lane_s, now_s) + way.reduce_beside_s
             now_s += waited_s
-            while waiting and waiting[0][0] <= now_s - (self.seconds[k] + waited_s):
+            while waiting and waiting[0][0] + shift <= now_s - (self.seconds[k] + waited_s):
                 held -= waiting.popleft()[1]
             most = max(most, self.early[k] + held)
             if done_s > now_s:
                 late = points[chain[k]].late_bytes
-                waiting.append((done_s, late))
+                waiting.append((done_s - shift, late))
                 held += late
         self.now_s, self.lane_s, self.held, self.most = now_s, lane_s, held, most
-        self.ready_s = ready_s, next_s
+        self.ready_s, self.shift = (ready_s, next_s), shift
 
     def _state(self, began_s: float) -> tuple[float, ...]:
         """What the next micro-batch finds, beside how long this one took."""
@@ -219,7 +230,7 @@ class _Lane:
     def _skip(self, seconds: float) -> None:
         self.now_s, self.lane_s = self.now_s + seconds, self.lane_s + seconds
         self.ready_s = self.ready_s[0] + seconds, self.ready_s[1] + seconds
-        self.waiting = deque((done_s + seconds, size) for done_s, size in self.waiting)
+        self.shift += seconds
 
 
 _NOTHING = _Way(0.0, 0.0, 0.0, 0.0)
