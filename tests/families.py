@@ -46,8 +46,9 @@ DEEPER = {
 }
 """For pipelines: with as many segments as the longest of them has stages."""
 
-SINGLE = ("moe", "deep moe", "hf llama", "hf t5", "hf mixtral")
-"""Run in float32: grouped matmuls know no float64, and norms of `transformers` go through float32 whatever comes in."""
+SINGLE = ("moe", "deep moe", "hf gpt2", "hf llama", "hf t5", "hf mixtral")
+"""Run in float32: grouped matmuls know no float64, and of `transformers` norms, and GPT-2's loss, go through float32
+whatever comes in."""
 
 CLASSES = {"hf vit": 2, "hf resnet": 2}
 """Integer inputs are numbers below 24, or below this."""
