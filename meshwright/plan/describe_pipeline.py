@@ -6,7 +6,7 @@ from collections import Counter
 
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
-from meshwright.plan.records import Stage
+from meshwright.plan.records import Stage, StagePrediction
 from meshwright.plan.units import show_bytes, show_seconds
 
 
@@ -71,12 +71,22 @@ def explain_pipeline(plan: Plan) -> str:
         static, kept, more = map(show_bytes, (stage.static_bytes, stage.resident_bytes, stage.transient_bytes))
         lines.append(
             f"  stage {number}: parameters, gradients, optimizer {static}; {stage.in_flight} x {kept} for backward; "
-            f"{more} while a segment runs"
+            f"{more} while a segment runs{_rest(stage)}; at most {show_bytes(stage.peak_bytes)} at once"
         )
     lines += ["", "between stages:", *_wires(plan), *_relays(plan)]
     lines += ["", "what a rank of each stage communicates in a step:", *_traffic(plan)] if _listed(plan) else []
     lines += ["", "weights:", *_weights(plan)]
     return "\n".join(lines)
+
+
+def _rest(stage: StagePrediction) -> str:
+    """What the parts of a stage's memory leave of its peak, which is that of a simulated step."""
+    parts = stage.static_bytes + stage.in_flight * stage.resident_bytes + stage.transient_bytes
+    if stage.peak_bytes > parts:
+        return f"; {show_bytes(stage.peak_bytes - parts)} of messages and gradients under way"
+    return f"; less {show_bytes(parts - stage.peak_bytes)}, for they are not all largest at once" * (
+        parts > stage.peak_bytes
+    )
 
 
 def _wires(plan: Plan) -> list[str]:

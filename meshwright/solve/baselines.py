@@ -1,7 +1,7 @@
 """Plans a practitioner would write by hand, priced by the same model: pins on the same space.
 
-Each is taken at its best number of micro-batches and, where it has one, at its best tensor-parallel degree inside a
-host, everything kept. The solver does not see them.
+Each is taken at its best number of micro-batches, or at that which is pinned, and, where it has one, at its best
+tensor-parallel degree inside a host, everything kept. The solver does not see them.
 """
 
 from __future__ import annotations
@@ -40,22 +40,25 @@ def baselines(
     optimizer: str = "adamw",
     precision: str = "fp32",
     memory_bytes: int | None = None,
+    pins: tuple[str, ...] = (),
 ) -> list[Baseline]:
+    """pins: of a plan beside which they are shown; the number of micro-batches among them holds for all."""
     setting, limit = Setting(optimizer, precision), _limit(cluster, memory_bytes)
     found: list[Baseline] = []
     ops: KnownOps = {}
     ddp = None
+    cut = tuple(text for text in pins if text.startswith(("microbatch=", "microbatches=")))
     for name, ways in _ways(cluster):
         tried = []
-        for pins in ways:
+        for way in ways:
             try:
-                chosen = priced_pins(program, cluster, pins, setting, memory_bytes, ops)
+                chosen = priced_pins(program, cluster, (*way, *cut), setting, memory_bytes, ops)
             except PlanError as error:
-                tried.append(Baseline(name, pins, why=error.given))
+                tried.append(Baseline(name, way, why=error.given))
                 continue
             ddp = chosen if not found else ddp
             peak_bytes = chosen[0].peak_bytes
-            tried.append(Baseline(name, pins, chosen[0].seconds, peak_bytes, peak_bytes <= limit))
+            tried.append(Baseline(name, way, chosen[0].seconds, peak_bytes, peak_bytes <= limit))
         fitting = [one for one in tried if one.fits]
         found.append(
             min(fitting, key=lambda one: one.step_s or 0.0)

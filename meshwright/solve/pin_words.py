@@ -11,7 +11,7 @@ from meshwright.cluster import Cluster
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
 from meshwright.solve.by_method import ANYWHERE, no_stages, pinned_method
-from meshwright.solve.pins import NUMBERS, pinned_mesh
+from meshwright.solve.pins import NUMBERS, no_room, pinned_mesh
 from meshwright.solve.pipeline.pins import pipeline_pins
 
 WORDS = {
@@ -64,7 +64,9 @@ def _check_sizes(given: dict[str, str], sizes: tuple[int, ...] | None, cluster: 
             f"sizes whose product is {devices}",
             "change the pin or the cluster",
         )
-    asked = {key: int(given[key]) for key in ("dp", "tp") if key in given}
+    asked: dict[str, int] = {key: int(given[key]) for key in ("dp", "tp") if key in given}
+    if asked.get("tp") == 1 and asked.get("dp", devices) != devices:
+        raise no_room(asked, devices)
     if asked and devices % prod(asked.values()):
         words = " and ".join(f"{key}={size}" for key, size in asked.items())
         raise PlanError(

@@ -1,8 +1,10 @@
 """Pins: decisions a user takes away from the solver.
 
 mesh=2x4        the sizes of the mesh axes, outermost first
-dp=2            axes of 2 together are given to batch factors: boundaries sharded over samples, weights used whole
-tp=2            axes of 2 together are not given to a batch factor, and every matmul that can be split is
+dp=2            axes of 2 together are given to batch factors: boundaries sharded over samples, weights used whole;
+                no other axis is, and with dp=1 none
+tp=2            axes of 2 together are not given to a batch factor, and every weight of a matmul that can be split is;
+                with tp=1 all axes are given to batch factors
 sp=on|off       between segments, values are sharded over the tp axes (sequence parallel), or whole there
 zero=0..3       where parameters used whole are stored: 0 whole; 1, 2 sharded; 3 sharded and gathered per use
 zero=3:8        the same over the axis of 8 only, whole over the others (hybrid sharding)
@@ -14,7 +16,7 @@ layers.*.up.weight=S(0)     storage of the parameters whose names match; `S(0) o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -34,7 +36,7 @@ FREE = 2
 class Pins:
     """dp_axes, tp_axes, zero_axes: indices of the mesh axes that the pins speak of. sequence: of `sp`, None if free.
 
-    model_axes: axes that are not given to samples, for no pin's sake (`with_roles`).
+    model_axes: axes that are not given to samples though no pin names them. exact: samples are over `dp_axes` alone.
     """
 
     texts: tuple[str, ...] = ()
@@ -47,6 +49,7 @@ class Pins:
     microbatches: int | None = None
     storage: tuple[tuple[str, Layout], ...] = ()
     model_axes: tuple[int, ...] = ()
+    exact: bool = False
 
     @property
     def names_axes(self) -> bool:
@@ -100,12 +103,21 @@ def pin_readings(texts: Iterable[str], mesh: Mesh) -> list[Pins]:
     zero, zero_axes = _zero(given.get("zero"), mesh)
     sequence, micro = (given["sp"] == "on" if "sp" in given else None), numbers.get("microbatch")
     found, refused = [], []
-    for dp_axes in _axes(mesh, "dp", numbers.get("dp"), ()):
+    exact, dp = "dp" in given or numbers.get("tp") == 1, numbers.get("dp")
+    if numbers.get("tp") == 1:
+        if dp not in (None, mesh.world_size):
+            raise no_room({"dp": dp, "tp": 1}, mesh.world_size)
+        dp = mesh.world_size
+    for dp_axes in _axes(mesh, "dp", dp, ()):
         try:
             for tp_axes in _axes(mesh, "tp", numbers.get("tp"), dp_axes):
                 storage = _storage(given, mesh, {"dp": dp_axes, "tp": tp_axes})
                 split = "split=matmul" in texts
-                found.append(Pins(texts, dp_axes, tp_axes, sequence, zero, zero_axes, split, micro, storage))
+                others = tuple(axis for axis in range(len(mesh.axes)) if axis not in (*dp_axes, *tp_axes))
+                model = others if exact else ()
+                found.append(
+                    Pins(texts, dp_axes, tp_axes, sequence, zero, zero_axes, split, micro, storage, model, exact)
+                )
         except PlanError as error:
             refused.append(error)
     if not found:
@@ -121,6 +133,8 @@ def with_roles(pins: Pins, mesh: Mesh) -> list[Pins]:
     """
     others = [axis for axis in range(len(mesh.axes)) if axis not in (*pins.dp_axes, *pins.tp_axes)]
     more = len(mesh.axes) - len(pins.dp_axes) - FREE
+    if pins.exact:
+        return [] if more > 0 and others else [pins]
     if len(mesh.axes) <= FREE or more > len(others):
         return [pins]
     found: dict[object, Pins] = {}
@@ -151,7 +165,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def _axes(mesh: Mesh, name: str, size: int | None, taken: tuple[int, ...]) -> list[tuple[int, ...]]:
     """The fewest axes of this size together that no other pin has taken; one of each kind."""
-    if size is None:
+    if size is None or size == 1:
         return [()]
     free = [axis for axis in range(len(mesh.axes)) if axis not in taken]
     for count in range(1, len(free) + 1):
@@ -165,6 +179,15 @@ def _axes(mesh: Mesh, name: str, size: int | None, taken: tuple[int, ...]) -> li
         f"pin {name}={size} on {mesh.world_size} devices",
         f"axis sizes whose product is {mesh.world_size}, one for each pin",
         "change the pins or the cluster",
+    )
+
+
+def no_room(asked: Mapping[str, int], devices: int) -> PlanError:
+    """Pins that speak of all axes, and not of all devices."""
+    return PlanError(
+        f"pins {' and '.join(f'{key}={size}' for key, size in asked.items())} on {devices} devices",
+        f"sizes whose product is {devices}: with tp=1 every device has samples of its own",
+        "change the pins, or drop one of them",
     )
 
 

@@ -82,7 +82,7 @@ def make_plan(
         chosen = whole.anyway()
         plan = whole.written(*chosen) if chosen else None
     if plan is None:
-        raise no_pipeline(asked, cluster) if asked.pipeline else whole.refusal(memory_bytes)
+        raise no_pipeline(asked, cluster, memory_bytes) if asked.pipeline else whole.refusal(memory_bytes)
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
     plan = plan.with_prediction(gap=gap if gap > ROUNDING else 0.0)

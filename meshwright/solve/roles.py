@@ -48,7 +48,8 @@ def _role(program: Program, plan: Plan, stage: Stage, axis: int) -> str:
 
 
 def _over_samples(program: Program, plan: Plan, stage: Stage, axis: int) -> bool:
-    """Whether what crosses boundaries is sharded over samples at least as often as over anything else."""
+    """Whether what crosses boundaries is sharded over samples more often than over anything else; where that does not
+    tell, whether the batch is."""
     samples = others = 0
     for index in range(stage.first, stage.end):
         graph, choice = program.graphs[program.segments[index].graph], plan.choice(index)
@@ -59,7 +60,10 @@ def _over_samples(program: Program, plan: Plan, stage: Stage, axis: int) -> bool
             if dim is not None:
                 over = isinstance(values[name].type.shape[dim], BatchSize)
                 samples, others = samples + over, others + (not over)
-    return samples >= others
+    dims = {value.name: value.type.shape for value in program.inputs}
+    read = ((dims[name], Layout.parse(text)[axis].dim) for name, text in stage.inputs.items())
+    batch = any(dim is not None and isinstance(shape[dim], BatchSize) for shape, dim in read)
+    return samples > others or (samples == others and batch)
 
 
 def _expert_weights(program: Program) -> set[str]:

@@ -1,15 +1,23 @@
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 
 import pytest
 from small_models import small_model
 
 from meshwright.capture import capture
+from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
+from meshwright.solve.baselines import baselines
 from meshwright.solve.plan import make_plan
+
+
+@cache
+def gpt() -> Program:
+    return capture(*small_model("gpt"))
 
 
 @pytest.mark.parametrize(
@@ -17,6 +25,7 @@ from meshwright.solve.plan import make_plan
     [
         (("dp=4",), "whose product divides 2"),
         (("dp=2", "tp=2"), "one for each pin"),
+        (("dp=1", "tp=1"), "sizes whose product is 2"),
         (("zero=7",), "0, 1, 2 or 3"),
         (("dp=lots",), "whole number"),
         (("nonsense",), "name=value"),
@@ -27,7 +36,7 @@ from meshwright.solve.plan import make_plan
     ],
 )
 def test_pins_that_cannot_be_are_refused_by_name(pins: tuple[str, ...], fault: str) -> None:
-    program = capture(*small_model("gpt"))
+    program = gpt()
     with pytest.raises(PlanError) as caught:
         make_plan(program, load_cluster("local:2"), pins=pins)
     assert fault in str(caught.value)
@@ -51,6 +60,35 @@ def test_data_parallel_is_ddp_and_fully_sharded_is_zero_3() -> None:
     assert gathered == 2 * sum(bytes_of.values()) - last, "for forward and again for backward, but for the last segment"
 
 
+@pytest.mark.parametrize(
+    ("pins", "names"),
+    [
+        (("dp=2",), {"dp"}),
+        (("dp=1",), set()),
+        (("tp=1",), {"dp", "dp2"}),
+        (("tp=4",), {"tp", "tp2"}),
+        (("dp=2", "tp=2"), {"dp", "tp"}),
+    ],
+)
+def test_degrees_that_are_pinned_are_those_of_the_plan(pins: tuple[str, ...], names: set[str]) -> None:
+    """Of data parallelism neither more nor less; weights are split where that is asked for."""
+    plan = make_plan(gpt().at_batch(8), load_cluster("local:4"), pins=("mesh=2x2", "microbatch=1", *pins))
+    found = set(plan.mesh.names)
+    assert {name for name in found if name.startswith("dp")} == {name for name in names if name.startswith("dp")}
+    assert names <= found
+    if "tp" in names:
+        axis = plan.mesh.names.index("tp")
+        used = [entry.compute for name, entry in plan.parameters.items() if name.endswith("up.weight")]
+        assert all(Layout.parse(text)[axis].is_shard for text in used)
+
+
+def test_a_pinned_number_of_micro_batches_holds_for_the_baselines() -> None:
+    program, cluster = gpt(), load_cluster("local:2")
+    first = baselines(program, cluster, pins=("microbatch=3",))[0]
+    alone = make_plan(program, cluster, pins=("mesh=2", "dp=2", "zero=0", "microbatch=3"), recompute=False)
+    assert first.step_s == pytest.approx(alone.predicted.step_s, rel=1e-9)
+
+
 def test_storage_can_be_pinned_by_name() -> None:
     program = capture(*small_model("llama"))
     plan = make_plan(program, load_cluster("local:2"), pins=("layers.*.up.weight=S(1)",))
@@ -59,7 +97,7 @@ def test_storage_can_be_pinned_by_name() -> None:
 
 
 def test_a_batch_that_does_not_divide_is_refused_not_replicated() -> None:
-    program = capture(*small_model("gpt"))
+    program = gpt()
     with pytest.raises(PlanError, match=r"dp=2 with a global batch of 7"):
         make_plan(program.at_batch(7), load_cluster("local:2"), pins=("dp=2",))
 

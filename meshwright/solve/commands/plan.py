@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if shown:
         _progress("")
     plan_s = time.perf_counter() - start_s
-    others = baselines(program, cluster, args.optimizer, args.precision, memory_bytes)
+    others = baselines(program, cluster, args.optimizer, args.precision, memory_bytes, plan.pins)
     if args.output:
         plan.save(args.output)
     if args.json != "-":
@@ -108,7 +108,9 @@ def _progress(line: str) -> None:
 def alternatives(plan: Plan, others: list[Baseline]) -> str:
     from meshwright.plan.units import show_bytes, show_seconds
 
-    lines = ["", "alternatives, by the same prices, each at its best number of micro-batches:"]
+    cut = any(text.startswith(("microbatch=", "microbatches=")) for text in plan.pins)
+    number = "in as many micro-batches" if cut else "each at its best number of micro-batches"
+    lines = ["", f"alternatives, by the same prices, {number}:"]
     for other in others:
         if other.step_s is None or other.peak_bytes is None:
             lines.append(f"  {other.name:<24} not possible: {other.why}")

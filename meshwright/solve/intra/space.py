@@ -129,12 +129,13 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
     fixed = graph.at(batch)
     values = fixed.values()
     batch_dims = {name: _batch_dims(value.type) for name, value in graph.values().items()}
-    found = tuple(_allowed(op, values, mesh, pins, batch_dims) for op in fixed.ops)
+    weights = frozenset(value.name for value in fixed.params if len(value.type.sizes) > 1)
+    found = tuple(_allowed(op, values, mesh, pins, batch_dims, weights) for op in fixed.ops)
     last: dict[str, Value] = {}
     if setting.last:
         smaller = graph.at(setting.last)
         last = smaller.values()
-        alike = [{made.text for made in _allowed(op, last, mesh, pins, batch_dims)} for op in smaller.ops]
+        alike = [{made.text for made in _allowed(op, last, mesh, pins, batch_dims, weights)} for op in smaller.ops]
         found = tuple(tuple(m for m in each if m.text in own) for each, own in zip(found, alike, strict=True))
     uses: dict[str, list[tuple[int, int]]] = {name: [] for name in values}
     for index, op in enumerate(fixed.ops):
@@ -262,7 +263,12 @@ def _batch_dims(type_: TensorType) -> frozenset[int]:
 
 
 def _allowed(
-    op: Op, values: dict[str, Value], mesh: Mesh, pins: Pins, batch_dims: dict[str, frozenset[int]]
+    op: Op,
+    values: dict[str, Value],
+    mesh: Mesh,
+    pins: Pins,
+    batch_dims: dict[str, frozenset[int]],
+    weights: frozenset[str],
 ) -> tuple[Strategy, ...]:
     names = (*op.operands(), *(value.name for value in op.results))
     dims = [batch_dims[name] for name in names]
@@ -284,8 +290,14 @@ def _allowed(
                 "sizes that the mesh divides",
                 "drop the pin or change the mesh",
             )
-        found = whole or found
+        found = _splitting(whole, op, pins, weights) or whole or found
     return tuple(found)
+
+
+def _splitting(found: Sequence[Strategy], op: Op, pins: Pins, weights: frozenset[str]) -> list[Strategy]:
+    """Those that split the op's weights over the axes that are pinned to that."""
+    places = [position for position, name in enumerate(op.operands()) if name in weights]
+    return [made for made in found if all(made.operands[p][i].is_shard for p in places for i in pins.tp_axes)]
 
 
 def _narrowed(pins: Pins, dims: Sequence[frozenset[int]], axis: int, ways: Sequence[Way]) -> Sequence[Way]:

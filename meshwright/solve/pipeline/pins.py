@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
 from meshwright.plan.cutting import check_cut
+from meshwright.plan.units import show_bytes
 from meshwright.schedule import ORDERS
 
 
@@ -78,12 +80,23 @@ def _check_microbatches(asked: PipelinePins, batch: int) -> None:
             check_cut(given, batch, int(number), "change the batch or the pin")
 
 
-def no_pipeline(asked: PipelinePins, cluster: Cluster) -> PlanError:
-    """Where nothing but a pipeline was wanted."""
+def no_pipeline(asked: PipelinePins, cluster: Cluster, memory_bytes: int | None = None) -> PlanError:
+    """Where nothing but a pipeline was wanted: there are not the devices, or not the memory."""
     wanted = [f"pp={asked.stages}"] if asked.stages else []
     wanted += [f"schedule={asked.schedule}"] if asked.schedule else []
+    given, devices = ", ".join((*wanted, *asked.rest)), cluster.device_count
+    axes = {key: int(size) for key, _, size in (text.partition("=") for text in asked.rest) if key in ("dp", "tp")}
+    each, stages = prod(axes.values()), asked.stages or 2
+    if stages * each > devices or devices % each:
+        return PlanError(
+            f"no pipeline with {given} on {devices} devices: {stages} stages of a multiple of {each} each",
+            f"stages that take {devices} devices together",
+            "change the pins or the cluster",
+        )
+    device = cluster.mesh((devices,)).device
+    room = min(memory_bytes or device.usable_bytes, device.usable_bytes)
     return PlanError(
-        f"no pipeline with {', '.join((*wanted, *asked.rest))} fits on {cluster.name}, {cluster.device_count} devices",
-        "pins, a batch and memory that some pipeline of the cluster's devices has",
-        "drop a pin, raise the memory limit or use more devices",
+        f"no pipeline with {given} fits on {cluster.name} in {show_bytes(room)} per device",
+        "memory for the weights and micro-batches of some stages, or pins and a batch that need less",
+        "raise the memory limit, drop a pin or use more devices",
     )
