@@ -4,83 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from math import prod
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
-from meshwright.errors import LayoutError, PlanError
-from meshwright.layout import Layout
+from meshwright.errors import PlanError
 from meshwright.solve.by_method import ANYWHERE, no_stages, pinned_method
-from meshwright.solve.pins import NUMBERS, no_room, pinned_mesh
+from meshwright.solve.pin_spelling import WORDS, check_spelling, storage_layout
 from meshwright.solve.pipeline.pins import pipeline_pins
-
-WORDS = {
-    "pp": "pp=2 or pp=2+2+4",
-    "schedule": "schedule=1f1b",
-    "mesh": "mesh=2x4",
-    "dp": "dp=4",
-    "tp": "tp=2",
-    "sp": "sp=on or sp=off",
-    "zero": "zero=0 to 3, zero=3:8",
-    "microbatch": "microbatch=4",
-    "microbatches": "microbatches=4",
-    "split": "split=matmul",
-    "recompute": "recompute=rotor",
-}
-NAMED = "or a parameter's storage such as layers.*.up.weight=S(0)"
 
 
 def check_words(texts: Iterable[str], cluster: Cluster | None = None) -> None:
-    """Refuses what no model could have: unknown names, values that are not one, sizes the cluster has not."""
+    """Refuses what no model could have: what is misspelt, stages and methods that there are not."""
     texts = tuple(texts)
-    given: dict[str, str] = {}
-    for text in texts:
-        key, _, value = text.partition("=")
-        if not value:
-            raise PlanError(f"pin {text!r}", f"`name=value`: {_known()}", "correct the pin")
-        if key not in WORDS and _storage_layout(value) is None:
-            if "." in key or "*" in key:
-                raise PlanError(f"pin {text!r}", "S(dim) or I after `=`, such as S(0)", "correct the pin")
-            raise PlanError(f"pin {text!r}", f"one of {_known()}", "correct the pin")
-        if key in ("split", "sp") and value not in {"split": ("matmul",), "sp": ("on", "off")}[key]:
-            raise PlanError(f"pin {text!r}", WORDS[key], "correct the pin")
-        if key in NUMBERS and not (value.isdigit() and int(value)):
-            raise PlanError(f"pin {text!r}", f"a whole number from 1, such as {WORDS[key]}", "correct the pin")
-        given[key] = value
+    check_spelling(texts, cluster)
     method, texts = pinned_method(texts)
     if pipeline_pins(texts).pipeline and method not in ANYWHERE:
         raise no_stages(method)
-    sizes = pinned_mesh(texts)
-    if cluster is not None and "pp" not in given:
-        _check_sizes(given, sizes, cluster)
-
-
-def _check_sizes(given: dict[str, str], sizes: tuple[int, ...] | None, cluster: Cluster) -> None:
-    """Of a plan of one stage: the mesh has all devices, and room for the axes that are asked for."""
-    devices = cluster.device_count
-    if sizes is not None and prod(sizes) != devices:
-        raise PlanError(
-            f"pin mesh={given['mesh']} ({prod(sizes)} devices) on {cluster.name} with {devices}",
-            f"sizes whose product is {devices}",
-            "change the pin or the cluster",
-        )
-    asked: dict[str, int] = {key: int(given[key]) for key in ("dp", "tp") if key in given}
-    if asked.get("tp") == 1 and asked.get("dp", devices) != devices:
-        raise no_room(asked, devices)
-    if asked and devices % prod(asked.values()):
-        words = " and ".join(f"{key}={size}" for key, size in asked.items())
-        raise PlanError(
-            f"pin{'s' if len(asked) > 1 else ''} {words} on {devices} devices",
-            f"axes, one for each pin, whose product divides {devices}",
-            "change the pins or the cluster",
-        )
 
 
 def check_storage(texts: Iterable[str], program: Program) -> None:
     """Refuses storage of parameters that the model has not, or of dims that they have not."""
     for text in texts:
         key, _, value = text.partition("=")
-        layout = _storage_layout(value) if key not in WORDS else None
+        layout = storage_layout(value) if key not in WORDS else None
         if layout is None:
             continue
         matching = [parameter for parameter in program.parameters if fnmatchcase(parameter.name, key)]
@@ -97,15 +43,3 @@ def check_storage(texts: Iterable[str], program: Program) -> None:
                     f"a dim from 0 to {len(parameter.type.sizes) - 1}",
                     "correct the pin, or let its pattern match fewer parameters",
                 )
-
-
-def _storage_layout(value: str) -> Layout | None:
-    state = value.partition(" on ")[0]
-    try:
-        return Layout.parse(state if state.startswith("[") else f"[{state}]")
-    except LayoutError:
-        return None
-
-
-def _known() -> str:
-    return ", ".join([*WORDS.values(), NAMED])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from math import prod
 
@@ -41,6 +43,14 @@ def test_pins_that_cannot_be_are_refused_by_name(pins: tuple[str, ...], fault: s
         make_plan(program, load_cluster("local:2"), pins=pins)
     assert fault in str(caught.value)
     assert any(pin.split("=")[0] in str(caught.value) for pin in pins)
+
+
+def test_a_misspelt_pin_is_refused_before_torch_is_there() -> None:
+    words = (
+        "import sys; from meshwright.solve import pin_spelling as p; assert not sys.modules.get('torch'); p.check_spelling(['dp=x'])"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert "pin 'dp=x'" in done.stderr
 
 
 def test_data_parallel_is_ddp_and_fully_sharded_is_zero_3() -> None:

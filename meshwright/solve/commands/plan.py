@@ -42,9 +42,18 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.capture import capture
     from meshwright.cluster import load_cluster
     from meshwright.errors import ModelError, RuleWarning
+    from meshwright.solve.pin_spelling import check_spelling
+
+    start_s = time.perf_counter()
+    if args.global_batch < 1:
+        raise ModelError(f"--global-batch {args.global_batch}", "at least 1", "give a larger batch")
+    cluster = load_cluster(args.cluster)
+    check_spelling(args.pin, cluster)
+
+    # What takes seconds to import comes after what can be refused at once.
+    from meshwright.capture import capture
     from meshwright.plan.describe import describe
     from meshwright.plan.units import parse_bytes
     from meshwright.solve.baselines import baselines
@@ -52,11 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.solve.pin_words import check_words
     from meshwright.solve.plan import make_plan
 
-    start_s = time.perf_counter()
-    if args.global_batch < 1:
-        raise ModelError(f"--global-batch {args.global_batch}", "at least 1", "give a larger batch")
     reference = reference_of(args)
-    cluster = load_cluster(args.cluster)
     memory_bytes = parse_bytes(args.memory)
     check_words(args.pin, cluster)
     capture_s = time.process_time()

@@ -1,0 +1,82 @@
+"""How pins are written: refused at once, before a model is captured or torch is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from meshwright.cluster import Cluster
+from meshwright.errors import LayoutError, PlanError
+from meshwright.layout import Layout
+from meshwright.solve.pins import NUMBERS, no_room, pinned_mesh
+
+WORDS = {
+    "pp": "pp=2 or pp=2+2+4",
+    "schedule": "schedule=1f1b",
+    "mesh": "mesh=2x4",
+    "dp": "dp=4",
+    "tp": "tp=2",
+    "sp": "sp=on or sp=off",
+    "zero": "zero=0 to 3, zero=3:8",
+    "microbatch": "microbatch=4",
+    "microbatches": "microbatches=4",
+    "split": "split=matmul",
+    "recompute": "recompute=rotor",
+}
+NAMED = "or a parameter's storage such as layers.*.up.weight=S(0)"
+
+
+def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None:
+    """Refuses unknown names, values that are not one, and sizes that the cluster has not."""
+    texts = tuple(texts)
+    given: dict[str, str] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if not value:
+            raise PlanError(f"pin {text!r}", f"`name=value`: {_known()}", "correct the pin")
+        if key not in WORDS and storage_layout(value) is None:
+            if "." in key or "*" in key:
+                raise PlanError(f"pin {text!r}", "S(dim) or I after `=`, such as S(0)", "correct the pin")
+            raise PlanError(f"pin {text!r}", f"one of {_known()}", "correct the pin")
+        if key in ("split", "sp") and value not in {"split": ("matmul",), "sp": ("on", "off")}[key]:
+            raise PlanError(f"pin {text!r}", WORDS[key], "correct the pin")
+        if key in NUMBERS and not (value.isdigit() and int(value)):
+            raise PlanError(f"pin {text!r}", f"a whole number from 1, such as {WORDS[key]}", "correct the pin")
+        given[key] = value
+    sizes = pinned_mesh(texts)
+    if cluster is not None and "pp" not in given:
+        _check_sizes(given, sizes, cluster)
+
+
+def _check_sizes(given: dict[str, str], sizes: tuple[int, ...] | None, cluster: Cluster) -> None:
+    """Of a plan of one stage: the mesh has all devices, and room for the axes that are asked for."""
+    devices = cluster.device_count
+    if sizes is not None and prod(sizes) != devices:
+        raise PlanError(
+            f"pin mesh={given['mesh']} ({prod(sizes)} devices) on {cluster.name} with {devices}",
+            f"sizes whose product is {devices}",
+            "change the pin or the cluster",
+        )
+    asked: dict[str, int] = {key: int(given[key]) for key in ("dp", "tp") if key in given}
+    if asked.get("tp") == 1 and asked.get("dp", devices) != devices:
+        raise no_room(asked, devices)
+    if asked and devices % prod(asked.values()):
+        words = " and ".join(f"{key}={size}" for key, size in asked.items())
+        raise PlanError(
+            f"pin{'s' if len(asked) > 1 else ''} {words} on {devices} devices",
+            f"axes, one for each pin, whose product divides {devices}",
+            "change the pins or the cluster",
+        )
+
+
+def storage_layout(value: str) -> Layout | None:
+    """Of a parameter, as a pin says it; None where it says none."""
+    state = value.partition(" on ")[0]
+    try:
+        return Layout.parse(state if state.startswith("[") else f"[{state}]")
+    except LayoutError:
+        return None
+
+
+def _known() -> str:
+    return ", ".join([*WORDS.values(), NAMED])
