@@ -46,17 +46,18 @@ from meshwright.solve.joint import refine
 from meshwright.solve.plan import make_plan
 
 GIB = 1 << 30
-GPT = "gpt?layers=4&hidden=4096&heads=32&vocab=51200&seq=1024"
-LLAMA = "llama?layers=4&hidden=4096&heads=32&ffn=11008&vocab=32000&seq=4096"
+GPT = "gpt?layers=24&hidden=2048&heads=16&vocab=32000&seq=2048"
+WIDE = "gpt?layers=32&hidden=4096&heads=32&vocab=51200&seq=1024"
+LLAMA = "llama?layers=32&hidden=4096&heads=32&kv_heads=8&ffn=14336&vocab=32000&seq=2048"
 CASES = (
-    (GPT, 64, "8 A100-SXM-80GB on 100 Gbit/s", 3.0),
-    (GPT, 64, "8 A100-SXM-80GB on 400 Gbit/s", 3.0),
-    (LLAMA, 16, "8 H100-SXM-80GB on 400 Gbit/s", 4.5),
-    (LLAMA, 16, "dgx-a100:1", 4.5),
-    ("gpt?layers=4&hidden=2048&heads=16&vocab=51200&seq=8192", 8, "8 A100-SXM-80GB on 100 Gbit/s", 3.0),
-    ("gpt?layers=8&hidden=2048&heads=16&vocab=32000&seq=1024", 32, "4 A100-SXM-80GB on 100 Gbit/s", 3.0),
-    (GPT, 64, "p3.16xlarge:1", 3.0),
-    (LLAMA, 16, "4 H100-SXM-80GB on 200 Gbit/s", 8.0),
+    (GPT, 256, "4 A100-SXM-80GB on 100 Gbit/s", 4.5),
+    (GPT, 256, "4 A100-SXM-80GB on 100 Gbit/s", 4.0),
+    (LLAMA, 512, "8 H100-SXM-80GB on 400 Gbit/s", 16.0),
+    (WIDE, 1024, "8 A100-SXM-80GB on 200 Gbit/s", 9.0),
+    (WIDE, 1024, "8 A100-SXM-80GB on 200 Gbit/s", 10.0),
+    (LLAMA, 512, "8 H100-SXM-80GB on 400 Gbit/s", 22.0),
+    (WIDE, 1024, "8 A100-SXM-80GB on 200 Gbit/s", 13.0),
+    (GPT, 256, "4 A100-SXM-80GB on 100 Gbit/s", 8.0),
 )
 SWEEP = tuple(1.25**power for power in range(24, -1, -1))
 """Budgets of the sweep, in parts of the true one; those above what the fastest sharding takes are left out."""
@@ -160,7 +161,7 @@ def _planned(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", type=int, action="append", help="its number; all unless given")
-    parser.add_argument("--axes", type=int, default=2, help="of the meshes")
+    parser.add_argument("--axes", type=int, default=1, help="of the meshes")
     parser.add_argument("--json")
     args = parser.parse_args()
     rows = []
