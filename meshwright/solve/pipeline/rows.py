@@ -15,22 +15,31 @@ def hidden_s(figures: Floats, dealt: bool) -> Floats:
     return moved if dealt else np.minimum(moved, figures[:, :FIRST].sum(axis=1))
 
 
-def largest_transients(offer: Offer, level: int) -> Floats:
-    """[a, b] -> the largest transients of segments a to b - 1."""
+def largest_transients(offer: Offer, level: int, begin: Ints, end: Ints) -> Floats:
+    """Of the segments from `begin` to `end` - 1, nothing where there are none: the larger of two windows of a power of
+    two that cover them."""
     key = (id(offer), level)
-    if key not in _known_largest:
-        figures = offer.figures[level, :, SUMS:]
-        count = len(figures)
-        found = np.zeros((count + 1, count + 1, figures.shape[1]))
-        for a in range(count):
-            found[a, a + 1 :] = np.maximum.accumulate(figures[a:], axis=0)
-        if len(_known_largest) > 512:
-            _known_largest.clear()
-        _known_largest[key] = (offer, found)
-    return _known_largest[key][1]
+    if key not in _known_windows:
+        if len(_known_windows) > 512:
+            _known_windows.clear()
+        _known_windows[key] = (offer, _windows(offer.figures[level, :, SUMS:]))
+    windows, length = _known_windows[key][1], end - begin
+    power = np.log2(np.maximum(length, 1)).astype(np.int64)
+    found: Floats = np.maximum(windows[power, begin], windows[power, end - (1 << power)])
+    return np.where((length > 0)[:, None], found, 0.0)
 
 
-_known_largest: dict[tuple[int, int], tuple[Offer, Floats]] = {}
+def _windows(figures: Floats) -> Floats:
+    """[power, i] -> the largest of so many figures from i on."""
+    count = len(figures)
+    found = [np.concatenate([figures, np.zeros((1, figures.shape[1]))])]
+    while 2 ** len(found) <= count:
+        after = np.minimum(np.arange(count + 1) + 2 ** (len(found) - 1), count)
+        found.append(np.maximum(found[-1], found[-1][after]))
+    return np.stack(found)
+
+
+_known_windows: dict[tuple[int, int], tuple[Offer, Floats]] = {}
 
 
 def undominated(figures: Floats, fits: Bools, microbatches: int) -> tuple[Ints, Ints]:

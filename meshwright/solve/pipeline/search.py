@@ -24,7 +24,7 @@ from meshwright.plan.cutting import batch_cuts, cut_batch
 from meshwright.price.handover import hand_over_s
 from meshwright.price.parameter import Setting, local_bytes
 from meshwright.simulate import Transfer
-from meshwright.solve.pipeline.fit import fitted
+from meshwright.solve.pipeline.fit import NEARLY, fitted
 from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import Offer, offers, with_levels
 from meshwright.solve.pipeline.pins import PipelinePins, check_pins
@@ -57,8 +57,11 @@ WORST = 1.5
 """On many devices, chains that need so many times the device-seconds of the best are not looked at as stages."""
 
 SIMULATIONS = 12
+TASKS = 1 << 10
+MOST_SIMULATIONS = 36
 FEW_SIMULATIONS = 6
-"""Of each number of micro-batches; on more than MOST_UNITS devices pipelines are long, and fewer are played."""
+"""Of each number of micro-batches; more where that makes no more than so many tasks, stages times micro-batches. On
+more than MOST_UNITS devices pipelines are long, and fewer are played."""
 
 SETTLED = 3
 """Of these at most so many are made plans, until one fits."""
@@ -66,6 +69,12 @@ SETTLED = 3
 AGAIN = 2.0
 """Where the stage programme takes what was settled last for so much slower, other pipelines may be that much slower, so
 many times over, and are settled still: it counts memory roughly, and so lets more be made again than has to be."""
+
+MOST_SEGMENTS = 192
+GROUPS = 128
+PER_STAGE = 4
+"""Programs of more segments than MOST_SEGMENTS are cut only between GROUPS groups of them, or PER_STAGE for each stage
+that was asked for if that is more."""
 
 PATIENCE = 1
 """So many numbers of micro-batches in a row may be no better before a direction is left."""
@@ -93,6 +102,8 @@ def pipeline_search(
     search.climb(search.counts())
     if search.best is None and known_s == inf:
         search.loosen()
+    elif search.tight():
+        search.loosen(again=True)
     search.reorder()
     best = None if search.best is None else predicted(relayed(search.best, program), program)[0]
     return best, search.bound_s
@@ -121,12 +132,26 @@ class _Search:
         self.wires = Wires(self.cluster)
         self.meshes = stage_meshes(self.cluster, self.pins.rest, self.budget_bytes, self.pins.stages or 2)
 
-    def loosen(self) -> None:
+    def loosen(self, again: bool = False) -> None:
         """Where nothing fits: the stage programme counts roughly, and more than traced pairs take. Again with
-        more memory for it; whether a pipeline fits is then found exactly."""
+        more memory for it; whether a pipeline fits is then found exactly. again: only the best's number of
+        micro-batches."""
         self.meshes = [replace(mesh, memory_bytes=int(LOOSE * mesh.memory_bytes)) for mesh in self.meshes]
         self.kept = set()
-        self.climb(self.counts())
+        if again and self.best is not None:
+            self.try_count(self.best.microbatches)
+        else:
+            self.climb(self.counts())
+
+    def tight(self) -> bool:
+        """Whether the best is short of memory, so that the rough count may have hidden a better one, and is soon played
+        again."""
+        best = self.best
+        if best is None or not self.recompute or self.cluster.device_count > MOST_UNITS:
+            return False
+        pairs = zip(best.predicted.stages, self._budgets(best), strict=True)
+        full = best.recomputes or any(stage.peak_bytes > NEARLY * limit for stage, limit in pairs)
+        return full and len(best.stages) * best.microbatches <= TASKS
 
     def counts(self) -> list[int]:
         """Numbers of micro-batches to look at."""
@@ -184,8 +209,9 @@ class _Search:
         return next((step_s for step_s in others_s if step_s < inf), inf)
 
     def _solved(self, table: Table, made: Options | None, limit_s: float) -> StageSolution | None:
-        budget = SIMULATIONS if table.total <= MOST_UNITS else FEW_SIMULATIONS
         problem, count = self._problem(table), table.microbatches
+        budget = min(MOST_SIMULATIONS, max(SIMULATIONS, TASKS // (count * problem.stage_limit)))
+        budget = budget if table.total <= MOST_UNITS else FEW_SIMULATIONS
         dealt = table.options(limit_s, dealt=True) if "interleaved" in problem.schedules else None
         try:
             return solve_stages(problem, budget, limit_s, {count: made}, {count: dealt}, self.method)
@@ -206,7 +232,9 @@ class _Search:
         self.kept = {offer.mesh for offer in kept}
         if self.recompute:
             kept = [with_levels(offer, small, self.meshes[offer.mesh]) for offer in kept]
-        return Table(small, self.meshes, kept, self.wires, setting)
+        many = len(self.program.segments) > MOST_SEGMENTS
+        groups = max(GROUPS, PER_STAGE * (self.pins.stages or 1)) if many else None
+        return Table(small, self.meshes, kept, self.wires, setting, groups)
 
     def _tried(self, count: int) -> list[int]:
         """All meshes at first; then those that were worth keeping. On very many devices those that have samples for
@@ -220,6 +248,7 @@ class _Search:
         names = self.cluster.device_names()
         return StageProblem(
             segments=len(self.program.segments),
+            cuts=tuple(table.cuts.tolist()),
             meshes=tuple(MeshClass(mesh.name, mesh.devices, mesh.memory_bytes) for mesh in self.meshes),
             devices=tuple(names.count(device.name) for device in self.cluster.devices),
             points=lambda *_: (),

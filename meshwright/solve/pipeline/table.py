@@ -34,6 +34,7 @@ from meshwright.solve.pipeline.offers import (
     tied_weights,
 )
 from meshwright.solve.pipeline.rows import hidden_s, largest_transients, undominated
+from meshwright.solve.stages.grouping import grouped
 from meshwright.solve.stages.options import Ints, Options
 from meshwright.solve.stages.problem import StagePoint
 
@@ -98,14 +99,24 @@ class Table:
     """All offers for one number of micro-batches."""
 
     def __init__(
-        self, program: Program, meshes: Sequence[StageMesh], found: Sequence[Offer], wires: Wires, setting: Setting
+        self,
+        program: Program,
+        meshes: Sequence[StageMesh],
+        found: Sequence[Offer],
+        wires: Wires,
+        setting: Setting,
+        groups: int | None = None,
     ) -> None:
-        """`program` and `setting` are those of one micro-batch."""
+        """`program` and `setting` are those of one micro-batch. groups: so many of segments, which are not parted; each
+        segment by itself unless given."""
         self.program, self.meshes, self.offers, self.wires, self.setting = program, meshes, found, wires, setting
         self.total = wires.cluster.device_count
         self.boundaries = boundaries(program)
         self.microbatches = setting.microbatches
         self.cuts = np.arange(len(program.segments) + 1)
+        if groups is not None:
+            traffic = [float(sum(here.bytes)) for here in self.boundaries]
+            self.cuts = np.array(grouped(np.diff(self.least_work).tolist(), traffic, groups))
 
     @cached_property
     def least_work(self) -> Floats:
@@ -154,21 +165,25 @@ class Table:
         )
 
     def _ranges(self, offer: Offer, limit_s: float, dealt: bool) -> tuple[Ints, Ints]:
-        begin, end = np.triu_indices(len(self.cuts), 1)
+        """Places among the cuts."""
+        places = np.triu_indices(len(self.cuts), 1)
+        begin, end = self.cuts[places[0]], self.cuts[places[1]]
         sums, ranks = offer.sums[0], self.meshes[offer.mesh].ranks
         own = sums[end] - sums[begin]
         work_s = self.microbatches * own[:, :FIRST].sum(axis=1) + own[:, FIRST : STEP + 1].sum(axis=1)
         others = self.least_work[-1] - (self.least_work[end] - self.least_work[begin])
         others_s = self.microbatches * others / max(1, self.total - ranks)
-        keep = (work_s <= limit_s) & (end - begin < len(self.cuts) - 1)
+        keep = (work_s <= limit_s) & (end - begin < len(self.program.segments))
         if dealt:
             keep &= self.total % ranks == 0
         else:
             keep &= others_s <= limit_s
-        return begin[keep], end[keep]
+        return places[0][keep], places[1][keep]
 
-    def _rows(self, port: int, offer: Offer, begin: Ints, end: Ints) -> _Rows:
-        """Every level and part of the way to the next; what does not fit, or is worse in every figure, is left out."""
+    def _rows(self, port: int, offer: Offer, first: Ints, last: Ints) -> _Rows:
+        """Every level and part of the way to the next; what does not fit, or is worse in every figure, is left out.
+        Ranges are between places among the cuts."""
+        begin, end = self.cuts[first], self.cuts[last]
         guests = self._guests(offer, begin, end)
         limit = self.meshes[offer.mesh].memory_bytes
         stops = [
@@ -186,13 +201,13 @@ class Table:
         level = np.array([level for level, _ in stops])
         count = len(stop)
         return _Rows(
-            np.full(count, port), begin[place], end[place], turns[stop, place], level[stop], figures[stop, place]
+            np.full(count, port), first[place], last[place], turns[stop, place], level[stop], figures[stop, place]
         )
 
     def _figures(self, offer: Offer, begin: Ints, turn: Ints, end: Ints, level: int) -> Floats:
         upper = min(level + 1, offer.levels - 1)
         sums = offer.sums[upper, turn] - offer.sums[upper, begin] + offer.sums[level, end] - offer.sums[level, turn]
-        most = np.maximum(largest_transients(offer, upper)[begin, turn], largest_transients(offer, level)[turn, end])
+        most = np.maximum(largest_transients(offer, upper, begin, turn), largest_transients(offer, level, turn, end))
         return np.concatenate([sums, most], axis=1)
 
     def _guests(self, offer: Offer, begin: Ints, end: Ints) -> Floats:
@@ -228,7 +243,7 @@ class Table:
         found = np.zeros((len(self.cuts), count, count))
         known: dict[object, Floats] = {}
         for cut in range(1, len(self.cuts) - 1):
-            here = self.boundaries[cut]
+            here = self.boundaries[self.cuts[cut]]
             layouts = tuple(tuple(offer.layouts[name] for name in here.names) for offer in self.offers)
             key = (here.shapes, here.itemsizes, here.grads, layouts)
             if key not in known:
@@ -276,7 +291,8 @@ class _Points(Sequence[StagePoint]):
         return len(self.columns["port"])
 
     def __getitem__(self, index: int) -> StagePoint:  # type: ignore[override]
-        begin, turn, end, level = (int(self.columns[name][index]) for name in ("begin", "turn", "end", "level"))
+        begin, end = (int(self.table.cuts[self.columns[name][index]]) for name in ("begin", "end"))
+        turn, level = (int(self.columns[name][index]) for name in ("turn", "level"))
         port = int(self.columns["port"][index])
         chosen = Range(self.table.offers[port], begin, turn, end, level)
         beside = self.table.meshes[chosen.offer.mesh].ranks > 1

@@ -230,10 +230,13 @@ class Bound:
             least[begin] = (spent[first:last] + least[made.end[first:last]]).min(initial=np.inf)
         return float(self.microbatches * least[0] / sum(self.problem.devices))
 
-    def walk(self, limit_s: float) -> Iterator[tuple[PlacedRun, ...]]:
-        """Every pipeline whose bound is at most `limit_s`, those with most time to spare first at each stage."""
+    def walk(self, limit_s: float, few: bool = False) -> Iterator[tuple[PlacedRun, ...]]:
+        """Every pipeline whose bound is at most `limit_s`, those with most time to spare first at each stage. few: of
+        those that differ in their points alone, the one whose stages cross fastest."""
         for left, total, tables in self._starts(limit_s):
             able = [self.able(limit_s, k, total) for k in range(1, left + 1)]
+            if few:
+                able = [np.isin(np.arange(len(one)), self.quickest(one)) for one in able]
             start = _Place(left, 0, self.all_devices, None, 0.0, ())
             yield from self._from(_Walk(limit_s, tables, able), start)
 

@@ -188,7 +188,7 @@ def _lowest(family: _Family, best_s: float) -> None:
 def _simulate_first(family: _Family, search: _Search) -> None:
     if not family.may(search.best_s):
         return
-    for tried, runs in enumerate(family.bound.walk(family.high_s)):
+    for tried, runs in enumerate(family.bound.walk(family.high_s, few=True)):
         if tried >= FIRST or search.spent:
             return
         search.price(runs, family.bound.schedule, family.bound.microbatches)
@@ -202,17 +202,21 @@ def _simulate_found(family: _Family, search: _Search, found: list[tuple[PlacedRu
 
 
 def _walk(family: _Family, search: _Search) -> None:
-    """Simulate what the bound leaves; all of it seen, the family has nothing better any more."""
-    slowest_s = SLOWEST * family.high_s
+    """Simulate what the bound leaves, pipelines with other cuts or meshes before those with other points; all of it
+    seen, the family has nothing better any more."""
+    slowest_s, few = SLOWEST * family.high_s, True
     while search.simulated < search.budget:
         limit_s = search.best_s if search.best_s < inf else 2 * family.high_s
-        for runs in family.bound.walk(limit_s):
+        for runs in family.bound.walk(limit_s, few):
             search.price(runs, family.bound.schedule, family.bound.microbatches)
             if search.simulated >= search.budget:
                 return
             if search.best_s < limit_s * (1 - PRECISION):
                 break  # a smaller T leaves less to walk
         else:
+            if few:
+                few = False
+                continue
             if search.best_s < inf or not family.bound.possible(limit_s * 2):
                 family.low_s = inf
                 return
