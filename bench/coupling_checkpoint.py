@@ -26,9 +26,10 @@ from meshwright.solve.intra.segment import SegmentProblem, Solved
 from meshwright.solve.intra.walk import walk
 from meshwright.solve.joint import is_same, refine_ways
 from meshwright.solve.memory.curve import Kept, in_memory_anyway, measure
+from meshwright.solve.memory.inner import inner_options
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.traced import traced_for
-from meshwright.solve.points import Ways, prediction
+from meshwright.solve.points import Ways
 from meshwright.solve.search import Candidate
 
 DROPPED = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -137,21 +138,23 @@ def checkpoint_first(
 
 
 def dropped_s(plan: Plan, program: Program, ways: Ways, frontier: Dropped, budget: int) -> float | None:
-    """The step of this sharding where what was decided is dropped; None where that does not fit. The tail may be cut
-    into chunks as is fastest."""
+    """The step of this sharding where what was decided is dropped; None where that does not fit. The tail, and backwards
+    of others, may run in chunks as is fastest."""
     device = plan.mesh.device
     costs, traced = NodeCosts(device, False, plan.mesh), traced_for(device)
-    picked: list[Kept] = []
-    for index, graph in enumerate(sharded_segments(program, plan)):
-        names = dropped_names(frontier.problem(index), frontier.most_s)
-        picked.append(_dropping(traced(graph), names, costs, ways.curves.options[index][0]))
-    found = []
-    for tail in (picked[-1], *ways.curves.options[-1]):
-        points = [ways.point(index, kept) for index, kept in enumerate((*picked[:-1], tail))]
-        predicted = prediction(points, plan.microbatches, exact_peak=True)
-        if predicted.peak_bytes <= budget:
-            found.append(predicted.step_s)
-    return min(found, default=None)
+    made: dict[int, tuple[Kept, ...]] = {}
+    options: list[tuple[Kept, ...]] = []
+    graphs = sharded_segments(program, plan)
+    for index, graph in enumerate(graphs):
+        last = index == len(graphs) - 1
+        if id(graph) not in made or last:
+            names = dropped_names(frontier.problem(index), frontier.most_s)
+            kept = _dropping(traced(graph), names, costs, ways.curves.options[index][0])
+            chunked = inner_options(program, plan, index, graph, (kept,), costs, traced)
+            made[id(graph)] = (kept, *(ways.curves.options[index] if last else chunked))
+        options.append(made[id(graph)])
+    found = refine_ways(plan, program, ways, budget, options)
+    return found.predicted.step_s if found else None
 
 
 def dropped_names(problem: SegmentProblem, most_s: float) -> set[str]:

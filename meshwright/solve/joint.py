@@ -49,6 +49,10 @@ MIXED = (0.25, 1.0, 4.0)
 WORTH = 0.995
 """A bound closer to what is known than this is not looked into: tracing takes longer than that saves."""
 
+ONWARD = 3
+"""How many dearer prices are looked at though what was found fits: the bound charges less than making values again
+takes, so that its own price may be too low."""
+
 FEWER = (2,)
 """Chunks of backwards while shardings are compared; the best of them may have more."""
 
@@ -123,11 +127,12 @@ def _fastest(
         refined = refine_ways(plan, program, ways, budget_bytes, ways.curves.options if flat else None)
         found.extend([refined] if refined else [])
 
-    look_at(chain_at(weighed[len(weighed) // 2], 0.0))
-    for price in (entry.price, *(price for price in DEARER if price > entry.price)):
-        if found and price > entry.price:
+    middle = weighed[len(weighed) // 2]
+    look_at(chain_at(middle, 0.0))
+    for number, price in enumerate((entry.price, *(price for price in DEARER if price > entry.price))):
+        if found and number > ONWARD:
             break
-        for base in weighed:
+        for base in (middle,) if found and number else weighed:
             look_at(chain_at(base, price * base.scale))
     for weight in MIXED if len(met) > 1 else ():
         least_s = min((plan.predicted.step_s for plan in found), default=known_s)
