@@ -134,12 +134,11 @@ def checkpoint_first(
             if found_s is not None:
                 yield f"checkpoint first, {entry.part:.0%} dropped", found_s
                 known_s = min(known_s, found_s)
-                break
 
 
 def dropped_s(plan: Plan, program: Program, ways: Ways, frontier: Dropped, budget: int) -> float | None:
-    """The step of this sharding where what was decided is dropped; None where that does not fit. The tail, and backwards
-    of others, may run in chunks as is fastest."""
+    """The step of this sharding where what was decided is dropped; None where that does not fit. The tail, and the
+    backwards of others, may run in chunks as is fastest."""
     device = plan.mesh.device
     costs, traced = NodeCosts(device, False, plan.mesh), traced_for(device)
     made: dict[int, tuple[Kept, ...]] = {}
