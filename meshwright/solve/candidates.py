@@ -29,6 +29,9 @@ MOST_ALIVE = 4
 REMEMBERED = 6
 """Numbers of micro-batches of which a candidate keeps the problems; tables it keeps of one."""
 
+ALL_AXES = 16
+"""On so many devices, three axes may split something else than samples where there is one sample."""
+
 MANY = 1024
 """On more devices than this, plans of one stage are looked for on meshes of whole hosts alone."""
 
@@ -86,9 +89,11 @@ def candidates_on(
 
 
 def _with_roles(program: Program, mesh: Mesh, readings: list[Pins], only: bool) -> list[Pins]:
-    """What is searched on a mesh. only: there is no other, so that where its samples cannot be split so, all is."""
+    """What is searched on a mesh. only: there is no other, so that where its samples cannot be split so, all is; as on
+    few devices where there is one sample."""
     found = [made for pins in readings for made in with_roles(pins, mesh) if _microbatches(program, mesh, made)]
-    return found or (readings if only else [])
+    alone = program.batch == 1 and mesh.world_size <= ALL_AXES
+    return found or (readings if only or alone else [])
 
 
 def _skips(mesh: Mesh, pins: Pins) -> Iterator[tuple[bool, ...]]:

@@ -17,6 +17,7 @@ from meshwright.layout import Layout
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
+from meshwright.solve.candidates import candidates_on
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.pins import Pins, pin_readings, with_roles
 from meshwright.solve.plan import make_plan
@@ -26,6 +27,16 @@ def roles() -> Iterator[Any]:
     """A model, a mesh and one of the ways of giving its axes to samples."""
     yield from (pytest.param("llama", (2, 2, 2), number) for number in (0, 1))
     yield pytest.param("gpt", (2, 1, 2, 2), 3, marks=pytest.mark.full)
+
+
+def test_of_one_sample_three_axes_split_something_else() -> None:
+    """Where there are samples, one axis at least is theirs."""
+    program, cluster = capture(*small_model("gpt")), load_cluster("dgx-h100:1")
+    found = {}
+    for batch in (1, 8):
+        made = candidates_on(program.at_batch(batch), [cluster.mesh((8,)), cluster.mesh((2, 2, 2))], (), Setting())
+        found[batch] = [one.frontier(1).pins.dp_axes for one in made if one.name == "2x2x2"]
+    assert found == {1: [()], 8: [(0,)]}
 
 
 @pytest.mark.parametrize(("name", "shape", "number"), list(roles()))
