@@ -76,6 +76,9 @@ PER_STAGE = 4
 """Programs of more segments than MOST_SEGMENTS are cut only between GROUPS groups of them, or PER_STAGE for each stage
 that was asked for if that is more."""
 
+WORTH = 0.99
+"""On more than MOST_UNITS devices a step that is shorter by less than this is no reason to go on in its direction."""
+
 PATIENCE = 1
 """So many numbers of micro-batches in a row may be no better before a direction is left."""
 
@@ -168,12 +171,13 @@ class _Search:
         total = self.cluster.device_count
         hosts = total // STAGES // per_host(self.cluster) if total > MOST_UNITS else 1
         start = min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - max(SAMPLES, hosts)))
+        worth = WORTH if total > MOST_UNITS else 1.0
         first_s = self.try_count(counts[start])
         for way in (1, -1):
             at, worse, known_s = start + way, 0, first_s
             while 0 <= at < len(counts) and worse < PATIENCE:
                 found_s = self.try_count(counts[at])
-                worse = 0 if found_s < known_s else worse + 1
+                worse = 0 if found_s < worth * known_s else worse + 1
                 known_s = min(known_s, found_s)
                 at += way
             if known_s < first_s:
