@@ -43,11 +43,11 @@ def padded(x: Tensor, dim: int, length: int) -> Tensor:
 
 
 def trimmed(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The first part of `x` that has this shape."""
+    """The first part of `x` that has this shape, in memory of its own: what reads it may want a view."""
     for dim, length in enumerate(shape):
         if x.shape[dim] != length:
             x = x.narrow(dim, 0, length)
-    return x
+    return x.contiguous()
 
 
 def run_flattened(op: Op, x: Tensor, before: Layout, after: Layout, place: Place) -> Tensor:

@@ -52,7 +52,11 @@ def input_layouts(
         layouts.update((v.name, settled(layout, False)) for v, layout in zip(op.results, made.results, strict=True))
         for name, layout in zip(op.operands(), made.operands, strict=True):
             wishes.setdefault(name, set()).add(settled(layout, False))
-    inputs = {name: str(_agreed(wishes.get(name, set()), mesh)) for name in stage_inputs(program, first, end)}
+    shapes = {value.name: value.type.at(program.batch).sizes for value in program.inputs}
+    inputs = {
+        name: str(_even(_agreed(wishes.get(name, set()), mesh), shapes[name], mesh))
+        for name in stage_inputs(program, first, end)
+    }
     outputs = tuple(str(layouts[name]) for name in prologue.outputs)
     return inputs, Choice(-1, (), outputs, dict(reversed(chosen.items())))
 
@@ -69,6 +73,11 @@ def _wanted(found: Flow, value: Value) -> set[Layout]:
 def _agreed(wishes: set[Layout], mesh: Mesh) -> Layout:
     only = next(iter(wishes)) if len(wishes) == 1 else invariant(mesh)
     return invariant(mesh) if any(state.kind == "P" for state in only.states) else only
+
+
+def _even(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+    """Whole where the pieces would not be all alike: a batch is read in even ones."""
+    return layout if layout.is_even(shape, mesh.sizes) else invariant(mesh)
 
 
 def _agreeing(op: Op, values: dict[str, Value], mesh: Mesh, wishes: Wishes) -> Strategy:
