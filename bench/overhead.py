@@ -37,7 +37,7 @@ def main() -> int:
         from overhead_gpu import gpu_main
 
         return gpu_main(args.gpu, args.out, args.repeats, args.unit)
-    from meshwright.runtime.launch import launch
+    from meshwright.runtime.job.launch import launch
 
     os.environ["OMP_NUM_THREADS"] = "1"
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def rank_main(told: dict[str, Any]) -> int:
     import torch.distributed as dist
 
     from meshwright.models.reference import parse_reference
-    from meshwright.runtime.launch import end_with_parent
+    from meshwright.runtime.job.launch import end_with_parent
 
     end_with_parent()
     torch.set_num_threads(1)

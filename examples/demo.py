@@ -18,8 +18,8 @@ from meshwright.cluster import Cluster, load_cluster
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.describe import describe
-from meshwright.runtime.launch import launch
-from meshwright.runtime.worker import Job
+from meshwright.runtime.job.launch import launch
+from meshwright.runtime.job.worker import Job
 from meshwright.solve.baselines import baselines
 from meshwright.solve.commands.plan import alternatives
 from meshwright.solve.plan import make_plan
@@ -85,7 +85,7 @@ def _train(plan: Plan, folder: Path, name: str, job: Job) -> list[float]:
     saved, result = folder / f"{name}.json", folder / f"{name}-run.json"
     plan.save(saved)
     told = {**{field: getattr(job, field) for field in job.__slots__}, "plan": str(saved), "result": str(result)}
-    launch("meshwright.runtime.worker", Job(**told).arguments(), plan.world_size)
+    launch("meshwright.runtime.job.worker", Job(**told).arguments(), plan.world_size)
     found: list[float] = json.loads(result.read_text())["losses"]
     return found
 

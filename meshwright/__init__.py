@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from meshwright.layout import Layout
     from meshwright.plan.plan import Plan
     from meshwright.rules import register_rule
-    from meshwright.runtime.checkpoint import load, save
-    from meshwright.runtime.export import export
     from meshwright.runtime.fit import fit
     from meshwright.runtime.gpipe import gpipe
-    from meshwright.runtime.loader import loader
+    from meshwright.runtime.state.checkpoint import load, save
+    from meshwright.runtime.state.export import export
+    from meshwright.runtime.state.loader import loader
     from meshwright.runtime.trainer import Trainer, parallelize
 
 _HOMES = {
@@ -33,16 +33,16 @@ _HOMES = {
     "Trainer": "meshwright.runtime.trainer",
     "capture": "meshwright.capture",
     "fit": "meshwright.runtime.fit",
-    "export": "meshwright.runtime.export",
+    "export": "meshwright.runtime.state.export",
     "gpipe": "meshwright.runtime.gpipe",
-    "load": "meshwright.runtime.checkpoint",
+    "load": "meshwright.runtime.state.checkpoint",
     "load_cluster": "meshwright.cluster",
-    "loader": "meshwright.runtime.loader",
+    "loader": "meshwright.runtime.state.loader",
     "parallelize": "meshwright.runtime.trainer",
     "plan": "meshwright.api",
     "profile": "meshwright.api",
     "register_rule": "meshwright.rules",
-    "save": "meshwright.runtime.checkpoint",
+    "save": "meshwright.runtime.state.checkpoint",
 }
 """Names are imported when first used: `import meshwright` and `meshwright --help` need no torch."""
 

@@ -1,10 +1,11 @@
 """A step as it is executed: what runs beside what.
 
-The runtime has one lane for gathers of parameters and reductions of gradients (`runtime.overlap`): they run in the
-order they are begun, while segments compute. The gather of a segment is begun before the segment that runs before it,
-and waited for where it is used. Where a segment's own collectives need the same links, the lane rests meanwhile: the
-wire carries both in the end, whichever goes first. On a GPU the host runs ahead of the device, and a step takes the
-longer of what the two need. So, in DESIGN.md's words, a step is serial + max(compute, overlappable communication).
+The runtime has one lane for gathers of parameters and reductions of gradients (`runtime.weights.overlap`): they run
+in the order they are begun, while segments compute. The gather of a segment is begun before the segment that runs
+before it, and waited for where it is used. Where a segment's own collectives need the same links, the lane rests
+meanwhile: the wire carries both in the end, whichever goes first. On a GPU the host runs ahead of the device, and a
+step takes the longer of what the two need. So, in DESIGN.md's words, a step is serial + max(compute, overlappable
+communication).
 """
 
 from __future__ import annotations

@@ -18,18 +18,18 @@ from meshwright.capture.program import Program
 from meshwright.errors import RunError
 from meshwright.plan import Instruction, Plan
 from meshwright.price.check import check_plan
-from meshwright.runtime.batches import Batches, Index
-from meshwright.runtime.clip import clip_gradients
 from meshwright.runtime.device import own_device
-from meshwright.runtime.exchange import Exchange
-from meshwright.runtime.interpreter import Interpreter
-from meshwright.runtime.optimizers import expect_optimizer
-from meshwright.runtime.parts import Place, make_parts
-from meshwright.runtime.peers import check_peers
-from meshwright.runtime.segments import Segments
-from meshwright.runtime.sources import Weights, weights_of
-from meshwright.runtime.units import check_unit
+from meshwright.runtime.step.batches import Batches, Index
+from meshwright.runtime.step.exchange import Exchange
+from meshwright.runtime.step.interpreter import Interpreter
+from meshwright.runtime.step.parts import Place, make_parts
+from meshwright.runtime.step.peers import check_peers
+from meshwright.runtime.step.segments import Segments
+from meshwright.runtime.step.units import check_unit
 from meshwright.runtime.watch import Watch, default_timeout_s
+from meshwright.runtime.weights.clip import clip_gradients
+from meshwright.runtime.weights.optimizers import expect_optimizer
+from meshwright.runtime.weights.sources import Weights, weights_of
 from meshwright.schedule.of_plan import forward_only, plan_lists
 from meshwright.torch_compat import fake_mode, fake_tensor
 

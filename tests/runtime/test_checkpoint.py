@@ -18,7 +18,7 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.models.gpt import GPT
 from meshwright.plan import Plan
-from meshwright.runtime.checkpoint import latest
+from meshwright.runtime.state.checkpoint import latest
 from meshwright.solve.plan import make_plan
 
 

@@ -79,7 +79,7 @@ def compare(rank: int, name: str, plan: Plan, made: Generated) -> None:
     model, batch, reference = family(name)
     with (
         patch("meshwright.runtime.trainer.capture", lambda *_, **__: program_of(name)),
-        patch("meshwright.runtime.parts.generate", lambda *_, **__: made),
+        patch("meshwright.runtime.step.parts.generate", lambda *_, **__: made),
     ):
         trainer = parallelize(model, plan, reference.family.loss)
     with record() as log:

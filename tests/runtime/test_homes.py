@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from meshwright.price.buckets import Bucket
-from meshwright.runtime.buckets import Shape
-from meshwright.runtime.homes import Homes
+from meshwright.runtime.weights.buckets import Shape
+from meshwright.runtime.weights.homes import Homes
 
 SHAPE = Shape(Bucket("all_reduce", "dp", 2, ("a", "b"), (-1, -1), 40), ((2, 3), (4,)))
 CPU = torch.device("cpu")

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import RunError
-from meshwright.runtime.launch import launch
+from meshwright.runtime.job.launch import launch
 
 RANK = """
 import os, sys, time
 from pathlib import Path
-from meshwright.runtime.launch import end_with_parent
+from meshwright.runtime.job.launch import end_with_parent
 end_with_parent()
 Path(sys.argv[1], os.environ["RANK"]).write_text(str(os.getpid()))
 while not Path(sys.argv[1], "go").exists():
@@ -69,7 +69,7 @@ def test_a_failing_rank_is_named_and_ends_the_rest(rank_module: Path) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_no_rank_outlives_its_launcher(rank_module: Path, how: signal.Signals) -> None:
-    script = f"from meshwright.runtime.launch import launch; launch('a_rank', [{str(rank_module)!r}], 2)"
+    script = f"from meshwright.runtime.job.launch import launch; launch('a_rank', [{str(rank_module)!r}], 2)"
     launcher = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
     ranks = wait_for(rank_module, 2)
     launcher.send_signal(how)

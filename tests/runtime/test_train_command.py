@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.runtime.checkpoint import latest
+from meshwright.runtime.state.checkpoint import latest
 
 MODEL = "gpt?layers=1&hidden=16&heads=2&ffn=32&vocab=128&seq=16"
 PATIENCE_S = 900

@@ -144,7 +144,7 @@ def test_dropout_is_that_of_one_process(
 
 
 def test_an_optimizer_that_was_not_planned_is_refused() -> None:
-    from meshwright.runtime.optimizers import expect_optimizer, make_optimizer
+    from meshwright.runtime.weights.optimizers import expect_optimizer, make_optimizer
 
     parameters = [torch.nn.Parameter(torch.ones(4))]
     parameters[0].grad = torch.ones(4)

@@ -19,7 +19,9 @@ LAYERS = 6
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return capture(*parse_reference(f"llama?layers={LAYERS}&hidden=32&heads=4&kv_heads=4&ffn=64&vocab=64&seq=64").meta(8))
+    return capture(
+        *parse_reference(f"llama?layers={LAYERS}&hidden=32&heads=4&kv_heads=4&ffn=64&vocab=64&seq=64").meta(8)
+    )
 
 
 def planned(program: Program, method: str, limit: int | None = None) -> Plan:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meshwright.capture.counter import RandomState
 from meshwright.generate.pieces import Rest
-from meshwright.runtime.away import Parked
+from meshwright.runtime.step.away import Parked
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from meshwright.runtime.buckets import Shape
+from meshwright.runtime.weights.buckets import Shape
 from meshwright.torch_compat import storage_users
 
 

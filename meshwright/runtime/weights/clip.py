@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshwright.plan import Plan
-from meshwright.runtime.parts import Part
+from meshwright.runtime.step.parts import Part
 
 
 def clip_gradients(

@@ -49,8 +49,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.runtime.launch import ToldError, launch
-    from meshwright.runtime.worker import Job
+    from meshwright.runtime.job.launch import ToldError, launch
+    from meshwright.runtime.job.worker import Job
 
     if "RANK" in os.environ:
         return _join(args)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         plan.save(saved)
         job = Job(str(saved), args.steps, args.lr, args.seed, str(result), args.json == "-", *_rest(args))
         try:
-            launch("meshwright.runtime.worker", job.arguments(), plan.world_size)
+            launch("meshwright.runtime.job.worker", job.arguments(), plan.world_size)
         except ToldError:
             return 2
         except KeyboardInterrupt:
@@ -78,7 +78,7 @@ def _join(args: argparse.Namespace) -> int:
     from meshwright.errors import MeshwrightError
     from meshwright.plan import Plan
     from meshwright.runtime.fail import tell
-    from meshwright.runtime.worker import Job, train
+    from meshwright.runtime.job.worker import Job, train
 
     try:
         _check(args)
@@ -153,7 +153,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _latest(folder: str) -> Path | None:
-    from meshwright.runtime.checkpoint import latest
+    from meshwright.runtime.state.checkpoint import latest
 
     return latest(folder)
 
@@ -210,7 +210,7 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
 
 def _saved_batch(args: argparse.Namespace) -> int | None:
     """The global batch of the run that is gone on with."""
-    from meshwright.runtime.checkpoint import summary_of
+    from meshwright.runtime.state.checkpoint import summary_of
 
     if not args.resume:
         return None

@@ -16,13 +16,13 @@ from meshwright.generate.passing import Passing, passing
 from meshwright.generate.pieces import Pieces, WholePieces, pieces
 from meshwright.generate.program import Generated, Pair, generate
 from meshwright.plan.stages import stage_commons
-from meshwright.runtime.away import Host
-from meshwright.runtime.batches import Batches
-from meshwright.runtime.evaluation import in_eval_mode
-from meshwright.runtime.exchange import Exchange
-from meshwright.runtime.link import Gradients, Link, run_link, segment_link, storage
-from meshwright.runtime.microbatch import MicroBatch
-from meshwright.runtime.parts import Part
+from meshwright.runtime.step.away import Host
+from meshwright.runtime.step.batches import Batches
+from meshwright.runtime.step.evaluation import in_eval_mode
+from meshwright.runtime.step.exchange import Exchange
+from meshwright.runtime.step.link import Gradients, Link, run_link, segment_link, storage
+from meshwright.runtime.step.microbatch import MicroBatch
+from meshwright.runtime.step.parts import Part
 
 
 class Segments:

@@ -13,11 +13,11 @@ from meshwright.capture.program import Program
 from meshwright.errors import RunError
 from meshwright.generate.program import Generated, generate
 from meshwright.plan import Instruction, Plan, Stage
-from meshwright.runtime.batches import own_coordinates, own_stages
-from meshwright.runtime.sources import Weights
-from meshwright.runtime.store import Store
-from meshwright.runtime.units import units
+from meshwright.runtime.step.batches import own_coordinates, own_stages
+from meshwright.runtime.step.units import units
 from meshwright.runtime.watch import Watch, WatchedTransport
+from meshwright.runtime.weights.sources import Weights
+from meshwright.runtime.weights.store import Store
 
 
 @dataclass(frozen=True, slots=True)

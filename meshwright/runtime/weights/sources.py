@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from meshwright.capture.program import Parameter
 from meshwright.errors import RunError
 from meshwright.layout import Layout
-from meshwright.runtime.deferred import Deferred
-from meshwright.runtime.store import Source
+from meshwright.runtime.weights.deferred import Deferred
+from meshwright.runtime.weights.store import Source
 
 Region = tuple[slice, ...]
 

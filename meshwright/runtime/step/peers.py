@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.errors import RunError
-from meshwright.runtime.batches import Index
+from meshwright.runtime.step.batches import Index
 
 
 def check_peers(parts: list[dict[str, Tensor]], where: Mapping[str, Index]) -> None:

@@ -15,11 +15,11 @@ from meshwright.errors import RunError
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction
 from meshwright.runtime.fail import is_lost
-from meshwright.runtime.link import storage
-from meshwright.runtime.live import LiveBytes
-from meshwright.runtime.microbatch import MicroBatch
-from meshwright.runtime.segments import Segments
-from meshwright.runtime.weigh import Weigher
+from meshwright.runtime.step.link import storage
+from meshwright.runtime.step.live import LiveBytes
+from meshwright.runtime.step.microbatch import MicroBatch
+from meshwright.runtime.step.segments import Segments
+from meshwright.runtime.step.weigh import Weigher
 
 
 class Interpreter:

@@ -16,7 +16,7 @@ from meshwright.capture.program import Program
 from meshwright.layout.crossrun import Channel, Handover, begin
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Plan
-from meshwright.runtime.parts import Part
+from meshwright.runtime.step.parts import Part
 from meshwright.schedule.loans import Loan, loans
 
 OUT, HOME = 5, 6

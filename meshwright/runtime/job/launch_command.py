@@ -20,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from meshwright.plan import Plan
-    from meshwright.runtime.scripts import SCRIPTS, run_of
+    from meshwright.runtime.job.scripts import SCRIPTS, run_of
 
     extra = tuple(shlex.split(args.train))
     print(SCRIPTS[args.kind](run_of(Plan.load(args.plan), args.plan, extra)), end="")

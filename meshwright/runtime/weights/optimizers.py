@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from meshwright.errors import RunError
 from meshwright.price.parameter import STATES
-from meshwright.runtime.local_step import ELEMENTWISE, lend_pieces, prepare, take_back
+from meshwright.runtime.weights.local_step import ELEMENTWISE, lend_pieces, prepare, take_back
 
 _PLANNED = "meshwright_optimizer"
 

@@ -15,9 +15,9 @@ from meshwright.layout.crossrun import Channel, Handover, begin
 from meshwright.layout.record import note
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction, Plan
-from meshwright.runtime.microbatch import MicroBatch
-from meshwright.runtime.parts import Part
-from meshwright.runtime.pipeline_guests import HOME, OUT, Guests
+from meshwright.runtime.step.guests import HOME, OUT, Guests
+from meshwright.runtime.step.microbatch import MicroBatch
+from meshwright.runtime.step.parts import Part
 from meshwright.schedule.edges import Edge, Edges
 from meshwright.schedule.of_plan import plan_pipeline
 from meshwright.solve.pipeline.account import ALL

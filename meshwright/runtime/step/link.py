@@ -12,7 +12,7 @@ from meshwright.generate.joint import grad_outputs
 from meshwright.generate.pair import SegmentPair
 from meshwright.generate.program import Pair
 from meshwright.generate.run import Run
-from meshwright.runtime.parts import Part
+from meshwright.runtime.step.parts import Part
 
 Gradients = Sequence[Tensor | None]
 

@@ -17,9 +17,9 @@ from meshwright.layout.convert import convert_gradient, convert_value
 from meshwright.layout.transport import Transport
 from meshwright.plan import Plan, Stage
 from meshwright.price.buckets import Bucket, Transfers, gathered, is_home, moves, reduced
-from meshwright.runtime.buckets import Scratch, Shape, gather, reduce
-from meshwright.runtime.homes import Home, Homes
-from meshwright.runtime.overlap import Begun, Overlap
+from meshwright.runtime.weights.buckets import Scratch, Shape, gather, reduce
+from meshwright.runtime.weights.homes import Home, Homes
+from meshwright.runtime.weights.overlap import Begun, Overlap
 from meshwright.torch_compat import dtensor_like, local_tensor
 
 Source = Callable[[Parameter, Layout, torch.dtype], Tensor]

@@ -16,14 +16,14 @@ import torch.distributed as dist
 from meshwright.errors import RunError
 from meshwright.models.reference import Reference, parse_reference
 from meshwright.plan import Plan
-from meshwright.runtime.checkpoint import load, save
-from meshwright.runtime.data import BuiltIn
 from meshwright.runtime.fail import tell
-from meshwright.runtime.launch import end_with_parent
-from meshwright.runtime.loader import Loader, loader
-from meshwright.runtime.optimizers import make_optimizer
-from meshwright.runtime.progress import Progress
+from meshwright.runtime.job.data import BuiltIn
+from meshwright.runtime.job.launch import end_with_parent
+from meshwright.runtime.job.progress import Progress
+from meshwright.runtime.state.checkpoint import load, save
+from meshwright.runtime.state.loader import Loader, loader
 from meshwright.runtime.trainer import Trainer, parallelize
+from meshwright.runtime.weights.optimizers import make_optimizer
 
 KEPT = 3
 """Checkpoints that a run keeps."""

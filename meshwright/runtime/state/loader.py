@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meshwright.errors import RunError
 from meshwright.plan import Plan
-from meshwright.runtime.batches import Batches
+from meshwright.runtime.step.batches import Batches
 
 
 class Samples(Protocol):

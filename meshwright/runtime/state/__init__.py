@@ -1,0 +1,1 @@
+"""What outlives a run: checkpoints, weights for other programs, the position in the data."""

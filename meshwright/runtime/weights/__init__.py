@@ -1,0 +1,1 @@
+"""Parameters on a rank: where they come from, how they are stored, gathered and updated, their gradients."""
