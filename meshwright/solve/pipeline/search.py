@@ -8,30 +8,27 @@ Numbers of micro-batches are tried four times apart, then beside the best.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import inf
 
 from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.cluster.enumerate import per_host
-from meshwright.errors import MeshwrightError, PlanError
-from meshwright.layout import Layout
+from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.plan.cutting import batch_cuts, cut_batch
-from meshwright.price.handover import hand_over_s
-from meshwright.price.parameter import Setting, local_bytes
+from meshwright.price.parameter import Setting
 from meshwright.simulate import Transfer
 from meshwright.solve.pipeline.fit import NEARLY, fitted
 from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import Offer, offers, with_levels
 from meshwright.solve.pipeline.pins import PipelinePins, check_pins
-from meshwright.solve.pipeline.plan import Part, pipeline_plan, placed_meshes, predicted, relayed
+from meshwright.solve.pipeline.placing import crossings, parts_of
+from meshwright.solve.pipeline.plan import pipeline_plan, predicted, relayed
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
 from meshwright.solve.pipeline.reorder import reordered
-from meshwright.solve.pipeline.table import Range, Table
+from meshwright.solve.pipeline.table import Table
 from meshwright.solve.search import Progress
 from meshwright.solve.stages.choose import check_method, solve_stages
 from meshwright.solve.stages.options import Options
@@ -266,7 +263,7 @@ class _Search:
             sizes=self.pins.sizes,
             overlap=True,
             idle=False,
-            placed=lambda runs, count: self._placed(table, runs),
+            placed=lambda runs, count: crossings(self.cluster, self.wires, table, parts_of(runs, self.meshes)),
         )
 
     def _reorders(self) -> bool:
@@ -278,35 +275,10 @@ class _Search:
         pinned = self.pins.schedule
         return SCHEDULES if pinned in (None, "searched") else (pinned,)
 
-    def _placed(self, table: Table, runs: Sequence[PlacedRun]) -> list[Crossing | None]:
-        """Every message by its slices, on the devices that the stages would get."""
-        parts = self._parts(runs)
-        try:
-            meshes = placed_meshes(self.cluster, parts)
-        except MeshwrightError:
-            return [None] * len(runs)
-        found: list[Crossing | None] = []
-        for one, other in pairwise(parts):
-            here = table.boundaries[one.end]
-            ends = []
-            for part in (one, other):
-                mesh = meshes[part.stage]
-                ends.append([(mesh, Layout.parse(part.offer.layouts[name])) for name in here.names])
-            found.append(_crossing(self.wires, here.shapes, here.itemsizes, here.grads, *ends))
-        return found
-
-    def _parts(self, runs: Sequence[PlacedRun]) -> list[Part]:
-        found = []
-        for run in runs:
-            chosen = run.point.choice
-            assert isinstance(chosen, Range)
-            found.append(Part(run.first, run.end, run.stage, self.meshes[run.mesh], chosen.offer))
-        return found
-
     def _settle(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
         """The step of these stages as a plan; infinite where no recomputation makes them fit."""
         setting = self.setting.cut(self.program.batch, microbatches)
-        plan = pipeline_plan(self.program, self.cluster, self._parts(runs), schedule, setting, self.wires)
+        plan = pipeline_plan(self.program, self.cluster, parts_of(runs, self.meshes), schedule, setting, self.wires)
         made = fitted(plan, self.program, self._budgets(plan))
         if made is not None and self.pins.schedule == "searched":
             made = reordered(made, self.program, self._budgets(made))
@@ -328,22 +300,3 @@ class _Search:
     def _budgets(self, plan: Plan) -> list[int]:
         usable = [group[0].mesh.device.usable_bytes for group in plan.groups]
         return usable if self.budget_bytes is None else [min(one, self.budget_bytes) for one in usable]
-
-
-def _crossing(
-    wires: Wires,
-    shapes: Sequence[tuple[int, ...]],
-    itemsizes: Sequence[int],
-    grads: Sequence[bool],
-    sources: Sequence[tuple],  # type: ignore[type-arg]
-    targets: Sequence[tuple],  # type: ignore[type-arg]
-) -> Crossing:
-    there_s = back_s = 0.0
-    sent = received = 0
-    for shape, size, grad, source, target in zip(shapes, itemsizes, grads, sources, targets, strict=True):
-        rate = wires.between(source[0].ranks, target[0].ranks)
-        there_s += hand_over_s(shape, size, source, target, rate)
-        back_s += hand_over_s(shape, size, target, source, rate) if grad else 0.0
-        sent += local_bytes(shape, size, source[1], source[0])
-        received += local_bytes(shape, size, target[1], target[0])
-    return Crossing(Transfer(there_s, 0.0, sent, received), Transfer(back_s, 0.0, received, sent))
