@@ -25,7 +25,7 @@ from meshwright.torch_compat import fake_mode, fake_tensor, functional, trace_jo
 ATTENTION = "aten.scaled_dot_product_attention.default"
 RMS_NORM = "aten.rms_norm.default"
 
-TAKES_STATISTICS = frozenset({"aten.native_batch_norm_backward.default", "aten.cudnn_batch_norm_backward.default"})
+NATIVE_NORM, CUDNN_NORM = "aten.native_batch_norm_backward.default", "aten.cudnn_batch_norm_backward.default"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,9 +156,11 @@ def _gpu_rms_norm(op: Op, tensors: list[Tensor]) -> Tensor:
 
 
 def _drop_unread(traced: fx.GraphModule) -> None:
-    """The backward of a BatchNorm in training is handed running statistics and does not look at them."""
+    """The backward of a BatchNorm in training is handed running statistics and does not look at them; that of a frozen
+    one does."""
     for node in traced.graph.nodes:
-        if node.op == "call_function" and str(node.target) in TAKES_STATISTICS:
+        name = str(node.target) if node.op == "call_function" else ""
+        if name == CUDNN_NORM or (name == NATIVE_NORM and node.args[7]):
             node.args = (*node.args[:3], None, None, *node.args[5:])
 
 

@@ -18,7 +18,7 @@ from meshwright.capture.program import Ref, TorchConstant, map_leaves
 from meshwright.capture.targets import resolve
 from meshwright.errors import RuleError, RuleWarning
 from meshwright.layout.states import P, R, S, State
-from meshwright.rules.findings import Finding, Sample, cuts, partials, prove_findings, sample
+from meshwright.rules.findings import RECURRENT, Finding, Sample, partials, prove_findings, sample, ways_to_cut
 from meshwright.rules.prove import Case, run_by_position
 from meshwright.rules.rule import Call, Rule
 
@@ -61,7 +61,8 @@ def adoptions(small: Sample) -> Iterator[Finding]:
         return
     given, types = small.case, small.call.types
     same = {value.type.dtype for value in given.op.results} <= {type_.dtype for type_ in types}
-    for cut in (*cuts(types), *(partials(types) if same else ())):
+    same = same and given.op.target not in RECURRENT
+    for cut in (*ways_to_cut(small), *(partials(types) if same else ())):
         try:
             results = _run_on_dtensors(given, cut, mesh)
         except NotImplementedError:
@@ -114,9 +115,9 @@ def _run_on_dtensors(given: Case, cut: Sequence[State], mesh: Any) -> tuple[Stat
         (t.detach().chunk(WAYS, s.dim)[0] if s.dim is not None else t.detach()).clone().requires_grad_(t.requires_grad)
         for t, s in zip(given.operands, cut, strict=True)
     ]
-    plain = run_by_position(given.op, pieces)
     tensors = [torch_compat.as_dtensor(t, mesh, _placement(s)) for t, s in zip(pieces, cut, strict=True)]
     with torch_compat.without_onednn():
+        plain = run_by_position(given.op, pieces)
         results: tuple[Any, ...] = run_by_position(given.op, tensors)
         states = tuple(_state(result.placements[0]) for result in results)
         # DTensor also slices what is whole: then it has run another op than the one on these pieces.

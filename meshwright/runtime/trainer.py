@@ -64,6 +64,7 @@ class Trainer:
         used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
         named = weights.model.named_parameters(remove_duplicate=False)
         self._unused = {name: weights.whole(name) for name, _ in named if name not in used}
+        self._saved = frozenset(weights.model.state_dict())
         exchange = Exchange(plan, program, parts, device)
         buffers = _buffers(weights, program, device)
         self._interpreter = Interpreter(Segments(program, parts, exchange, buffers, self._batches), self.watch.at)
@@ -92,7 +93,8 @@ class Trainer:
         return found | self._own_buffers() | self._unused
 
     def _own_buffers(self) -> dict[str, Tensor]:
-        """Those that this rank's segments keep up to date, and those that no segment changes."""
+        """Those that this rank's segments keep up to date, and those that no segment changes; not those that the model
+        itself leaves out (`persistent=False`)."""
         changed: dict[str, int] = {}
         for index, segment in enumerate(self.program.segments):
             graph = self.program.graph(segment)
@@ -102,7 +104,7 @@ class Trainer:
         return {
             name: tensor
             for name, tensor in self._interpreter.buffers.items()
-            if name not in changed or changed[name] in own
+            if name in self._saved and (name not in changed or changed[name] in own)
         }
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:

@@ -64,10 +64,41 @@ class Turned(nn.Module):
         return F.mse_loss(self.head(turned).mean(1), y)
 
 
+class Frozen(nn.Module):
+    """A BatchNorm that is told to keep its statistics in a model that trains, and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)
+        self.frozen, self.head = nn.BatchNorm2d(6), nn.Linear(6, 4)
+        self.frozen.running_mean.normal_()
+        self.frozen.eval()
+        self.register_buffer("scale", torch.full((6, 1, 1), 0.5), persistent=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found = self.frozen(self.norm(self.body(x)).relu()) * self.scale
+        return F.mse_loss(self.head(found.mean((2, 3))), y)
+
+
+class Layered(nn.Module):
+    """Recurrent layers on each other: their states come layer by layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.LSTM(8, 6, num_layers=2, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.head(self.layers(x)[0][:, -1]), y)
+
+
 def setting(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     torch.manual_seed(0)
     if name == "recurrent":
         return Recurrent().double(), {"x": torch.randn(4, 3, 8).double(), "y": torch.randn(4, 4).double()}
+    if name == "frozen":
+        return Frozen().double(), {"x": torch.randn(4, 3, 8, 8).double(), "y": torch.randn(4, 4).double()}
+    if name == "layered":
+        return Layered().double(), {"x": torch.randn(4, 5, 8).double(), "y": torch.randn(4, 4).double()}
     if name == "turned":
         return Turned().double(), {"x": torch.randn(4, 5, 8).double(), "y": torch.randn(4, 4).double()}
     if name == "builtin names":
@@ -86,7 +117,7 @@ def run_planned(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("pin", ["dp=2", "tp=2"])
-@pytest.mark.parametrize("name", ["recurrent", "builtin names", "uneven head", "turned"])
+@pytest.mark.parametrize("name", ["recurrent", "layered", "builtin names", "uneven head", "turned", "frozen"])
 def test_an_odd_model_equals_itself(name: str, pin: str, ranks: Callable[[int], GlooPool]) -> None:
     model, batch = setting(name)
     plan = make_plan(capture(model, batch), load_cluster("local:2"), pins=(pin,))
