@@ -102,7 +102,15 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path, ranks: Callabl
     (half / ".saving-step-000007").mkdir(parents=True)
     assert "half-written" in message(half)
     assert "another model" in message(saved, "llama")
-    listed = json.loads((found / "meshwright.json").read_text())["files"]
+    told = (found / "meshwright.json").read_text()
+    (found / "meshwright.json").write_text(json.dumps(json.loads(told) | {"optimizer": "Adagrad"}))
+    assert "Adagrad, whose state was saved" in message(saved)
+    (found / "meshwright.json").write_text(told)
+    whole = (found / ".metadata").read_bytes()
+    (found / ".metadata").write_bytes(b"x" * len(whole))
+    assert ".metadata cannot be read" in message(saved)
+    (found / ".metadata").write_bytes(whole)
+    listed = json.loads(told)["files"]
     largest = max(listed, key=listed.__getitem__)
     (found / largest).write_bytes((found / largest).read_bytes()[:-1])
     assert "as when it was saved" in message(saved)

@@ -109,6 +109,7 @@ def test_a_rank_killed_in_a_save_is_named_and_nothing_complete_is_lost(tmp_path:
         (("--resume", "--checkpoint-dir", "/nowhere/at/all"), "is not there"),
         (("--lr", "1e30", "--steps", "20"), "the loss is nan at step"),
         (("--every", "3"), "--every without --checkpoint-dir"),
+        (("--checkpoint-dir", "/proc/nowhere"), "cannot be written"),
         (("--data", "/nowhere/at/all"), "is no file"),
     ],
 )

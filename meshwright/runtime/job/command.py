@@ -32,6 +32,7 @@ def add_parser(subparsers: Any) -> None:
     add("--data", metavar="FILE", help="a text to learn from; one comes with the package")
     add("--checkpoint-dir", metavar="DIR", help="where to save: at the end, on Ctrl-C, and as --every says")
     add("--every", type=int, metavar="N", help="save after every so many steps")
+    add("--keep", type=int, default=3, metavar="N", help="remove all but the newest N checkpoints (default 3; 0: none)")
     add("--resume", action="store_true", help="go on from the last complete checkpoint in --checkpoint-dir")
     add("--go-on-at-nan", action="store_true", help="do not stop where the loss is not finite")
     add("--timeout", type=float, metavar="S", help="seconds a rank waits for others before it names them (default 600)")
@@ -121,7 +122,7 @@ def _measured(args: argparse.Namespace) -> Cluster | None:
 
 
 def _rest(args: argparse.Namespace) -> tuple[Any, ...]:
-    return args.checkpoint_dir, args.every, args.resume, args.data, args.go_on_at_nan, args.timeout
+    return args.checkpoint_dir, args.every, args.resume, args.data, args.go_on_at_nan, args.timeout, args.keep
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -131,6 +132,8 @@ def _check(args: argparse.Namespace) -> None:
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise RunError(f"{name} {value}", "at least 1", "give a larger number")
+    if args.keep < 0:
+        raise RunError(f"--keep {args.keep}", "a number of checkpoints, or 0 to keep all", "correct it")
     if not 0 < args.lr < float("inf"):
         raise RunError(f"--lr {args.lr}", "a positive, finite number", "correct it")
     if args.timeout is not None and not args.timeout > 0:
@@ -147,9 +150,25 @@ def _check(args: argparse.Namespace) -> None:
         raise RunError(
             f"{found} is there already", "an empty --checkpoint-dir", "pass --resume, or name another folder"
         )
+    if args.checkpoint_dir and not args.resume:
+        _check_folder(Path(args.checkpoint_dir))
     for name in ("every", "resume"):
         if getattr(args, name) and not args.checkpoint_dir:
             raise RunError(f"--{name} without --checkpoint-dir", "a folder to save to", "name one")
+
+
+def _check_folder(folder: Path) -> None:
+    """That checkpoints can be written: a run would be lost otherwise."""
+    from meshwright.errors import RunError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RunError(
+            f"--checkpoint-dir {folder} cannot be written: {error.strerror}", "a folder to save to", "name another"
+        ) from error
 
 
 def _latest(folder: str) -> Path | None:

@@ -25,13 +25,11 @@ from meshwright.runtime.state.loader import Loader, loader
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.runtime.weights.optimizers import make_optimizer
 
-KEPT = 3
-"""Checkpoints that a run keeps."""
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a rank is told: a plan file, how long, how fast, what to read, where to save, where rank 0 reports."""
+    """What a rank is told: a plan file, how long, how fast, what to read, where to save, where rank 0 reports.
+    keep: how many checkpoints, the newest; 0 keeps all."""
 
     plan: str
     steps: int
@@ -45,6 +43,7 @@ class Job:
     data: str | None = None
     go_on_at_nan: bool = False
     timeout_s: float | None = None
+    keep: int = 3
 
     def arguments(self) -> list[str]:
         return [json.dumps(asdict(self))]
@@ -69,7 +68,7 @@ def train(job: Job) -> dict[str, Any]:
     figures = progress.figures()
     where = None
     if job.folder:
-        where = str(save(trainer, optimizer, job.folder, loader=data, extra={"losses": losses}, keep=KEPT))
+        where = str(save(trainer, optimizer, job.folder, loader=data, extra={"losses": losses}, keep=job.keep))
     return asdict(figures) | {"losses": losses, "stopped": stopped, "saved": where}
 
 
@@ -111,7 +110,7 @@ def _loop(
             if stop.agreed():
                 return True
             if job.folder and job.every and trainer.steps % job.every == 0 and trainer.steps < job.steps:
-                save(trainer, optimizer, job.folder, loader=data, extra={"losses": losses}, keep=KEPT)
+                save(trainer, optimizer, job.folder, loader=data, extra={"losses": losses}, keep=job.keep)
     return False
 
 

@@ -75,6 +75,7 @@ def save(
         "batch": trainer.plan.batch,
         "world_size": trainer.plan.world_size,
         "parameters": {parameter.name: list(parameter.type.sizes) for parameter in trainer.program.parameters},
+        "optimizer": type(optimizer).__name__,
         "groups": _all_groups(trainer, optimizer),
         "numbers": [row for rows in _of_stages(trainer, _optimizer_numbers(trainer, optimizer)) for row in rows],
         "random": base64.b64encode(bytes(torch.get_rng_state().tolist())).decode(),
@@ -95,7 +96,7 @@ def load(
     summary = summary_of(folder)
     path = Path(summary["path"])
     _check_model(trainer, summary, path)
-    stored = FileSystemReader(path).read_metadata()
+    stored = _metadata(path)
     tensors = _model_tensors(trainer)
     missing = [key for key in tensors if key not in stored.state_dict_metadata]
     if missing:
@@ -164,6 +165,13 @@ def _summary(path: Path) -> dict[str, Any]:
             there = f"{file.stat().st_size:,} bytes" if file.exists() else "not there"
             raise RunError(f"{file} is {there}", f"{size:,} bytes, as when it was saved", "use another checkpoint")
     return found
+
+
+def _metadata(path: Path) -> Metadata:
+    try:
+        return FileSystemReader(path).read_metadata()
+    except Exception as error:  # it is unpickled, and damaged bytes may raise anything
+        raise RunError(f"{path / '.metadata'} cannot be read: {error}", "a checkpoint", "use another one") from error
 
 
 def _check_model(trainer: Trainer, summary: dict[str, Any], path: Path) -> None:
@@ -265,6 +273,11 @@ def _empty_states(
 def _restore(
     trainer: Trainer, optimizer: torch.optim.Optimizer, states: dict[tuple[str, str], Tensor], summary: dict[str, Any]
 ) -> None:
+    name = type(optimizer).__name__
+    if (saved_by := summary.get("optimizer", name)) != name:
+        raise RunError(
+            f"an optimizer of type {name}", f"{saved_by}, whose state was saved", "make that one, or pass None for it"
+        )
     parameters = dict(trainer.named_parameters())
     given, own = summary["groups"], _all_groups(trainer, optimizer)
     if [sorted(group["params"]) for group in given] != [sorted(group["params"]) for group in own]:

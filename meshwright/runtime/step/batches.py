@@ -118,10 +118,11 @@ class Batches:
         expected = entry.shape if whole else self._local_shape(name)
         if tuple(tensor.shape) != expected:
             kind = "the whole batch" if whole else f"this rank's slice (layout {self._layout(name)})"
+            other = "pass global_batch=True with the whole batch, use `trainer.data_slice()`, or plan again"
             raise RunError(
                 f"batch tensor {name!r} has shape {tuple(tensor.shape)}",
                 f"{expected}, {kind} of the planned {entry.shape}",
-                "pass global_batch=True with the whole batch, use `trainer.data_slice()`, or plan again",
+                "give as many samples as were planned, or plan again" if whole else other,
             )
         return tensor
 
