@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from meshwright.capture.program import Program, SegmentGraph
-from meshwright.errors import RunError
+from meshwright.capture.program import Program, SegmentGraph, Value
+from meshwright.capture.sizes import BatchSize
+from meshwright.cluster import Mesh
+from meshwright.errors import PlanError, RunError
 from meshwright.generate.chunk import ChunkedPair, check_chunkable, chunked
 from meshwright.generate.chunk_inner import ChunkedBackward, check_inner_chunks, chunked_backward
 from meshwright.generate.pair import SegmentPair, compiled_pair, make_pair
@@ -44,10 +47,23 @@ def sharded_prologue(program: Program, plan: Plan, stage: Stage | None = None, a
 
 
 def sharded_segment(program: Program, plan: Plan, index: int, batch: int, at: At = None) -> SegmentGraph:
-    """One rank's graph of one segment at this batch."""
-    choice, commons = plan.choice(index), plan.common_layouts(program, index)
-    run = flow(program.graph(program.segments[index]).at(batch), choice, plan.stage_of(index).mesh, commons, at)
-    return shard(run, tuple(map(Layout.parse, choice.outputs)))
+    """One rank's graph of one segment at this batch. Raises PlanError where ranks would have samples of several
+    numbers: those are cut evenly."""
+    choice, commons, mesh = plan.choice(index), plan.common_layouts(program, index), plan.stage_of(index).mesh
+    graph = program.graph(program.segments[index])
+    layouts = commons | {
+        value.name: Layout.parse(text) for value, text in zip(graph.inputs, choice.inputs, strict=True)
+    }
+    for value in (*graph.inputs, *graph.commons):
+        _check_samples(value, layouts[value.name], mesh, batch)
+    return shard(flow(graph.at(batch), choice, mesh, commons, at), tuple(map(Layout.parse, choice.outputs)))
+
+
+def _check_samples(value: Value, layout: Layout, mesh: Mesh, batch: int) -> None:
+    for dim, size in enumerate(value.type.shape):
+        pieces = prod(mesh.sizes[axis] for axis in layout.sharding(dim))
+        if isinstance(size, BatchSize) and size.at(batch) % pieces:
+            raise PlanError(f"{batch} samples in {layout}: {value.name}", f"samples that {pieces} ranks divide")
 
 
 def sharded_segments(program: Program, plan: Plan, places: Sequence[At] = ()) -> tuple[SegmentGraph, ...]:
