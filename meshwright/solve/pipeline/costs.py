@@ -10,7 +10,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Stage
 from meshwright.price.guest import GuestPrice, gradient_bytes, guest_price
-from meshwright.price.handover import Rate, hand_over_s, rates
+from meshwright.price.handover import Rate, hand_over_s, inner_rate, rates
 from meshwright.price.parameter import local_bytes
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.schedule import Pipeline
@@ -143,6 +143,8 @@ def _sum(one: GuestPrice, other: GuestPrice) -> GuestPrice:
 
 
 def _rate(plan: Plan, source: int, target: int) -> Rate:
+    if source == target:  # of two runs on the same devices
+        return inner_rate(plan.groups[source][0].mesh)
     found = rates(plan).get((source, target))
     if found is None:
         raise PlanError(f"no wire from stage {source} to stage {target}", "one for all that exchange", "plan again")

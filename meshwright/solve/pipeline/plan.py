@@ -62,7 +62,7 @@ def pipeline_plan(
         if key not in known:
             known[key] = input_layouts(small, stand_in(mesh), own, part.first)
         inputs, prologue = known[key]
-        stages.append(Stage(part.first, part.end, mesh, inputs, prologue, _guests(program, parts, part)))
+        stages.append(Stage(part.first, part.end, mesh, inputs, prologue, _guests(program, part)))
     choices: list[Choice] = []
     segments = []
     numbers: dict[str, int] = {}
@@ -102,12 +102,12 @@ def _parameters(program: Program, parts: Sequence[Part]) -> dict[str, ParameterP
     return {parameter.name: found[parameter.name] for parameter in program.parameters}
 
 
-def _guests(program: Program, parts: Sequence[Part], part: Part) -> dict[str, str]:
-    stage_of = {index: one.stage for one in parts for index in range(one.first, one.end)}
+def _guests(program: Program, part: Part) -> dict[str, str]:
+    """Weights that live with an earlier run, be it on the same devices, as under interleaving."""
     found: dict[str, str] = {}
     for index in range(part.first, part.end):
         for name in program.segments[index].params:
-            if stage_of[program.uses_of(name)[0]] != part.stage:
+            if program.uses_of(name)[0] < part.first:
                 found.setdefault(name, parameter_of(program, part.offer, name, index).compute)
     return found
 
@@ -121,7 +121,7 @@ def _wires(plan: Plan, program: Program, wires: Wires) -> tuple[Wire, ...]:
             pairs.add((plan.stage_at(plan.home(program, name).mesh.ranks[0]), plan.stage_at(stage.mesh.ranks[0])))
     found = []
     groups = plan.groups
-    for source, target in sorted(pairs | {(b, a) for a, b in pairs}):
+    for source, target in sorted({(a, b) for one in pairs for a, b in (one, one[::-1]) if a != b}):
         rate = wires.between(groups[source][0].mesh.ranks, groups[target][0].mesh.ranks)
         found.append(Wire(source, target, rate.latency_s, rate.bandwidth))
     return tuple(found)
