@@ -101,7 +101,7 @@ def joint_search(
             if progress:
                 progress(f"{entry.candidate.name} x {entry.microbatches}, recomputing: {plan.predicted.step_s:.4g} s")
     if best is not None and len(best.stages) == 1 and best.recomputes and not best.order:
-        last = refine(best, program, budget_bytes)
+        last = refine(best, program, budget_bytes, flat=flat)
         best = last if last and last.predicted.step_s < best.predicted.step_s else best
     return best, min(bounds, default=known_s)
 
@@ -180,7 +180,7 @@ def least_bytes(candidate: Candidate, program: Program, assemble: Assemble) -> i
     frontier = candidate.frontier(candidate.microbatches[-1])
     plan = assemble(chain_at(frontier, DEARER[-1]), frontier)
     ways = Ways.of(plan, program)
-    return least_peak_bytes(_instances(ways, ways.curves.options), _static_bytes(ways)) + _late_bytes(ways, plan)
+    return least_peak_bytes(_instances(ways, ways.curves.options), ways.static_bytes) + _late_bytes(ways, plan)
 
 
 def _entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> list[_Entry]:
@@ -232,12 +232,12 @@ def refine_ways(
     """`refine`, with these ways to run the segments. options: what each may do, all of its ways unless given; values
     may wait on the host then, where the device's link to it is known."""
     late, offered = _late_bytes(ways, plan), ways.curves.options if options is None else options
-    chosen = solve_instances(_instances(ways, offered), budget_bytes - late, _static_bytes(ways))
+    chosen = solve_instances(_instances(ways, offered), budget_bytes - late, ways.static_bytes)
     least_s = sum(min(kept.seconds for kept in found) for found in offered)
     if options is None and (chosen is None or chosen.seconds > least_s):
         for wider in ways.curves.wider():
             aside = wider.static_bytes - ways.curves.static_bytes
-            other = solve_instances(_instances(ways, wider.options), budget_bytes - late - aside, _static_bytes(ways))
+            other = solve_instances(_instances(ways, wider.options), budget_bytes - late - aside, ways.static_bytes)
             if other is not None and (chosen is None or other.seconds < chosen.seconds):
                 chosen, offered = other, wider.options
     if chosen is None:
@@ -262,7 +262,3 @@ def _instances(ways: Ways, options: Options) -> list[Instance]:
         if key not in made:
             made[key] = [ways.beside_weights(index, kept) for kept in found]
     return [Instance(made[id(found), ways.gathered[index]]) for index, found in enumerate(options)]
-
-
-def _static_bytes(ways: Ways) -> int:
-    return sum(point.static_bytes for point in ways.points)

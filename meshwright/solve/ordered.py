@@ -30,7 +30,7 @@ from meshwright.solve.points import Ways, prediction
 def refine_nested(plan: Plan, program: Program, ways: Ways, budget_bytes: int, method: str = "nested") -> Plan | None:
     """The plan with its sharding as it is, in the order of one of `methods.ORDERED`; None where that does not fit."""
     chained = _chained(plan, program, ways)
-    room = budget_bytes - _static_bytes(ways) - late_bytes(ways.points, plan.microbatches)
+    room = budget_bytes - ways.static_bytes - late_bytes(ways.points, plan.microbatches)
     found = order_by(chained, method, room) if room > 0 else None
     if found is None or found.peak_bytes > room:
         return None
@@ -93,11 +93,13 @@ def ordered_prediction(plan: Plan, program: Program, ways: Ways, picked: Sequenc
 
 def _gathers_s(plan: Plan, index: int, point: FrontierPoint) -> float:
     """Of a step, what the segment gathers at each of its runs."""
-    if not point.again_s:
-        return 0.0
+    return _gather_s(plan, index, point) * gathers_of(plan.order, index, plan.microbatches)
+
+
+def _gather_s(plan: Plan, index: int, point: FrontierPoint) -> float:
+    """Of one run; a point counts those of a step that runs every segment once."""
     uses = chain_uses((index,), len(plan.segments), plan.microbatches)
-    each_s = point.again_s / round(2 * plan.microbatches * uses)
-    return each_s * gathers_of(plan.order, index, plan.microbatches)
+    return point.again_s / round(2 * plan.microbatches * uses)
 
 
 def _whole(ways: Ways) -> list[list[Kept]]:
@@ -110,8 +112,7 @@ def _chained(plan: Plan, program: Program, ways: Ways) -> Chained:
     options = []
     for index, kept in enumerate(_whole(ways)):
         point = ways.points[index]
-        uses = chain_uses((index,), len(plan.segments), plan.microbatches)
-        gather_s = point.again_s / round(2 * plan.microbatches * uses)
+        gather_s = _gather_s(plan, index, point)
         first_s = ways.curves.options[index][0].seconds
         options.append(
             [
@@ -124,7 +125,3 @@ def _chained(plan: Plan, program: Program, ways: Ways) -> Chained:
             ]
         )
     return Chained.of(program, plan, options, [0] * len(options), traced_for(plan.mesh.device))
-
-
-def _static_bytes(ways: Ways) -> int:
-    return sum(point.static_bytes for point in ways.points)

@@ -78,6 +78,10 @@ class Ways:
         found, aside = prediction(points, microbatches, exact_peak=True), max(kept.away_bytes for kept in picked)
         return replace(found, peak_bytes=found.peak_bytes + aside, transient_bytes=found.transient_bytes + aside)
 
+    @property
+    def static_bytes(self) -> int:
+        return sum(point.static_bytes for point in self.points)
+
     def beside_weights(self, index: int, kept: Kept) -> Kept:
         """The same with the gathered weights among its transients."""
         more = self.gathered[index]

@@ -10,6 +10,7 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
+from meshwright.solve.memory.away import Copies
 from meshwright.solve.pin_words import check_words
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice
@@ -46,6 +47,14 @@ def test_every_method_is_a_plan_of_its_own(program: Program) -> None:
     for method, plan in found.items():
         assert plan.recomputes == (method in ("full", "selective", "flat")), method
         assert reprice(plan, program).predicted == plan.predicted, method
+
+
+def test_nothing_waits_on_the_host_where_that_is_pinned(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 9 * planned(program, "keep").predicted.peak_bytes // 10
+    monkeypatch.setattr("meshwright.solve.memory.curves.copies_of", lambda device: Copies(1e13, 1e13))
+    found = {method: planned(program, method, limit) for method in ("auto", "flat")}
+    waits = {method: any(choice.offload for choice in plan.choices) for method, plan in found.items()}
+    assert waits == {"auto": True, "flat": False}
 
 
 def test_what_no_limit_allows_is_refused_by_name(program: Program) -> None:
