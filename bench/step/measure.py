@@ -8,7 +8,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -50,7 +50,10 @@ def measure(cases: dict[str, Any], which: str, seconds: float, device_name: str,
     write(path, found)
     steps, found["steps"] = trained(which, device)
     say(f"{len(steps)} models to step")
-    found["steps"] |= measure_steps(steps, device, seconds, begin)
+    errors = dict(found["steps"])
+    for bursts in measure_steps(steps, device, seconds, begin):
+        found["steps"] = errors | bursts
+        write(path, found)
     found["seconds"] = time.perf_counter() - start
     return found
 
@@ -155,9 +158,9 @@ def trained(which: str, device: torch.device) -> tuple[dict[str, Step], dict[str
 
 def measure_steps(
     steps: dict[str, Step], device: torch.device, seconds: float, begin: Callable[[str], None]
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
     """In turns, a few of each at a time, the host's pace before and after: what disturbs disturbs all. What takes as
-    long every time is left alone after a few."""
+    long every time is left alone after a few. What was seen so far, after each round."""
     gc.collect()
     gc.freeze()  # what this bench keeps is no part of a step
     pace, rng, order = Pace(device), random.Random(0), list(steps)
@@ -179,7 +182,7 @@ def measure_steps(
             bursts[where].append(burst)
             before_s = after_s
         order = [where for where in order if not _settled([burst["step_s"] for burst in bursts[where]])]
-    return {where: {"bursts": each} for where, each in bursts.items()}
+        yield {where: {"bursts": each} for where, each in bursts.items()}
 
 
 def _settled(times: list[float]) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Op, Value
 from meshwright.cluster import Device
 from meshwright.cluster.profile_load import profile_of
 from meshwright.price.case import Case, tensor
 from meshwright.price.kernels import device_seconds, host_seconds, literals, name_of, waits
+from meshwright.price.mixture import experts
+from meshwright.profile.mixture import MIXTURES
 from meshwright.rules import Strategy
 
 _Local = tuple[tuple[int, ...], str, bool]
@@ -32,6 +34,8 @@ class OpSeconds:
     backward_pair_s: float = 0.0
     forward_waits: int = 0
     backward_waits: int = 0
+    parts: tuple[OpSeconds, ...] = ()
+    """The same one after the other, where the host waits for the device in the midst of an op that is several."""
 
 
 def op_seconds(
@@ -68,12 +72,24 @@ def _seconds(
     if found is None:
         local = (tuple(tensor(*one) for one in side) for side in (operands, results))
         case = Case(run, name_of(run), next(local), next(local), profile, unfused)
-        back = any(grad for _, _, grad in results)
-        (forward_s, backward_s), host, pair = device_seconds(case), host_seconds(case), host_seconds(case, pair=True)
-        forward, backward = waits(case)
-        found = OpSeconds(forward_s, 0.0, host[0], 0.0, pair[0], 0.0, forward)
-        if back:
-            found = OpSeconds(forward_s, backward_s, *host, *pair, forward, backward)
-        profile.memo[key] = found
+        found = profile.memo[key] = _priced(case, any(grad for _, _, grad in results))
     assert isinstance(found, OpSeconds)
     return found
+
+
+def _priced(case: Case, back: bool) -> OpSeconds:
+    (forward_s, backward_s), host, pair = device_seconds(case), host_seconds(case), host_seconds(case, pair=True)
+    forward, backward = waits(case)
+    if not back:
+        return OpSeconds(forward_s, 0.0, host[0], 0.0, pair[0], 0.0, forward)
+    found = OpSeconds(forward_s, backward_s, *host, *pair, forward, backward)
+    return replace(found, parts=_parts(case, found)) if forward and case.name in MIXTURES else found
+
+
+def _parts(case: Case, whole: OpSeconds) -> tuple[OpSeconds, ...]:
+    """The experts' ops; what brings tokens to them and back is half before and half after."""
+    inner = [_priced(part, back=True) for part in experts(case)]
+    sides = ("forward_s", "backward_s", "forward_host_s", "backward_host_s", "forward_pair_s", "backward_pair_s")
+    rest = (getattr(whole, side) - sum(getattr(part, side) for part in inner) for side in sides)
+    half = OpSeconds(*(max(0.0, seconds) / 2 for seconds in rest))
+    return half, *inner, half

@@ -132,14 +132,14 @@ def _add_graph(
         unfused = packet(op.target) in ATTENTIONS and places.kernel(op, operands) == "math"
         found = whole_op_seconds(op, values, device, unfused)
         copy = _copy(op, values, places, profile)
-        calls.forward.append(
-            _Call(found.forward_host_s + copy.host_s, found.forward_s + copy.device_s, found.forward_waits)
-        )
+        parts = found.parts or (found,)
+        calls.forward += [copy] if copy.host_s or copy.device_s else []
+        calls.forward += [_Call(part.forward_host_s, part.forward_s, part.forward_waits) for part in parts]
         if any(value.grad for value in op.results):
             named = [names.get(n) or f"{segment.name if segment else ''}/{n}" for n in (op.name, *op.operands())]
             calls.made.append(Made(op, named[0], tuple(named[1:]), tuple(value.type.sizes for value in operands)))
             calls.types.setdefault(named[0], op.results[0].type)
-            calls.backward.append(_Call(found.backward_host_s, found.backward_s, found.backward_waits))
+            calls.backward += [_Call(part.backward_host_s, part.backward_s, part.backward_waits) for part in parts]
             for value in operands:
                 if value.grad:
                     name = names.get(value.name) or f"{segment.name if segment else ''}/{value.name}"

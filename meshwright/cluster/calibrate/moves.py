@@ -130,8 +130,9 @@ def _products(device: torch.device, dtype: torch.dtype) -> Iterator[list[Move]]:
     yield [_view(8, 64, 64), _with("bmm", torch.matmul, leaf(8, 64, 64)), _view(*ROWS)]
     for groups in EXPERTS:
         weights = leaf(groups, 128, 128)
-        rows = _FLAT[0] // groups
-        ends = torch.arange(rows, _FLAT[0] + 1, rows, device=device, dtype=torch.int32)
+        # As picks fall: no two groups of one size, for which the host would find the same kernel again.
+        cuts = torch.randperm(_FLAT[0] - 1, device=device)[: groups - 1].sort()[0] + 1
+        ends = torch.cat([cuts, cuts.new_tensor([_FLAT[0]])]).to(torch.int32)
         product = _with(f"grouped_mm_{groups}", partial(_grouped, ends), weights)
         yield [_view(*_FLAT), product, _view(*ROWS)]
 
