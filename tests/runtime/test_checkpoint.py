@@ -18,7 +18,7 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.models.gpt import GPT
 from meshwright.plan import Plan
-from meshwright.runtime.state.checkpoint import latest
+from meshwright.runtime.state.folder import latest
 from meshwright.solve.plan import make_plan
 
 
@@ -73,6 +73,12 @@ def test_saved_on_two_by_two_and_read_on_three(tmp_path: Path, ranks: Callable[[
         assert after["random"] == first[0]["random"], "random numbers go on where they were"
 
 
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def refusals(rank: int, plan_json: bytes, folder: str, name: str) -> str:
     import meshwright as mw
 
@@ -103,19 +109,71 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path, ranks: Callabl
     assert "half-written" in message(half)
     assert "another model" in message(saved, "llama")
     told = (found / "meshwright.json").read_text()
-    (found / "meshwright.json").write_text(json.dumps(json.loads(told) | {"optimizer": "Adagrad"}))
-    assert "Adagrad, whose state was saved" in message(saved)
-    (found / "meshwright.json").write_text(told)
-    whole = (found / ".metadata").read_bytes()
-    (found / ".metadata").write_bytes(b"x" * len(whole))
-    assert ".metadata cannot be read" in message(saved)
-    (found / ".metadata").write_bytes(whole)
     listed = json.loads(told)["files"]
+    assert {Path(name).suffix for name in listed} == {".distcp", ".sums", ""}
+    for name in ("meshwright.json", *listed):
+        untouched = (found / name).read_bytes()
+        flip_a_byte(found / name)
+        assert f"{found / name.removesuffix('.sums')}" in message(saved), name
+        (found / name).write_bytes(untouched)
+    for name in [name for name in listed if name.endswith(".sums")]:
+        (found / name).unlink()
+        del listed[name]
+    without_sums = {key: value for key, value in json.loads(told).items() if "sum" not in key} | {"files": listed}
+    (found / "meshwright.json").write_text(json.dumps(without_sums))
+    assert message(saved) == "", "older checkpoints have none"
+    (found / "meshwright.json").write_text(json.dumps(without_sums | {"optimizer": "Adagrad"}))
+    assert "Adagrad, whose state was saved" in message(saved)
+    (found / "meshwright.json").write_text(json.dumps(without_sums))
     largest = max(listed, key=listed.__getitem__)
     (found / largest).write_bytes((found / largest).read_bytes()[:-1])
     assert "as when it was saved" in message(saved)
     (found / largest).unlink()
     assert "not there" in message(saved)
+
+
+def save_twice(rank: int, plan_json: bytes, folder: str) -> None:
+    import meshwright as mw
+
+    model, batch = small_model("gpt", "float64")
+    trainer = mw.parallelize(model, Plan.from_json(plan_json))
+    optimizer = torch.optim.AdamW(trainer.parameters())
+    for _ in range(2):
+        trainer.step(batch, global_batch=True)
+        optimizer.step()
+        mw.save(trainer, optimizer, folder)
+
+
+def past_damage(rank: int, plan_json: bytes, folder: str) -> tuple[str, bool, int, tuple[str, ...], list[str]]:
+    import meshwright as mw
+
+    trainer = mw.parallelize(small_model("gpt", "float64")[0], Plan.from_json(plan_json))
+    optimizer = torch.optim.AdamW(trainer.parameters())
+    before = [parameter.data.to_local().clone() for parameter in trainer.parameters()]  # type: ignore[attr-defined]
+    try:
+        mw.load(trainer, optimizer, folder)
+        refused = ""
+    except MeshwrightError as error:
+        refused = str(error)
+    now = [parameter.data.to_local() for parameter in trainer.parameters()]  # type: ignore[attr-defined]
+    untouched = all(torch.equal(a, b) for a, b in zip(before, now, strict=True))
+    found = mw.load(trainer, optimizer, folder, skip_damaged=True)
+    mw.save(trainer, optimizer, folder, keep=1)
+    return refused, untouched, found.step, found.passed_over, sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_what_one_rank_finds_damaged_all_pass_over(tmp_path: Path, ranks: Callable[[int], GlooPool]) -> None:
+    plan = a_plan(2, "dp=2", "zero=3")
+    ranks(2).run(save_twice, plan, str(tmp_path))
+    damaged = tmp_path / "step-000002" / "__1_0.distcp"
+    flip_a_byte(damaged)
+    for refused, untouched, step, passed_over, left in ranks(2).run(past_damage, plan, str(tmp_path)):
+        assert f"{damaged} is damaged: bytes" in refused
+        assert f"to do: load {tmp_path / 'step-000001'}" in refused
+        assert untouched, "it is refused before anything is read"
+        assert step == 1
+        assert [str(damaged) in line for line in passed_over] == [True]
+        assert left == ["step-000001", "step-000002"], "a later one is no reason to remove what was just saved"
 
 
 def sourced(rank: int, plan_json: bytes, folder: str) -> dict[str, Any]:

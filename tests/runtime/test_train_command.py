@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.runtime.state.checkpoint import latest
+from meshwright.runtime.state.folder import latest
 
 MODEL = "gpt?layers=1&hidden=16&heads=2&ffn=32&vocab=128&seq=16"
 PATIENCE_S = 900
@@ -85,7 +85,9 @@ def test_ctrl_c_saves_and_leaves(tmp_path: Path) -> None:
     assert not any(map(alive, ranks))
 
 
-def test_a_rank_killed_in_a_save_is_named_and_nothing_complete_is_lost(tmp_path: Path) -> None:
+def test_a_rank_killed_in_a_save_is_named_and_nothing_complete_is_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = start("--nproc", "2", "--steps", "100000", "--checkpoint-dir", str(tmp_path), "--every", "1")
     wait_for(run, tmp_path, "step-000002")
     wait_for(run, tmp_path, ".saving-*")
@@ -99,8 +101,13 @@ def test_a_rank_killed_in_a_save_is_named_and_nothing_complete_is_lost(tmp_path:
     newest = latest(tmp_path)
     assert newest is not None
     steps = int(newest.name.removeprefix("step-"))
+    damaged = newest / "__1_0.distcp"
+    damaged.write_bytes(damaged.read_bytes()[:-100] + b"\1" * 100)
     again = ["--nproc", "1", "--steps", str(steps + 1), "--checkpoint-dir", str(tmp_path), "--resume"]
     assert main(["train", MODEL, *again]) == 0
+    out, error = capfd.readouterr()
+    assert f"passed over: {damaged} is damaged" in error
+    assert f"going on from {tmp_path / f'step-{steps - 1:06d}'}" in out
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
     add("--checkpoint-dir", metavar="DIR", help="where to save: at the end, on Ctrl-C, and as --every says")
     add("--every", type=int, metavar="N", help="save after every so many steps")
     add("--keep", type=int, default=3, metavar="N", help="remove all but the newest N checkpoints (default 3; 0: none)")
-    add("--resume", action="store_true", help="go on from the last complete checkpoint in --checkpoint-dir")
+    add("--resume", action="store_true", help="go on from the last complete, undamaged checkpoint in --checkpoint-dir")
     add("--go-on-at-nan", action="store_true", help="do not stop where the loss is not finite")
     add("--timeout", type=float, metavar="S", help="seconds a rank waits for others before it names them (default 600)")
     add(
@@ -172,7 +172,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _latest(folder: str) -> Path | None:
-    from meshwright.runtime.state.checkpoint import latest
+    from meshwright.runtime.state.folder import latest
 
     return latest(folder)
 
@@ -229,7 +229,7 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
 
 def _saved_batch(args: argparse.Namespace) -> int | None:
     """The global batch of the run that is gone on with."""
-    from meshwright.runtime.state.checkpoint import summary_of
+    from meshwright.runtime.state.folder import summary_of
 
     if not args.resume:
         return None

@@ -59,8 +59,11 @@ def train(job: Job) -> dict[str, Any]:
     losses: list[float] = []
     if job.resume:
         assert job.folder is not None
-        found = load(trainer, optimizer, job.folder, loader=data)
+        found = load(trainer, optimizer, job.folder, loader=data, skip_damaged=True)
         losses = found.extra.get("losses", [])
+        if dist.get_rank() == 0:
+            for fault in found.passed_over:
+                print(f"passed over: {fault}", file=sys.stderr, flush=True)
         if dist.get_rank() == 0 and not job.quiet:
             print(f"going on from {found.path}, step {found.step}", flush=True)
     progress = Progress(trainer, job.steps, job.quiet, job.folder)

@@ -1,37 +1,38 @@
 """Checkpoints through torch.distributed.checkpoint: saved under one plan, loaded under any other.
 
-A folder holds one checkpoint per saved step, `step-000050`. It is written under a hidden name and renamed when every
-rank's part is there, so what carries its name is complete, and a save that is killed costs nothing that was.
+`folder` says how they lie on the disk, `sums` how damage is noticed.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import os
-import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 from torch.distributed.tensor import DTensor, zeros
 
 from meshwright.errors import RunError
+from meshwright.runtime.state.folder import (
+    Folder,
+    begin,
+    complete,
+    complete_ones,
+    on_first,
+    read_metadata,
+    read_summary,
+    together,
+)
+from meshwright.runtime.state.sums import DamagedError, SummedReader, SummedWriter, agreed
 from meshwright.runtime.trainer import Trainer
-
-FORMAT = 1
-SUMMARY = "meshwright.json"
-_STEP = re.compile(r"step-(\d+)|\.old-step-(\d+)")
-Folder = str | os.PathLike[str]
 
 
 class Stateful(Protocol):
@@ -41,11 +42,13 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a loaded checkpoint says of itself. extra: what the user gave to `save`."""
+    """What a loaded checkpoint says of itself. extra: what the user gave to `save`. passed_over: what was wrong with
+    newer ones, one line each."""
 
     path: Path
     step: int
     extra: dict[str, Any] = field(default_factory=dict)
+    passed_over: tuple[str, ...] = ()
 
 
 def save(
@@ -63,12 +66,12 @@ def save(
     """
     root, name = Path(folder), f"step-{trainer.steps:06d}"
     scratch = root / f".saving-{name}"
-    _on_first(lambda: _clear(root, scratch), f"{root} cannot be written")
+    on_first(lambda: begin(root, scratch), f"{root} cannot be written")
     tensors = _model_tensors(trainer) | _optimizer_tensors(trainer, optimizer)
     with trainer.watch.during("save"):
-        write_tensors(tensors, checkpoint_id=scratch)
+        writer = SummedWriter(scratch)
+        agreed(lambda: write_tensors(tensors, storage_writer=writer), f"{root} to have room and be written")
     summary = {
-        "format": FORMAT,
         "step": trainer.steps,
         "seed": trainer.seed,
         "model": trainer.plan.model,
@@ -80,23 +83,44 @@ def save(
         "numbers": [row for rows in _of_stages(trainer, _optimizer_numbers(trainer, optimizer)) for row in rows],
         "random": base64.b64encode(bytes(torch.get_rng_state().tolist())).decode(),
         "loader": loader.state_dict() if loader is not None else None,
-        "extra": dict(extra or {}),
+        "extra": _plain(extra or {}),
     }
-    _on_first(lambda: _complete(scratch, root / name, summary, keep), f"{root / name} cannot be written")
+    on_first(lambda: complete(scratch, root / name, summary, keep), f"{root / name} cannot be written")
     return root / name
 
 
 def load(
-    trainer: Trainer, optimizer: torch.optim.Optimizer | None, folder: Folder, *, loader: Stateful | None = None
+    trainer: Trainer,
+    optimizer: torch.optim.Optimizer | None,
+    folder: Folder,
+    *,
+    loader: Stateful | None = None,
+    skip_damaged: bool = False,
 ) -> Checkpoint:
     """Bring trainer, optimizer, random numbers and loader to where they were saved; call it on every rank.
 
-    folder: where checkpoints are, of which the newest complete one is taken, or one checkpoint.
+    folder: where checkpoints are, of which the newest complete one is taken, or one checkpoint. Where what is to be
+    read does not have the checksums that were saved it is refused, or, with skip_damaged, the next older one is taken.
     """
-    summary = summary_of(folder)
-    path = Path(summary["path"])
+    every = together(lambda: complete_ones(folder))
+    passed: list[str] = []
+    for number, path in enumerate(every):
+        try:
+            return replace(_load(trainer, optimizer, path, loader), passed_over=tuple(passed))
+        except DamagedError as error:
+            others = every[number + 1 :]
+            if others and skip_damaged:
+                passed.append(error.given)
+                continue
+            todo = f"load {others[0]}, or pass skip_damaged=True" if others else "start anew: there is no other one"
+            raise DamagedError(error.given, error.expected, todo) from error
+    raise AssertionError("complete_ones gives at least one")
+
+
+def _load(trainer: Trainer, optimizer: torch.optim.Optimizer | None, path: Path, loader: Stateful | None) -> Checkpoint:
+    summary = together(lambda: read_summary(path))
     _check_model(trainer, summary, path)
-    stored = _metadata(path)
+    stored = together(lambda: read_metadata(path, summary))
     tensors = _model_tensors(trainer)
     missing = [key for key in tensors if key not in stored.state_dict_metadata]
     if missing:
@@ -104,7 +128,7 @@ def load(
     states = {} if optimizer is None else _empty_states(trainer, optimizer, stored)
     wanted = tensors | {f"optimizer/{name}/{key}": tensor for (name, key), tensor in states.items()}
     with trainer.watch.during("load"):
-        read_tensors(wanted, checkpoint_id=path)
+        agreed(lambda: read_tensors(wanted, storage_reader=SummedReader(path)), "files that can be read")
     if optimizer is not None:
         _restore(trainer, optimizer, states, summary)
     trainer.steps, trainer.seed = summary["step"], summary["seed"]
@@ -112,66 +136,6 @@ def load(
     if loader is not None and summary["loader"] is not None:
         loader.load_state_dict(summary["loader"])
     return Checkpoint(path, summary["step"], summary["extra"])
-
-
-def latest(folder: Folder) -> Path | None:
-    """The newest complete checkpoint in a folder, or the folder itself where it is one; None if there is none."""
-    root = Path(folder)
-    if (root / SUMMARY).exists():
-        return root
-    found = [entry for entry in _checkpoints(root) if (entry / SUMMARY).exists()]
-    return max(found, key=_step_of) if found else None
-
-
-def summary_of(folder: Folder) -> dict[str, Any]:
-    """What the newest complete checkpoint says of itself, and where it is; RunError where there is none."""
-    path = latest(folder)
-    if path is None:
-        raise _nothing_in(Path(folder))
-    return _summary(path) | {"path": str(path)}
-
-
-def _checkpoints(root: Path) -> list[Path]:
-    return [entry for entry in root.iterdir() if _STEP.fullmatch(entry.name)] if root.is_dir() else []
-
-
-def _step_of(path: Path) -> tuple[int, bool]:
-    """By step; of two with the same, the one that has not been replaced."""
-    match = _STEP.fullmatch(path.name)
-    assert match is not None
-    return int(match[1] or match[2]), match[1] is not None
-
-
-def _nothing_in(root: Path) -> RunError:
-    half = sorted(entry.name for entry in root.glob(".saving-*")) if root.is_dir() else []
-    if half:
-        return RunError(
-            f"{root} has only a half-written checkpoint, {half[0]}", "a complete one", "start anew, or name another"
-        )
-    what = "has no checkpoint" if root.is_dir() else "is not there"
-    return RunError(f"{root} {what}", "a folder that `save` wrote to", "check the path")
-
-
-def _summary(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((path / SUMMARY).read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path / SUMMARY} cannot be read: {error}", "a checkpoint", "use another one") from error
-    if found.get("format") != FORMAT:
-        raise RunError(f"{path} has format {found.get('format')}", f"format {FORMAT}", "use the version that wrote it")
-    for name, size in found["files"].items():
-        file = path / name
-        if not file.exists() or file.stat().st_size != size:
-            there = f"{file.stat().st_size:,} bytes" if file.exists() else "not there"
-            raise RunError(f"{file} is {there}", f"{size:,} bytes, as when it was saved", "use another checkpoint")
-    return found
-
-
-def _metadata(path: Path) -> Metadata:
-    try:
-        return FileSystemReader(path).read_metadata()
-    except Exception as error:  # it is unpickled, and damaged bytes may raise anything
-        raise RunError(f"{path / '.metadata'} cannot be read: {error}", "a checkpoint", "use another one") from error
 
 
 def _check_model(trainer: Trainer, summary: dict[str, Any], path: Path) -> None:
@@ -184,6 +148,14 @@ def _check_model(trainer: Trainer, summary: dict[str, Any], path: Path) -> None:
                 f"{own.get(name, 'no such parameter')}, as this model has",
                 "load it into the model it was saved from",
             )
+
+
+def _plain(extra: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(extra)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"extra cannot be saved: {error}", "numbers, texts, lists and dicts of them") from error
+    return dict(extra)
 
 
 def _model_tensors(trainer: Trainer) -> dict[str, Tensor]:
@@ -297,49 +269,3 @@ def _restore(
 
 def _like(value: Any, old: Any) -> Any:
     return tuple(value) if isinstance(value, list) and isinstance(old, tuple) else value
-
-
-def _clear(root: Path, scratch: Path) -> None:
-    root.mkdir(parents=True, exist_ok=True)
-    for stale in (*root.glob(".saving-*"), scratch):
-        if stale.exists():
-            shutil.rmtree(stale)
-    scratch.mkdir()
-
-
-def _complete(scratch: Path, target: Path, summary: dict[str, Any], keep: int | None) -> None:
-    files = {str(p.relative_to(scratch)): p.stat().st_size for p in scratch.rglob("*") if p.is_file()}
-    with open(scratch / SUMMARY, "w", encoding="utf-8") as file:
-        json.dump(summary | {"files": files}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    old = target.with_name(f".old-{target.name}")
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    scratch.rename(target)
-    _sync_folder(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
-    for previous in sorted(_checkpoints(target.parent), key=_step_of)[: -keep if keep else 0]:
-        shutil.rmtree(previous)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _on_first(action: Callable[[], None], what: str) -> None:
-    """Run on rank 0 while the others wait; where it fails, every rank raises the same."""
-    fault: list[str | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            action()
-        except OSError as error:
-            fault = [str(error)]
-    dist.broadcast_object_list(fault, src=0)
-    if fault[0] is not None:
-        raise RunError(f"{what}: {fault[0]}", "a folder with room that can be written", "free some, or name another")
