@@ -6,9 +6,8 @@
 Hosts are namespaces joined by shaped links. The shipped CPU profile is first brought to the pace of this machine: one
 number, from a step of another model of the same family (bench/shaped/pace.py) that all ranks run at once, in seconds of
 its CPU: ranks of a pipeline wait most of the time, so that few share a core. It is taken again between the steps, and
-plans are held against what they say at that pace. Links are taken at what two messages reach that cross: their
-acknowledgements wait behind each other's data. For each case (a model on a network,
-some with a limit on memory) the planner is asked twice, free and with `pp=1`, for the true rates. Rivals:
+plans are held against what they say at that pace. Links are taken at what two messages reach that cross. For
+each case (a model on a network, some with a limit on memory) the planner is asked twice, free and with `pp=1`. Rivals:
 `torch.distributed.pipelining` with the stages and micro-batches of the plan, GPipe and 1F1B, data-parallel inside a
 stage where the plan has several ranks there. All ways step in turn on the same ranks, with the same fused AdamW;
 repeats are interleaved and medians taken. The plan's step is held against what the simulator said, its bytes against
@@ -160,12 +159,12 @@ def pace_main(told: dict[str, Any]) -> int:
     """Median over ranks of the yardstick's step, all at once, over what the shipped profile says; and `both_ways`."""
     import torch
     import torch.distributed as dist
-    from pace import both_ways, yardstick
+    from pace import SMALL_BATCH, both_ways, yardstick
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     share = both_ways(dist.get_world_size() - 1, told["mbit"])
-    step = yardstick(told["model"], time.process_time)
+    step = yardstick(told["model"], time.process_time, SMALL_BATCH)
     spent = [step() for _ in range(8)]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, median(spent[2:]))
@@ -208,7 +207,7 @@ def _row(case: Case, pace: float, predicted: dict[str, Any], measured: dict[str,
 def rank_main(told: dict[str, Any]) -> int:
     import torch
     import torch.distributed as dist
-    from pace import yardstick
+    from pace import SMALL_BATCH, yardstick
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -216,7 +215,7 @@ def rank_main(told: dict[str, Any]) -> int:
     losses = {name: float(step()) for name, step in steps.items()}
     timed: dict[str, list[float]] = {name: [] for name in steps}
     cpu: dict[str, list[float]] = {name: [] for name in steps}
-    pace, paces = yardstick(told["model"], time.process_time), []
+    pace, paces = yardstick(told["model"], time.process_time, SMALL_BATCH), []
     pace()
     for _ in range(told["repeats"]):
         dist.barrier()

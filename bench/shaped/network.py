@@ -23,6 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _QUEUE = "200ms"
+_AT_ONCE = 16_384
+"""Bytes that go through the queues as one, as a network card would cut them up: else every frame takes its turn on the
+cores that the ranks compute on. The queues count the frames all the same."""
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -175,6 +178,7 @@ def _shape(namespace: str, device: str, rate: str) -> None:
     """What passes at once after a pause is what the link carries in two milliseconds, or a few frames: with more, short
     messages would find a faster link than the one that was asked for."""
     burst = max(20_000, round(float(rate[:-4]) * _UNITS[rate[-4:]] / 8 * 2e-3))
+    _sh(f"ip -n {namespace} link set {device} gso_max_size {_AT_ONCE}")
     _sh(f"ip netns exec {namespace} tc qdisc add dev {device} root tbf rate {rate} burst {burst}b latency {_QUEUE}")
 
 

@@ -17,21 +17,28 @@ YARDSTICKS = {
     "llama": "llama?layers=3&hidden=448&heads=8&kv_heads=8&ffn=1216&vocab=512&seq=64&tied=false",
 }
 BATCH = 8
+SMALL_BATCH = 2
+"""As large as the micro-batches of pipelines."""
 _PAYLOAD = 1448 / 1514  # of each Ethernet frame, TCP carries this part
 
 
 def both_ways(other: int, mbit: int, times: int = 3) -> float:
-    """Of a link's rate, what rank 0 and another reach when they send a mebibyte to each other; 1 at most, on rank 0."""
+    """Of a link's rate, what rank 0 and another reach when they send a mebibyte to each other, over a group
+    for each way as stages do; 1 at most, on rank 0."""
     import torch
     import torch.distributed as dist
 
     spent, mine = [], dist.get_rank()
+    up, down = dist.new_group(), dist.new_group()
     for _ in range(times + 1):
         dist.barrier()
         start = time.perf_counter()
         if mine in (0, other):
-            peer = other if mine == 0 else 0
-            begun = [dist.isend(torch.zeros(1 << 18), peer), dist.irecv(torch.zeros(1 << 18), peer)]
+            peer, out, into = (other, up, down) if mine == 0 else (0, down, up)
+            begun = [
+                dist.isend(torch.zeros(1 << 18), peer, group=out),
+                dist.irecv(torch.zeros(1 << 18), peer, group=into),
+            ]
             for one in begun:
                 one.wait()
         spent.append(time.perf_counter() - start)
@@ -82,7 +89,7 @@ def _as_ordered(plan: Any, paced: Any, program: Any) -> Any:
     return paced.with_prediction(step_s=found.step_s, stages=stages)
 
 
-def yardstick(model: str, clock: Callable[[], float] = time.perf_counter) -> Callable[[], float]:
+def yardstick(model: str, clock: Callable[[], float] = time.perf_counter, samples: int = BATCH) -> Callable[[], float]:
     """A step of this rank alone, of a model like the named one; it returns the pace by the clock."""
     import torch
 
@@ -93,10 +100,10 @@ def yardstick(model: str, clock: Callable[[], float] = time.perf_counter) -> Cal
     from meshwright.solve.points import plan_points, prediction
 
     reference = parse_reference(YARDSTICKS[model.partition("?")[0]])
-    program = capture(*reference.meta(BATCH))
+    program = capture(*reference.meta(samples))
     plan = one_device_plan(program, load_cluster("local").mesh((1,)))
     said_s = prediction(plan_points(plan, program), 1, exact_peak=False).step_s
-    batch = {name: torch.randint(0, 256, shape) for name, (shape, _) in reference.shapes(BATCH).items()}
+    batch = {name: torch.randint(0, 256, shape) for name, (shape, _) in reference.shapes(samples).items()}
     model = reference.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 

@@ -1,7 +1,7 @@
 """What collectives reach of the links that were asked for: measured on the ranks, as `meshwright detect` would.
 
-What goes both ways at once (gloo's all-gather; the values and gradients of a pipeline) is far from the wire's rate
-where the acknowledgements of one way wait behind the data of the other; an all-reduce is near it.
+What goes both ways at once over one connection (gloo's all-gather) is far from the wire's rate: what one rank asks for
+waits behind what it sends. Values and gradients of a pipeline have a connection for each way.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def reached() -> dict[str, float]:
     import torch.distributed as dist
 
     world = dist.get_world_size()
+    groups = (dist.new_group(), dist.new_group())
     whole = torch.zeros(BYTES // 4 // world * world)
     part, other = torch.zeros(whole.numel() // world), torch.zeros_like(whole)
     ways: dict[str, Callable[[], Any]] = {
@@ -28,7 +29,7 @@ def reached() -> dict[str, float]:
         "all_gather": lambda: dist.all_gather_into_tensor(other, part),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
         "all_to_all": lambda: dist.all_to_all_single(other, whole),
-        "send": lambda: _both_ways(whole, other),
+        "send": lambda: _both_ways(whole, other, *groups),
     }
     found = {}
     for name, run in ways.items():
@@ -45,12 +46,16 @@ def reached() -> dict[str, float]:
     return found
 
 
-def _both_ways(out: Any, into: Any) -> None:
-    """Every rank sends to the next and receives from the one before."""
+def _both_ways(out: Any, into: Any, up: Any, down: Any) -> None:
+    """Every rank sends to the next and receives from the one before, as stages do: up and down over a group each."""
     import torch.distributed as dist
 
     rank, world = dist.get_rank(), dist.get_world_size()
-    begun = [dist.isend(out, (rank + 1) % world), dist.irecv(into, (rank - 1) % world)]
+    after, before = (rank + 1) % world, (rank - 1) % world
+    begun = [
+        dist.isend(out, after, group=up if after > rank else down),
+        dist.irecv(into, before, group=up if rank > before else down),
+    ]
     for work in begun:
         if work is not None:
             work.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -200,9 +201,24 @@ class Exchange:
         return [float(number) for number in held.tolist()]
 
 
+_ways: WeakKeyDictionary[dist.ProcessGroup, tuple[dist.ProcessGroup, dist.ProcessGroup]] = WeakKeyDictionary()
+"""Of a world, the groups of what goes up and of what goes down."""
+
+
 def _channels(plan: Plan, device: torch.device) -> dict[int, Channel]:
-    """Over one group with tags; where the backend knows none, over a group each."""
+    """Over groups with tags; where the backend knows none, over a group each.
+
+    gloo asks for a message over the connection on which a group's other messages go the opposite way, behind all that
+    is under way there: with one group, values that go up would wait for gradients that come down."""
     numbers = (1, 2, 3, 4, OUT, HOME, INNER)
-    if len(plan.stages) == 1 or device.type == "cpu":
+    if len(plan.stages) == 1:
         return {number: Channel(number) for number in numbers}
-    return {number: Channel(number, dist.new_group()) for number in numbers}
+    if device.type != "cpu":
+        return {number: Channel(number, dist.new_group()) for number in numbers}
+    world = dist.group.WORLD
+    assert world is not None
+    if world not in _ways:
+        _ways[world] = (dist.new_group(), dist.new_group())
+    up, down = _ways[world]
+    groups = {1: up, 2: down, 3: up, 4: down}
+    return {number: Channel(number, groups.get(number)) for number in numbers}
