@@ -22,7 +22,7 @@ class Link:
     """first to end: the segments it stands for. reads: the boundary values that come from outside, once for each of
     its segments that reads them. returned: outputs that a gradient comes for. input_names, weight_names: whose
     gradients backward gives, in order. clones: which of the weights' gradients lie in memory that something else has
-    too: seen when it first runs, and the same ever after."""
+    too: seen when it first runs, and the same ever after; half_clones: the same of a weight half."""
 
     part: Part
     first: int
@@ -36,6 +36,7 @@ class Link:
     input_names: tuple[str, ...] = ()
     weight_names: tuple[str, ...] = ()
     clones: frozenset[int] | None = field(default=None)
+    half_clones: frozenset[int] | None = field(default=None)
 
     def __post_init__(self) -> None:
         graph, segment = self.pair.graph, self.segment
@@ -67,15 +68,17 @@ class Link:
         return dict(zip(self.locals, params, strict=True))
 
     def unshared(self, weights: Gradients, others: Gradients, given: set[int]) -> Gradients:
-        """Two parameters, or one and an input, may be handed the same gradient: each gets its own. given: the memory of
-        the gradients that backward was called with."""
+        """Two parameters, or one and an input, may be handed the same gradient: each gets its own, for others are added
+        to it in place. given: the memory of what backward was called with."""
         if self.clones is None:
             self.clones = _shared(weights, given | {storage(tensor) for tensor in others if tensor is not None})
         return _apart(weights, self.clones)
 
-    def half_unshared(self, weights: Gradients) -> Gradients:
-        """The same of a weight half."""
-        return _apart(weights, _shared(weights, set()))
+    def half_unshared(self, weights: Gradients, given: Sequence[Tensor]) -> Gradients:
+        """The same of a weight half; given: what it was called with, when it first runs."""
+        if self.half_clones is None:
+            self.half_clones = _shared(weights, {storage(tensor) for tensor in given})
+        return _apart(weights, self.half_clones)
 
 
 def segment_link(part: Part, index: int, segment: Segment, pair: Pair) -> Link:

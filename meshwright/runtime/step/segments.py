@@ -143,8 +143,8 @@ class Segments:
             return
         link = run or self.link(index, micro)
         incoming, saved = self._incoming(link, micro)
-        given = set(map(storage, incoming)) if link.clones is None else set[int]()
         params = self._params(link)
+        given = set(map(storage, (*incoming, *params))) if link.clones is None else set[int]()
         if index in self.exchange.recomputed:
             inputs, weights = _listed(self._pieces_of(link.pair, True).backward(saved, link.by_name(params), incoming))
         else:
@@ -164,8 +164,11 @@ class Segments:
         """The rest of it."""
         link = self.link(index, micro)
         made = self._pieces_of(link.pair, index in self.exchange.recomputed)
+        given: list[Tensor] = []
+        if link.half_clones is None and isinstance(made, Pieces):  # others have the gradients themselves left over
+            given = micro.rest[index].tensors()
         gradients = made.weight_half(micro.rest.pop(index), link.by_name(self._params(link)))
-        self._add(link, link.half_unshared([gradients.get(name) for name in link.pair.grad_params]))
+        self._add(link, link.half_unshared([gradients.get(name) for name in link.pair.grad_params], given))
 
     def _update(self, link: Link, updates: Mapping[str, Tensor], micro: MicroBatch) -> None:
         """Buffers take their new values the first time that a segment runs, and are read as they were then."""

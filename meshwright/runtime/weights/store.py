@@ -171,12 +171,16 @@ class Store:
                 self.copies.pop(name, None)
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
-        """Sums in the compute layout and the storage dtype."""
+        """Sums in the compute layout and the storage dtype: in the first one's memory, which nobody else has, where it
+        is as large as the sum."""
         found = self.gradients.get(name)
         if found is None:
             self.gradients[name] = gradient
         elif name in self.summed:
             found.add_(gradient)
+        elif found.dtype == self.wide[name] and found.untyped_storage().nbytes() == found.nbytes:
+            found.add_(gradient)
+            self.summed.add(name)
         else:
             self.gradients[name] = found.to(self.wide[name]) + gradient
             self.summed.add(name)
