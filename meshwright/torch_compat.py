@@ -33,9 +33,15 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
-def fake_tensor(shape: tuple[int, ...], dtype: torch.dtype, mode: FakeTensorMode, device: str = "cpu") -> Tensor:
+def fake_tensor(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    mode: FakeTensorMode,
+    device: str = "cpu",
+    lies: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
     with mode:
-        return torch.empty(shape, dtype=dtype, device=device)
+        return torch.empty(shape, dtype=dtype, device=device, memory_format=lies)
 
 
 def fake_like(value: Any, sizes: list[int], strides: list[int]) -> Tensor:

@@ -19,6 +19,7 @@ from meshwright.capture.targets import call
 from meshwright.generate.gpu_norm import rms_norm_as_on_gpu
 from meshwright.generate.settle import settle
 from meshwright.generate.storage import base, depends_on, is_part, is_view, outputs_of, producer
+from meshwright.generate.strides import memory_format
 from meshwright.profile.attention import attention_kernel
 from meshwright.torch_compat import fake_mode, fake_tensor, functional, trace_joint
 
@@ -47,10 +48,11 @@ class Joint:
 
 
 @lru_cache(maxsize=64)
-def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "") -> Joint:
+def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "", images: bool = False) -> Joint:
     """`graph`: a sharded segment with local sizes.
 
-    `kernels="cuda"` traces on CPU fakes what a GPU would run, for planning where there is none.
+    `kernels="cuda"` traces on CPU fakes what a GPU would run, for planning where there is none. `images`: what it is
+    given in four dims lies channels last (`strides`).
     """
     arguments = graph.arguments()
     grad_inputs = tuple(value.name for value in graph.inputs if value.grad)
@@ -74,11 +76,15 @@ def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "") -> Joint:
         results = [values[name] for name in (*graph.outputs, *(value for _, value in graph.updates))]
         reached = [(values[name], tangent) for name, tangent in zip(outputs, tensors[len(names) :], strict=True)]
         roots, tangents = zip(*reached, strict=True) if reached else ((), ())
-        grads = torch.autograd.grad(roots, wanted, tangents, allow_unused=True) if wanted and roots else []
+        grads = list(torch.autograd.grad(roots, wanted, tangents, allow_unused=True)) if wanted and roots else []
+        if images:  # a parameter's gradient lies as the parameter does
+            own = slice(len(grad_inputs), None)
+            grads[own] = [grad if grad is None else grad.contiguous() for grad in grads[own]]
         return [*(t.detach() for t in results), *grads, *(values[name] for name in made)]
 
-    fakes = [_fake(value, mode, device) for value in arguments]
-    fakes += [_fake(known[name], mode, device) for name in outputs]
+    given = {value.name for value in graph.inputs} if images else frozenset[str]()
+    fakes = [_fake(value, mode, device, value.name in given) for value in arguments]
+    fakes += [_fake(known[name], mode, device, images) for name in outputs]
     traced = functional(trace_joint(joint, fakes, mode), fakes, mode)
     settle(traced)
     labels = [*map(label, names), *(f"gradient_{i}" for i in range(len(outputs)))]
@@ -110,9 +116,10 @@ def grad_outputs(graph: SegmentGraph) -> list[str]:
     return [name for name in graph.outputs if values[name].grad]
 
 
-def _fake(value: Value, mode: object, device: str) -> Tensor:
-    dtype = getattr(torch, value.type.dtype)
-    return fake_tensor(value.type.sizes, dtype, mode, device)  # type: ignore[arg-type]
+def _fake(value: Value, mode: object, device: str, image: bool = False) -> Tensor:
+    sizes, dtype = value.type.sizes, getattr(torch, value.type.dtype)
+    lies = memory_format(len(sizes), image)
+    return fake_tensor(sizes, dtype, mode, device, lies)  # type: ignore[arg-type]
 
 
 def _call(

@@ -21,7 +21,7 @@ from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint, grad_outputs, label, trace
 from meshwright.generate.rehearse import compiled
 from meshwright.generate.split import Halves, split
-from meshwright.generate.strides import as_traced
+from meshwright.generate.strides import as_traced, convolves_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +116,26 @@ class SegmentPair:
 
 
 def make_pair(
-    graph: SegmentGraph, device: str = "cpu", recompute: Collection[str] = (), keep: Collection[str] = ()
+    graph: SegmentGraph,
+    device: str = "cpu",
+    recompute: Collection[str] = (),
+    keep: Collection[str] = (),
+    images: bool = False,
 ) -> SegmentPair:
     """`graph`: a sharded segment with local sizes. `recompute`: what backward reads and shall not be kept; `keep`:
-    what it shall be computed from besides; names as in `Joint.names`."""
-    joint = trace(graph, device)
+    what it shall be computed from besides; names as in `Joint.names`. `images`: as `trace` has it."""
+    joint = trace(graph, device, images=images)
     return pair_of(joint, cut_at(joint, recompute, keep))
 
 
 @lru_cache(maxsize=256)
 def compiled_pair(graph: SegmentGraph, device: str, recompute: tuple[str, ...], keep: tuple[str, ...]) -> SegmentPair:
     """`make_pair`, compiled; plans that differ elsewhere share it."""
-    pair = make_pair(graph, device, recompute, keep)
+    images = device != "cpu" and convolves_images(graph)
+    pair = make_pair(graph, device, recompute, keep, images)
     halves = pair.halves
-    first = as_traced(compiled(halves.first), halves.first, len(graph.outputs))
-    second = as_traced(compiled(halves.second), halves.second, len(pair.grad_inputs))
+    first = as_traced(compiled(halves.first), halves.first, len(graph.outputs), images)
+    second = as_traced(compiled(halves.second), halves.second, len(pair.grad_inputs), images)
     return replace(pair, first=first, second=second)
 
 
