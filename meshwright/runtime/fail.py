@@ -9,16 +9,20 @@ from contextlib import suppress
 
 import torch.distributed as dist
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, RunError
 from meshwright.torch_compat import own_store
 
 REFUSED, LOST = 2, 4
 """Exit codes of a rank: it was asked for something that cannot be; others of its job are gone."""
 
 
+class LostError(RunError):
+    """Another rank of the job failed or is gone; this one has nothing of its own to tell."""
+
+
 def tell(error: BaseException) -> int:
     """Print the error unless another rank has told of one; returns the exit code."""
-    lost = not isinstance(error, MeshwrightError) and is_lost(error)
+    lost = isinstance(error, LostError) or (not isinstance(error, MeshwrightError) and is_lost(error))
     if not lost and _first():
         text = str(error) if isinstance(error, MeshwrightError) else f"{type(error).__name__}: {error}"
         print(f"meshwright: {text}", file=sys.stderr, flush=True)

@@ -24,6 +24,7 @@ from meshwright.runtime.step.exchange import Exchange
 from meshwright.runtime.step.interpreter import Interpreter
 from meshwright.runtime.step.parts import Place, make_parts
 from meshwright.runtime.step.peers import check_peers
+from meshwright.runtime.step.ranges import check_ranges, explained, ranges_of
 from meshwright.runtime.step.segments import Segments
 from meshwright.runtime.step.units import check_unit
 from meshwright.runtime.watch import Watch, default_timeout_s
@@ -60,6 +61,7 @@ class Trainer:
         self.stage = plan.stage_at(dist.get_rank()) if len(plan.stages) > 1 else 0
         self.instructions = plan_lists(plan, program)[self.stage]
         self._batches = Batches(plan, device)
+        self._ranges = ranges_of(program)
         parts = make_parts(weights, plan, program, Place(device, self.watch, self.instructions, settings.unit))
         used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
         named = weights.model.named_parameters(remove_duplicate=False)
@@ -142,8 +144,8 @@ class Trainer:
 
     def step(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """Forward and backward; returns the loss of the global batch. `batch`: this rank's slice, or the whole."""
-        parts = self._parts(batch, global_batch)
-        with torch.no_grad(), self.watch.during(f"step {self.steps}"):
+        with torch.no_grad(), self.watch.during(f"step {self.steps}"), explained(self._ranges, self._batches, batch):
+            parts = self._parts(batch, global_batch)
             random = RandomState(self.seed, self.steps)
             loss = self._interpreter.run(self.instructions, parts, random)
         self.steps += 1
@@ -151,8 +153,8 @@ class Trainer:
 
     def evaluate(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """The loss of a batch as the model in eval mode has it; changes nothing."""
-        parts = self._parts(batch, global_batch)
-        with torch.no_grad(), self.watch.during("evaluate"):
+        with torch.no_grad(), self.watch.during("evaluate"), explained(self._ranges, self._batches, batch):
+            parts = self._parts(batch, global_batch)
             return self._interpreter.evaluate(forward_only(self._once_each()), parts)
 
     def _once_each(self) -> tuple[Instruction, ...]:
@@ -163,6 +165,7 @@ class Trainer:
 
     def _parts(self, batch: object, whole: bool) -> list[dict[str, Tensor]]:
         parts = self._batches.split(batch, whole)
+        check_ranges(self._ranges, self._batches.named(batch), on_host=not self.debug)
         if self.debug:
             check_peers(parts, self.data_slice())
         return parts

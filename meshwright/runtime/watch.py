@@ -1,7 +1,7 @@
 """No hang: a rank that waits too long says for what, and which ranks are late; then it ends, and its launcher the rest.
 
 Every rank tells the job's store how many instructions it has begun. Ranks of a plan run the same list, so whoever has
-begun fewest is late.
+begun fewest is late. A rank that fails leaves word there too (`blame`): those that wait for it say which it was.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import combinations, count
 from typing import Self
 from weakref import ref
@@ -23,6 +24,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from meshwright.cluster import FLAT
 from meshwright.layout.transport import ProcessTransport
+from meshwright.runtime.blame import Blame
 from meshwright.torch_compat import own_store
 
 TIMEOUT_S = 600.0
@@ -57,9 +59,11 @@ class Watch:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self._since = time.monotonic()
         self._published = ""
+        self.blame: Blame | None = None
         if self.world > 1 and timeout_s > 0:
             self._store: Store = own_store(f"meshwright/watch/{next(_NUMBERS)}")
             self._store.set_timeout(timedelta(seconds=max(5.0, timeout_s / 4)))
+            self.blame = Blame(self._store, self.rank, self.world, partial(_begun, self._store))
             self._publish()
             threading.Thread(target=_watch, args=(ref(self), min(1.0, timeout_s / 5)), daemon=True).start()
 
@@ -68,9 +72,15 @@ class Watch:
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
+        """A thing that ranks do together: where one fails, the others raise LostError, which names it."""
         self.at(what)
         try:
             yield
+        except Exception as error:
+            lost = self.blame.judge(error, self.count) if self.blame is not None else None
+            if lost is None:
+                raise
+            raise lost from None
         finally:
             self.what, self.busy = "between steps", False
 
@@ -78,6 +88,8 @@ class Watch:
         """Tell the others where this rank is; give up where it has waited too long."""
         with suppress(RuntimeError, dist.DistError):  # the store goes with rank 0: the clock tells
             self._publish()
+            if self.blame is not None and self.blame.overdue() and self.busy:
+                self._end(str(self.blame.lost()))
         if self.busy and time.monotonic() - self._since > self.timeout_s:
             self._give_up()
 
@@ -88,7 +100,9 @@ class Watch:
             self._published = text
 
     def _give_up(self) -> None:
-        message = self.report()
+        self._end(self.report())
+
+    def _end(self, message: str) -> None:
         try:
             first = self._store.add("told", 1) == 1
         except (RuntimeError, dist.DistError):
@@ -101,7 +115,7 @@ class Watch:
         """What this rank waits for, and for whom."""
         for_what = f"`{self.what}`" + (f", {self.op}" if self.op else "")
         lines = [f"rank {self.rank} has waited {self.timeout_s:.0f} s in {for_what}"]
-        others = {rank: self._read(rank) for rank in range(self.world) if rank != self.rank}
+        others = {rank: _told(self._store, rank) for rank in range(self.world) if rank != self.rank}
         least = min(count for count, _ in others.values())
         if str(self.what).startswith("stage "):  # stages run lists of their own: their counts say nothing of each other
             lines.append(f"the others: {', '.join(f'rank {rank} ({what})' for rank, (_, what) in others.items())}")
@@ -113,12 +127,18 @@ class Watch:
         lines.append("to do: see what these ranks do; MESHWRIGHT_TIMEOUT_S sets how long others wait")
         return "\n  ".join(lines)
 
-    def _read(self, rank: int) -> tuple[int, str]:
-        try:
-            count, _, what = self._store.get(str(rank)).decode().partition(" ")
-        except (RuntimeError, dist.DistError):
-            return -1, "it does not answer"
-        return int(count), f"at `{what}`"
+
+def _told(store: Store, rank: int) -> tuple[int, str]:
+    """How much a rank has begun, and what it is at."""
+    try:
+        count, _, what = store.get(str(rank)).decode().partition(" ")
+    except (RuntimeError, dist.DistError):
+        return -1, "it does not answer"
+    return int(count), f"at `{what}`"
+
+
+def _begun(store: Store, rank: int) -> int:
+    return _told(store, rank)[0]
 
 
 _SHARED: dict[tuple[int, str, tuple[int, ...], tuple[int, ...]], ProcessTransport] = {}

@@ -70,7 +70,7 @@ class Batches:
 
     def split(self, batch: object, whole: bool) -> list[dict[str, Tensor]]:
         """The rank's micro-batches. `whole`: the batch is the global one, of which this rank takes its part."""
-        given = self._named(batch)
+        given = self.named(batch)
         parts = {name: self._parts(name, given[name], whole) for name in self.names}
         return [{name: parts[name][k] for name in self.names} for k in range(self.plan.microbatches)]
 
@@ -83,7 +83,8 @@ class Batches:
             found[name] = read[name] if where == held else read[name][inner].contiguous()
         return found
 
-    def _named(self, batch: object) -> dict[str, object]:
+    def named(self, batch: object) -> dict[str, object]:
+        """What the user passes, by the batch's names."""
         every = list(self.plan.inputs)
         names = ", ".join(every)
         if isinstance(batch, Mapping):
