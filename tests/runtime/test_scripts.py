@@ -33,6 +33,31 @@ def script(capsys: pytest.CaptureFixture[str], plan: Path, kind: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--stpes 3", "unrecognized arguments: --stpes 3"),
+        ("--steps", "expected one argument"),
+        ("--steps many", "invalid int value: 'many'"),
+        ("--steps 0", "--steps 0"),
+        ("--every 5", "--every without --checkpoint-dir"),
+        ("--global-batch 8", "--global-batch 8 with a plan for 16"),
+        ("--nproc 3", "3 processes for a plan of 2"),
+        ("--plan other.json", "--plan other.json"),
+        ("--data 'half", "No closing quotation"),
+        ("llama", "unrecognized arguments: llama"),
+    ],
+)
+def test_options_are_refused_before_the_script_is_written(
+    words: str, message: str, plans: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["launch", str(plans["local:2"]), f"--train={words}"]) == 2
+    out, error = capsys.readouterr()
+    assert message in error
+    assert out == ""
+
+
 @pytest.mark.parametrize("kind", ["torchrun", "slurm", "kubernetes", "ray"])
 def test_two_hosts_of_eight(kind: str, plans: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     text = script(capsys, plans["dgx-h100:2"], kind)

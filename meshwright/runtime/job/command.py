@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.models.arguments import add_model_arguments, reference_of
+from meshwright.runtime.job.options import check_against, check_options, check_places
 
 BATCH = 8
 INTERRUPTED = 130
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("train", help="train a model under a plan on local processes")
     add_model_arguments(parser)
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All but the model's."""
     add = parser.add_argument
     add("--plan", default="auto", help="a plan file, or auto (default) to plan now")
     add("--nproc", type=int, metavar="N", help="local processes (default: the plan's, or 2)")
@@ -46,7 +53,6 @@ def add_parser(subparsers: Any) -> None:
     add("--memory", metavar="SIZE", help="limit per device, such as 20GiB, when planning now")
     add("--pin", action="append", default=[], help="a pin, when planning now; see `meshwright plan -h`")
     add("--json", metavar="FILE", help="write losses, speed, memory and plan as JSON; - for standard output")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
     if "RANK" in os.environ:
         return _join(args)
-    _check(args)
+    check_options(args)
+    check_places(args)
     plan = _plan(args, args.nproc, None)
     with tempfile.TemporaryDirectory() as folder:
         saved, result = Path(folder) / "plan.json", Path(folder) / "result.json"
@@ -82,7 +89,8 @@ def _join(args: argparse.Namespace) -> int:
     from meshwright.runtime.job.worker import Job, train
 
     try:
-        _check(args)
+        check_options(args)
+        check_places(args)
         cluster = _measured(args)
         if not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -125,58 +133,6 @@ def _rest(args: argparse.Namespace) -> tuple[Any, ...]:
     return args.checkpoint_dir, args.every, args.resume, args.data, args.go_on_at_nan, args.timeout, args.keep
 
 
-def _check(args: argparse.Namespace) -> None:
-    from meshwright.errors import RunError
-
-    numbers = {"--nproc": args.nproc, "--steps": args.steps, "--global-batch": args.global_batch, "--every": args.every}
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise RunError(f"{name} {value}", "at least 1", "give a larger number")
-    if args.keep < 0:
-        raise RunError(f"--keep {args.keep}", "a number of checkpoints, or 0 to keep all", "correct it")
-    if not 0 < args.lr < float("inf"):
-        raise RunError(f"--lr {args.lr}", "a positive, finite number", "correct it")
-    if args.timeout is not None and not args.timeout > 0:
-        raise RunError(f"--timeout {args.timeout}", "a positive number of seconds", "correct it")
-    if args.json and args.json != "-" and Path(args.json).is_dir():
-        raise RunError(f"--json {args.json} is a folder", "a file to write", "name a file in it")
-    if args.json and args.json != "-" and not Path(args.json).parent.is_dir():
-        raise RunError(
-            f"--json {args.json}: its folder does not exist", "a path that can be written", "make the folder"
-        )
-    if args.data and not Path(args.data).is_file():
-        raise RunError(f"--data {args.data} is no file", "a text file", "check the path")
-    if args.checkpoint_dir and not args.resume and (found := _latest(args.checkpoint_dir)):
-        raise RunError(
-            f"{found} is there already", "an empty --checkpoint-dir", "pass --resume, or name another folder"
-        )
-    if args.checkpoint_dir and not args.resume:
-        _check_folder(Path(args.checkpoint_dir))
-    for name in ("every", "resume"):
-        if getattr(args, name) and not args.checkpoint_dir:
-            raise RunError(f"--{name} without --checkpoint-dir", "a folder to save to", "name one")
-
-
-def _check_folder(folder: Path) -> None:
-    """That checkpoints can be written: a run would be lost otherwise."""
-    from meshwright.errors import RunError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise RunError(
-            f"--checkpoint-dir {folder} cannot be written: {error.strerror}", "a folder to save to", "name another"
-        ) from error
-
-
-def _latest(folder: str) -> Path | None:
-    from meshwright.runtime.state.folder import latest
-
-    return latest(folder)
-
-
 def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None) -> Plan:
     """The plan to run; `world`: how many processes there are to be, where that has been said."""
     from typing import cast
@@ -209,20 +165,7 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
             pins=args.pin,
         )
     plan = Plan.load(args.plan)
-    if world not in (None, plan.world_size):
-        raise RunError(
-            f"{world} processes for a plan of {plan.world_size}",
-            "as many as the plan has",
-            f"pass --nproc {plan.world_size}, or plan again for {world}",
-        )
-    if args.cluster:
-        raise RunError(f"--cluster {args.cluster} with a plan that is made", "a cluster when planning", "drop it")
-    if args.pin:
-        raise RunError(f"--pin {args.pin[0]} with a plan that is made", "pins when planning", "plan again with the pin")
-    if args.global_batch not in (None, plan.batch):
-        raise RunError(
-            f"--global-batch {args.global_batch} with a plan for {plan.batch}", f"{plan.batch}", "plan again"
-        )
+    check_against(args, plan, world)
     check_plan(plan, capture(*reference.meta(plan.batch), precision=cast(Precision, plan.precision)))
     return plan
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from meshwright.errors import RunError
+
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
 
 KINDS = ("torchrun", "slurm", "kubernetes", "ray")
 
@@ -22,6 +27,31 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.plan import Plan
     from meshwright.runtime.job.scripts import SCRIPTS, run_of
 
-    extra = tuple(shlex.split(args.train))
-    print(SCRIPTS[args.kind](run_of(Plan.load(args.plan), args.plan, extra)), end="")
+    plan = Plan.load(args.plan)
+    extra = _options(args.train, plan)
+    print(SCRIPTS[args.kind](run_of(plan, args.plan, extra)), end="")
     return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RunError(f"--train: {message}", "options of `train`", "see `meshwright train -h`")
+
+
+def _options(text: str, plan: Plan) -> tuple[str, ...]:
+    """The words, refused where `train` would refuse them; what is on the hosts' disks is looked at there."""
+    from meshwright.runtime.job.command import add_options
+    from meshwright.runtime.job.options import check_against, check_options
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise RunError(f"--train={text}: {error}", "words as a shell reads them", "close the quotation") from error
+    parser = _Parser(add_help=False, allow_abbrev=True)
+    add_options(parser)
+    found = parser.parse_args(words)
+    if found.plan != "auto":
+        raise RunError(f"--train: --plan {found.plan}", "no plan but the one that is launched", "drop it")
+    check_options(found)
+    check_against(found, plan, found.nproc)
+    return tuple(words)

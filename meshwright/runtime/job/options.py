@@ -1,0 +1,84 @@
+"""What `train` may be told, checked before anything is planned, started or written."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.errors import RunError
+
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """What they say by themselves."""
+    numbers = {"--nproc": args.nproc, "--steps": args.steps, "--global-batch": args.global_batch, "--every": args.every}
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise RunError(f"{name} {value}", "at least 1", "give a larger number")
+    if args.keep < 0:
+        raise RunError(f"--keep {args.keep}", "a number of checkpoints, or 0 to keep all", "correct it")
+    if not 0 < args.lr < float("inf"):
+        raise RunError(f"--lr {args.lr}", "a positive, finite number", "correct it")
+    if args.timeout is not None and not args.timeout > 0:
+        raise RunError(f"--timeout {args.timeout}", "a positive number of seconds", "correct it")
+    for name in ("every", "resume"):
+        if getattr(args, name) and not args.checkpoint_dir:
+            raise RunError(f"--{name} without --checkpoint-dir", "a folder to save to", "name one")
+
+
+def check_against(args: argparse.Namespace, plan: Plan, world: int | None) -> None:
+    """Against a plan that is made. world: how many processes there are to be, where that has been said."""
+    if world not in (None, plan.world_size):
+        raise RunError(
+            f"{world} processes for a plan of {plan.world_size}",
+            "as many as the plan has",
+            f"pass --nproc {plan.world_size}, or plan again for {world}",
+        )
+    if args.cluster:
+        raise RunError(f"--cluster {args.cluster} with a plan that is made", "a cluster when planning", "drop it")
+    if args.pin:
+        raise RunError(f"--pin {args.pin[0]} with a plan that is made", "pins when planning", "plan again with the pin")
+    if args.memory:
+        raise RunError(
+            f"--memory {args.memory} with a plan that is made", "a limit when planning", "plan again with it"
+        )
+    if args.global_batch not in (None, plan.batch):
+        raise RunError(
+            f"--global-batch {args.global_batch} with a plan for {plan.batch}", f"{plan.batch}", "plan again"
+        )
+
+
+def check_places(args: argparse.Namespace) -> None:
+    """That files are there, and others can be written."""
+    if args.json and args.json != "-" and Path(args.json).is_dir():
+        raise RunError(f"--json {args.json} is a folder", "a file to write", "name a file in it")
+    if args.json and args.json != "-" and not Path(args.json).parent.is_dir():
+        raise RunError(
+            f"--json {args.json}: its folder does not exist", "a path that can be written", "make the folder"
+        )
+    if args.data and not Path(args.data).is_file():
+        raise RunError(f"--data {args.data} is no file", "a text file", "check the path")
+    if args.checkpoint_dir and not args.resume:
+        from meshwright.runtime.state.folder import latest
+
+        if found := latest(args.checkpoint_dir):
+            raise RunError(
+                f"{found} is there already", "an empty --checkpoint-dir", "pass --resume, or name another folder"
+            )
+        _check_folder(Path(args.checkpoint_dir))
+
+
+def _check_folder(folder: Path) -> None:
+    """That checkpoints can be written: a run would be lost otherwise."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RunError(
+            f"--checkpoint-dir {folder} cannot be written: {error.strerror}", "a folder to save to", "name another"
+        ) from error
