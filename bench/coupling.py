@@ -11,9 +11,8 @@ Joint: `make_plan` under the budget. The others:
   next, nothing recomputed; each then recomputes what it must under the true one. Twice: with the number of
   micro-batches chosen with the sharding, and with the batch in one piece, as there;
 - checkpoint first: what to drop is decided on the model as it is, by the seconds that making a value again takes per
-  byte (several thresholds: the first drops nothing, the last everything but the segments' inputs); then the sharding,
-  at several prices of the bytes that are left, over all meshes and numbers of micro-batches. What is dropped stays so;
-  `settled again` lets our exact choice loose on the same shardings, and is no longer one after the other.
+  byte (several thresholds: the first drops next to nothing, the last everything but the segments' inputs); then the
+  sharding, over all meshes and numbers of micro-batches, by the joint search itself with what is dropped settled.
 
 All without pipelines. Cases: model, batch, cluster, GiB a device.
 """
@@ -42,8 +41,8 @@ from meshwright.cluster.topology import Group, Link, Member
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.solve.joint import refine
 from meshwright.solve.plan import make_plan
+from meshwright.solve.refine import refine
 
 GIB = 1 << 30
 GPT = "gpt?layers=24&hidden=2048&heads=16&vocab=32000&seq=2048"
@@ -85,12 +84,10 @@ def run(model: str, batch: int, cluster_name: str, budget_gib: float, axes: int)
     seconds = dict(shard_first(program, cluster, budget, axes))
     known_s = min(seconds.values(), default=float("inf"))
     print(f"# shard first and sweep: {known_s:.4f} s, {time.process_time() - before:.0f} CPU s", flush=True)
-    again: dict[str, float] = {}
     known_s = min(known_s, SLOWEST * joint.predicted.step_s if joint else known_s)
     for name, found_s in checkpoint_first(program, cluster, budget, axes, known_s):
         print(f"# {name}: {found_s:.4f} s, {time.process_time() - before:.0f} CPU s", flush=True)
-        into = again if name.startswith("settled") else seconds
-        into[name] = min(into.get(name, float("inf")), found_s)
+        seconds[name] = min(seconds.get(name, float("inf")), found_s)
     best = min(seconds.values(), default=float("inf"))
     found = joint.predicted.step_s if joint else float("inf")
     return {
@@ -102,7 +99,6 @@ def run(model: str, batch: int, cluster_name: str, budget_gib: float, axes: int)
         "joint_s": found,
         "joint": _described(joint),
         "apart_s": seconds,
-        "settled_again_s": again,
         "best_apart_s": best,
         "faster": best / found - 1 if seconds else None,
         "gap": joint.predicted.gap if joint else None,

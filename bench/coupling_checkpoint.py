@@ -1,10 +1,14 @@
-"""Checkpoint first, then shard: a rival of `bench/coupling.py`, whose page says what it does."""
+"""Checkpoint first, then shard: a rival of `bench/coupling.py`, whose page says what it does.
+
+What is dropped being settled, everything else is the product's own search (`solve.together`): the prices and weights at
+which shardings are asked for, mixtures of them over instances, chunks of backwards and of the tail.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -17,25 +21,23 @@ from meshwright.generate.storage import storage_bytes
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import kept_values
-from meshwright.solve.assemble import assemble
+from meshwright.solve.assemble import draft
 from meshwright.solve.candidates import allowed_meshes, candidates_on
-from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.chain import floor_s
 from meshwright.solve.intra.frontier import Frontier
-from meshwright.solve.intra.mix import Chain
 from meshwright.solve.intra.segment import SegmentProblem, Solved
-from meshwright.solve.intra.walk import walk
-from meshwright.solve.joint import is_same, refine_ways
+from meshwright.solve.joint import Bound, best_bound
 from meshwright.solve.memory.curve import Kept, in_memory_anyway, measure
-from meshwright.solve.memory.inner import inner_options
+from meshwright.solve.memory.inner import CHUNKS, inner_options
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.traced import traced_for
 from meshwright.solve.points import Ways
+from meshwright.solve.refine import Options
 from meshwright.solve.search import Candidate
+from meshwright.solve.together import Together, weighed
 
 DROPPED = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the droppable bytes that a checkpoint-first method drops, those first that are cheapest to make again."""
-
-PRICES = (0.0, 3e-12, 1e-11, 2e-11, 3e-11, 5e-11, 1e-10, 2e-10, 5e-10, 1e-9, 1e-7)
 
 
 @dataclass(slots=True)
@@ -48,22 +50,21 @@ class Dropped(Frontier):
         problem = self.problem(index)
         key = (id(problem), price_per_byte)
         if key not in self._solved:
-            charged = _charged(problem, price_per_byte, self.most_s)
             plan = problem.prepared
             assert plan is not None, "these segments are small"
+            charged = problem.at(price_per_byte, False, self.cap_bytes, self.beside, self.flight)
+            for node, kept in zip(problem.op_nodes, problem.space.op_kept, strict=True):
+                where = slice(charged.offsets[node], charged.offsets[node + 1])
+                for part in kept:
+                    if _drops(part.drop_s, part.bytes, self.most_s):
+                        charged.costs[where] += problem.micro * part.drop_s - price_per_byte * self.flight * part.bytes
             found = plan.run(charged.costs)
             self._solved[key] = Solved(problem, charged, self.program.segments[index].graph, found.costs, found)
         return self._solved[key]
 
 
-def _charged(problem: SegmentProblem, price: float, most_s: float) -> Any:
-    costs = problem.problem.costs + price * problem.held
-    for node, kept in zip(problem.op_nodes, problem.space.op_kept, strict=True):
-        where = slice(problem.problem.offsets[node], problem.problem.offsets[node + 1])
-        for part in kept:
-            dropped = part.drop_s <= most_s * float(part.bytes.max())
-            costs[where] += problem.micro * part.drop_s if dropped else price * part.bytes
-    return replace(problem.problem, costs=costs)
+def _drops(drop_s: float, sizes: np.ndarray, most_s: float) -> bool:
+    return drop_s <= most_s * float(sizes.max())
 
 
 def thresholds(frontier: Frontier) -> list[float]:
@@ -83,13 +84,12 @@ def thresholds(frontier: Frontier) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A set of dropped values on a mesh, with what no sharding that fits is faster than, and the price that says so."""
+    """A set of dropped values on a mesh, with what no sharding that fits is faster than."""
 
-    bound_s: float
+    bound: Bound
     part: float
     candidate: Candidate
     microbatches: int
-    price: float
 
 
 def entries(program: Program, cluster: Cluster, budget: int, axes: int, known_s: float) -> list[Entry]:
@@ -101,44 +101,34 @@ def entries(program: Program, cluster: Cluster, budget: int, axes: int, known_s:
             if floor_s(base) >= known_s:
                 break
             for part in DROPPED:
-                frontier = dropping(base, part)
-                bounds = [(walk(frontier, price)[0] - price * budget, price) for price in PRICES]
-                if max(bounds)[0] < known_s:
-                    found.append(Entry(max(bounds)[0], part, candidate, number, max(bounds)[1]))
-    return sorted(found, key=lambda entry: entry.bound_s)
+                bases = weighed(dropping(base, part))
+                bound = best_bound(bases, budget, known_s, Bound(floor_s(base), 0.0))
+                if bound.seconds < known_s:
+                    found.append(Entry(bound, part, candidate, number))
+    return sorted(found, key=lambda entry: entry.bound.seconds)
 
 
 def checkpoint_first(
     program: Program, cluster: Cluster, budget: int, axes: int, known_s: float
 ) -> Iterator[tuple[str, float]]:
-    """Seconds of the method's plans that fit, and of those with what is kept settled again; what cannot be faster than
-    `known_s`, or than one before it, is left out."""
+    """Seconds of the method's plans that fit; what cannot be faster than `known_s`, or than one before it, is left
+    out."""
     for entry in entries(program, cluster, budget, axes, known_s):
-        if entry.bound_s >= known_s:
+        if entry.bound.seconds >= known_s:
             return
         frontier = dropping(entry.candidate.frontier(entry.microbatches), entry.part)
-        met: list[Chain] = []
-        for price in (price for price in PRICES if price >= entry.price):
-            chain = chain_at(frontier, price)
-            if chain.seconds >= known_s:
-                break
-            if any(is_same(chain, other) for other in met):
-                continue
-            met.append(chain)
-            plan = assemble(program, cluster, chain, frontier)
-            ways = Ways.of(plan, program)
-            again = refine_ways(plan, program, ways, budget)
-            if again is not None:
-                yield f"settled again, {entry.part:.0%} dropped", again.predicted.step_s
-            found_s = dropped_s(plan, program, ways, frontier, budget)
-            if found_s is not None:
-                yield f"checkpoint first, {entry.part:.0%} dropped", found_s
-                known_s = min(known_s, found_s)
+        search = Together(
+            frontier, program, budget, partial(draft, program, cluster), known_s, partial(offered, program, frontier)
+        )
+        plan = search.fastest(entry.bound.price)
+        if plan is not None:
+            known_s = plan.predicted.step_s
+            yield f"checkpoint first, {entry.part:.0%} dropped", known_s
 
 
-def dropped_s(plan: Plan, program: Program, ways: Ways, frontier: Dropped, budget: int) -> float | None:
-    """The step of this sharding where what was decided is dropped; None where that does not fit. The tail, and the
-    backwards of others, may run in chunks as is fastest."""
+def offered(program: Program, frontier: Dropped, plan: Plan, ways: Ways) -> Options:
+    """Of this sharding the one way that drops what was decided; the tail, and the backwards of others, may run in
+    chunks as is fastest."""
     device = plan.mesh.device
     costs, traced = NodeCosts(device, False, plan.mesh), traced_for(device)
     made: dict[int, tuple[Kept, ...]] = {}
@@ -147,13 +137,12 @@ def dropped_s(plan: Plan, program: Program, ways: Ways, frontier: Dropped, budge
     for index, graph in enumerate(graphs):
         last = index == len(graphs) - 1
         if id(graph) not in made or last:
-            names = dropped_names(frontier.problem(index), frontier.most_s)
-            kept = _dropping(traced(graph), names, costs, ways.curves.options[index][0])
-            chunked = inner_options(program, plan, index, graph, (kept,), costs, traced)
-            made[id(graph)] = (kept, *(ways.curves.options[index] if last else chunked))
+            names, ours = dropped_names(frontier.problem(index), frontier.most_s), ways.curves.options[index]
+            found = [_dropping(traced(graph), names, costs, like) for like in ours[:1] if like.chunks == 1]
+            chunked = inner_options(program, plan, index, graph, found, costs, traced, CHUNKS)
+            made[id(graph)] = (*found, *(ours if last else chunked))
         options.append(made[id(graph)])
-    found = refine_ways(plan, program, ways, budget, options)
-    return found.predicted.step_s if found else None
+    return options
 
 
 def dropped_names(problem: SegmentProblem, most_s: float) -> set[str]:
@@ -166,7 +155,7 @@ def dropped_names(problem: SegmentProblem, most_s: float) -> set[str]:
         names = [space.bases[name] for name, _ in kept]
         names = [f"{op.name}~"] * (len(parts) - len(names)) + names
         for name, part in zip(names, parts, strict=True):
-            if part.drop_s <= most_s * float(part.bytes.max()):
+            if _drops(part.drop_s, part.bytes, most_s):
                 found.add(name)
     return found
 
@@ -186,4 +175,5 @@ def _dropping(joint: Joint, dropped: set[str], costs: NodeCosts, like: Kept) -> 
 
 def dropping(base: Frontier, part: float) -> Dropped:
     most_s = dict(zip(DROPPED, thresholds(base), strict=True))[part]
-    return Dropped(base.program, base.mesh, base.pins, base.setting, True, base.skips, most_s=most_s)
+    skips, ops = base.skips, base.ops
+    return Dropped(base.program, base.mesh, base.pins, base.setting, True, skips, beside=0.0, ops=ops, most_s=most_s)

@@ -14,13 +14,18 @@ from meshwright.solve.points import prediction
 
 def assemble(program: Program, cluster: Cluster, chain: Chain, frontier: Frontier) -> Plan:
     """Model reference, memory limit and pins are the caller's to add."""
+    return accounted(draft(program, cluster, chain, frontier), program)
+
+
+def draft(program: Program, cluster: Cluster, chain: Chain, frontier: Frontier) -> Plan:
+    """The same without its collectives, for what is to be changed further."""
     mesh, small = frontier.mesh, frontier.program
     choices: list[Choice] = []
     for point in chain.points:
         if point.point.choice not in choices:
             choices.append(point.point.choice)
     inputs, prologue = input_layouts(small, mesh, [point.point.choice for point in chain.points])
-    plan = Plan(
+    return Plan(
         fingerprint=program.fingerprint(),
         model="",
         batch=program.batch,
@@ -35,7 +40,6 @@ def assemble(program: Program, cluster: Cluster, chain: Chain, frontier: Frontie
         precision=frontier.setting.precision,
         optimizer=frontier.setting.optimizer,
     )
-    return accounted(plan, program)
 
 
 def _parameters(program: Program, points: tuple[Point, ...]) -> dict[str, ParameterPlan]:

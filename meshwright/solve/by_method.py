@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.plan.units import show_bytes
 from meshwright.solve.intra.chain import chain_at
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
-from meshwright.solve.joint import DEARER, Assemble, refine_ways
 from meshwright.solve.memory.methods import ORDERED, check_method, fixed_ways
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.points import Ways
+from meshwright.solve.refine import refine_ways
 from meshwright.solve.search import Candidate
 from meshwright.solve.sweep import PARTS, swept
+from meshwright.solve.together import DEAREST, Assemble
 
 WORD = "recompute"
 
@@ -54,7 +54,7 @@ def method_search(
     best = swept(candidates, budget_bytes, refined, None, (*PARTS, 1.0))
     for candidate in candidates if best is None else ():
         frontier = candidate.frontier(candidate.microbatches[-1])
-        plan = refined(chain_at(frontier, DEARER[-1]), frontier)
+        plan = refined(chain_at(frontier, DEAREST), frontier)
         if plan is not None and (best is None or plan.predicted.step_s < best.predicted.step_s):
             best = plan
     return best
@@ -69,14 +69,6 @@ def refine_by(plan: Plan, program: Program, budget_bytes: int, method: str) -> P
         return refine_nested(plan, program, ways, budget_bytes, method)
     picked = fixed_ways(program, ways.curves.plan, ways.curves.options, method)
     return refine_ways(plan, program, ways, budget_bytes, [(kept,) for kept in picked])
-
-
-def no_room(method: str, budget_bytes: int) -> PlanError:
-    return PlanError(
-        f"no plan with {WORD}={method} fits in {budget_bytes:,} bytes ({show_bytes(budget_bytes)})",
-        "a limit in which some sharding fits when memory is saved in this way",
-        f"raise the limit, drop the pin {WORD}={method}, use more devices or make the batch smaller",
-    )
 
 
 def no_stages(method: str) -> PlanError:

@@ -6,24 +6,39 @@ its transient bytes, the most that is in use from instance i on, beside what tho
     Q_i = r_i + max(t_i, Q_{i+1}),    and    s_0 + s_1 + ... + Q_0    may not pass the budget.
 
 A label (seconds, static so far, static so far + Q) that another one of the same state beats in all three is done with.
-Labels of almost the same bytes are taken for one, so the answer always fits and need not be the best of all. Seconds
-are weighed as a Frontier weighs them: what runs beside compute counts `beside` times, over 1 + `beside`; that is never
-more than the step takes.
+Labels of almost the same bytes are taken for one, and the BEAM that promise most are followed: so the answer always
+fits, and need not be the best of all. What a label promises is its seconds and, for the instances before it, Lagrange's
+bound: with h the bytes that one holds and B what the budget leaves, for any price l
+
+    seconds of the rest >= sum of min (seconds + l * h) - l * B.
+
+Seconds are weighed as a Frontier weighs them: what runs beside compute counts `beside` times, over 1 + `beside`; that
+is never more than the step takes; how alike instances are `arranged` decides how near the step comes to it. `spliced`
+puts the first instances of one mixture before the last ones of another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from meshwright.plan import FrontierPoint
+from meshwright.price.overlap import overlapped
 from meshwright.select.problem import Floats, Ints
 from meshwright.solve.intra.frontier import Frontier, Options, Point
 from meshwright.solve.intra.mix import Chain, State
+from meshwright.solve.points import prediction
 
-STATIC_BUCKETS, BUCKETS = 64, 512
+STATIC_BUCKETS, BUCKETS = 64, 4096
+
+BEAM, WIDE = 1500, 20_000
+"""Labels that are followed; of how many it is looked whether others beat them."""
+
+SPLICES = 24
+"""Places at which two mixtures are put together, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +50,26 @@ class Offer:
     ways: tuple[FrontierPoint, ...]
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """ways: what every instance keeps, of what the chain's points may."""
+
+    chain: Chain
+    ways: tuple[FrontierPoint, ...]
+
+    @cached_property
+    def seconds(self) -> float:
+        return overlapped(self.ways, self.chain.microbatches)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        return prediction(self.ways, self.chain.microbatches, exact_peak=True).peak_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Arrays of one length; after: the label of the segment behind that this one extends; pick: the offer."""
+    """Arrays of one length; after: the label of the segment behind that this one extends; pick, way: the offer, and
+    what is kept of it."""
 
     seconds: Floats
     static: Ints
@@ -45,12 +77,13 @@ class _Labels:
     state: Ints
     after: Ints
     pick: Ints
+    way: Ints
 
     def taken(self, rows: Ints) -> _Labels:
         return _Labels(*(getattr(self, name)[rows] for name in _COLUMNS))
 
 
-_COLUMNS = ("seconds", "static", "total", "state", "after", "pick")
+_COLUMNS = ("seconds", "static", "total", "state", "after", "pick", "way")
 
 
 def best_mixture(
@@ -60,17 +93,16 @@ def best_mixture(
     known_s: float,
     price: float,
     beside: float = 1.0,
-) -> Chain | None:
+) -> Mixture | None:
     """The fastest mixture of what is offered to each segment; None where none is found faster than `known_s`."""
     micro = frontier.setting.microbatches
     first = _first_users(frontier)
     if not any(way.overlappable_s for found in offers for offer in found for way in offer.ways):
         beside = 0.0
     weighed = [[[_weighed_s(way, micro, beside) for way in offer.ways] for offer in found] for found in offers]
-    least_s = [min(min(every) for every in found) for found in weighed]
-    least = [min(way.held_bytes for offer in found for way in offer.ways) for found in offers]
+    bounds = _Bounds(offers, weighed)
     zero = np.zeros(1, dtype=np.int64)
-    labels = _Labels(np.zeros(1), zero, zero, zero, zero, zero)
+    labels = _Labels(np.zeros(1), zero, zero, zero, zero, zero, zero)
     states: dict[State, int] = {(): 0}
     history: list[_Labels] = []
     for index in reversed(range(len(offers))):
@@ -86,19 +118,81 @@ def best_mixture(
         if not parts:
             return None
         joined = _Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
-        hopeful = joined.seconds + sum(least_s[:index]) < known_s
-        hopeful &= joined.total + sum(least[:index]) <= budget_bytes
-        labels = _undominated(joined.taken(np.flatnonzero(hopeful)), budget_bytes)
+        promise = joined.seconds + bounds.before(index, budget_bytes - joined.total)
+        places = np.flatnonzero(promise < known_s)
+        if len(places) > WIDE:
+            places = places[np.argpartition(promise[places], WIDE)[:WIDE]]
+        left = _undominated(joined.taken(places), budget_bytes)
+        if len(left) > BEAM:
+            left = left[np.argpartition(promise[places[left]], BEAM)[:BEAM]]
+        labels = joined.taken(places[left])
         history.append(labels)
         states = following
         if not len(labels.seconds):
             return None
     label = int(labels.seconds.argmin())
-    picked = []
+    picked, ways = [], []
     for found, offered in zip(reversed(history), offers, strict=True):
         picked.append(offered[found.pick[label]])
+        ways.append(picked[-1].ways[found.way[label]])
         label = int(found.after[label])
-    return Chain(tuple(one.sharding for one in picked), tuple(one.options for one in picked), micro, price)
+    chain = Chain(tuple(one.sharding for one in picked), tuple(one.options for one in picked), micro, price)
+    return Mixture(chain, tuple(ways))
+
+
+def spliced(frontier: Frontier, one: Mixture, other: Mixture) -> Iterator[Mixture]:
+    """The first instances of one, the others of the other, wherever both leave the boundary alike."""
+    count = len(one.ways)
+    step = max(1, count // SPLICES)
+    for cut in range(step, count, step):
+        options = (*one.chain.options[:cut], *other.chain.options[cut:])
+        if _agree(frontier, options):
+            points = (*one.chain.points[:cut], *other.chain.points[cut:])
+            chain = Chain(points, options, one.chain.microbatches, one.chain.price)
+            yield Mixture(chain, (*one.ways[:cut], *other.ways[cut:]))
+
+
+def arranged(frontier: Frontier, mixed: Mixture) -> Iterator[Mixture]:
+    """Alike instances that change places: what is gathered early, late, or spread evenly over the chain. The lane that
+    gathers is a segment ahead of compute, so gathers that lie together are waited for."""
+    groups: dict[object, list[int]] = {}
+    for index, options in enumerate(mixed.chain.options):
+        groups.setdefault((id(frontier.problem(index)), options), []).append(index)
+    for order in (_dearest_first, _dearest_last, _spread):
+        points, ways = list(mixed.chain.points), list(mixed.ways)
+        for places in groups.values():
+            for place, taken in zip(places, order(mixed, places), strict=True):
+                points[place], ways[place] = mixed.chain.points[taken], mixed.ways[taken]
+        chain = Chain(tuple(points), mixed.chain.options, mixed.chain.microbatches, mixed.chain.price)
+        yield Mixture(chain, tuple(ways))
+
+
+def _dearest_first(mixed: Mixture, places: Sequence[int]) -> list[int]:
+    return sorted(places, key=lambda place: -mixed.ways[place].overlappable_s)
+
+
+def _dearest_last(mixed: Mixture, places: Sequence[int]) -> list[int]:
+    return _dearest_first(mixed, places)[::-1]
+
+
+def _spread(mixed: Mixture, places: Sequence[int]) -> list[int]:
+    """Of every kind one after as many others as there are to each of it."""
+    kinds: dict[object, list[int]] = {}
+    for place in places:
+        way = mixed.ways[place]
+        kinds.setdefault((way.overlappable_s, way.resident_bytes, way.backward_s), []).append(place)
+    ideal = {place: (rank + 0.5) / len(kind) for kind in kinds.values() for rank, place in enumerate(kind)}
+    return sorted(places, key=lambda place: ideal[place])
+
+
+def _agree(frontier: Frontier, options: Sequence[Options]) -> bool:
+    """Whether every value and tied weight has the same option wherever it is read."""
+    found: dict[str, int] = {}
+    for index, here in enumerate(options):
+        for name, option in zip(frontier.boundary(index), here, strict=True):
+            if found.setdefault(name, option) != option:
+                return False
+    return True
 
 
 def _first_users(frontier: Frontier) -> dict[str, int]:
@@ -130,14 +224,42 @@ def _extended(
     labels: _Labels, here: Ints, offer: Offer, target: int, pick: int, seconds: Sequence[float]
 ) -> Iterator[_Labels]:
     same = np.ones(len(here), dtype=np.int64)
-    for way, way_s in zip(offer.ways, seconds, strict=True):
+    for number, (way, way_s) in enumerate(zip(offer.ways, seconds, strict=True)):
         static = labels.static[here] + way.static_bytes
         behind = labels.total[here] - labels.static[here]
         total = static + way.resident_bytes + np.maximum(behind, way.transient_bytes)
-        yield _Labels(labels.seconds[here] + way_s, static, total, target * same, here, pick * same)
+        yield _Labels(labels.seconds[here] + way_s, static, total, target * same, here, pick * same, number * same)
 
 
-def _undominated(labels: _Labels, budget: int) -> _Labels:
+class _Bounds:
+    """What the instances before one take at least, given the bytes that are left to them."""
+
+    def __init__(self, offers: Sequence[Sequence[Offer]], weighed: Sequence[Sequence[Sequence[float]]]) -> None:
+        prices = np.concatenate(([0.0], np.geomspace(1e-13, 1e-6, 43)))
+        held = [np.array([way.held_bytes for offer in found for way in offer.ways]) for found in offers]
+        seconds = [np.array([one for every in found for one in every]) for found in weighed]
+        known: dict[tuple[bytes, bytes], Floats] = {}
+        rows = []
+        for bytes_, each_s in zip(held, seconds, strict=True):
+            key = (bytes_.tobytes(), each_s.tobytes())
+            if key not in known:
+                known[key] = (each_s[:, None] + prices[None, :] * bytes_[:, None]).min(axis=0)
+            rows.append(known[key])
+        self.prices = prices
+        self.sums = np.concatenate([np.zeros((1, len(prices))), np.cumsum(rows, axis=0)])
+        self.least = np.concatenate([[0], np.cumsum([each.min() for each in held])])
+
+    def before(self, index: int, left: Ints) -> Floats:
+        """Infinite where too few are left."""
+        grid = np.linspace(0, max(1, int(left.max(initial=0))), 257)
+        found = (self.sums[index][None, :] - self.prices[None, :] * grid[:, None]).max(axis=1)
+        # Falling and convex in what is left: read at the next larger point of the grid it is still a bound.
+        at = np.minimum(np.searchsorted(grid, left), len(grid) - 1)
+        return np.where(left < self.least[index], np.inf, found[at])
+
+
+def _undominated(labels: _Labels, budget: int) -> Ints:
+    """Their places."""
     wide, narrow = max(1, budget // STATIC_BUCKETS), max(1, budget // BUCKETS)
     group = labels.state * (STATIC_BUCKETS + 2) + np.minimum(labels.static // wide, STATIC_BUCKETS + 1)
     order = np.lexsort((labels.seconds, labels.total // narrow, group))
@@ -148,4 +270,4 @@ def _undominated(labels: _Labels, budget: int) -> _Labels:
         seconds = labels.seconds[order[start:end]]
         least = np.minimum.accumulate(np.concatenate(([np.inf], seconds[:-1])))
         kept.append(order[start:end][seconds < least])
-    return labels.taken(np.concatenate(kept) if kept else order[:0])
+    return np.concatenate(kept) if kept else order[:0]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
-from meshwright.solve.joint import refine
 from meshwright.solve.plan import make_plan
+from meshwright.solve.refine import refine
 
 
 @pytest.mark.parametrize(

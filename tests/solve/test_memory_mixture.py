@@ -52,14 +52,15 @@ def test_the_fastest_mixture_of_neighbours_that_agree(drawn: list[Any]) -> None:
             ]
             if times:
                 best[picks] = min(times)
-    chain = best_mixture(Chained(len(found)), found, BUDGET, float("inf"), 0.0)  # type: ignore[arg-type]
-    assert (chain is not None) == bool(best)
-    if chain is not None:
+    mixed = best_mixture(Chained(len(found)), found, BUDGET, float("inf"), 0.0)  # type: ignore[arg-type]
+    assert (mixed is not None) == bool(best)
+    if mixed is not None:
         picked = tuple(
             next(i for i, offer in enumerate(here) if offer.sharding is point)
-            for here, point in zip(found, chain.points, strict=True)
+            for here, point in zip(found, mixed.chain.points, strict=True)
         )
-        assert best[picked] == min(best.values())
+        assert best[picked] == min(best.values()) == mixed.seconds
+        assert mixed.peak_bytes <= BUDGET
 
 
 def peak(every: tuple[FrontierPoint, ...]) -> int:

@@ -1,0 +1,120 @@
+"""A sharding made to fit: what each instance keeps, recomputes and chunks, settled exactly on its traced pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.capture.program import Program
+from meshwright.plan import Plan, Prediction
+from meshwright.price.overlap import late_bytes
+from meshwright.solve.account import accounted
+from meshwright.solve.memory.chain import Instance, least_peak_bytes, solve_instances
+from meshwright.solve.memory.curve import Kept
+from meshwright.solve.memory.inner import CHUNKS
+from meshwright.solve.memory.plan import with_kept
+from meshwright.solve.points import Ways
+
+Options = Sequence[Sequence[Kept]]
+
+AGAIN = 2
+"""How often it is settled once more with the gradients that really wait: those of longer backwards are fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """One way per instance, and the step that makes."""
+
+    picked: list[Kept]
+    predicted: Prediction
+
+    def written(self, plan: Plan, program: Program) -> Plan:
+        return accounted(replace(with_kept(plan, self.picked), predicted=self.predicted), program)
+
+
+def refine(
+    plan: Plan, program: Program, budget_bytes: int, chunks: tuple[int, ...] = CHUNKS, flat: bool = False
+) -> Plan | None:
+    """The plan with its sharding as it is, recomputing what it must to fit; None where even that does not fit. chunks:
+    in which backwards of inner segments may run; each has to be traced. flat: nothing waits on the host."""
+    if plan.predicted.static_bytes > budget_bytes:
+        return None
+    ways = Ways.of(plan, program, chunks)
+    return refine_ways(plan, program, ways, budget_bytes, ways.curves.options if flat else None)
+
+
+def refine_ways(
+    plan: Plan, program: Program, ways: Ways, budget_bytes: int, options: Options | None = None
+) -> Plan | None:
+    """`refine`, with these ways to run the segments. options: what each may do, all of its ways unless given; values
+    may wait on the host then, where the device's link to it is known."""
+    found = settle(plan, ways, budget_bytes, options)
+    return found.written(plan, program) if found else None
+
+
+def settle(plan: Plan, ways: Ways, budget_bytes: int, options: Options | None = None) -> Settled | None:
+    """`refine_ways`, not in writing."""
+    best: Settled | None = None
+    for late in _lates(plan, ways, options):
+        for _ in range(1 + AGAIN):
+            picked = _picked(ways, budget_bytes - late, options)
+            predicted = ways.predicted(picked, plan.microbatches) if picked else None
+            if picked is None or predicted is None or predicted.peak_bytes > budget_bytes:
+                break
+            if best is None or predicted.step_s < best.predicted.step_s:
+                best = Settled(picked, predicted)
+            fewer = late_bytes([ways.point(i, kept) for i, kept in enumerate(picked)], plan.microbatches)
+            if fewer >= late:
+                break
+            late = fewer
+        if best is not None:
+            return best
+    return None
+
+
+def _lates(plan: Plan, ways: Ways, options: Options | None) -> Iterator[int]:
+    """What waits for its reduction where all is kept, and where as much as can be is made again."""
+    found = late_of(ways, plan.microbatches)
+    yield found
+    if found:
+        offered = ways.curves.options if options is None else options
+        longest = [ways.point(i, max(kept, key=lambda one: one.seconds)) for i, kept in enumerate(offered)]
+        fewest = late_bytes(longest, plan.microbatches)
+        if fewest < found:
+            yield fewest
+
+
+def _picked(ways: Ways, room_bytes: int, options: Options | None) -> list[Kept] | None:
+    """The fastest ways within so many bytes."""
+    offered = ways.curves.options if options is None else options
+    chosen = solve_instances(_instances(ways, offered), room_bytes, ways.static_bytes)
+    least_s = sum(min(kept.seconds for kept in found) for found in offered)
+    if options is None and (chosen is None or chosen.seconds > least_s):
+        for wider in ways.curves.wider():
+            aside = wider.static_bytes - ways.curves.static_bytes
+            other = solve_instances(_instances(ways, wider.options), room_bytes - aside, ways.static_bytes)
+            if other is not None and (chosen is None or other.seconds < chosen.seconds):
+                chosen, offered = other, wider.options
+    if chosen is None:
+        return None
+    return [found[number] for found, number in zip(offered, chosen.options, strict=True)]
+
+
+def late_of(ways: Ways, microbatches: int) -> int:
+    """Gradients that wait for their reduction; no more wait where backward takes longer."""
+    return late_bytes(ways.points, microbatches)
+
+
+def least_peak(ways: Ways, microbatches: int) -> int:
+    """The smallest budget in which the sharding fits, everything made again that can be."""
+    return least_peak_bytes(_instances(ways, ways.curves.options), ways.static_bytes) + late_of(ways, microbatches)
+
+
+def _instances(ways: Ways, options: Options) -> list[Instance]:
+    """What each segment may keep, with the weights it gathers beside; those that are alike share it."""
+    made: dict[tuple[int, int], list[Kept]] = {}
+    for index, found in enumerate(options):
+        key = (id(found), ways.gathered[index])
+        if key not in made:
+            made[key] = [ways.beside_weights(index, kept) for kept in found]
+    return [Instance(made[id(found), ways.gathered[index]]) for index, found in enumerate(options)]

@@ -1,0 +1,193 @@
+"""One mesh and number of micro-batches: the fastest of its shardings, each instance keeping what it can.
+
+Shardings are met at prices per byte and weights of what runs beside compute, the dearest first: it takes least of the
+memory for weights. What every segment does in any of them is offered to all instances alike (`mixture`). A step is the
+longer of compute and of what runs beside it, while a mixture is looked for at a weight between the two, where one of
+them is mostly much the longer: so two mixtures are also spliced, some instances from one and the rest from the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+
+from meshwright.capture.program import Program
+from meshwright.plan import Plan
+from meshwright.price.overlap import runs_beside
+from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.mix import Chain
+from meshwright.solve.mixture import Mixture, Offer, arranged, best_mixture, spliced
+from meshwright.solve.ordered import refine_nested
+from meshwright.solve.points import Ways
+from meshwright.solve.refine import Options, late_of, refine, settle
+
+Assemble = Callable[[Chain, Frontier], Plan]
+Offered = Callable[[Plan, Ways], Options]
+
+WEIGHTS = (0.0, 1.0, 4.0)
+"""Of what runs beside compute (`Frontier`): free, as dear as compute, dearer."""
+
+MIXED = (0.25, 1.0, 4.0)
+"""Weights at which mixtures are looked for."""
+
+FACTORS = (1.0, 0.1, 0.3, 3.0, 10.0, 1000.0)
+"""Prices per byte, in steps over the budget: what a byte is worth where memory binds is of that size."""
+
+DEAREST = 1e-6
+
+MOST_MET = 8
+"""Shardings whose segments are traced; each takes a part of a second."""
+
+TOO_SLOW = 4.0
+"""Times the least compute, at which a sharding is of no use even to a few instances."""
+
+FEWER = (2,)
+"""Chunks of backwards while shardings are compared; the best of them may have more."""
+
+ROOM = 4.0
+"""Shardings whose weights alone take so much of the budget are not traced: a mixture has little use for them."""
+
+ARRANGED = 3
+"""Mixtures whose instances change places."""
+
+TRIES, FINEST = 8, 512
+"""How often a mixture is looked for in less room, when more gradients wait for their reduction than was thought, and by
+which part of the budget less at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """A sharding whose pairs are traced, and what is offered of them."""
+
+    chain: Chain
+    ways: Ways
+    options: Options
+
+
+@dataclass(slots=True)
+class Together:
+    """offered: of a sharding's ways those that may be taken; all unless given, and values may wait on the host."""
+
+    frontier: Frontier
+    program: Program
+    budget_bytes: int
+    assemble: Assemble
+    known_s: float
+    offered: Offered | None = None
+    met: list[_Met] = field(default_factory=list)
+    best: Plan | None = None
+    fits: bool = False
+
+    def fastest(self, price: float) -> Plan | None:
+        """Faster than what is known, if any is. price: of the best bound."""
+        chains = self._chains(price)
+        while chains and len(self.met) < MOST_MET:
+            most = max(range(len(chains)), key=lambda place: self._new(chains[place]))
+            chain = chains.pop(most)
+            if not self._new(chain):
+                break
+            self.look_at(chain)
+        found = [mixed for weight in MIXED if (mixed := self._mixture(price, weight))] if len(self.met) > 1 else []
+        for one, other in [*permutations(found, 2)]:
+            found += spliced(self.frontier, one, other)
+        fitting = [mixed for mixed in found if mixed.peak_bytes <= self.budget_bytes]
+        quickest = sorted(fitting, key=lambda mixed: mixed.seconds)[:ARRANGED]
+        quickest += [made for mixed in quickest for made in arranged(self.frontier, mixed)]
+        for mixed in sorted(quickest, key=lambda mixed: mixed.seconds):
+            if mixed.peak_bytes <= self.budget_bytes and mixed.seconds < self.known_s:
+                self.look_at(mixed.chain)
+                break
+        return self.best
+
+    def look_at(self, chain: Chain) -> None:
+        """The sharding with what it keeps settled; it becomes the best if it is."""
+        plan = self.assemble(chain, self.frontier)
+        ways = Ways.of(plan, self.program, FEWER)
+        options = self.offered(plan, ways) if self.offered else None
+        self.met.append(_Met(chain, ways, ways.curves.options if options is None else options))
+        if chain.seconds >= self.known_s:
+            return  # of use in mixtures alone: making values again only takes longer
+        found = settle(plan, ways, self.budget_bytes, options)
+        self.fits |= found is not None
+        if found is not None and found.predicted.step_s < self.known_s:
+            self.best, self.known_s = found.written(plan, self.program), found.predicted.step_s
+
+    def otherwise(self) -> Plan | None:
+        """Where nothing fits: backwards in more chunks; or segments run forward more than once, and keep not even their
+        inputs."""
+        hopeful = [one for one in self.met if one.chain.seconds < self.known_s]
+        least = min(hopeful, key=lambda one: sum(point.held_bytes for point in one.ways.points), default=None)
+        if self.fits or least is None:
+            return None
+        plan = self.assemble(least.chain, self.frontier)
+        flat = self.offered is not None
+        found = refine(plan, self.program, self.budget_bytes, flat=flat)
+        return found if found or flat else refine_nested(plan, self.program, least.ways, self.budget_bytes)
+
+    def _chains(self, price: float) -> list[Chain]:
+        """Distinct ones, those first that are most needed."""
+        bases = weighed(self.frontier)
+        middle = bases[len(bases) // 2]
+        scale = floor_s(self.frontier) / self.budget_bytes
+        asked = [(middle, FACTORS[-1] * scale), (middle, price), (middle, 0.0)]
+        asked += [(base, factor * scale) for factor in FACTORS for base in bases]
+        found: list[Chain] = []
+        for base, asked_price in asked:
+            chain = chain_at(base, asked_price * base.scale)
+            fits = sum(point.point.static_bytes for point in chain.points) <= ROOM * self.budget_bytes
+            if fits and not any(is_same(chain, other) for other in found):
+                found.append(chain)
+        least_s = min((chain.weighed_s(0.0) for chain in found), default=0.0)
+        return [chain for chain in found if chain.weighed_s(0.0) <= TOO_SLOW * least_s]
+
+    def _new(self, chain: Chain) -> int:
+        """How many of its segments do what no mixture has."""
+        every = range(len(chain.points))
+        return sum(all(not _alike(chain, one.chain, index) for one in self.met) for index in every)
+
+    def _mixture(self, price: float, weight: float) -> Mixture | None:
+        """One that fits with the gradients that wait in it."""
+        offers = _offers(self.met)
+        room = self.budget_bytes - min(late_of(one.ways, one.chain.microbatches) for one in self.met)
+        for _ in range(TRIES):
+            found = best_mixture(self.frontier, offers, room, self.known_s, price, weight)
+            if found is None:
+                return None
+            every = [found, *arranged(self.frontier, found)]
+            fitting = [mixed for mixed in every if mixed.peak_bytes <= self.budget_bytes]
+            if fitting:
+                return min(fitting, key=lambda mixed: mixed.seconds)
+            over = min(mixed.peak_bytes for mixed in every) - self.budget_bytes
+            room -= max(over, self.budget_bytes // FINEST)
+        return None
+
+
+def weighed(frontier: Frontier) -> list[Frontier]:
+    """What is moved beside compute may hide behind it or not: each of these finds what is good in its case."""
+    return [frontier.weighed(weight) for weight in WEIGHTS] if runs_beside(frontier.mesh) else [frontier]
+
+
+def is_same(one: Chain, other: Chain) -> bool:
+    """Whether two chains shard alike."""
+    return all(_alike(one, other, index) for index in range(len(one.points)))
+
+
+def _alike(one: Chain, other: Chain, index: int) -> bool:
+    a, b = one.points[index], other.points[index]
+    return a is b or (a.point.choice == b.point.choice and a.parameters == b.parameters)
+
+
+def _offers(met: Sequence[_Met]) -> list[list[Offer]]:
+    """Per segment, what the chains do there with each of the ways to keep; the same once."""
+    offers: list[list[Offer]] = []
+    for index in range(len(met[0].chain.points)):
+        here: list[Offer] = []
+        for number, one in enumerate(met):
+            if any(_alike(one.chain, other.chain, index) for other in met[:number]):
+                continue
+            ways = tuple(one.ways.point(index, kept) for kept in one.options[index])
+            here.append(Offer(one.chain.options[index], one.chain.points[index], ways))
+        offers.append(here)
+    return offers
