@@ -6,7 +6,7 @@ tensor-parallel degree inside a host, everything kept. The solver does not see t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.capture.program import Program
@@ -16,8 +16,14 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.solve.assemble import assemble
+from meshwright.solve.candidates import allowed_meshes, candidates_on
 from meshwright.solve.intra.space import KnownOps
-from meshwright.solve.plan import priced_pins
+from meshwright.solve.search import Candidate, Met, anyway, search
+
+AXES = 3
+
+Way = tuple[str, ...]
+"""Pins that leave one of the known ways."""
 
 SERVER = "parameter server"
 
@@ -44,32 +50,51 @@ def baselines(
 ) -> list[Baseline]:
     """pins: of a plan beside which they are shown; the number of micro-batches among them holds for all."""
     setting, limit = Setting(optimizer, precision), _limit(cluster, memory_bytes)
-    found: list[Baseline] = []
-    ops: KnownOps = {}
-    ddp = None
     cut = tuple(text for text in pins if text.startswith(("microbatch=", "microbatches=")))
+    ops: KnownOps = {}
+    found: list[Baseline] = []
+    ddp = None
     for name, ways in _ways(cluster):
-        tried = []
-        for way in ways:
-            try:
-                chosen = priced_pins(program, cluster, (*way, *cut), setting, memory_bytes, ops)
-            except PlanError as error:
-                tried.append(Baseline(name, way, why=error.given))
-                continue
-            ddp = chosen if not found else ddp
-            peak_bytes = chosen[0].peak_bytes
-            tried.append(Baseline(name, way, chosen[0].seconds, peak_bytes, peak_bytes <= limit))
-        fitting = [one for one in tried if one.fits]
-        found.append(
-            min(fitting, key=lambda one: one.step_s or 0.0)
-            if fitting
-            else min(tried, key=lambda one: one.peak_bytes or float("inf"))
-        )
-    found.insert(1, _parameter_server(found[0], assemble(program, cluster, *ddp) if ddp else None))
+        searched = {way: _candidates(program, cluster, (*way, *cut), setting, ops) for way in ways}
+        best, met = _best(name, searched, limit)
+        ddp = ddp if found else met
+        found.append(best)
+    made = assemble(program, cluster, ddp.chain, ddp.frontier) if ddp else None
+    found.insert(1, _parameter_server(found[0], made))
     return found
 
 
-def _ways(cluster: Cluster) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+def _candidates(
+    program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting, ops: KnownOps
+) -> list[Candidate] | PlanError:
+    """What the pins leave to be searched, or why they leave nothing. ops: what all of them share."""
+    try:
+        return candidates_on(program, allowed_meshes(cluster, pins, AXES), pins, setting, few=True, ops=ops)
+    except PlanError as error:
+        return error
+
+
+def _best(name: str, ways: Mapping[Way, list[Candidate] | PlanError], limit: int) -> tuple[Baseline, Met | None]:
+    """The fastest of all the ways that fits, in one search; else that of the fewest bytes."""
+    offered = [(way, one) for way, found in ways.items() if not isinstance(found, PlanError) for one in found]
+    refused = [error for error in ways.values() if isinstance(error, PlanError)]
+    tried: list[tuple[Way, Met]] = []
+    try:
+        found = search([one for _, one in offered], limit).simplest
+        tried += [(offered[found.place][0], found)] if found else []
+        for way in ways if not tried else ():
+            anyhow = anyway([one for other, one in offered if other == way]).simplest
+            tried += [(way, anyhow)] if anyhow else []
+    except PlanError as error:
+        refused.append(error)
+    if not tried:
+        return Baseline(name, next(iter(ways)), why=refused[0].given), None
+    way, met = min(tried, key=lambda one: one[1].chain.peak_bytes)
+    peak_bytes = met.chain.peak_bytes
+    return Baseline(name, way, met.chain.seconds, peak_bytes, peak_bytes <= limit), met
+
+
+def _ways(cluster: Cluster) -> Iterator[tuple[str, list[Way]]]:
     n = cluster.device_count
     yield "data parallel (DDP)", [(f"mesh={n}", f"dp={n}", "zero=0")]
     for stage in (1, 2, 3):
@@ -87,7 +112,7 @@ def _ways(cluster: Cluster) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
         yield "2-D (sharded x tensor)", [(*_split(n, tp), "zero=3") for tp in flat]
 
 
-def _split(n: int, tp: int) -> tuple[str, ...]:
+def _split(n: int, tp: int) -> Way:
     return (f"mesh={n}", f"tp={n}") if tp == n else (f"mesh={n // tp}x{tp}", f"dp={n // tp}", f"tp={tp}")
 
 

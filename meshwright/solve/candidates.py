@@ -134,7 +134,8 @@ def _candidate(
 
     name = "x".join(map(str, mesh.sizes))
     weights = BESIDE[:: 2 if few else 1] if runs_beside(mesh) and not recompute else BESIDE[:1]
-    return Candidate(name, _microbatches(program, mesh, pins), frontier, made.clear, weights, len(mesh.axes) > FREE)
+    numbers, axes = _microbatches(program, mesh, pins), sum(size > 1 for size in mesh.sizes)
+    return Candidate(name, numbers, frontier, made.clear, weights, len(mesh.axes) > FREE, axes)
 
 
 def _microbatches(program: Program, mesh: Mesh, pins: Pins) -> tuple[int, ...]:

@@ -13,20 +13,20 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting, check_optimizer
 from meshwright.rules import served, warn_of_fallbacks
-from meshwright.solve.assemble import assemble
-from meshwright.solve.by_method import ANYWHERE, method_search, no_room, pinned_method
+from meshwright.solve.assemble import assemble, draft
+from meshwright.solve.by_method import ANYWHERE, method_search, pinned_method
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidate
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
-from meshwright.solve.intra.space import KnownOps
 from meshwright.solve.joint import joint_search
 from meshwright.solve.joint import least_bytes as least_recomputing
+from meshwright.solve.least_by_method import least_by_method, no_room
 from meshwright.solve.pin_words import check_storage, check_words
 from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.roles import name_axes
-from meshwright.solve.search import Candidate, Found, Progress, search
+from meshwright.solve.search import SAME, Candidate, Found, Progress, anyway, search
 
 FEW = 3
 """Meshes of more than two axes on which recomputation is looked at; of the others the bound counts."""
@@ -92,19 +92,6 @@ def make_plan(
     return named
 
 
-def priced_pins(
-    program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting, memory_bytes: int | None, ops: KnownOps
-) -> tuple[Chain, Frontier]:
-    """What `make_plan` writes for these pins without fitting or recomputing, not in writing. ops: what several such
-    plans share."""
-    whole = _OneStage(program, cluster, pins, setting, 3, False, {}, None)
-    whole.few, whole.ops = True, ops
-    found = whole.found(whole.budget(memory_bytes)).best or whole.anyway()
-    if found is None:
-        raise whole.refusal(memory_bytes)
-    return found
-
-
 class _OneStage:
     """Plans that run the whole chain on all devices."""
 
@@ -122,7 +109,6 @@ class _OneStage:
         self.program, self.cluster, self.pins, self.setting = program, cluster, pins, setting
         self.max_axes, self.recompute, self.given, self.progress = max_axes, recompute, given, progress
         self.few, self.method = False, "auto"
-        self.ops: KnownOps | None = None
         self.meshes: list[Mesh] = []
         self.candidates: list[Candidate] = []
         self.refused: PlanError | None = None
@@ -133,7 +119,7 @@ class _OneStage:
         limit_s = best.predicted.step_s if best else float("inf")
         budget = self.budget(memory_bytes)
         try:
-            found = self.found(budget, limit_s)
+            found = self.found(budget, limit_s * (1 + SAME))  # one stage is simpler than several
         except PlanError as error:
             if must:
                 raise
@@ -141,11 +127,12 @@ class _OneStage:
             return best, limit_s
         if self.method not in (*ANYWHERE, "flat"):
             first = [one for one in self.candidates if not one.later] or self.candidates
-            plan = method_search(first, self.program, budget, self.written, self.method)
+            plan = method_search(first, self.program, budget, self.drafted, self.method)
             return plan, min(found.floors.values())
         bound_s = found.bound_s
         best = self.written(*found.best) if found.best else best
-        if self.recompute and (found.best is None or self._paid_for_memory(*found.best)):
+        paid = (self._paid_for_memory(one.chain, one.frontier) for one in found.met)
+        if self.recompute and (found.best is None or any(paid)):
             best, joint_s = self._jointly(budget, best, found)
             bound_s = min(bound_s, joint_s)
         return best, bound_s
@@ -158,7 +145,7 @@ class _OneStage:
     def found(self, budget_bytes: int, limit_s: float = float("inf")) -> Found:
         """Everything kept, on all meshes that the pins allow."""
         self.meshes = allowed_meshes(self.cluster, self.pins, self.max_axes)
-        self.candidates = candidates_on(self.program, self.meshes, self.pins, self.setting, few=self.few, ops=self.ops)
+        self.candidates = candidates_on(self.program, self.meshes, self.pins, self.setting, few=self.few)
         return search(self.candidates, budget_bytes, self.progress, limit_s)
 
     def _jointly(self, budget: int, best: Plan | None, found: Found) -> tuple[Plan | None, float]:
@@ -169,12 +156,15 @@ class _OneStage:
         later = sorted((found.floors.get(place, 0.0), place) for place, one in enumerate(candidates) if one.later)
         chosen = [candidates[place] for floor, place in later[:FEW] if floor < known_s]
         best, bound_s = joint_search(
-            first + chosen, self.program, budget, self.written, best, self.progress, flat=self.method == "flat"
+            first + chosen, self.program, budget, self.drafted, best, self.progress, flat=self.method == "flat"
         )
         return best, min([bound_s, *(floor for floor, _ in later[FEW:])])
 
     def written(self, chain: Chain, frontier: Frontier) -> Plan:
         return replace(assemble(self.program, self.cluster, chain, frontier), **self.given)
+
+    def drafted(self, chain: Chain, frontier: Frontier) -> Plan:
+        return replace(draft(self.program, self.cluster, chain, frontier), **self.given)
 
     def budget(self, memory_bytes: int | None) -> int:
         usable = self.cluster.mesh((self.cluster.device_count,)).device.usable_bytes
@@ -182,17 +172,23 @@ class _OneStage:
 
     def anyway(self) -> tuple[Chain, Frontier] | None:
         """The fastest of the most micro-batches, whether it fits or not."""
-        return search([replace(one, microbatches=one.microbatches[-1:]) for one in self.candidates], 1 << 62).best
+        return anyway(self.candidates).best
 
     def refusal(self, memory_bytes: int | None) -> PlanError:
         """Why there is no plan."""
         if self.refused is not None:
             return self.refused
-        if self.method not in ANYWHERE:
-            return no_room(self.method, self.budget(memory_bytes))
         looked_at = [one for one in self.candidates if not one.later] or self.candidates
+        if self.method not in ANYWHERE:
+            return no_room(self.method, self.budget(memory_bytes), min(map(self._least, looked_at)))
         least = kept = min(least_of(one) for one in looked_at)
         if self.recompute:
-            least = min(least, *(least_recomputing(one, self.program, self.written) for one in looked_at))
+            least = min(least, *map(self._least, looked_at))
         tight = partial(tight_candidate, self.program, setting=self.setting)
         return does_not_fit(self.cluster, self.budget(memory_bytes), least, tight, again=least < kept)
+
+    def _least(self, candidate: Candidate) -> int:
+        """The fewest bytes found in which a plan fits that saves memory as it is to be saved."""
+        if self.method in (*ANYWHERE, "flat"):
+            return least_recomputing(candidate, self.program, self.drafted)
+        return least_by_method(candidate, self.program, self.drafted, self.method)

@@ -4,6 +4,9 @@ More micro-batches never make the work faster: each op and each conversion takes
 chain of one micro-batch without a memory limit bounds every number of them on a mesh, and once a number fits without
 paying for memory, larger ones are not looked at. Meshes of more than two axes come last: most cannot beat what was
 found by then.
+
+Of steps that are equal but for a part SAME the simplest is taken: fewer axes, then fewer micro-batches, then fewer ways
+of running segments. So what is simpler than the best is looked at as long as it could be as fast.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from meshwright.solve.intra.mix import Chain
 
 Progress = Callable[[str], None]
 
+SAME = 1e-4
+"""Steps closer than this are equal: a tenth of what a plan may take longer than a baseline."""
+
 SURE = 0.99
 """Of bytes that fall with the samples: pieces are rounded to whole bytes."""
 
@@ -29,7 +35,8 @@ class Candidate:
     """A mesh: what makes its Frontier for a number of micro-batches, and the numbers to look at, ascending.
 
     weights: of what runs beside compute, that are looked at; a Frontier has the first unless asked for another, and it
-    is mostly the best bound. drop: forgets the Frontier made last. later: looked at when the others have been.
+    is mostly the best bound. drop: forgets the Frontier made last. later: looked at when the others have been. axes: of
+    more than one device.
     """
 
     name: str
@@ -38,6 +45,7 @@ class Candidate:
     drop: Callable[[], None]
     weights: tuple[float, ...] = (0.0,)
     later: bool = False
+    axes: int = 1
 
     def below(self, microbatches: int | None) -> Candidate:
         """The same with smaller numbers alone."""
@@ -47,15 +55,35 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """best: the fastest, None where none is faster than was asked for. bound_s: on all of them. floors: what each
-    candidate, by its place, is not faster than. slower: from which number of micro-batches on it is no faster than what
-    is known."""
+class Met:
+    """A chain that was found, of the candidate at this place. rank: the simplest has the least."""
 
-    best: tuple[Chain, Frontier] | None
+    chain: Chain
+    frontier: Frontier
+    place: int
+    rank: tuple[int, int, int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """met: the fastest and its equals; none where none is faster than was asked for. bound_s: on all of them. floors:
+    what each candidate, by its place, is not faster than. slower: from which number of micro-batches on it is no faster
+    than what is known."""
+
+    met: tuple[Met, ...]
     bound_s: float
     floors: dict[int, float]
     slower: dict[int, int]
+
+    @property
+    def simplest(self) -> Met | None:
+        return min(self.met, key=lambda one: one.rank, default=None)
+
+    @property
+    def best(self) -> tuple[Chain, Frontier] | None:
+        """The simplest of the equals."""
+        found = self.simplest
+        return (found.chain, found.frontier) if found else None
 
 
 def search(
@@ -78,12 +106,17 @@ def search(
                 except PlanError as error:
                     refused.append(error)
         for floor, place in sorted(found):
-            if floor >= state.known_s:
-                break
-            state.look_at(place, candidates[place])
+            candidate = candidates[place]
+            if floor < state.reach_s(candidate, candidate.microbatches[0]):
+                state.look_at(place, candidate)
     if not floors and refused:
         raise refused[0]
-    return Found(state.best, min([*state.bounds, state.known_s]), floors, state.slower)
+    return Found(tuple(state.met), min([*state.bounds, state.known_s]), floors, state.slower)
+
+
+def anyway(candidates: list[Candidate]) -> Found:
+    """The fastest of the most micro-batches, whether it fits or not."""
+    return search([replace(one, microbatches=one.microbatches[-1:]) for one in candidates], 1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +159,7 @@ class _State:
     limit_s: float
     progress: Progress | None
     floors: dict[int, float]
-    best: tuple[Chain, Frontier] | None = None
+    met: list[Met] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     price: float = 0.0
     leasts: dict[int, Least] = field(default_factory=dict)
@@ -134,13 +167,18 @@ class _State:
 
     @property
     def known_s(self) -> float:
-        return self.best[0].seconds if self.best else self.limit_s
+        return min((one.chain.seconds for one in self.met), default=self.limit_s)
+
+    def reach_s(self, candidate: Candidate, number: int) -> float:
+        """What it has to be faster than, in so many micro-batches: what is simpler than the best may be as fast."""
+        simpler = self.met and (candidate.axes, number) < min(one.rank for one in self.met)[:2]
+        return self.known_s * (1 + SAME if simpler else 1)
 
     def floor(self, place: int, candidate: Candidate) -> float:
         """What no number of micro-batches is faster than."""
         frontier = candidate.frontier(candidate.microbatches[0])
         floor = floor_s(frontier)
-        if floor >= self.known_s:
+        if floor >= self.reach_s(candidate, candidate.microbatches[0]):
             self.slower[place] = candidate.microbatches[0]
             candidate.drop()
         else:
@@ -160,23 +198,23 @@ class _State:
                 break  # nor is there less of it in more micro-batches
             if frontier.least_held() + frontier.least_transient() > self.budget_bytes:
                 continue
-            floor = floor_s(frontier)
-            if floor >= self.known_s:
+            floor, reach_s = floor_s(frontier), self.reach_s(candidate, number)
+            if floor >= reach_s:
                 self.bounds.append(floor)
                 self.slower[place] = number
                 break  # more are no faster
             if self.price:
                 bound_s = bound_at(frontier, self.price, self.budget_bytes)
-                if bound_s >= self.known_s:
+                if bound_s >= reach_s:
                     self.bounds.append(bound_s)
                     continue
             free, proven_s = True, 0.0
             for weight in candidate.weights:
-                chain, bound_s = solve_chain(frontier.weighed(weight), self.budget_bytes, self.known_s)
-                self._take(candidate.name, chain, frontier)
+                chain, bound_s = solve_chain(frontier.weighed(weight), self.budget_bytes, reach_s)
+                self._take(place, candidate, chain, frontier)
                 free &= chain is not None and not chain.price
-                proven_s = max(proven_s, bound_s)
-                if proven_s >= self.known_s:
+                proven_s, reach_s = max(proven_s, bound_s), self.reach_s(candidate, number)
+                if proven_s >= reach_s:
                     break
             self.bounds.append(proven_s)
             if free:
@@ -184,10 +222,19 @@ class _State:
         if candidate.later:
             candidate.drop()
 
-    def _take(self, name: str, chain: Chain | None, frontier: Frontier) -> None:
-        if chain is not None and chain.seconds < self.known_s:
-            self.best, self.price = (chain, frontier), chain.price
-            self._say(f"{name} x {frontier.setting.microbatches}", chain.seconds)
+    def _take(self, place: int, candidate: Candidate, chain: Chain | None, frontier: Frontier) -> None:
+        if chain is None:
+            return
+        number, before_s = frontier.setting.microbatches, self.known_s
+        rank = (candidate.axes, number, len({id(point) for point in chain.points}), chain.seconds)
+        simpler = self.met and rank < min(one.rank for one in self.met)
+        if chain.seconds >= before_s * (1 + SAME if simpler else 1):
+            return
+        self.met.append(Met(chain, frontier, place, rank))
+        self.met = [one for one in self.met if one.chain.seconds <= self.known_s * (1 + SAME)]
+        if chain.seconds < before_s:
+            self.price = chain.price
+            self._say(f"{candidate.name} x {number}", chain.seconds)
 
     def _say(self, name: str, seconds: float) -> None:
         """The best so far, and its gap to what the meshes looked at so far could reach."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from meshwright.capture import capture
@@ -57,9 +59,16 @@ def test_nothing_waits_on_the_host_where_that_is_pinned(program: Program, monkey
     assert waits == {"auto": True, "flat": False}
 
 
-def test_what_no_limit_allows_is_refused_by_name(program: Program) -> None:
-    with pytest.raises(PlanError, match="no plan with recompute=rotor fits in 1,000 bytes"):
-        planned(program, "rotor", 1000)
+@pytest.mark.parametrize("method", ["full", "sqrt", "rotor", "flat"])
+def test_a_limit_that_is_too_small_is_refused_with_one_that_does(program: Program, method: str) -> None:
+    with pytest.raises(PlanError, match=f"no plan with recompute={method} fits in 1,000 bytes") as caught:
+        planned(program, method, 1000)
+    named = re.search(r"at least ([\d,]+) bytes", str(caught.value))
+    assert named is not None
+    least = int(named[1].replace(",", ""))
+    assert planned(program, method, least).predicted.peak_bytes <= least
+    with pytest.raises(PlanError, match="no plan with"):
+        planned(program, method, int(0.99 * least))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""Of steps that are equal the simplest is taken: fewer axes, fewer micro-batches, fewer ways of running segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from small_models import small_model
+
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.price.parameter import Setting
+from meshwright.solve import search as searching
+from meshwright.solve.candidates import candidates_on
+from meshwright.solve.search import SAME, Candidate, search
+
+Offer = tuple[int, dict[int, tuple[float, int]]]
+"""Axes, and for each number of micro-batches (seconds, different ways)."""
+
+
+def test_of_meshes_that_are_as_fast_the_one_of_fewer_axes_is_taken() -> None:
+    program, cluster = capture(*small_model("gpt")).at_batch(8), load_cluster("local:4")
+    shapes = ((2, 2), (4,))
+    each = [search(candidates_on(program, [cluster.mesh(shape)], (), Setting()), 1 << 40) for shape in shapes]
+    steps = [one.met[0].chain.seconds for one in each]
+    assert steps[0] == pytest.approx(steps[1], rel=1e-9)
+    for order in (shapes, shapes[::-1]):
+        meshes = [cluster.mesh(shape) for shape in order]
+        found = search(candidates_on(program, meshes, (), Setting()), 1 << 40)
+        assert found.best is not None
+        assert found.best[1].mesh.sizes == (4,)
+        assert found.best[0].seconds <= min(one.chain.seconds for one in found.met) * (1 + SAME)
+
+
+@pytest.mark.parametrize(
+    ("offers", "expected"),
+    [
+        pytest.param([(2, {1: (1.0, 3)}), (1, {1: (1.0, 9)})], (1, 1), id="axes"),
+        pytest.param([(1, {1: (1.00005, 3), 2: (1.0, 3)})], (0, 1), id="micro-batches"),
+        pytest.param([(1, {2: (1.0, 3)}), (1, {2: (0.99999, 5)})], (0, 2), id="ways"),
+        pytest.param([(2, {1: (1.0, 3)}), (1, {1: (1.0002, 3)})], (0, 1), id="not as fast"),
+        pytest.param([(3, {1: (1.0, 3)}), (2, {1: (1.00009, 3)}), (1, {1: (1.00018, 3)})], (1, 1), id="no drift"),
+        pytest.param([(1, {1: (1.00009, 3)}), (2, {1: (1.0, 3)}), (3, {1: (0.99995, 3)})], (1, 1), id="of the fastest"),
+    ],
+)
+def test_a_step_is_as_fast_as_the_fastest_but_for_a_part(
+    offers: list[Offer], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every candidate and every number of micro-batches could be the fastest here, and pays for memory."""
+    monkeypatch.setattr(searching, "floor_s", lambda frontier: 0.9 * frontier.seconds)
+    monkeypatch.setattr(searching, "solve_chain", lambda frontier, *_: (frontier.chain, frontier.seconds))
+    monkeypatch.setattr(searching, "bound_at", lambda *_: 0.0)
+    monkeypatch.setattr(searching, "in_proportion", lambda program: False)
+    found = search([_candidate(*offer) for offer in offers], 1)
+    assert found.simplest is not None
+    assert (found.simplest.place, found.simplest.chain.microbatches) == expected
+    assert found.bound_s == min(seconds for _, numbers in offers for seconds, _ in numbers.values())
+
+
+def _candidate(axes: int, numbers: dict[int, tuple[float, int]]) -> Candidate:
+    made: dict[int, Any] = {}
+    for number, (seconds, ways) in numbers.items():
+        points = tuple(object() for _ in range(ways))
+        chain = SimpleNamespace(seconds=seconds, points=points, price=1.0, microbatches=number)
+        made[number] = _Fake(seconds, chain, number)
+    frontier: Callable[..., Any] = made.__getitem__
+    return Candidate("x", tuple(numbers), frontier, lambda: None, axes=axes)
+
+
+class _Fake:
+    """A Frontier of one chain."""
+
+    program = None
+
+    def __init__(self, seconds: float, chain: Any, number: int) -> None:
+        self.seconds, self.chain, self.setting = seconds, chain, SimpleNamespace(microbatches=number)
+
+    def weighed(self, weight: float) -> Any:
+        return self
+
+    def nothing(self) -> int:
+        return 0
+
+    least_static = least_held = least_kept = least_transient = nothing
