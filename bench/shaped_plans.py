@@ -8,7 +8,8 @@ to reach there (bench/shaped/reached.py), then all ways of running it step on th
 by layer and DTensor tensor parallelism as its tutorial writes it, each over micro-batches and bucket sizes
 (bench/shaped/rivals.py): a step of each setting, the best of each
 kind goes on. Then repeats are interleaved and medians taken. Told: the plan against the best rival; predicted against
-measured seconds of all our plans, at the pace that was seen between the steps; whether they stand in the same order.
+measured seconds of all our plans, at the pace that was seen between the steps for about as many samples at a time;
+whether they stand in the same order.
 Writes out/shaped_plans.json.
 """
 
@@ -118,10 +119,12 @@ def _program(case: Case) -> Any:
 
 
 def _row(case: Case, plans: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    from pace import plan_at_pace
+    from pace import pace_of, plan_at_pace
 
-    seconds, program = measured["seconds"], _program(case)
-    predicted = {n: plan_at_pace(plan, program, measured["pace"]).predicted.step_s for n, plan in plans.items()}
+    seconds, program, paces = measured["seconds"], _program(case), measured["pace"]
+    predicted = {
+        name: plan_at_pace(plan, program, pace_of(plan, paces)).predicted.step_s for name, plan in plans.items()
+    }
     rivals = {name: spent for name, spent in seconds.items() if name not in OURS}
     best = min(rivals, key=rivals.__getitem__)
     ratio, wanted = rivals[best] / seconds["plan"], 1.15 if case.slow else 0.97
@@ -129,7 +132,7 @@ def _row(case: Case, plans: dict[str, Any], measured: dict[str, Any]) -> dict[st
     error = predicted["plan"] / seconds["plan"] - 1
     good = ratio >= wanted and fastest >= 0.97 and abs(error) <= 0.2
     stages = ", then ".join("x".join(f"{a.name}{a.size}" for a in stage.mesh.axes) for stage in plans["plan"].stages)
-    print(f"{case} (pace {measured['pace']:.2f})")
+    print(f"{case} (pace {paces['large']:.2f}, of few samples {paces['small']:.2f})")
     print(f"   planned: {stages}; {plans['plan'].microbatches} micro-batches")
     for name, spent in sorted(seconds.items(), key=lambda item: item[1]):
         told = f"  predicted {predicted[name]:.3f} s" if name in predicted else ""
@@ -160,24 +163,32 @@ def _spearman(first: list[float], second: list[float]) -> float:
 def pace_main(told: dict[str, Any]) -> int:
     import torch
     import torch.distributed as dist
-    from pace import yardstick
+    from pace import yardsticks
     from reached import reached
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    step, seconds = yardstick(told["model"]), reached()
+    paces, seconds = yardsticks(told["model"]), reached()
+    paces(2)
     dist.barrier()
-    found = [step() for _ in range(10)]
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, median(found[2:]))
-    _tell(told, "pace", {"pace": median(every), "seconds": seconds})
+    found = _medians([paces(8)])
+    _tell(told, "pace", {"pace": sum(found.values()) / 2, "seconds": seconds})
     return 0
+
+
+def _medians(own: list[dict[str, float]]) -> dict[str, float]:
+    """Of paces, over times and ranks; the same on all."""
+    import torch.distributed as dist
+
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, {name: median(one[name] for one in own) for name in own[0]})
+    return {name: median(one[name] for one in every) for name in own[0]}
 
 
 def rank_main(told: dict[str, Any]) -> int:
     import torch
     import torch.distributed as dist
-    from pace import yardstick
+    from pace import yardsticks
     from rivals import rivals
 
     from meshwright.models.reference import parse_reference
@@ -201,21 +212,19 @@ def rank_main(told: dict[str, Any]) -> int:
         if kind not in best or spent < best[kind][0]:
             steps.pop(best[kind][1] if kind in best else "", None)
             best[kind], steps[name] = (spent, name), step
-    pace, paces = yardstick(told["model"]), []
-    pace()
+    pace, paces = yardsticks(told["model"]), []
+    pace(1)
     for name in OURS:
         if name in steps:
             steps[name]()
     timed: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(told["repeats"]):
         dist.barrier()
-        paces.append(median([pace() for _ in range(8)]))
+        paces.append(pace(6))
         for name, step in steps.items():
             timed[name].append(_timed(step))
-    every: list[Any] = [None] * world
-    dist.all_gather_object(every, median(paces))
     seconds = {name: median(values) for name, values in timed.items()}
-    _tell(told, "measured", {"seconds": seconds, "all": timed, "pace": median(every)})
+    _tell(told, "measured", {"seconds": seconds, "all": timed, "pace": _medians(paces)})
     return 0
 
 

@@ -84,7 +84,7 @@ class ShapedNetwork:
         running: list[tuple[subprocess.Popen[bytes], Path]] = []
         with tempfile.TemporaryDirectory() as folder:
             try:
-                for host, local in zip(self.hosts, ranks_per_host, strict=True):
+                for number, (host, local) in enumerate(zip(self.hosts, ranks_per_host, strict=True)):
                     for local_rank in range(local):
                         rank = len(running)
                         log = Path(folder) / f"rank{rank}"
@@ -93,18 +93,25 @@ class ShapedNetwork:
                             "LOCAL_WORLD_SIZE": str(local), "MASTER_ADDR": self.address(0), "MASTER_PORT": str(port),
                             "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": str(threads),
                         }  # fmt: skip
-                        running.append((self._start(host, command, environment, log), log))
+                        running.append((self._start(host, self._cores(number), command, environment, log), log))
                 self._wait(running, timeout_s)
                 return [log.read_text() for _, log in running]
             finally:
                 for process, _ in running:
                     _end(process)
 
+    def _cores(self, number: int) -> str:
+        """A host has cores of its own, as far as there are enough: what else runs here moves no rank to another's."""
+        every, hosts = sorted(os.sched_getaffinity(0)), len(self.hosts)
+        if len(every) < hosts:
+            return str(every[number % len(every)])
+        return ",".join(map(str, every[number * len(every) // hosts : (number + 1) * len(every) // hosts]))
+
     def _start(
-        self, host: Host, command: Sequence[str], environment: dict[str, str], log: Path
+        self, host: Host, cores: str, command: Sequence[str], environment: dict[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
         # A UTS namespace of its own gives the host a name of its own, which is how ranks know their host.
-        ready = f'{_same_priority()}hostname {host.name} && exec "$@"'
+        ready = f'{_same_priority()}hostname {host.name} && exec taskset -c {cores} "$@"'
         inner = ["unshare", "--uts", "sh", "-c", ready, "sh", *command]
         with log.open("wb") as out:
             return subprocess.Popen(
@@ -117,12 +124,15 @@ class ShapedNetwork:
 
     def _wait(self, running: list[tuple[subprocess.Popen[bytes], Path]], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while any(process.poll() is None for process, _ in running):
+        while True:
+            over = all(process.poll() is not None for process, _ in running)
             failed = [i for i, (process, _) in enumerate(running) if process.poll() not in (None, 0)]
             if failed or time.monotonic() > deadline:
                 what = f"rank {failed[0]} failed" if failed else f"no end after {timeout_s:.0f} s"
                 tails = "\n".join(f"--- rank {i}\n{log.read_text()[-1500:]}" for i, (_, log) in enumerate(running))
                 raise RuntimeError(f"{what}\n{tails}")
+            if over:
+                return
             time.sleep(0.1)
 
 

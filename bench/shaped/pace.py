@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 YARDSTICKS = {
@@ -76,6 +77,12 @@ def plan_at_pace(plan: Any, program: Any, pace: float) -> Any:
     return _as_ordered(plan, paced, program) if plan.schedule == "searched" else reprice(paced, program)
 
 
+def pace_of(plan: Any, paces: dict[str, float]) -> float:
+    """Of those at BATCH and at SMALL_BATCH, the one at about as many samples as a rank of the plan has at a time."""
+    samples = plan.microbatch / plan.stages[0].mesh.world_size
+    return paces["small" if samples < (BATCH * SMALL_BATCH) ** 0.5 else "large"]
+
+
 def _as_ordered(plan: Any, paced: Any, program: Any) -> Any:
     """A searched order comes from the predictions that a plan was made with; it is what runs, at whatever pace."""
     from meshwright.schedule import plan_lists, plan_pipeline
@@ -87,6 +94,12 @@ def _as_ordered(plan: Any, paced: Any, program: Any) -> Any:
     rows = zip(plan.predicted.stages, found.stages, strict=True)
     stages = tuple(replace(one, peak_bytes=times.peak_bytes) for one, times in rows)
     return paced.with_prediction(step_s=found.step_s, stages=stages)
+
+
+def yardsticks(model: str) -> Callable[[int], dict[str, float]]:
+    """The paces by the wall clock, medians of so many steps: ops of few samples are further from a profile."""
+    steps = {"small": yardstick(model, samples=SMALL_BATCH), "large": yardstick(model)}
+    return lambda times: {name: median([step() for _ in range(times)]) for name, step in steps.items()}
 
 
 def yardstick(model: str, clock: Callable[[], float] = time.perf_counter, samples: int = BATCH) -> Callable[[], float]:
