@@ -18,7 +18,7 @@ from meshwright.capture.program import Ref, TorchConstant, map_leaves
 from meshwright.capture.targets import resolve
 from meshwright.errors import RuleError, RuleWarning
 from meshwright.layout.states import P, R, S, State
-from meshwright.rules.findings import RECURRENT, Finding, Sample, partials, prove_findings, sample, ways_to_cut
+from meshwright.rules.findings import Finding, Sample, cuts, partials, prove_findings, sample
 from meshwright.rules.prove import Case, run_by_position
 from meshwright.rules.rule import Call, Rule
 
@@ -61,8 +61,7 @@ def adoptions(small: Sample) -> Iterator[Finding]:
         return
     given, types = small.case, small.call.types
     same = {value.type.dtype for value in given.op.results} <= {type_.dtype for type_ in types}
-    same = same and given.op.target not in RECURRENT
-    for cut in (*ways_to_cut(small), *(partials(types) if same else ())):
+    for cut in (*cuts(types), *(partials(types) if same else ())):
         try:
             results = _run_on_dtensors(given, cut, mesh)
         except NotImplementedError:

@@ -17,7 +17,7 @@ from torch import Tensor
 from meshwright.capture.program import Op
 from meshwright.errors import RuleError
 from meshwright.layout.states import P, S, State
-from meshwright.rules.findings import Finding, Sample, ways_to_cut
+from meshwright.rules.findings import Finding, Sample, cuts
 from meshwright.rules.prove import Case, run_by_position
 
 
@@ -37,7 +37,7 @@ def experiments(small: Sample) -> Iterator[Finding]:
             "an op that draws no random numbers and remembers nothing",
             "draw with dropout, rand, randn or bernoulli, outside of it",
         )
-    for cut in ways_to_cut(small):
+    for cut in cuts(small.call.types):
         results = [trial.results_of(op, cut) for trial in trials]
         if results[0] is not None and results.count(results[0]) == len(trials):
             yield Finding(cut, results[0])

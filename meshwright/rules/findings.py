@@ -132,19 +132,6 @@ def _small(call: Call) -> tuple[TensorType, ...]:
     return tuple(TensorType(tuple(small.get(n, n) for n in t.sizes), t.dtype) for t in call.types)
 
 
-RECURRENT = frozenset({"aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input"})
-"""Their states and weights come layer by layer. Given fewer than there are layers, torch reads past their end."""
-
-
-def ways_to_cut(small: Sample) -> list[tuple[State, ...]]:
-    """`cuts` of an op's operands; of recurrent layers, their samples: in the first dim or in the second."""
-    types = small.call.types
-    if small.case.op.target not in RECURRENT:
-        return cuts(types)
-    rest = [S(1) if len(type_.sizes) == 3 else R for type_ in types[1:]]
-    return [(S(dim), *rest) for dim in (0, 1) if types[0].sizes[dim] % 2 == 0 and types[0].sizes[dim]]
-
-
 def cuts(types: Sequence[TensorType]) -> list[tuple[State, ...]]:
     """Ways to halve operands: every combination where these are few; else those that cut dims of one size alike."""
     halved = [[dim for dim, size in enumerate(t.sizes) if size and size % 2 == 0] for t in types]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshwright.capture import counter
 from meshwright.rules.prove import TOLERANCE, Case, case
@@ -458,6 +458,23 @@ def elementwise() -> Iterator[Case]:
     yield case("aten.abs.default", f())
 
 
+def recurrent() -> Iterator[Case]:
+    kinds: dict[str, tuple[nn.RNNBase, int]] = {
+        "lstm": (nn.LSTM(4, 6, 2, batch_first=True, bidirectional=True), 2),
+        "gru": (nn.GRU(4, 6, bias=False), 1),
+        "rnn_tanh": (nn.RNN(4, 6), 1),
+        "rnn_relu": (nn.RNN(4, 6, 2, nonlinearity="relu", dropout=0.5), 1),
+    }
+    for name, (module, states) in kinds.items():
+        weights = tuple(p.detach().double().requires_grad_() for p in module.parameters())
+        layers = module.num_layers * (1 + module.bidirectional)
+        carried = tuple(f(layers, 12, 6) for _ in range(states))
+        given = f(12, 3, 4) if module.batch_first else f(3, 12, 4)
+        rest = (module.bias, module.num_layers, module.dropout, not module.dropout, module.bidirectional)
+        carries = carried if states > 1 else carried[0]
+        yield case(f"aten.{name}.input", given, carries, weights, *rest, module.batch_first)
+
+
 def random() -> Iterator[Case]:
     key, other = counter.keys(2, torch.device("cpu"))
     yield case("meshwright.dropout.default", f(4, 6, 12), key, 0.3)
@@ -482,6 +499,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": attention,
     "norms": norms,
     "convolution": convolution,
+    "recurrent": recurrent,
     "embedding": embedding,
     "loss": loss,
     "reductions": reductions,

@@ -18,6 +18,7 @@ from meshwright.rules.table import (
     matmul,
     norms,
     random,
+    recurrent,
     reductions,
     views,
 )
@@ -31,6 +32,7 @@ FAMILIES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
             attention,
             norms,
             convolution,
+            recurrent,
             embedding,
             loss,
             elementwise,
@@ -48,6 +50,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 UNPROVEN: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("aten.empty", "aten.new_empty", "aten.empty_like"), "uninitialised memory has no value"),
+        **dict.fromkeys(
+            (f"aten.{name}.data" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")), "nothing is sharded"
+        ),
         "meshwright.grouped_mm": "as aten._grouped_mm",
         "transformers.grouped_mm_fallback": "as aten._grouped_mm",
     }
