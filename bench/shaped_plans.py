@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -71,6 +72,7 @@ def main() -> int:
         print(reason)
         return 0
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a time limit from outside removes the network too
     rows = []
     for case in (CASES[number] for number in args.cases):
         hosts = [Host(f"h{i}", f"{case.mbit}mbit") for i in range(case.hosts)]
