@@ -23,8 +23,8 @@ from meshwright.solve.intra.mix import Chain
 
 Progress = Callable[[str], None]
 
-SAME = 1e-4
-"""Steps closer than this are equal: a tenth of what a plan may take longer than a baseline."""
+SAME = 5e-4
+"""Steps closer than this are equal: half of what a plan may take longer than a baseline."""
 
 SURE = 0.99
 """Of bytes that fall with the samples: pieces are rounded to whole bytes."""

@@ -38,11 +38,17 @@ def test_of_meshes_that_are_as_fast_the_one_of_fewer_axes_is_taken() -> None:
     ("offers", "expected"),
     [
         pytest.param([(2, {1: (1.0, 3)}), (1, {1: (1.0, 9)})], (1, 1), id="axes"),
-        pytest.param([(1, {1: (1.00005, 3), 2: (1.0, 3)})], (0, 1), id="micro-batches"),
-        pytest.param([(1, {2: (1.0, 3)}), (1, {2: (0.99999, 5)})], (0, 2), id="ways"),
-        pytest.param([(2, {1: (1.0, 3)}), (1, {1: (1.0002, 3)})], (0, 1), id="not as fast"),
-        pytest.param([(3, {1: (1.0, 3)}), (2, {1: (1.00009, 3)}), (1, {1: (1.00018, 3)})], (1, 1), id="no drift"),
-        pytest.param([(1, {1: (1.00009, 3)}), (2, {1: (1.0, 3)}), (3, {1: (0.99995, 3)})], (1, 1), id="of the fastest"),
+        pytest.param([(1, {1: (1 + 0.5 * SAME, 3), 2: (1.0, 3)})], (0, 1), id="micro-batches"),
+        pytest.param([(1, {2: (1.0, 3)}), (1, {2: (1 - 0.1 * SAME, 5)})], (0, 2), id="ways"),
+        pytest.param([(2, {1: (1.0, 3)}), (1, {1: (1 + 1.1 * SAME, 3)})], (0, 1), id="not as fast"),
+        pytest.param(
+            [(3, {1: (1.0, 3)}), (2, {1: (1 + 0.9 * SAME, 3)}), (1, {1: (1 + 1.8 * SAME, 3)})], (1, 1), id="no drift"
+        ),
+        pytest.param(
+            [(1, {1: (1 + 0.9 * SAME, 3)}), (2, {1: (1.0, 3)}), (3, {1: (1 - 0.5 * SAME, 3)})],
+            (1, 1),
+            id="of the fastest",
+        ),
     ],
 )
 def test_a_step_is_as_fast_as_the_fastest_but_for_a_part(
