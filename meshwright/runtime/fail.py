@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from contextlib import suppress
 
@@ -14,6 +15,9 @@ from meshwright.torch_compat import own_store
 
 REFUSED, LOST = 2, 4
 """Exit codes of a rank: it was asked for something that cannot be; others of its job are gone."""
+
+WAIT_S = 5.0
+"""How long a rank that says nothing stays for another to say it."""
 
 
 class LostError(RunError):
@@ -41,4 +45,9 @@ def _first() -> bool:
     if dist.is_initialized() and dist.get_world_size() > 1:
         with suppress(RuntimeError, dist.DistError):
             return bool(own_store("meshwright/failed").add("told", 1) == 1)
-    return os.environ.get("RANK", "0") == "0"
+    # Before ranks know each other: one on each host, whose file, say, is missing. The first rank to end takes the
+    # others with it, so those that say nothing wait for the one that does.
+    if os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0":
+        return True
+    time.sleep(WAIT_S)
+    return False

@@ -75,14 +75,25 @@ def test_two_hosts_of_eight(kind: str, plans: dict[str, Path], capsys: pytest.Ca
         assert "$HEAD:29500" in text
 
 
-def test_the_local_script_trains(plans: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = script(capsys, plans["local:2"], "torchrun")
+def run_script(text: str, *words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    command = ["bash", "-s", "--", *words]
+    return subprocess.run(command, input=text, text=True, capture_output=True, timeout=240, env=environment)
+
+
+def test_what_a_rank_has_said_torchrun_does_not_say_again(
+    plans: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_script(script(capsys, plans["local:2"], "torchrun"), "--data", "/nowhere/at/all")
+    assert run.returncode == 2
+    assert run.stderr.startswith("meshwright: --data /nowhere/at/all is no file")
+    assert len(run.stderr.splitlines()) == 3, run.stderr
+
+
+def test_the_local_script_trains(plans: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run.json"
-    run = subprocess.run(
-        ["bash", "-s", "--", "--json", str(out)], input=text, text=True, capture_output=True, timeout=240,
-        env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    run = run_script(script(capsys, plans["local:2"], "torchrun"), "--json", str(out))
     assert run.returncode == 0, run.stderr
     assert out.exists()
     assert "on 2 processes" in run.stdout

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from meshwright.errors import RunError
 
@@ -97,18 +97,19 @@ def _watch(children: list[subprocess.Popen[bytes]]) -> None:
         codes = [child.poll() for child in children]
         if any(code not in (None, 0) for code in codes):
             time.sleep(0.5)  # a rank that was killed takes others with it: find the one to blame
-            raise _failure([child.poll() for child in children])
+            raise blamed({rank: child.poll() for rank, child in enumerate(children)}, f" of {len(children)}")
         if all(code == 0 for code in codes):
             return
         time.sleep(0.05)
 
 
-def _failure(codes: list[int | None]) -> RunError:
-    failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0)]
+def blamed(codes: Mapping[int, int | None], of: str = "") -> RunError:
+    """By the exit codes of ranks, the one that is to blame. of: ` of 4`, where that is known."""
+    failed = [(rank, code) for rank, code in codes.items() if code not in (None, 0)]
     rank, code = min(failed, key=lambda found: (found[1] == LOST, (found[1] or 0) > 0, found[0]))
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
     return (ToldError if code in TOLD else RunError)(
-        f"rank {rank} of {len(codes)} {how}", "every rank to finish", "see its message above, if it left one"
+        f"rank {rank}{of} {how}", "every rank to finish", "see its message above, if it left one"
     )
 
 

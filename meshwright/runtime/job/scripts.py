@@ -14,6 +14,8 @@ from meshwright.errors import ClusterError, PlanError
 from meshwright.plan import Plan
 
 PORT = 29500
+TORCHRUN = "python -m meshwright.runtime.job.elastic"
+"""torchrun, without a second message after a rank's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def torchrun(run: Run) -> str:
     return f"""#!/bin/bash
 {note}
 set -euo pipefail
-{check}exec torchrun --nnodes={run.hosts} --nproc-per-node={run.per_host} {where} \\
+{check}exec {TORCHRUN} --nnodes={run.hosts} --nproc-per-node={run.per_host} {where} \\
     -m meshwright {run.train()} "$@"
 """
 
@@ -93,7 +95,7 @@ def slurm(run: Run) -> str:
 set -euo pipefail
 HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export HEAD
-exec srun torchrun --nnodes={run.hosts} --nproc-per-node={run.per_host} \\
+exec srun {TORCHRUN} --nnodes={run.hosts} --nproc-per-node={run.per_host} \\
     --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$HEAD:{PORT}" \\
     -m meshwright {run.train()} "$@"
 """
@@ -102,7 +104,7 @@ exec srun torchrun --nnodes={run.hosts} --nproc-per-node={run.per_host} \\
 def kubernetes(run: Run) -> str:
     limits = f"\n          resources: {{limits: {{nvidia.com/gpu: {run.per_host}}}}}" if run.gpus else ""
     words = [
-        "torchrun", f"--nnodes={run.hosts}", f"--nproc-per-node={run.per_host}", "--rdzv-backend=c10d",
+        *TORCHRUN.split(), f"--nnodes={run.hosts}", f"--nproc-per-node={run.per_host}", "--rdzv-backend=c10d",
         f"--rdzv-endpoint=meshwright-0.meshwright:{PORT}", "-m", "meshwright", "train", *run.arguments,
     ]  # fmt: skip
     command = "\n".join(f"            - {_quoted(word)}" for word in words)
