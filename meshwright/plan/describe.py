@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from meshwright.cluster import Axis
 from meshwright.layout import Collective, Layout
 from meshwright.plan.describe_pipeline import describe_pipeline, parts
 from meshwright.plan.plan import Plan
@@ -28,7 +29,7 @@ def describe(plan: Plan) -> str:
         return describe_pipeline(plan)
     lines = [f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}"]
     if plan.mesh.world_size > 1:
-        lines += [f"  axis {one.name} of {one.size}: {ROLES[one.name.rstrip('0123456789')]}" for one in plan.mesh.axes]
+        lines += [f"  axis {one.name} of {one.size}: {_role(one)}" for one in plan.mesh.axes]
         lines += _parameters(plan)
     else:
         lines.append("  one device: nothing is split")
@@ -54,12 +55,16 @@ def describe(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _role(axis: Axis) -> str:
+    return ROLES[axis.name.rstrip("0123456789")] if axis.size > 1 else "one device, nothing is split over it"
+
+
 def _parameters(plan: Plan) -> list[str]:
     counts = Counter((entry.storage, entry.compute, entry.regather) for entry in plan.parameters.values())
     lines = []
     for (storage, compute, again), count in counts.most_common():
-        states = zip(plan.mesh.names, Layout.parse(compute), strict=True)
-        use = "; ".join(f"{name}: {STATES[state.kind]}" for name, state in states)
+        states = zip(plan.mesh.axes, Layout.parse(compute), strict=True)
+        use = "; ".join(f"{axis.name}: {STATES[state.kind]}" for axis, state in states if axis.size > 1)
         line = f"  {count} weight{'s' if count > 1 else ''} used {compute} ({use})"
         pieces = [Layout.parse(text).shard_factor(plan.mesh.sizes) for text in (storage, compute)]
         if pieces[0] > pieces[1]:

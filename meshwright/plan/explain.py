@@ -59,6 +59,8 @@ def _weights(plan: Plan, choice: Choice) -> list[str]:
     layouts = [Layout.parse(text) for text in choice.parameters.values()]
     factors = [text.split(",") for text in choice.strategies.values()]
     for number, axis in enumerate(plan.mesh.axes):
+        if axis.size == 1:
+            continue
         uses = Counter(USES[layout[number].kind] for layout in layouts)
         split = sum(one[number] != "-" for one in factors)
         weights = ", ".join(f"{count} {what}" for what, count in uses.most_common()) or "none"
@@ -69,6 +71,8 @@ def _weights(plan: Plan, choice: Choice) -> list[str]:
 def _words(plan: Plan, text: str) -> str:
     parts = []
     for axis, state in zip(plan.mesh.axes, Layout.parse(text), strict=True):
+        if axis.size == 1:
+            continue
         what = f"dim {state.dim} split" if state.is_shard else ACTS[state.kind]
         parts.append(f"{axis.name}: {what}")
     return f"{text} ({'; '.join(parts)})"

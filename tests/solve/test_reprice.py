@@ -77,6 +77,20 @@ def test_alternatives_of_a_weight_and_an_op_name_the_planned_one_first(pinned: t
         alternatives_of(plan, program, "layers.0.upp.weight")
 
 
+def test_nothing_is_said_to_be_split_over_an_axis_of_one_device(pinned: tuple[Plan, Program]) -> None:
+    program = pinned[1]
+    plan = make_plan(program, load_cluster("local:2"), pins=("mesh=1x2", "dp=2"))
+    idle, busy = plan.mesh.names
+    assert f"axis {idle} of 1: one device, nothing is split over it" in plan.explain()
+    assert f"{busy}: " in plan.explain()
+    assert f"{idle}: " not in plan.explain()
+    op = next(one.name for one in program.graphs[1].ops if "linear" in one.target)
+    assert all(one.text.startswith("-,") for one in alternatives_of(plan, program, f"{program.segments[1].name}:{op}"))
+    weights = alternatives_of(plan, program, program.segments[1].params[-1])
+    assert all(one.text.startswith("stored [I, ") for one in weights)
+    assert len(weights) > 1
+
+
 def test_a_plan_says_where_its_rules_came_from(pinned: tuple[Plan, Program]) -> None:
     plan, _program = pinned
     assert "aten.linear.default" in plan.rules["table"]
