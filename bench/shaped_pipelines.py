@@ -108,7 +108,7 @@ def main() -> int:
             predicted = {} if kept else _plans(case, Path(folder), *run("--pace"))
             measured = run("--measured")
             pace = measured["pace"]
-            predicted |= {name: _figures(_at(Path(folder) / f"{name}.plan.json", pace)) for name in OURS}
+            predicted |= {name: _figures(_at(case, Path(folder) / f"{name}.plan.json", pace)) for name in OURS}
         rows.append(_row(case, pace, predicted, measured))
         Path(args.out).write_text(json.dumps(rows, indent=1) + "\n")
     good = [row for row in rows if row["good"]]
@@ -136,8 +136,9 @@ def _plans(case: Case, folder: Path, pace: float, share: float) -> dict[str, Any
     return found
 
 
-def _at(path: Path, pace: float) -> Any:
-    """A saved plan, priced again for the pace at which the machine ran it."""
+def _at(case: Case, path: Path, pace: float) -> Any:
+    """A saved plan, priced again for the pace at which the machine ran it, on the cores that it has."""
+    from network import cores_of_host
     from pace import plan_at_pace
 
     import meshwright as mw
@@ -145,7 +146,11 @@ def _at(path: Path, pace: float) -> Any:
     from meshwright.models.reference import parse_reference
 
     plan = mw.Plan.load(path)
-    return plan_at_pace(plan, capture(*parse_reference(plan.model).meta(plan.batch)), pace)
+    program = capture(*parse_reference(plan.model).meta(plan.batch))
+    crowded = plan.world_size > len(os.sched_getaffinity(0))
+    return plan_at_pace(
+        plan, program, pace, (lambda rank: cores_of_host(rank // case.ranks, case.hosts)) if crowded else None
+    )
 
 
 def _figures(plan: Any) -> dict[str, Any]:

@@ -93,19 +93,14 @@ class ShapedNetwork:
                             "LOCAL_WORLD_SIZE": str(local), "MASTER_ADDR": self.address(0), "MASTER_PORT": str(port),
                             "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": str(threads),
                         }  # fmt: skip
-                        running.append((self._start(host, self._cores(number), command, environment, log), log))
+                        running.append(
+                            (self._start(host, cores_of_host(number, len(self.hosts)), command, environment, log), log)
+                        )
                 self._wait(running, timeout_s)
                 return [log.read_text() for _, log in running]
             finally:
                 for process, _ in running:
                     _end(process)
-
-    def _cores(self, number: int) -> str:
-        """A host has cores of its own, as far as there are enough: what else runs here moves no rank to another's."""
-        every, hosts = sorted(os.sched_getaffinity(0)), len(self.hosts)
-        if len(every) < hosts:
-            return str(every[number % len(every)])
-        return ",".join(map(str, every[number * len(every) // hosts : (number + 1) * len(every) // hosts]))
 
     def _start(
         self, host: Host, cores: str, command: Sequence[str], environment: dict[str, str], log: Path
@@ -134,6 +129,14 @@ class ShapedNetwork:
             if over:
                 return
             time.sleep(0.1)
+
+
+def cores_of_host(number: int, hosts: int) -> str:
+    """A host has cores of its own, as far as there are enough: what else runs here moves no rank to another's."""
+    every = sorted(os.sched_getaffinity(0))
+    if len(every) < hosts:
+        return str(every[number % len(every)])
+    return ",".join(map(str, every[number * len(every) // hosts : (number + 1) * len(every) // hosts]))
 
 
 def _same_priority() -> str:

@@ -8,6 +8,7 @@ may share a core; by the CPU's, each has one to itself, as where most of them wa
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
@@ -66,15 +67,18 @@ def at_pace(device: Any, pace: float) -> Any:
     )
 
 
-def plan_at_pace(plan: Any, program: Any, pace: float) -> Any:
-    """A plan priced again for the pace at which the machine ran it."""
+def plan_at_pace(plan: Any, program: Any, pace: float, core_of: Callable[[int], str] | None = None) -> Any:
+    """A plan priced again for the pace at which the machine ran it. core_of: a rank's, where ranks share cores and the
+    pace is that of one which has a core to itself."""
     from meshwright.cluster import load_cluster
     from meshwright.solve.reprice import reprice
 
     device = at_pace(load_cluster("local").devices[0], pace)
     stages = [replace(stage, mesh=replace(stage.mesh, device=device)) for stage in plan.stages]
     paced = replace(plan, stages=tuple(stages))
-    return _as_ordered(plan, paced, program) if plan.schedule == "searched" else reprice(paced, program)
+    if plan.schedule != "searched" and (core_of is None or len(plan.stages) == 1):
+        return reprice(paced, program)
+    return _as_ordered(plan, paced, program, core_of)
 
 
 def pace_of(plan: Any, paces: dict[str, float]) -> float:
@@ -83,17 +87,36 @@ def pace_of(plan: Any, paces: dict[str, float]) -> float:
     return paces["small" if samples < (BATCH * SMALL_BATCH) ** 0.5 else "large"]
 
 
-def _as_ordered(plan: Any, paced: Any, program: Any) -> Any:
+def _as_ordered(plan: Any, paced: Any, program: Any, core_of: Callable[[int], str] | None) -> Any:
     """A searched order comes from the predictions that a plan was made with; it is what runs, at whatever pace."""
     from meshwright.schedule import plan_lists, plan_pipeline
     from meshwright.simulate import simulate
     from meshwright.solve.pipeline.costs import plan_costs
 
     pipeline = plan_pipeline(plan, program)
-    found = simulate(plan_lists(plan, program), plan_costs(paced, program, pipeline), reads=pipeline.reads)
+    costs = plan_costs(paced, program, pipeline)
+    if core_of is not None:
+        costs = _on_cores(plan, costs, core_of)
+    found = simulate(plan_lists(plan, program), costs, reads=pipeline.reads)
     rows = zip(plan.predicted.stages, found.stages, strict=True)
     stages = tuple(replace(one, peak_bytes=times.peak_bytes) for one, times in rows)
     return paced.with_prediction(step_s=found.step_s, stages=stages)
+
+
+def _on_cores(plan: Any, costs: Any, core_of: Callable[[int], str]) -> Any:
+    """Ranks of a stage that share a core take as much longer; stages that do take turns."""
+    every = [Counter(map(core_of, group[0].mesh.ranks)) for group in plan.groups]
+    segments = list(costs.segments)
+    for group, cores in zip(plan.groups, every, strict=True):
+        more = max(cores.values())
+        for index in (index for stage in group for index in stage.segments):
+            one = segments[index]
+            seconds = {
+                name: more * getattr(one, name)
+                for name in ("forward_s", "backward_input_s", "backward_weight_s", "step_s", "recompute_s")
+            }
+            segments[index] = replace(one, **seconds)
+    return replace(costs, segments=segments, cores={number: tuple(cores) for number, cores in enumerate(every)})
 
 
 def yardsticks(model: str) -> Callable[[int], dict[str, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.plan import Instruction
 from meshwright.plan.instruction import AWAY, BACKWARDS, RECEIVES, SENDS
@@ -35,7 +35,8 @@ class Action:
 @dataclass(slots=True)
 class Compiled:
     """Messages are the transfers, then the gathers and reductions that run beside compute: `ends` is how many sides
-    have to begin one, `owner` whose buffer its end gives back, `names` and `lanes` are for a reader."""
+    have to begin one, `owner` whose buffer its end gives back, `names` and `lanes` are for a reader. What computes on a
+    shared core is one too, over that core: `computes`."""
 
     actions: list[list[Action]]
     static_bytes: list[int]
@@ -48,6 +49,7 @@ class Compiled:
     owner: list[int] = field(default_factory=list)
     names: list[tuple[str, int, int | None]] = field(default_factory=list)
     lanes: list[tuple[int, int]] = field(default_factory=list)
+    computes: set[int] = field(default_factory=set)
 
     def add(
         self,
@@ -126,7 +128,20 @@ class _Stage:
                 found += self._collective(one, index)
             elif one.kind not in ("free", "drop", *AWAY):
                 found.append(self._compute(one, index, waits))
-        return found
+        cores = self.costs.cores.get(self.stage, ())
+        return [part for action in found for part in self._shared(action, cores)] if cores else found
+
+    def _shared(self, action: Action, cores: tuple[str, ...]) -> tuple[Action, ...]:
+        """Compute on a shared core is begun and waited for."""
+        if action.kind != COMPUTE or not action.seconds:
+            return (action,)
+        one = self.instructions[action.index]
+        message = self.made.add(action.seconds, 0.0, cores, 1, -1, 0, self.stage)
+        self.made.names.append(("compute", -1 if one.segment is None else one.segment, one.microbatch))
+        self.made.lanes.append((self.stage, self.stage))
+        self.made.computes.add(message)
+        begin = replace(action, kind=POST, seconds=0.0, message=message, takes=action.takes + action.works)
+        return begin, replace(action, seconds=0.0, waits=(message,), takes=-action.works)
 
     def _transfer(self, one: Instruction, index: int, message: int, waits: tuple[int, ...]) -> list[Action]:
         transfer = self._priced(message)

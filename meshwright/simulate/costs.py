@@ -86,8 +86,9 @@ class Costs:
     """transfers: by (segment, from stage, to stage); a gradient goes from the reader's stage to the maker's. Those not
     named are free. overlap: gathers and reductions run beside compute as far as their points say. buffers: unfinished
     sends that a stage may have to another; any number if None. links: what a stage's gathers and reductions use.
-    ranks: how many ranks each stage has, all alike; one if not said. last: of the last micro-batch, where that is
-    smaller than the others: seconds and bytes of its forward, backward and messages.
+    ranks: how many ranks each stage has, all alike; one if not said. cores: what a stage computes on where others do
+    too: those that compute at the same time get equal parts of it. last: of the last micro-batch, where that is smaller
+    than the others: seconds and bytes of its forward, backward and messages.
     """
 
     segments: Sequence[SegmentCost]
@@ -96,6 +97,7 @@ class Costs:
     buffers: int | None = None
     links: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     ranks: Sequence[int] | None = None
+    cores: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     last: Costs | None = None
 
     def at(self, last: bool) -> Costs:

@@ -1,10 +1,10 @@
 """The simulator: plays the lists of all stages with predicted durations. Ranks of a stage do the same and count once.
 
 A stage's compute stream takes its instructions in order; a receive or send only begins a message, and what reads it
-waits. A message is on the wire once both its ends have begun it and the one before it on its channel is over; latency
-first, then its bytes, at a speed that falls with the number of messages on its links. A stage that need not wait runs
-on by itself; only messages that share links are taken in order of time. So a step costs what its instructions and
-messages number, whatever the number of ranks.
+waits. Stages that share a core compute at a speed that falls with their number. A message is on the wire once both its
+ends have begun it and the one before it on its channel is over; latency first, then its bytes, at a speed that falls
+with the number of messages on its links. A stage that need not wait runs on by itself; only messages that share links
+are taken in order of time. So a step costs what its instructions and messages number, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -99,7 +99,13 @@ class _Player:
                     self.place[stage], self.clock[stage] = place, now_s
                     return
                 if over_s > now_s:
-                    self.exposed[stage] += over_s - max(now_s, self.began[message])
+                    waited_s = over_s - max(now_s, self.began[message])
+                    if message in self.compiled.computes:
+                        self.busy[stage] += waited_s
+                        if self.spans:
+                            self.ran.append((stage, action.index, self.began[message], over_s))
+                    else:
+                        self.exposed[stage] += waited_s
                     now_s = over_s
             if action.kind == POST:
                 if action.takes:
@@ -175,8 +181,9 @@ class _Player:
     def kept(self) -> Spans:
         made = self.compiled
         messages = tuple(
-            Message(*name, *lane, began_s, over_s)
-            for name, lane, began_s, over_s in zip(made.names, made.lanes, self.began, self.over, strict=True)
+            Message(*made.names[number], *made.lanes[number], self.began[number], self.over[number])
+            for number in range(len(made.names))
+            if number not in made.computes
         )
         curves = [self._curve(stage) for stage in range(len(made.actions))]
         memory = tuple(tuple(zip(times.tolist(), held.tolist(), strict=True)) for times, held in curves)

@@ -43,6 +43,21 @@ def test_1f1b_takes_as_long_as_gpipe_and_holds_less(sizes: tuple[int, int]) -> N
     ]
 
 
+@given(SIZES)
+@settings(deadline=None)
+def test_stages_on_one_core_take_as_long_as_their_work(sizes: tuple[int, int]) -> None:
+    stages, microbatches = sizes
+    cost = SegmentCost(1.0, 1.0, 1.0, static_bytes=100, resident_bytes=8, forward_transient_bytes=2)
+    made = pipeline(range(1, stages + 1), microbatches, stages)
+    order, alone = lists(made, ORDERS["1f1b"](made)), uniform("1f1b", stages, microbatches, cost)
+    shared = simulate(order, Costs([cost] * stages, cores=dict.fromkeys(range(stages), ("core",))))
+    apart = simulate(order, Costs([cost] * stages, cores={stage: (f"core {stage}",) for stage in range(stages)}))
+    assert shared.step_s == pytest.approx(3 * stages * microbatches)
+    assert apart.step_s == pytest.approx(alone.step_s)
+    assert [stage.peak_bytes for stage in apart.stages] == [stage.peak_bytes for stage in alone.stages]
+    assert [stage.busy_s for stage in apart.stages] == pytest.approx([stage.busy_s for stage in alone.stages])
+
+
 @given(st.integers(1, 6), st.integers(0, 6))
 @settings(deadline=None)
 def test_zero_bubble_leaves_a_third_of_the_bubble(stages: int, more: int) -> None:
