@@ -99,7 +99,7 @@ def entries(program: Program, cluster: Cluster, budget: int, axes: int, known_s:
         for number in candidate.microbatches:
             base = candidate.frontier(number)
             if floor_s(base) >= known_s:
-                break
+                continue
             for part in DROPPED:
                 bases = weighed(dropping(base, part))
                 bound = best_bound(bases, budget, known_s, Bound(floor_s(base), 0.0))

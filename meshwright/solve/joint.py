@@ -26,7 +26,7 @@ from meshwright.solve.intra.mix import Chain
 from meshwright.solve.intra.walk import least_cost
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import least_peak, refine
-from meshwright.solve.search import Candidate, Progress
+from meshwright.solve.search import Candidate, Progress, any_evener
 from meshwright.solve.sweep import swept
 from meshwright.solve.together import DEAREST, FEWER, Assemble, Together, weighed
 
@@ -121,6 +121,8 @@ def _entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> 
                 if frontier.least_static() > budget_bytes:
                     break  # nor is there less of it in more of them
                 if frontier.bounds and floor_s(frontier) >= known_s:
+                    if any_evener(candidate, frontier):
+                        continue
                     break  # more micro-batches are no faster
                 bound = best_bound([frontier], budget_bytes, known_s, Bound(floor_s(frontier), 0.0))
             except PlanError:

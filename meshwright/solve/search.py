@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 from meshwright.capture.program import Program
 from meshwright.capture.sizes import BatchSize
@@ -141,6 +142,14 @@ class Least:
         return self.static_bytes + share * self.other_bytes
 
 
+def any_evener(candidate: Candidate, frontier: Frontier) -> bool:
+    """Whether a larger number of micro-batches leaves samples that more of the mesh's devices share evenly, so that it
+    may be faster than this one for all that it has more of them."""
+    size, number, world = frontier.program.batch, frontier.setting.microbatches, frontier.mesh.world_size
+    later = (other for other in candidate.microbatches if other > number)
+    return any(gcd(size * number // other, world) > gcd(size, world) for other in later)
+
+
 def in_proportion(program: Program) -> bool:
     """Whether no value grows with the samples otherwise than they do, or beside them."""
     for graph in program.graphs:
@@ -201,6 +210,8 @@ class _State:
             floor, reach_s = floor_s(frontier), self.reach_s(candidate, number)
             if floor >= reach_s:
                 self.bounds.append(floor)
+                if any_evener(candidate, frontier):
+                    continue
                 self.slower[place] = number
                 break  # more are no faster
             if self.price:
