@@ -9,7 +9,7 @@ from math import prod
 from meshwright.capture.program import Program, SegmentGraph, Value
 from meshwright.capture.sizes import BatchSize
 from meshwright.cluster import Mesh
-from meshwright.errors import PlanError, RunError
+from meshwright.errors import PlanError, RunError, VerifyError
 from meshwright.generate.chunk import ChunkedPair, check_chunkable, chunked
 from meshwright.generate.chunk_inner import ChunkedBackward, check_inner_chunks, chunked_backward
 from meshwright.generate.pair import SegmentPair, compiled_pair, make_pair
@@ -19,6 +19,7 @@ from meshwright.layout import Layout
 from meshwright.plan import Plan, Stage
 from meshwright.plan.stages import stage_prologue
 from meshwright.price.flow import flow
+from meshwright.profile.spared import spared_segments
 
 Pair = SegmentPair | ChunkedPair | ChunkedBackward
 At = tuple[int, ...] | None
@@ -90,6 +91,17 @@ def _sharded(program: Program, plan: Plan, indices: Iterable[int], at: At = None
     return found
 
 
+def _check_spared(program: Program, plan: Plan, pairs: Mapping[int, Pair]) -> None:
+    """Backwards for which nothing is gathered read nothing that would have to be."""
+    for index in spared_segments(program) & pairs.keys():
+        pair, names = pairs[index], program.segments[index].params
+        if isinstance(pair, SegmentPair):
+            own = dict(zip((value.name for value in pair.graph.params), names, strict=True))
+            wrong = [own[name] for name in pair.backward_params if plan.parameters[own[name]].regather]
+            if wrong:
+                raise VerifyError(f"backward of {program.segments[index].name} reads {wrong[0]}", "no parameter")
+
+
 def generate(
     program: Program,
     plan: Plan,
@@ -111,6 +123,8 @@ def generate(
         if key not in made:
             made[key] = _pair(program, plan, index, graph, device, key[1], at)
         pairs[index] = made[key]
+    if len(plan.stages) == 1 and not plan.order:
+        _check_spared(program, plan, pairs)
     prologue = sharded_prologue(program, plan, here, at)
     runs = [_run(program, plan, pairs, place, device, compiled) for place in joined]
     return Generated(prologue, segments, pairs, tuple(runs))

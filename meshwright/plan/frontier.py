@@ -41,7 +41,8 @@ class FrontierPoint:
     whole step. late_bytes: what gradients take beyond their storage until they are reduced. early_bytes: what
     parameters that are gathered at each use take while another segment still runs. The host's seconds of asking for it
     all: forward_host_s, backward_host_s per micro-batch, step_host_s per step; zero on a CPU. forward_wire_s,
-    backward_wire_s: of forward_s and backward_s, collectives on links that the parameters use too.
+    backward_wire_s: of forward_s and backward_s, collectives on links that the parameters use too. spared: backward
+    reads no parameter.
     """
 
     choice: Choice
@@ -65,6 +66,7 @@ class FrontierPoint:
     step_host_s: float = 0.0
     forward_wire_s: float = 0.0
     backward_wire_s: float = 0.0
+    spared: bool = False
 
     @property
     def backward_s(self) -> float:

@@ -17,6 +17,7 @@ from meshwright.plan import ParameterPlan, Plan
 from meshwright.plan.order import gathers_of
 from meshwright.price.parameter import chain_uses, gathers, local_bytes, reductions
 from meshwright.price.together import BUCKET_BYTES, moving, shared_op
+from meshwright.profile.spared import spared_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,8 @@ def _collectives(
     plan: Plan, program: Program, segment: int, transfers: Transfers, forward: bool
 ) -> Iterator[Collective]:
     micro = plan.microbatches
-    uses = chain_uses((segment,), len(program.segments), micro) if len(plan.stages) == 1 else 1
+    alone, spared = len(plan.stages) == 1, spared_segments(program)
+    uses = chain_uses((segment,), len(program.segments), micro, spared) if alone else 1
 
     def times(name: str) -> int:
         entry = plan.parameters[name]

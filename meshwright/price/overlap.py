@@ -136,7 +136,7 @@ class _Lane:
         count, found = len(self.points), []
         for k, index in enumerate(self.chain):
             point = self.points[index]
-            gather_s = self._gather_s(k, index, first)
+            gather_s = self._gather_s(k, index, first, last)
             beside_s = gather_s * max(0.0, point.overlappable_s - point.last_s) / point.first_s if gather_s else 0.0
             if k < count:
                 found.append(_Way(beside_s, gather_s - beside_s, 0.0, 0.0))
@@ -146,9 +146,9 @@ class _Lane:
             found.append(_Way(beside_s, gather_s - beside_s, hidden_s, reduced_s - hidden_s))
         return found
 
-    def _gather_s(self, k: int, index: int, first: bool) -> float:
+    def _gather_s(self, k: int, index: int, first: bool, last: bool) -> float:
         """A run's gather. What is gathered once a step has the first; what is gathered again, all but those of a
-        segment that has just run."""
+        segment that has just run, and of backwards that read no parameter, unless a forward follows that does."""
         point, count = self.points[index], len(self.points)
         if not point.first_s:
             return 0.0
@@ -156,7 +156,9 @@ class _Lane:
             return point.first_s if first and k < count else 0.0
         if k == count or (k == 0 and not first):
             return 0.0
-        uses = chain_uses((index,), count, self.microbatches)
+        if k > count and point.spared and (index or last):
+            return 0.0
+        uses = chain_uses((index,), count, self.microbatches, (index,) if point.spared else ())
         return point.first_s / round(2 * self.microbatches * uses)
 
     def play(self) -> _Played:

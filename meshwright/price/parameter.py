@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -61,10 +61,13 @@ class ParameterPrice:
         return self.first_s + self.last_s + self.step_s + self.add_s
 
 
-def chain_uses(users: Sequence[int], segments: int, microbatches: int) -> float:
+def chain_uses(users: Sequence[int], segments: int, microbatches: int, spared: Collection[int] = frozenset()) -> float:
     """How many segments of a chain read a parameter. The last one's backward finds what its forward gathered, and so
-    does the first one's forward what the micro-batch before left: a gather that is not made counts half a use."""
-    return len(users) - (segments - 1 in users) / 2 - (0 in users) * (microbatches - 1) / microbatches / 2
+    does the first one's forward what the micro-batch before left: a gather that is not made counts half a use. spared:
+    segments whose backward does not read it; of the first, the last micro-batch's, after which no forward comes."""
+    last = segments - 1
+    unread = sum(1 if user else 1 / microbatches for user in users if user in spared and user != last)
+    return len(users) - (unread + (last in users) + (0 in users) * (microbatches - 1) / microbatches) / 2
 
 
 def gathers(plan: ParameterPlan, uses: float, microbatches: int = 1) -> int:

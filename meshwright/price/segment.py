@@ -19,6 +19,7 @@ from meshwright.price.parameter import ParameterPrice, Setting, local_bytes, par
 from meshwright.price.together import whole_bytes
 from meshwright.profile import is_view, saved
 from meshwright.profile.saved import DeviceKind
+from meshwright.profile.spared import is_spared
 from meshwright.rules import Strategy
 
 
@@ -86,6 +87,7 @@ def price_segment(
         step_host_s=sum(price.step_host_s for price in prices),
         forward_wire_s=forward_wire_s,
         backward_wire_s=backward_wire_s,
+        spared=is_spared(graph),
     )
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from meshwright.capture.program import Program
 from meshwright.plan import Instruction, Plan
 from meshwright.plan.instruction import verify
+from meshwright.profile.spared import spared_segments
 from meshwright.schedule.away import with_away
 from meshwright.schedule.nested import nested, parse_order
 from meshwright.schedule.reads import reads_of
@@ -18,9 +19,11 @@ def one_stage(
     regathered: frozenset[int],
     microbatches: int = 1,
     sharing: frozenset[tuple[int, int]] = frozenset(),
+    spared: frozenset[int] = frozenset(),
 ) -> tuple[Instruction, ...]:
     """`gathered`: segments with a parameter stored otherwise (layout or dtype) than it is used; `regathered`: those
-    among them that drop it after forward. `sharing`: pairs of segments that drop the same parameter.
+    among them that drop it after forward. `sharing`: pairs of segments that drop the same parameter. `spared`: those
+    whose backward reads none; it is gathered before one only where a forward of the segment comes next.
 
     A gather stands before the segment that runs before its own, and runs beside it. A segment that runs twice in a row
     keeps what it has.
@@ -33,8 +36,9 @@ def one_stage(
     ]
     again = [one.segment == other.segment for one, other in pairwise(runs)]
     keeps = [False, *again, False]
+    reads = [run.kind == "forward" or run.segment not in spared or keeps[at + 1] for at, run in enumerate(runs)]
     needed = [
-        (run.segment in regathered and not keeps[at]) or (run.segment in gathered and at < segments)
+        (run.segment in regathered and not keeps[at] and reads[at]) or (run.segment in gathered and at < segments)
         for at, run in enumerate(runs)
     ]
     late = [True, *((one.segment, other.segment) in sharing for one, other in pairwise(runs))]
@@ -49,7 +53,7 @@ def one_stage(
     begin(0)
     for at, run in enumerate(runs):
         found.append(run)
-        if run.segment in regathered and not keeps[at + 1]:
+        if run.segment in regathered and not keeps[at + 1] and (reads[at] or keeps[at]):
             found.append(Instruction("free", run.segment))
         begin(at + 1)
         if run.kind == "backward" and run.microbatch == microbatches - 1:
@@ -75,5 +79,5 @@ def plan_instructions(plan: Plan, program: Program) -> tuple[Instruction, ...]:
     users = {name: program.uses_of(name) for name in again}
     sharing = frozenset((a, b) for uses in users.values() for a in uses for b in uses if a != b)
     away = frozenset(index for index, _ in segments if plan.choice(index).offload)
-    found = one_stage(len(segments), gathered, regathered, plan.microbatches, sharing)
+    found = one_stage(len(segments), gathered, regathered, plan.microbatches, sharing, spared_segments(program))
     return with_away(found, away, len(segments)) if away else found

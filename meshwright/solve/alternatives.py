@@ -12,6 +12,7 @@ from meshwright.layout import Layout
 from meshwright.plan import Plan
 from meshwright.price.parameter import chain_uses
 from meshwright.price.segment import price_segment
+from meshwright.profile.spared import spared_segments
 from meshwright.rules import strategies
 from meshwright.solve.intra.space import space
 from meshwright.solve.pins import Pins
@@ -43,7 +44,8 @@ def _of_parameter(plan: Plan, program: Program, name: str) -> list[Alternative]:
     here = space(graph, segment.params, plan.microbatch, mesh, Pins(), setting)
     given = {v.name: plan.parameters[full] for v, full in zip(graph.params, segment.params, strict=True)}
     choice = plan.choice(index)
-    uses = {local: chain_uses(program.uses_of(name), len(program.segments), plan.microbatches)}
+    spared = spared_segments(program)
+    uses = {local: chain_uses(program.uses_of(name), len(program.segments), plan.microbatches, spared)}
     base = price_segment(here.graph, choice, given, mesh, setting, uses)
     found = []
     for option in dict.fromkeys((plan.parameters[name], *here.parameters[local])):

@@ -98,7 +98,7 @@ def _gathers_s(plan: Plan, index: int, point: FrontierPoint) -> float:
 
 def _gather_s(plan: Plan, index: int, point: FrontierPoint) -> float:
     """Of one run; a point counts those of a step that runs every segment once."""
-    uses = chain_uses((index,), len(plan.segments), plan.microbatches)
+    uses = chain_uses((index,), len(plan.segments), plan.microbatches, (index,) if point.spared else ())
     return point.again_s / round(2 * plan.microbatches * uses)
 
 

@@ -15,6 +15,7 @@ from meshwright.plan import Choice, FrontierPoint, ParameterPlan, Plan, Predicti
 from meshwright.price.overlap import late_bytes, overlapped
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import parameter_prices, price_segment
+from meshwright.profile.spared import spared_segments
 from meshwright.solve.memory.curve import Kept
 from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.inner import CHUNKS
@@ -115,9 +116,9 @@ def _parameters(plan: Plan, program: Program, index: int) -> tuple[dict[str, Par
     """By local name: what was decided for each, and of those that count here how many segments use them."""
     segment = program.segments[index]
     pairs = [(v.name, name) for v, name in zip(program.graphs[segment.graph].params, segment.params, strict=True)]
-    count, micro = len(program.segments), plan.microbatches
+    count, micro, spared = len(program.segments), plan.microbatches, spared_segments(program)
     users = {local: found for local, name in pairs if (found := program.uses_of(name))[0] == index}
-    charged = {local: chain_uses(found, count, micro) for local, found in users.items()}
+    charged = {local: chain_uses(found, count, micro, spared) for local, found in users.items()}
     return {local: plan.parameters[name] for local, name in pairs}, charged
 
 

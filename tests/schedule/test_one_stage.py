@@ -42,6 +42,17 @@ def test_the_first_segment_keeps_its_parameters_for_the_next_micro_batch() -> No
     assert (lines.count("gather 0"), lines.count("gather 1")) == (4, 3)
 
 
+def test_nothing_is_gathered_for_a_backward_that_reads_no_parameter() -> None:
+    """But where the segment's next forward comes at once, which would have to."""
+    every = frozenset({0, 1, 2})
+    lines = to_text(one_stage(3, every, every, microbatches=2, spared=frozenset({0, 1}))).splitlines()
+    assert [lines.count(f"gather {segment}") for segment in range(3)] == [2, 2, 2]
+    assert [lines.count(f"free {segment}") for segment in range(3)] == [2, 2, 2]
+    turn = lines.index("forward 0 mb1")
+    assert "gather 0" in lines[lines.index("backward 2 mb0") : turn], "beside a backward, for the forward that follows"
+    assert not any(line.startswith(("gather", "free")) for line in lines[lines.index("backward 2 mb1") + 2 :])
+
+
 def test_gradients_are_reduced_once_after_the_last_microbatch() -> None:
     lines = to_text(one_stage(1, frozenset({0}), frozenset(), microbatches=3)).splitlines()
     assert lines.count("gather 0") == 1

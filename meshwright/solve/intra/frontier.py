@@ -13,6 +13,7 @@ from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
+from meshwright.profile.spared import spared_segments
 from meshwright.solve.intra.pictures import freedoms
 from meshwright.solve.intra.segment import Answer, SegmentProblem, Solved, Tied, solve_segment
 from meshwright.solve.intra.space import KnownOps, Space, skip_layout, space
@@ -202,7 +203,7 @@ class Frontier:
         return {value.name: self._uses(self.uses[name]) for value, name in pairs if self.uses[name][0] == index}
 
     def _uses(self, users: Sequence[int]) -> float:
-        return chain_uses(users, len(self.program.segments), self.setting.microbatches)
+        return chain_uses(users, len(self.program.segments), self.setting.microbatches, spared_segments(self.program))
 
     def problem(self, index: int) -> SegmentProblem:
         """Of one segment; segments that are alike share it."""
