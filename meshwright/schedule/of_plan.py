@@ -77,21 +77,27 @@ def plan_order(plan: Plan, pipeline: Pipeline) -> Order:
 
 
 def forward_only(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """What of a list evaluating takes: forwards, what they read and send, and the parameters they need."""
+    """What of a list evaluating takes: forwards, what they read and send, and the parameters they need. Where a forward
+    finds what the backward before it gathered, it gathers for itself."""
     found: list[Instruction] = []
     computes = [one for one in instructions if one.kind in PER_MICROBATCH]
     following: dict[int | None, list[str]] = {}
     for one in computes:
         following.setdefault(one.segment, []).append(one.kind)
     done = dict.fromkeys(following, 0)
+    missing = {one.segment for one in instructions if one.kind == "gather"}
     for one in instructions:
+        kinds, at = following.get(one.segment, []), done.get(one.segment, 0)
         if one.kind in PER_MICROBATCH:
             done[one.segment] += 1
-        kinds, at = following.get(one.segment, []), done.get(one.segment, 0)
-        if (
-            one.kind in ("forward", "send", "receive")
-            or (one.kind == "gather" and kinds[at] == "forward")
-            or (one.kind == "free" and kinds[at - 1] == "forward")
-        ):
-            found.append(one)
+        if one.kind == "gather" and kinds[at] == "forward":
+            missing.discard(one.segment)
+        elif one.kind == "free" and kinds[at - 1] == "forward":
+            missing.add(one.segment)
+        elif one.kind == "forward" and one.segment in missing:
+            found.append(Instruction("gather", one.segment))
+            missing.discard(one.segment)
+        elif one.kind not in ("forward", "send", "receive"):
+            continue
+        found.append(one)
     return tuple(found)

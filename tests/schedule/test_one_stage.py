@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from meshwright.plan.instruction import to_text
 from meshwright.schedule import one_stage
+from meshwright.schedule.of_plan import forward_only
 
 
 def test_gathered_once_or_for_each_use() -> None:
@@ -40,6 +41,23 @@ def test_the_first_segment_keeps_its_parameters_for_the_next_micro_batch() -> No
     every = frozenset({0, 1})
     lines = to_text(one_stage(2, every, every, microbatches=3)).splitlines()
     assert (lines.count("gather 0"), lines.count("gather 1")) == (4, 3)
+
+
+def test_evaluating_gathers_what_training_finds_from_the_backward_before() -> None:
+    every = frozenset({0, 1})
+    lines = to_text(forward_only(one_stage(2, every, every, microbatches=2))).splitlines()
+    assert lines == [
+        "gather 0",
+        "gather 1",
+        "forward 0 mb0",
+        "free 0",
+        "forward 1 mb0",
+        "gather 1",
+        "gather 0",
+        "forward 0 mb1",
+        "free 0",
+        "forward 1 mb1",
+    ]
 
 
 def test_nothing_is_gathered_for_a_backward_that_reads_no_parameter() -> None:
