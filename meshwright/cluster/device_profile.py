@@ -170,6 +170,17 @@ class DeviceProfile:
             ratio = self._scatter("convolution.window", dtype)(side, *place)
         return base_s * ratio / self._reach
 
+    def channels_last_s(self, side: str, dtype: str, itemsize: int, sizes: tuple[int, ...]) -> float:
+        """The same of images that lie channels last: large ones reach more of the device, small ones no more."""
+        rows_s = self.convolution_s(side, dtype, itemsize, sizes)
+        ratios = self.tables.channels_last.get(_table_dtype(dtype))
+        if not ratios:
+            return rows_s
+        peak = self._peaks.get("tf32", self._peak(dtype)) if dtype == "float32" else self._peak(dtype)
+        base_s = convolution_base_s(peak, self.bandwidth, itemsize, self.tables.units, sizes, side)
+        ratio = ratios["plain" if sizes[4] == 1 and sizes[5] == sizes[1] else "window"]
+        return max(rows_s / 2, min(rows_s, base_s * ratio / self._reach))
+
     def grouped(self, dtype: str, rows: int) -> list[float]:
         """How much longer rows of several groups take: forward, input's and weights' gradients."""
         table = self.tables.grouped.get(_table_dtype(dtype))

@@ -125,6 +125,7 @@ class Tables:
     scatters: Mapping[str, Mapping[str, Scatter]]
     misaligned: Mapping[str, Mapping[str, list[list[float]]]]
     grouped: Mapping[str, list[list[float]]]
+    channels_last: Mapping[str, Mapping[str, float]]
     host: Mapping[str, Mapping[str, tuple[float, ...]]]
     pairs: Mapping[str, Mapping[str, tuple[float, ...]]]
     optimizers: Mapping[str, OptimizerCost]

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshwright.models.moe import Experts
+
 LAYERS, DEEP = 4, 12
 
 
@@ -37,7 +39,7 @@ class Block(nn.Module):
 class ConvBlock(nn.Module):
     """A residual block: 3 modules."""
 
-    def __init__(self, channels: int = 32) -> None:
+    def __init__(self, channels: int = 64) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(channels)
@@ -57,6 +59,20 @@ class Scale(nn.Module):
         return x * self.weight
 
 
+class MixtureBlock(Block):
+    """The same with eight experts behind it: 12 modules."""
+
+    def __init__(self, hidden: int = 128) -> None:
+        super().__init__(hidden)
+        self.experts = Experts(hidden, hidden, experts=8, top=2, gated=True, balanced=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        y = x + self.experts(x)[0]
+        assert isinstance(y, Tensor)
+        return y
+
+
 @dataclass(frozen=True)
 class Kind:
     """A block, the host figures that its forward adds up to, gradients summed in backward, parameters, its input."""
@@ -70,7 +86,11 @@ class Kind:
 
 _LAYER = {"layer_norm": 2, "linear": 6, "view": 4, "transpose": 4, "attention": 1, "gelu": 1, "added": 2, "module": 9}
 _CONV = {"convolution": 1, "batch_norm": 1, "scaled": 1, "added": 1, "relu": 1, "module": 3}
-KINDS = (Kind(Block, _LAYER, 4, 16, (4, 64, 128)), Kind(ConvBlock, _CONV, 1, 3, (4, 32, 16, 16)))
+KINDS = (Kind(Block, _LAYER, 4, 16, (4, 64, 128)), Kind(ConvBlock, _CONV, 1, 3, (2, 64, 16, 16)))
+_ROUTER = {"view": 2, "linear_flat": 1, "cast": 1, "softmax": 1, "topk": 1, "column_sum": 1, "binary": 1}
+_EXPERTS = _ROUTER | {"binary": 2, "chunk": 1, "silu": 1, "added": 1, "module": 2}
+MIXTURE = Kind(MixtureBlock, _EXPERTS, 2, 19, (4, 64, 128))
+"""Its ops besides those of a transformer's layer, but for the grouped products and what brings tokens to them."""
 LEAST = Kind(Scale, {"multiply": 1, "module": 2, "mean": 1}, 0, 1, (4, 64, 128))
 
 

@@ -7,15 +7,16 @@ Eager PyTorch keeps what backward needs as it goes. A segment pair calls plain k
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from meshwright.cluster.calibrate.eager import DEEP, KINDS, LAYERS, LEAST, Kind, phases
+from meshwright.cluster.calibrate.eager import DEEP, KINDS, LAYERS, LEAST, MIXTURE, Kind, phases
 from meshwright.cluster.calibrate.pace import Pace, Reference
 from meshwright.cluster.calibrate.samples import HOST, KERNELS, Make, Sample
 from meshwright.cluster.calibrate.tape import tape_figures
@@ -34,30 +35,68 @@ def eager_table(device: torch.device, dtype: torch.dtype, pace: Pace) -> tuple[T
     and for each tensor."""
     found = tape_figures(device, dtype, pace)
     least = pace.paced(phases(LEAST, 1, device, dtype), 9)
-    steps = [[pace.paced(phases(kind, n, device, dtype), 5) for n in (LAYERS, DEEP)] for kind in KINDS]
+    steps = [_both(kind, pace, device, dtype) for kind in KINDS]
     whole, parts = pace.paced(Reference(device, dtype, 2 * LAYERS).phases, 21), _parts(found, LEAST)
     layers = [_parts(found, kind) for kind in KINDS]
-    factors = []
-    for side in (0, 1):
-        ops = parts[side] + 2 * LAYERS * sum(layer[side] for layer in layers)
-        once = max(0.0, least[side] - whole[side] / ops * parts[side])
-        factors.append(max(0.25, (whole[side] - once) / ops))
+    factors, images = _factors(layers, [_layer(pair) for pair in steps], least, whole, parts)
+    mixture = _both(MIXTURE, pace, device, dtype)
+    _scale_mixture(found, factors, [_layer(steps[0]), _layer(mixture)], dtype != torch.float32)
     found["start"] = [max(0.0, least[side] - factors[side] * parts[side]) for side in (0, 1)]
     counts = [LEAST.tensors, *(kind.tensors * n for kind in KINDS for n in (LAYERS, DEEP))]
     optimizer = _line(counts, [least[2], *(took[2] for pair in steps for took in pair)])
     tensors = 2 * LAYERS * sum(kind.tensors for kind in KINDS)
     scale = whole[2] / (optimizer[0] + optimizer[1] * tensors)
     optimizer = [scale * figure for figure in optimizer]
-    return _seconds(found, pace, [*factors, *factors]), [pace.usual_s * figure for figure in optimizer]
+    return _seconds(found, pace, [*factors, *images]), [pace.usual_s * figure for figure in optimizer]
 
 
-def _factors(host: Mapping[str, list[float]], layers: Sequence[Sequence[float]]) -> list[float]:
-    """Forward and backward: what a layer takes over the sum of its parts, as much for one kind of model as another."""
-    ratios = [
-        [layer[side] / part for side, part in enumerate(_parts(host, kind))]
-        for kind, layer in zip(KINDS, layers, strict=True)
-    ]
-    return [max(0.25, _middle(column)) for column in zip(*ratios, strict=True)]
+def _both(kind: Kind, pace: Pace, device: torch.device, dtype: torch.dtype) -> list[list[float]]:
+    """Steps of a model with few and with many layers of a kind."""
+    return [pace.paced(phases(kind, n, device, dtype), 9) for n in (LAYERS, DEEP)]
+
+
+def _layer(steps: Sequence[Sequence[float]]) -> list[float]:
+    """Forward and backward of one layer, of what both numbers of layers take."""
+    few, many = steps
+    return [(many[side] - few[side]) / (DEEP - LAYERS) for side in (0, 1)]
+
+
+def _scale_mixture(table: Tables, factors: Sequence[float], layers: Sequence[Sequence[float]], casts: bool) -> None:
+    """What a mixture's own ops take in a layer, by how much longer that one takes than one without: they are many calls
+    each, and in a loop of their own they take less. `casts`: its router computes in another dtype."""
+    names = [name for name in table if name.startswith(("dispatch", "grouped_mm"))]
+    if not {"dispatch", "grouped_mm_4", "grouped_mm_16"} <= set(names):
+        return
+    besides = _parts(table, MIXTURE if casts else replace(MIXTURE, ops={**MIXTURE.ops, "cast": 0}))
+    for side, factor in enumerate(factors):
+        few, many = table["grouped_mm_4"][side], table["grouped_mm_16"][side]
+        own = table["dispatch"][side] + 2 * (few + (many - few) / 3)
+        seen = layers[1][side] - layers[0][side] - factor * besides[side]
+        ratio = min(3.0, max(0.7, seen / (factor * own)))
+        for name in names:
+            table[name][side] *= ratio
+
+
+def _factors(
+    layers: Sequence[Sequence[float]],
+    seen: Sequence[Sequence[float]],
+    least: Sequence[float],
+    whole: Sequence[float],
+    parts: Sequence[float],
+) -> tuple[list[float], list[float]]:
+    """Forward and backward: what steps take over the sum of their ops, of transformers and of models of images. Layers
+    of each kind tell how the two differ, a model with both (`whole`) how much it is. layers: what a layer's ops add up
+    to; seen: what it took; least, parts: of a model with next to nothing."""
+    found: list[list[float]] = [[], []]
+    for side in (0, 1):
+        ratios = [took[side] / own[side] for took, own in zip(seen, layers, strict=True)]
+        ops = sum(ratio * own[side] for ratio, own in zip(ratios, layers, strict=True))
+        both = parts[side] + 2 * LAYERS * sum(own[side] for own in layers)
+        once = max(0.0, least[side] - whole[side] / both * parts[side])
+        scale = (whole[side] - once) / (ratios[0] * parts[side] + 2 * LAYERS * ops)
+        for kind, ratio in zip(found, ratios, strict=True):
+            kind.append(max(0.25, scale * ratio))
+    return found[0], found[1]
 
 
 def _parts(host: Mapping[str, list[float]], kind: Kind) -> list[float]:
@@ -67,11 +106,6 @@ def _parts(host: Mapping[str, list[float]], kind: Kind) -> list[float]:
     # A count of batches, which BatchNorm keeps, has no gradient.
     backward = sum(n * host[name][1] for name, n in known.items() if name != "scaled")
     return [forward, backward + kind.sums * host.get("summed", [0.0, 0.0])[1]]
-
-
-def _middle(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
 
 
 def _line(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
@@ -164,5 +198,7 @@ def _pair_factors(device: torch.device, dtype: torch.dtype, pace: Pace, host: Ma
         timed = [_timed(device, run, LAYERS, 4, plain=True) for run in runs]
         forward, both = pace.paced(lambda timed=timed: [measure() for measure in timed], 5)  # type: ignore[misc]
         layers.append([forward, both - forward])
-    factors = _factors(host, layers)
+    parts = [_parts(host, kind) for kind in KINDS]
+    ratios = [[layer[side] / own[side] for layer, own in zip(layers, parts, strict=True)] for side in (0, 1)]
+    factors = [max(0.25, sum(both) / len(both)) for both in ratios]
     return [*factors, *factors]

@@ -25,7 +25,7 @@ from meshwright.cluster.calibrate.host import eager_table, pair_table
 from meshwright.cluster.calibrate.optimizer import optimizers, scale_to_a_step
 from meshwright.cluster.calibrate.pace import Pace
 from meshwright.cluster.calibrate.samples import KERNELS, MORE, ROWS, SLOW, Make
-from meshwright.cluster.calibrate.scatters import Spread, attentions, convolutions
+from meshwright.cluster.calibrate.scatters import Spread, attentions, channels_last, convolutions
 from meshwright.cluster.profile_tables import Axes
 
 SCHEMA = 2
@@ -60,7 +60,7 @@ CUDA = Effort(
         variants=8,
         plain=900,
         window=1000,
-        seconds=50.0,
+        seconds=38.0,
         heads=(8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024),
         seqs=(64, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 4096),
         widths=(64, 64, 64, 128, 128, 32, 80, 96, 256),
@@ -243,7 +243,10 @@ def _factors(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[st
         except (RuntimeError, NotImplementedError):
             continue
         grouped[_text(dtype)] = rows
-    return {"misaligned": _shortened(odd), "grouped": _shortened(grouped)}
+    found = {"misaligned": _shortened(odd), "grouped": _shortened(grouped)}
+    if rates.device.type == "cuda":
+        found["channels_last"] = _shortened({_text(dtype): channels_last(rates, dtype) for dtype in dtypes})
+    return found
 
 
 def _shortened(tree: Any) -> Any:

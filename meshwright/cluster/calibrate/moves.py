@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from meshwright.cluster.calibrate.samples import dispatched
 
-ROWS, IMAGE, HEADS = (4, 64, 128), (4, 32, 16, 16), (4, 64, 2, 64)
+ROWS, IMAGE, HEADS = (4, 64, 128), (2, 64, 16, 16), (4, 64, 2, 64)
 _FLAT = (256, 128)
 EXPERTS = (4, 16)
 """Groups of a grouped product: where there is no kernel for all, the host asks for each."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
+from statistics import median
 from typing import Any
 
 import torch
@@ -174,9 +175,11 @@ def _attention(
     return [heads, seq, width], found
 
 
-def _convolution(rates: Rates, dtype: torch.dtype, point: Convolution) -> tuple[list[int], dict[str, float]]:
+def _convolution(
+    rates: Rates, dtype: torch.dtype, point: Convolution, lies: torch.memory_format = torch.contiguous_format
+) -> tuple[list[int], dict[str, float]]:
     images, edge, channels, out, window, stride = point
-    calls, swept = convolution_calls(rates, dtype, point)
+    calls, swept = convolution_calls(rates, dtype, point, lies)
     # Convolutions in single precision run on TF32 units where there are any: torch's default.
     peak = rates.peaks.get("tf32", rates.peaks["float32"]) if dtype is torch.float32 else rates.peaks[_text(dtype)]
     elements, wide = window[0] * window[1], edge * edge
@@ -190,13 +193,33 @@ def _convolution(rates: Rates, dtype: torch.dtype, point: Convolution) -> tuple[
     return [images, swept, channels, out, elements, -(-wide // swept)], found
 
 
+LAST: tuple[Convolution, ...] = (
+    (32, 56, 256, 128, (1, 1), 1),
+    (32, 28, 512, 1024, (1, 1), 1),
+    (64, 14, 2048, 512, (1, 1), 1),
+    (32, 56, 128, 128, (3, 3), 1),
+    (32, 28, 256, 512, (3, 3), 1),
+    (64, 14, 512, 1024, (3, 3), 1),
+)
+"""Convolutions of images that lie channels last: large, so that what they reach is seen."""
+
+
+def channels_last(rates: Rates, dtype: torch.dtype) -> dict[str, float]:
+    """What such convolutions take over their roofline, in the middle: 1 x 1 windows and others."""
+    found: dict[str, list[float]] = {"plain": [], "window": []}
+    for point in LAST:
+        ratios = _convolution(rates, dtype, point, torch.channels_last)[1]
+        found["plain" if point[4] == (1, 1) else "window"] += ratios.values()
+    return {name: median(ratios) for name, ratios in found.items()}
+
+
 def convolution_calls(
-    rates: Rates, dtype: torch.dtype, point: Convolution
+    rates: Rates, dtype: torch.dtype, point: Convolution, lies: torch.memory_format = torch.contiguous_format
 ) -> tuple[list[tuple[str, Callable[[], object]]], int]:
     """Forward, the input's gradient and the weight's; and how many pixels of each image are swept."""
     images, edge, channels, out, window, stride = point
-    x = random_tensor(rates, dtype, images, channels, edge, edge).requires_grad_()
-    weight = random_tensor(rates, dtype, out, channels, *window).requires_grad_()
+    x = random_tensor(rates, dtype, images, channels, edge, edge).to(memory_format=lies).requires_grad_()
+    weight = random_tensor(rates, dtype, out, channels, *window).to(memory_format=lies).requires_grad_()
     padding = [size // 2 if size % 2 else 0 for size in window]
 
     def call() -> Tensor:
