@@ -198,10 +198,12 @@ def fuse_when_compiled(operators: Mapping[Any, Callable[..., Any]]) -> None:
     _FUSED.update(operators)
 
 
-def compile_boxed(module: GraphModule) -> Callable[[list[Tensor]], tuple[Any, ...]]:
+def compile_boxed(module: GraphModule, images: bool = False) -> Callable[[list[Tensor]], tuple[Any, ...]]:
     """A traced graph, compiled by inductor; it takes its arguments in a list, which it empties as it goes. What was
-    compiled before, in another process too, is found again."""
+    compiled before, in another process too, is found again. `images`: its convolutions take images that lie channels
+    last, and make such."""
     from torch._guards import TracingContext, tracing
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -220,7 +222,8 @@ def compile_boxed(module: GraphModule) -> Callable[[list[Tensor]], tuple[Any, ..
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     lowered.recompile()
     # Without a tracing context nothing is looked up in, or goes to, the compiler's cache on disk.
-    with tracing(TracingContext(mode)), V.set_fake_mode(mode), torch.no_grad():
+    options = config.patch(force_layout_optimization=images or config.force_layout_optimization)
+    with options, tracing(TracingContext(mode)), V.set_fake_mode(mode), torch.no_grad():
         compiled = compile_fx_inner(lowered, fakes, is_inference=True)
 
     def run(box: list[Tensor]) -> tuple[Any, ...]:

@@ -82,7 +82,7 @@ def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "", images: b
             grads[own] = [grad if grad is None else grad.contiguous() for grad in grads[own]]
         return [*(t.detach() for t in results), *grads, *(values[name] for name in made)]
 
-    given = {value.name for value in graph.inputs} if images else frozenset[str]()
+    given = {value.name for value in (*graph.inputs, *graph.commons)} if images else frozenset[str]()
     fakes = [_fake(value, mode, device, value.name in given) for value in arguments]
     fakes += [_fake(known[name], mode, device, images) for name in outputs]
     traced = functional(trace_joint(joint, fakes, mode), fakes, mode)
@@ -147,6 +147,8 @@ def _gpu_attention(op: Op, operands: list[Value], tensors: list[Tensor]) -> Tens
     if kernel == "cudnn":
         found = ops._scaled_dot_product_cudnn_attention(query, key, value, mask, True, rate, causal, scale=scale)
     elif kernel == "efficient":
+        if mask is not None:  # the kernel reads one for every sample and head, and gives back as many gradients
+            mask = mask.expand(*query.shape[:-1], key.shape[-2])
         found = ops._scaled_dot_product_efficient_attention(query, key, value, mask, True, rate, causal, scale=scale)
     elif kernel == "flash":
         found = ops._scaled_dot_product_flash_attention(query, key, value, rate, causal, scale=scale)

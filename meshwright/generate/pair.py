@@ -134,8 +134,8 @@ def compiled_pair(graph: SegmentGraph, device: str, recompute: tuple[str, ...], 
     images = device != "cpu" and convolves_images(graph)
     pair = make_pair(graph, device, recompute, keep, images)
     halves = pair.halves
-    first = as_traced(compiled(halves.first), halves.first, len(graph.outputs), images)
-    second = as_traced(compiled(halves.second), halves.second, len(pair.grad_inputs), images)
+    first = as_traced(compiled(halves.first, images), halves.first, len(graph.outputs), images)
+    second = as_traced(compiled(halves.second, images), halves.second, len(pair.grad_inputs), images)
     return replace(pair, first=first, second=second)
 
 

@@ -13,9 +13,9 @@ from meshwright.generate.boxed import Boxed
 from meshwright.torch_compat import compile_boxed
 
 
-def compiled(module: fx.GraphModule) -> Boxed:
-    """The traced module, compiled and, on a GPU, tuned."""
-    run = compile_boxed(module)
+def compiled(module: fx.GraphModule, images: bool = False) -> Boxed:
+    """The traced module, compiled and, on a GPU, tuned. `images`: what it convolves lies channels last."""
+    run = compile_boxed(module, images)
     if _is_on_gpu(module) and is_alone(module):
         run(zeros(module))
         torch.cuda.empty_cache()
