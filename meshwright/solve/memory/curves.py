@@ -215,12 +215,13 @@ def curves(
     traced = traced_for(device)
     segments = sharded_segments(program, plan)
     first = {id(graph): kept_curve(traced(graph), costs) for graph in dict.fromkeys(segments)}
-    made: dict[tuple[int, bool], tuple[Kept, ...]] = {}
+    made: dict[tuple[int, bool, tuple[str, ...]], tuple[Kept, ...]] = {}
     options = []
+    given = _held_inputs(program, segments, first)
     for index, graph in enumerate(segments):
         last = index == len(segments) - 1
-        if (id(graph), last) not in made:
-            held = _held_outputs(program, segments, first, graph)
+        if (id(graph), last, given[index]) not in made:
+            held = (*_held_outputs(program, segments, first, graph), *given[index])
             found = first[id(graph)]
             if any(name in kept.saved for kept in found for name in held):
                 found = kept_curve(traced(graph), costs, held)
@@ -228,8 +229,8 @@ def curves(
                 extra = tail_options(program, plan, graph, costs, traced)
             else:
                 extra = list(inner_options(program, plan, index, graph, found, costs, traced, chunks))
-            made[id(graph), last] = undominated((*found, *extra))
-        options.append(made[id(graph), last])
+            made[id(graph), last, given[index]] = undominated((*found, *extra))
+        options.append(made[id(graph), last, given[index]])
     static, gradients = static_bytes(program, plan)
     copies = copies or copies_of(device)
     away = _away(program, segments, options, traced, copies) if copies else ()
@@ -274,6 +275,20 @@ def _held_outputs(
         }
         found &= always
     return tuple(sorted(found))
+
+
+def _held_inputs(
+    program: Program, segments: Sequence[SegmentGraph], first: dict[int, tuple[Kept, ...]]
+) -> list[tuple[str, ...]]:
+    """Per instance, inputs that one before it keeps whatever it does, and so until after this one's backward: an
+    encoder's output, which every decoder layer reads, is in memory once."""
+    found: list[tuple[str, ...]] = []
+    kept: set[str] = set()
+    for segment, graph in zip(program.segments, segments, strict=True):
+        inputs = [(label(value.name), name) for value, name in zip(graph.inputs, segment.inputs, strict=True)]
+        found.append(tuple(local for local, name in inputs if name in kept))
+        kept |= {name for local, name in inputs if _always(first, graph, local)}
+    return found
 
 
 def _always(first: dict[int, tuple[Kept, ...]], graph: SegmentGraph, name: str) -> bool:

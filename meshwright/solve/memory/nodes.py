@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from meshwright.cluster import Device, Mesh, collective_s
 from meshwright.cluster.profile_load import profile_of
 from meshwright.generate.storage import base, is_part, is_view
+from meshwright.torch_compat import argument_names
 
 ELEMENTWISE = torch.Tag.pointwise
 FUSED_BESIDES = frozenset(
@@ -40,6 +41,9 @@ SHORTEST_S = 2e-6
 STEADY = {"cuda": 1.08}
 """How much longer products take under steady load than alone: clocks fall. Seen on an H200 in 2.5 s of products of 8192
 by 8192 with copies between them, against the shipped profile; no training step was looked at."""
+
+CONTENDED_S = 3.7e-7
+"""Of one addition to a row of a table that others are added to: seen on an H200, 262,144 positions and 32 rows."""
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -68,10 +72,13 @@ class NodeCosts:
         return self.steady * self._product(node) or SHORTEST_S + (read + written) / self.rate
 
     def slowness(self, node: fx.Node) -> float:
-        """How much longer a fused op takes than its bytes do: a softmax over long rows, as it is seen alone; an
-        embedding's gradient, which is filled with zeros, added to and rounded."""
+        """How much longer a fused op takes than its bytes do: a softmax over long rows, or a sum over first dims, as it
+        is seen alone; an embedding's gradient, which is filled with zeros, added to and rounded."""
         if str(node.target) == "aten.embedding_dense_backward.default":
-            return 5.0
+            read = sum(_bytes(_tensors(other.meta.get("val"))) for other in node.all_input_nodes)
+            return max(5.0, self._contended_s(node) * self.rate / max(1, read))
+        if str(node.target) == "aten.sum.dim_IntList":
+            return self._sum_slowness(node)
         if "_softmax" not in str(node.target):
             return 1.0
         value = node.meta["val"]
@@ -82,6 +89,27 @@ class NodeCosts:
         dtype = str(value.dtype).removeprefix("torch.")
         alone_s = self._profile.rows_s("softmax", side, dtype, itemsize, units, width)
         return max(1.0, float(alone_s * self.rate / (moves * itemsize * units * width)))
+
+    def _contended_s(self, node: fx.Node) -> float:
+        """Of adding to rows of a table, where many are added to each: they go one after the other."""
+        indices = node.args[1]
+        assert isinstance(indices, fx.Node)
+        assert isinstance(node.args[2], int)
+        return CONTENDED_S * float(indices.meta["val"].numel()) / max(1, node.args[2])
+
+    def _sum_slowness(self, node: fx.Node) -> float:
+        """Of a sum over the first dims of what another kernel wrote; one over rows goes with what makes them."""
+        read, dims = node.args[0], node.args[1]
+        assert isinstance(read, fx.Node)
+        assert isinstance(dims, list | tuple)
+        value, maker = read.meta["val"], base(read)
+        maker = maker.all_input_nodes[0] if is_part(maker) else maker
+        if is_fusible(maker) or sorted(d % value.dim() for d in dims) != list(range(len(dims))):
+            return 1.0
+        rows = prod(value.shape[: len(dims)])
+        columns, dtype = max(1, value.numel() // max(1, rows)), str(value.dtype).removeprefix("torch.")
+        alone_s = self._profile.rows_s("column_sum", "forward", dtype, value.element_size(), columns, rows)
+        return max(1.0, float(alone_s * self.rate / (value.element_size() * max(1, value.numel()))))
 
     def makes_again_s(self, node: fx.Node, reads: bool) -> float:
         """What running an op once more adds. `reads`: a fused op as a kernel of its own; else it joins one that reads
@@ -146,8 +174,7 @@ class NodeCosts:
         if "scaled_dot_product" in name or "flash_attention" in name:
             backward = "backward" in name
             query, key = shapes[backward], shapes[backward + 1]
-            grouped, causal = query[-3] != key[-3], any(arg is True for arg in node.args[3:])
-            variant = "grouped" if grouped else "causal" if causal else "plain"
+            variant = _attention_variant(node, query[-3] != key[-3])
             side = "backward" if backward else "forward"
             sizes = (prod(query[:-2]), query[-2], key[-2], query[-1])
             return self._profile.attention_s(variant, side, dtype, itemsize, *sizes)
@@ -162,7 +189,9 @@ class NodeCosts:
         image, wide, groups = max(1, prod(swept[2:])), prod(x[2:]), max(1, x[1] // weight[1])
         sizes = (swept[0], image, weight[1], weight[0], prod(weight[2:]), max(image, wide), groups)
         sides = ("input", "weight") if backward else ("forward",)
-        return sum((self._profile.convolution_s(side, dtype, itemsize, sizes) for side in sides), start=0.0)
+        last = self.fused and self.device.kind == "cuda" and len(x) == 4 and groups == 1
+        seconds = self._profile.channels_last_s if last else self._profile.convolution_s
+        return sum((seconds(side, dtype, itemsize, sizes) for side in sides), start=0.0)
 
     def _collective(self, node: fx.Node) -> float:
         if self.mesh is None:
@@ -195,6 +224,26 @@ def _readers(node: fx.Node) -> Iterable[fx.Node]:
             yield from _readers(user)
         else:
             yield user
+
+
+def _attention_variant(node: fx.Node, grouped: bool) -> str:
+    """Which of the kinds that calibration tells apart."""
+    given = dict(zip(argument_names(node.target), node.args, strict=False)) | node.kwargs
+    bias = given.get("attn_bias", given.get("attn_mask"))
+    if isinstance(bias, fx.Node):
+        wanted = given.get("grad_input_mask")
+        back = bool(wanted[3]) if isinstance(wanted, list | tuple) else _has_gradient(node)
+        return "bias" if back else "mask"
+    return "grouped" if grouped else "causal" if given.get("is_causal") else "plain"
+
+
+def _has_gradient(attention: fx.Node) -> bool:
+    """Whether the backward of this attention makes a gradient of its bias."""
+    readers = [user for part in attention.users for user in part.users if "backward" in str(user.target)]
+    wanted = [
+        dict(zip(argument_names(user.target), user.args, strict=False)).get("grad_input_mask") for user in readers
+    ]
+    return any(isinstance(mask, list | tuple) and bool(mask[3]) for mask in wanted)
 
 
 def _is_turned(node: fx.Node) -> bool:
