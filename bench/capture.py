@@ -32,7 +32,7 @@ def measure(layers: int, plain: bool) -> dict[str, Any]:
     """In a fresh process: build on meta, capture and profile (or only export), and say what it took."""
     start_s = time.process_time()
     from meshwright.capture import capture
-    from meshwright.capture.export import export
+    from meshwright.capture.tracing.export import export
     from meshwright.models.reference import parse_reference
     from meshwright.profile import profile_step
 

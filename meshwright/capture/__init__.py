@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from meshwright.capture.batch import Batch, batch_size, named_batch
 from meshwright.capture.build import build, varies
-from meshwright.capture.export import export
 from meshwright.capture.flat import Flat
 from meshwright.capture.precision import Precision, check_precision
 from meshwright.capture.program import Program
-from meshwright.capture.read import read
-from meshwright.capture.repeat import NotAlikeError
+from meshwright.capture.reading.read import read
+from meshwright.capture.tracing.export import export
+from meshwright.capture.tracing.repeat import NotAlikeError
 from meshwright.errors import CaptureWarning
 
 BAKED = "numbers that the forward made for each sample, outside torch, are the same in every step (a random mask?)"

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from meshwright.capture.couple import couplings
-from meshwright.capture.cut import cut, split_common
+from meshwright.capture.coupling.find import couplings
+from meshwright.capture.cutting.cut import cut, split_common
+from meshwright.capture.cutting.fold import floats, merge, structure
+from meshwright.capture.cutting.lenders import without_lenders
+from meshwright.capture.cutting.localise import Names, localise, module_of, reads
+from meshwright.capture.cutting.mixtures import fuse
 from meshwright.capture.flat import Flat
-from meshwright.capture.fold import floats, merge, structure
-from meshwright.capture.lenders import without_lenders
-from meshwright.capture.localise import Names, localise, module_of, reads
-from meshwright.capture.mixtures import fuse
 from meshwright.capture.program import Coupling, Op, Program, Scalar, Segment, SegmentGraph, Value
-from meshwright.capture.random import KEYS
+from meshwright.capture.reading.random import KEYS
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import CaptureError
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import meshwright.capture.counter
-import meshwright.capture.grouped  # noqa: F401  (both define operators that targets name)
+import meshwright.capture.tracing.grouped  # noqa: F401  (both define operators that targets name)
 from meshwright.capture.program import Op, Ref, RunDevice, TorchConstant, map_leaves
 
 

@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any
 
 from meshwright.capture.program import Op, Program, Ref, RunDevice, SegmentGraph, TorchConstant
-from meshwright.capture.random import KEYS
+from meshwright.capture.reading.random import KEYS
 from meshwright.generate.code_chain import chain, function_names, header, mesh_name, prologue_name, stored, whole
 from meshwright.generate.program import At, sharded_prologue, sharded_segments
 from meshwright.generate.shard import CONVERT

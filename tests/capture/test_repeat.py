@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from meshwright.capture import capture
 from meshwright.capture.build import build
-from meshwright.capture.export import export
-from meshwright.capture.read import read
+from meshwright.capture.reading.read import read
+from meshwright.capture.tracing.export import export
 
 
 def calls(model: nn.Module, batch: dict[str, Tensor], once: bool) -> int:

@@ -1,4 +1,4 @@
-"""What is known of each value while a program is read for ops that couple samples: see `couple`."""
+"""What is known of each value while a program is read for ops that couple samples: see `find`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-from meshwright.capture.traps import replaced
+from meshwright.capture.tracing.traps import replaced
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import symbolic_kernels
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+from meshwright.capture.cutting.fold import merge, structure
 from meshwright.capture.flat import Flat
-from meshwright.capture.fold import merge, structure
 from meshwright.capture.program import Op
 
 SHORTEST_CARRY = 8

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from meshwright.capture.answers import traced_line
+from meshwright.capture.tracing.answers import traced_line
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import shares_storage
 

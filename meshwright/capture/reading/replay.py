@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.capture.alias import Memory
-from meshwright.capture.opaque import Call
 from meshwright.capture.program import Op, Ref, TensorType
-from meshwright.capture.repeat import AGAIN, BEGIN, NotAlikeError
+from meshwright.capture.reading.alias import Memory
+from meshwright.capture.tracing.opaque import Call
+from meshwright.capture.tracing.repeat import AGAIN, BEGIN, NotAlikeError
 
 Add = Callable[[Op, list[TensorType], list[str]], Op]
 

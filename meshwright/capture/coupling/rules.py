@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.capture.couple_state import FIXED, LINE, ROWS, SUM, Kind, Samples, State, packet
+from meshwright.capture.coupling.state import FIXED, LINE, ROWS, SUM, Kind, Samples, State, packet
 from meshwright.capture.program import Op, Ref
 from meshwright.capture.sizes import BatchSize
 

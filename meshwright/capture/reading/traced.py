@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from meshwright.capture.answers import traced_line
 from meshwright.capture.program import Parameter, TensorType
 from meshwright.capture.sizes import BatchFloat, Size, fit_size
+from meshwright.capture.tracing.answers import traced_line
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import has_unbacked_symbol, symbolic_value
 

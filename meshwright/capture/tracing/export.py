@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from meshwright.capture.answers import AnswerFalse
 from meshwright.capture.batch import batch_size
-from meshwright.capture.grouped import grouped_matmuls
-from meshwright.capture.opaque import kept_whole
 from meshwright.capture.precision import Precision, dtype_in
-from meshwright.capture.refuse import check_model, refusal
-from meshwright.capture.repeat import NotAlikeError, trace_alike_once
-from meshwright.capture.traps import eager_paths
+from meshwright.capture.tracing.answers import AnswerFalse
+from meshwright.capture.tracing.grouped import grouped_matmuls
+from meshwright.capture.tracing.opaque import kept_whole
+from meshwright.capture.tracing.refuse import check_model, refusal
+from meshwright.capture.tracing.repeat import NotAlikeError, trace_alike_once
+from meshwright.capture.tracing.traps import eager_paths
 from meshwright.errors import MeshwrightError, ModelError
 from meshwright.models.batch import for_the_loss
 from meshwright.torch_compat import DATA_DEPENDENT, FakeMode, fake_mode, fake_tensor, without_reports

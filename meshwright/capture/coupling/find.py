@@ -17,8 +17,8 @@ A loss's own mean (`cross_entropy` over the targets that count) is taken to be a
 
 from __future__ import annotations
 
-from meshwright.capture.couple_rules import PARTS, PRODUCTS, VIEWS, rule
-from meshwright.capture.couple_state import FIXED, LINE, SUM, Kind, Samples, packet
+from meshwright.capture.coupling.rules import PARTS, PRODUCTS, VIEWS, rule
+from meshwright.capture.coupling.state import FIXED, LINE, SUM, Kind, Samples, packet
 from meshwright.capture.flat import Flat
 from meshwright.capture.functional import BATCH_NORM
 from meshwright.capture.program import Op

@@ -15,12 +15,13 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from meshwright.capture.alias import Memory, View
-from meshwright.capture.emit import Emitter
 from meshwright.capture.flat import Flat, live
 from meshwright.capture.functional import BATCH_NORM, CONSTANT
-from meshwright.capture.inplace import functional_form
-from meshwright.capture.nodes import (
+from meshwright.capture.program import Op, Ref, RunDevice, TensorType, TorchConstant, Value, map_leaves
+from meshwright.capture.reading.alias import Memory, View
+from meshwright.capture.reading.emit import Emitter
+from meshwright.capture.reading.inplace import functional_form
+from meshwright.capture.reading.nodes import (
     AUTOCAST_REGION,
     changes_nothing,
     line_of,
@@ -29,11 +30,10 @@ from meshwright.capture.nodes import (
     unsupported,
     writes,
 )
-from meshwright.capture.opaque import OPERATOR, Entries, Slot, recorded
-from meshwright.capture.program import Op, Ref, RunDevice, TensorType, TorchConstant, Value, map_leaves
-from meshwright.capture.random import keyed
-from meshwright.capture.replay import Replay
-from meshwright.capture.traced import Unknown, held_tensors, tensor_type, traced_number, unknown_number
+from meshwright.capture.reading.random import keyed
+from meshwright.capture.reading.replay import Replay
+from meshwright.capture.reading.traced import Unknown, held_tensors, tensor_type, traced_number, unknown_number
+from meshwright.capture.tracing.opaque import OPERATOR, Entries, Slot, recorded
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import has_unbacked_symbol, is_fake, returns_view, shares_storage
 

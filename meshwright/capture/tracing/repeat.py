@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.capture.opaque import Entries, Slot, fill, flatten, record_whole
+from meshwright.capture.tracing.opaque import Entries, Slot, fill, flatten, record_whole
 
 
 class NotAlikeError(Exception):

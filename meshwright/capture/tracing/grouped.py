@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.capture.traps import replaced
+from meshwright.capture.tracing.traps import replaced
 
 _real = F.grouped_mm
 

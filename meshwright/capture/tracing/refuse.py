@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from meshwright.capture.answers import UNKNOWN_LINE, own_line
+from meshwright.capture.tracing.answers import UNKNOWN_LINE, own_line
 from meshwright.errors import CaptureError, MeshwrightError, ModelError
 from meshwright.torch_compat import DATA_DEPENDENT
 

@@ -1,0 +1,1 @@
+"""Which ops couple the samples of a batch."""
