@@ -21,7 +21,7 @@ from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint, grad_outputs, label, trace
 from meshwright.generate.rehearse import compiled
 from meshwright.generate.split import Halves, split
-from meshwright.generate.strides import as_traced, convolves_images
+from meshwright.generate.strides import as_traced, holds_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def make_pair(
 @lru_cache(maxsize=256)
 def compiled_pair(graph: SegmentGraph, device: str, recompute: tuple[str, ...], keep: tuple[str, ...]) -> SegmentPair:
     """`make_pair`, compiled; plans that differ elsewhere share it."""
-    images = device != "cpu" and convolves_images(graph)
+    images = device != "cpu" and holds_images(graph)
     pair = make_pair(graph, device, recompute, keep, images)
     halves = pair.halves
     first = as_traced(compiled(halves.first, images), halves.first, len(graph.outputs), images)

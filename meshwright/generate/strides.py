@@ -19,12 +19,16 @@ from meshwright.profile.count import CONVOLUTIONS
 from meshwright.profile.operands import packet
 
 
-def convolves_images(graph: SegmentGraph) -> bool:
-    """Whether it has convolutions of images, all of them over all channels at once."""
+def holds_images(graph: SegmentGraph) -> bool:
+    """Whether it convolves images, each time over all channels at once; or does nothing but what is done to images
+    between convolutions."""
     values = graph.values()
     found = [op for op in graph.ops if packet(op.target) in CONVOLUTIONS]
-    shapes = [[values[name].type.shape for name in op.operands()[:2]] for op in found]
-    return bool(found) and all(len(image) == 4 and image[1] == weight[1] for image, weight in shapes)
+    if found:
+        shapes = [[values[name].type.shape for name in op.operands()[:2]] for op in found]
+        return all(len(image) == 4 and image[1] == weight[1] for image, weight in shapes)
+    touched = [*graph.inputs, *(value for op in graph.ops for value in op.results)]
+    return bool(graph.inputs) and all(len(value.type.shape) == 4 for value in touched if value.type.is_float)
 
 
 def memory_format(dims: int, images: bool) -> torch.memory_format:

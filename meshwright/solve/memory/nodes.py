@@ -127,13 +127,17 @@ class NodeCosts:
 
     def working_bytes(self, node: fx.Node) -> int:
         """What a kernel allocates besides its results: fused attention sums the queries' gradient in 32 bits, and so
-        does a compiled embedding its weight's."""
+        does a compiled embedding its weight's; a convolution of images that lie channels last turns its weight, and
+        its gradient."""
         name = str(node.target)
         if self.fused and name == "aten.embedding_dense_backward.default":
             return int(4 * node.meta["val"].numel())
         padded = self._padded_bytes(node) if node.op == "call_function" else 0
         if padded:
             return padded
+        if name.startswith("aten.convolution") and self._lies_last(node):
+            backward = "backward" in name
+            return (1 + backward) * _turned_bytes(node.all_input_nodes[1 + backward])
         if "attention" not in name or "backward" not in name or self.device.kind != "cuda":
             return 0
         query = node.args[1]
@@ -189,9 +193,14 @@ class NodeCosts:
         image, wide, groups = max(1, prod(swept[2:])), prod(x[2:]), max(1, x[1] // weight[1])
         sizes = (swept[0], image, weight[1], weight[0], prod(weight[2:]), max(image, wide), groups)
         sides = ("input", "weight") if backward else ("forward",)
-        last = self.fused and self.device.kind == "cuda" and len(x) == 4 and groups == 1
-        seconds = self._profile.channels_last_s if last else self._profile.convolution_s
+        seconds = self._profile.channels_last_s if self._lies_last(node) else self._profile.convolution_s
         return sum((seconds(side, dtype, itemsize, sizes) for side in sides), start=0.0)
+
+    def _lies_last(self, node: fx.Node) -> bool:
+        """Whether a convolution will be given images that lie channels last (`generate.strides`)."""
+        backward = "backward" in str(node.target)
+        x, weight = (other.meta["val"].shape for other in node.all_input_nodes[backward : backward + 2])
+        return self.fused and self.device.kind == "cuda" and len(x) == 4 and x[1] == weight[1]
 
     def _collective(self, node: fx.Node) -> float:
         if self.mesh is None:
@@ -244,6 +253,12 @@ def _has_gradient(attention: fx.Node) -> bool:
         dict(zip(argument_names(user.target), user.args, strict=False)).get("grad_input_mask") for user in readers
     ]
     return any(isinstance(mask, list | tuple) and bool(mask[3]) for mask in wanted)
+
+
+def _turned_bytes(weight: fx.Node) -> int:
+    """Of a copy that lies channels last: where a window is one pixel, rows lie so too."""
+    value = weight.meta["val"]
+    return 0 if value.is_contiguous(memory_format=torch.channels_last) else _bytes([value])
 
 
 def _is_turned(node: fx.Node) -> bool:
