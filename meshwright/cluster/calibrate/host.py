@@ -39,8 +39,7 @@ def eager_table(device: torch.device, dtype: torch.dtype, pace: Pace) -> tuple[T
     whole, parts = pace.paced(Reference(device, dtype, 2 * LAYERS).phases, 21), _parts(found, LEAST)
     layers = [_parts(found, kind) for kind in KINDS]
     factors, images = _factors(layers, [_layer(pair) for pair in steps], least, whole, parts)
-    mixture = _both(MIXTURE, pace, device, dtype)
-    _scale_mixture(found, factors, [_layer(steps[0]), _layer(mixture)], dtype != torch.float32)
+    _scale_mixture(found, factors, _experts(pace, device, dtype), dtype != torch.float32)
     found["start"] = [max(0.0, least[side] - factors[side] * parts[side]) for side in (0, 1)]
     counts = [LEAST.tensors, *(kind.tensors * n for kind in KINDS for n in (LAYERS, DEEP))]
     optimizer = _line(counts, [least[2], *(took[2] for pair in steps for took in pair)])
@@ -52,7 +51,7 @@ def eager_table(device: torch.device, dtype: torch.dtype, pace: Pace) -> tuple[T
 
 def _both(kind: Kind, pace: Pace, device: torch.device, dtype: torch.dtype) -> list[list[float]]:
     """Steps of a model with few and with many layers of a kind."""
-    return [pace.paced(phases(kind, n, device, dtype), 9) for n in (LAYERS, DEEP)]
+    return [pace.paced(phases(kind, n, device, dtype), 5) for n in (LAYERS, DEEP)]
 
 
 def _layer(steps: Sequence[Sequence[float]]) -> list[float]:
@@ -61,9 +60,16 @@ def _layer(steps: Sequence[Sequence[float]]) -> list[float]:
     return [(many[side] - few[side]) / (DEEP - LAYERS) for side in (0, 1)]
 
 
-def _scale_mixture(table: Tables, factors: Sequence[float], layers: Sequence[Sequence[float]], casts: bool) -> None:
-    """What a mixture's own ops take in a layer, by how much longer that one takes than one without: they are many calls
-    each, and in a loop of their own they take less. `casts`: its router computes in another dtype."""
+def _experts(pace: Pace, device: torch.device, dtype: torch.dtype) -> list[float]:
+    """Forward and backward of what a mixture adds to a layer: models with and without it, one right after the other."""
+    without, mixed = (phases(kind, DEEP, device, dtype) for kind in (KINDS[0], MIXTURE))
+    more = pace.paced(lambda: [b - a for a, b in zip(without()[:2], mixed()[:2], strict=True)], 9)
+    return [max(0.0, side) / DEEP for side in more]
+
+
+def _scale_mixture(table: Tables, factors: Sequence[float], more: Sequence[float], casts: bool) -> None:
+    """What a mixture's own ops take in a layer, by how much longer that one takes than one without (`more`): they are
+    many calls each, and in a loop of their own they take less. `casts`: its router computes in another dtype."""
     names = [name for name in table if name.startswith(("dispatch", "grouped_mm"))]
     if not {"dispatch", "grouped_mm_4", "grouped_mm_16"} <= set(names):
         return
@@ -71,8 +77,7 @@ def _scale_mixture(table: Tables, factors: Sequence[float], layers: Sequence[Seq
     for side, factor in enumerate(factors):
         few, many = table["grouped_mm_4"][side], table["grouped_mm_16"][side]
         own = table["dispatch"][side] + 2 * (few + (many - few) / 3)
-        seen = layers[1][side] - layers[0][side] - factor * besides[side]
-        ratio = min(3.0, max(0.7, seen / (factor * own)))
+        ratio = min(2.0, max(0.8, (more[side] - factor * besides[side]) / (factor * own)))
         for name in names:
             table[name][side] *= ratio
 
