@@ -26,21 +26,27 @@ class Channel:
     """A one-way stream of messages: both ends count theirs alike, so that each has its tag.
 
     number: what tells its tags from those of other channels over the same group. group: NCCL knows no tags, so there
-    each channel has a group of its own; its messages arrive in the order in which they are sent.
+    each channel has a group of its own; its messages arrive in the order in which they are sent. down: of messages to
+    lower ranks, where they have a group of their own: gloo asks for a message over the connection on which a group's
+    others go the opposite way, behind all that is under way there.
     """
 
     number: int = 0
     group: dist.ProcessGroup | None = None
+    down: dist.ProcessGroup | None = None
     sent: Counter[int] = field(default_factory=Counter)
     received: Counter[int] = field(default_factory=Counter)
 
     def send(self, tensor: Tensor, rank: int) -> dist.P2POp:
         self.sent[rank] += 1
-        return dist.P2POp(dist.isend, tensor, rank, self.group, self._tag(self.sent[rank]))
+        return dist.P2POp(dist.isend, tensor, rank, self._way(rank < dist.get_rank()), self._tag(self.sent[rank]))
 
     def receive(self, tensor: Tensor, rank: int) -> dist.P2POp:
         self.received[rank] += 1
-        return dist.P2POp(dist.irecv, tensor, rank, self.group, self._tag(self.received[rank]))
+        return dist.P2POp(dist.irecv, tensor, rank, self._way(dist.get_rank() < rank), self._tag(self.received[rank]))
+
+    def _way(self, down: bool) -> dist.ProcessGroup | None:
+        return self.down if down and self.down is not None else self.group
 
     def _tag(self, count: int) -> int:
         return self.number * TAGS + count % TAGS
@@ -111,7 +117,9 @@ class Handover:
                 self.arriving.append((move, buffer))
                 note("receive", f"rank {move.source}", buffer)
                 operations.append(self.channel.receive(buffer, move.source))
-        self.works = dist.batch_isend_irecv(operations) if operations else []
+        self.works = []
+        for group in dict.fromkeys(one.group for one in operations):
+            self.works += dist.batch_isend_irecv([one for one in operations if one.group is group])
 
     def _finish(self) -> None:
         for work in self.works:

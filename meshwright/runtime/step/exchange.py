@@ -202,14 +202,12 @@ class Exchange:
 
 
 _ways: WeakKeyDictionary[dist.ProcessGroup, tuple[dist.ProcessGroup, dist.ProcessGroup]] = WeakKeyDictionary()
-"""Of a world, the groups of what goes up and of what goes down."""
+"""Of a world, the groups of what goes to higher ranks and of what goes to lower ones."""
 
 
 def _channels(plan: Plan, device: torch.device) -> dict[int, Channel]:
-    """Over groups with tags; where the backend knows none, over a group each.
-
-    gloo asks for a message over the connection on which a group's other messages go the opposite way, behind all that
-    is under way there: with one group, values that go up would wait for gradients that come down."""
+    """Over groups with tags, one for each way: with one for both, values that go up would wait for gradients that come
+    down. Where the backend knows no tags, over a group each."""
     numbers = (1, 2, 3, 4, OUT, HOME, INNER)
     if len(plan.stages) == 1:
         return {number: Channel(number) for number in numbers}
@@ -219,6 +217,4 @@ def _channels(plan: Plan, device: torch.device) -> dict[int, Channel]:
     assert world is not None
     if world not in _ways:
         _ways[world] = (dist.new_group(), dist.new_group())
-    up, down = _ways[world]
-    groups = {1: up, 2: down, 3: up, 4: down}
-    return {number: Channel(number, groups.get(number)) for number in numbers}
+    return {number: Channel(number, *_ways[world]) for number in numbers}
