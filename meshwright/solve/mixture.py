@@ -34,7 +34,7 @@ from meshwright.solve.points import prediction
 
 STATIC_BUCKETS, BUCKETS = 64, 4096
 
-BEAM, WIDE = 1500, 20_000
+BEAM, WIDE = 500, 10_000
 """Labels that are followed; of how many it is looked whether others beat them."""
 
 SPLICES = 24
@@ -60,6 +60,13 @@ class Mixture:
     @cached_property
     def seconds(self) -> float:
         return overlapped(self.ways, self.chain.microbatches)
+
+    @cached_property
+    def least_s(self) -> float:
+        """What it takes if all is hidden that can be."""
+        beside_s, after_s = sum(way.overlappable_s for way in self.ways), sum(way.step_s for way in self.ways)
+        alone_s = sum(way.seconds(self.chain.microbatches) for way in self.ways) - beside_s - after_s
+        return max(alone_s, beside_s) + after_s
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -138,6 +145,27 @@ def best_mixture(
         label = int(found.after[label])
     chain = Chain(tuple(one.sharding for one in picked), tuple(one.options for one in picked), micro, price)
     return Mixture(chain, tuple(ways))
+
+
+def undominated(offers: Sequence[Offer]) -> list[Offer]:
+    """Without ways that another between the same boundary options beats in seconds, alone and beside, and in bytes."""
+    rows = [(offer, way, np.array(_figures(way))) for offer in offers for way in offer.ways]
+    left: dict[int, list[FrontierPoint]] = {id(offer): [] for offer in offers}
+    for number, (offer, way, mine) in enumerate(rows):
+        beaten = any(
+            other.options == offer.options and (theirs <= mine).all() and ((theirs < mine).any() or place < number)
+            for place, (other, _, theirs) in enumerate(rows)
+            if place != number
+        )
+        if not beaten:
+            left[id(offer)].append(way)
+    kept = [(offer, left[id(offer)]) for offer in offers]
+    return [Offer(offer.options, offer.sharding, tuple(ways)) for offer, ways in kept if ways]
+
+
+def _figures(way: FrontierPoint) -> tuple[float, ...]:
+    alone_s = way.forward_s + way.backward_s
+    return (alone_s, way.first_s + way.last_s, way.step_s, way.static_bytes, way.resident_bytes, way.transient_bytes)
 
 
 def spliced(frontier: Frontier, one: Mixture, other: Mixture) -> Iterator[Mixture]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
-from meshwright.plan import Plan, Prediction
+from meshwright.plan import FrontierPoint, Plan, Prediction
 from meshwright.price.overlap import late_bytes
 from meshwright.solve.account import accounted
 from meshwright.solve.memory.chain import Instance, least_peak_bytes, solve_instances
@@ -70,6 +70,21 @@ def settle(plan: Plan, ways: Ways, budget_bytes: int, options: Options | None = 
         if best is not None:
             return best
     return None
+
+
+def settled_as(
+    plan: Plan, ways: Ways, budget_bytes: int, options: Options, points: Sequence[FrontierPoint]
+) -> Settled | None:
+    """With what these points keep, of these options; None where that does not fit."""
+    picked = []
+    for offered, point in zip(options, points, strict=True):
+        wanted = (point.choice.recompute, point.choice.keep, point.choice.chunks)
+        same = [kept for kept in offered if (kept.recompute, kept.keep, kept.chunks) == wanted and not kept.offload]
+        if not same:
+            return None
+        picked.append(same[0])
+    predicted = ways.predicted(picked, plan.microbatches)
+    return Settled(picked, predicted) if predicted.peak_bytes <= budget_bytes else None
 
 
 def _lates(plan: Plan, ways: Ways, options: Options | None) -> Iterator[int]:

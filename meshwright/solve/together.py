@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import pairwise
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
@@ -18,10 +18,10 @@ from meshwright.price.overlap import runs_beside
 from meshwright.solve.intra.chain import chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
-from meshwright.solve.mixture import Mixture, Offer, arranged, best_mixture, spliced
+from meshwright.solve.mixture import Mixture, Offer, arranged, best_mixture, spliced, undominated
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.points import Ways
-from meshwright.solve.refine import Options, late_of, refine, settle
+from meshwright.solve.refine import Options, late_of, refine, settle, settled_as
 
 Assemble = Callable[[Chain, Frontier], Plan]
 Offered = Callable[[Plan, Ways], Options]
@@ -29,7 +29,7 @@ Offered = Callable[[Plan, Ways], Options]
 WEIGHTS = (0.0, 1.0, 4.0)
 """Of what runs beside compute (`Frontier`): free, as dear as compute, dearer."""
 
-MIXED = (0.25, 1.0, 4.0)
+MIXED = (0.05, 0.25, 1.0, 4.0)
 """Weights at which mixtures are looked for."""
 
 FACTORS = (1.0, 0.1, 0.3, 3.0, 10.0, 1000.0)
@@ -49,7 +49,7 @@ FEWER = (2,)
 ROOM = 4.0
 """Shardings whose weights alone take so much of the budget are not traced: a mixture has little use for them."""
 
-ARRANGED = 3
+ARRANGED = 6
 """Mixtures whose instances change places."""
 
 TRIES, FINEST = 8, 512
@@ -90,29 +90,32 @@ class Together:
                 break
             self.look_at(chain)
         found = [mixed for weight in MIXED if (mixed := self._mixture(price, weight))] if len(self.met) > 1 else []
-        for one, other in [*permutations(found, 2)]:
+        for one, other in [*pairwise(found), *pairwise(reversed(found))]:
             found += spliced(self.frontier, one, other)
         fitting = [mixed for mixed in found if mixed.peak_bytes <= self.budget_bytes]
-        quickest = sorted(fitting, key=lambda mixed: mixed.seconds)[:ARRANGED]
+        quickest = sorted(fitting, key=lambda mixed: mixed.least_s)[:ARRANGED]
         quickest += [made for mixed in quickest for made in arranged(self.frontier, mixed)]
         for mixed in sorted(quickest, key=lambda mixed: mixed.seconds):
             if mixed.peak_bytes <= self.budget_bytes and mixed.seconds < self.known_s:
-                self.look_at(mixed.chain)
+                self.look_at(mixed.chain, mixed)
                 break
         return self.best
 
-    def look_at(self, chain: Chain) -> None:
-        """The sharding with what it keeps settled; it becomes the best if it is."""
+    def look_at(self, chain: Chain, mixed: Mixture | None = None) -> None:
+        """The sharding with what it keeps settled, or as the mixture has it; it becomes the best if it is."""
         plan = self.assemble(chain, self.frontier)
         ways = Ways.of(plan, self.program, FEWER)
         options = self.offered(plan, ways) if self.offered else None
         self.met.append(_Met(chain, ways, ways.curves.options if options is None else options))
         if chain.seconds >= self.known_s:
             return  # of use in mixtures alone: making values again only takes longer
-        found = settle(plan, ways, self.budget_bytes, options)
-        self.fits |= found is not None
-        if found is not None and found.predicted.step_s < self.known_s:
-            self.best, self.known_s = found.written(plan, self.program), found.predicted.step_s
+        found = [settle(plan, ways, self.budget_bytes, options)]
+        if mixed is not None:
+            found.append(settled_as(plan, ways, self.budget_bytes, self.met[-1].options, mixed.ways))
+        best = min((one for one in found if one), key=lambda one: one.predicted.step_s, default=None)
+        self.fits |= best is not None
+        if best is not None and best.predicted.step_s < self.known_s:
+            self.best, self.known_s = best.written(plan, self.program), best.predicted.step_s
 
     def otherwise(self) -> Plan | None:
         """Where nothing fits: backwards in more chunks; or segments run forward more than once, and keep not even their
@@ -180,14 +183,26 @@ def _alike(one: Chain, other: Chain, index: int) -> bool:
 
 
 def _offers(met: Sequence[_Met]) -> list[list[Offer]]:
-    """Per segment, what the chains do there with each of the ways to keep; the same once."""
+    """Per segment, what the chains do there with each of the ways to keep; the same once, and nothing that another
+    between the same boundary options beats in everything."""
     offers: list[list[Offer]] = []
+    known: dict[object, list[Offer]] = {}
     for index in range(len(met[0].chain.points)):
-        here: list[Offer] = []
-        for number, one in enumerate(met):
-            if any(_alike(one.chain, other.chain, index) for other in met[:number]):
-                continue
-            ways = tuple(one.ways.point(index, kept) for kept in one.options[index])
-            here.append(Offer(one.chain.options[index], one.chain.points[index], ways))
-        offers.append(here)
+        firsts = [one for number, one in enumerate(met) if _is_first(met, number, index)]
+        key = tuple((one.chain.options[index], id(one.chain.points[index]), id(one.options[index])) for one in firsts)
+        if key not in known:
+            here = [
+                Offer(
+                    one.chain.options[index],
+                    one.chain.points[index],
+                    tuple(one.ways.point(index, kept) for kept in one.options[index]),
+                )
+                for one in firsts
+            ]
+            known[key] = undominated(here)
+        offers.append(known[key])
     return offers
+
+
+def _is_first(met: Sequence[_Met], number: int, index: int) -> bool:
+    return not any(_alike(met[number].chain, other.chain, index) for other in met[:number])
