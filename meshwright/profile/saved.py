@@ -8,6 +8,7 @@ taken to keep everything it touches.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Literal
 
@@ -230,6 +231,17 @@ def _adaptive_pool(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved() if all(size == 1 for size in op.args[1]) else Saved((0,))
 
 
+def _recurrent(values: int) -> Rule:
+    """Beside its arguments, so many values of each layer for each of its outputs: gates and states of every step."""
+
+    def rule(op: Op, operands: Sequence[Value]) -> Saved:
+        layers = op.args[5 if op.target.endswith(".data") else 4]
+        assert isinstance(layers, int)
+        return replace(_everything(op, operands), auxiliary_bytes=values * layers * type_bytes(op.results[0].type))
+
+    return rule
+
+
 def _copy_of_operand(kept: tuple[int, ...]) -> Rule:
     return lambda op, operands: Saved(kept, (), type_bytes(operands[0].type))
 
@@ -258,6 +270,10 @@ def _statistic_bytes(operands: Sequence[Value]) -> int:
 
 
 _RULES: dict[str, Rule] = {
+    "lstm": _recurrent(8),
+    "gru": _recurrent(7),
+    "rnn_tanh": _recurrent(2),
+    "rnn_relu": _recurrent(2),
     **{name: _always() for name in _NOTHING.split()},
     **{name: _always((0,)) for name in _OPERAND.split()},
     **{name: _always((), (0,)) for name in _RESULT.split()},
