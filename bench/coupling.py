@@ -49,13 +49,21 @@ GPT = "gpt?layers=24&hidden=2048&heads=16&vocab=32000&seq=2048"
 WIDE = "gpt?layers=32&hidden=4096&heads=32&vocab=51200&seq=1024"
 LLAMA = "llama?layers=32&hidden=4096&heads=32&kv_heads=8&ffn=14336&vocab=32000&seq=2048"
 CASES = (
+    (LLAMA, 480, "8 H100-SXM-80GB on 500 Gbit/s", 24.0),
+    (LLAMA, 480, "8 H100-SXM-80GB on 400 Gbit/s", 26.0),
+    (GPT, 256, "4 H100-SXM-80GB on 50 Gbit/s", 5.0),
+    (LLAMA, 480, "8 H100-SXM-80GB on 500 Gbit/s", 24.0),
+    (LLAMA, 480, "8 H100-SXM-80GB on 600 Gbit/s", 22.0),
+    (LLAMA, 480, "8 H100-SXM-80GB on 400 Gbit/s", 26.0),
+    (LLAMA, 480, "8 H100-SXM-80GB on 400 Gbit/s", 28.0),
+    (GPT, 256, "4 H100-SXM-80GB on 100 Gbit/s", 4.5),
+    (GPT, 256, "4 H100-SXM-80GB on 100 Gbit/s", 5.0),
+    (GPT, 256, "4 H100-SXM-80GB on 50 Gbit/s", 5.0),
     (GPT, 256, "4 A100-SXM-80GB on 100 Gbit/s", 4.0),
     (GPT, 256, "4 A100-SXM-80GB on 100 Gbit/s", 4.2),
     (GPT, 256, "4 H100-SXM-80GB on 200 Gbit/s", 4.0),
     (LLAMA, 512, "8 H100-SXM-80GB on 400 Gbit/s", 15.0),
     (WIDE, 1024, "8 A100-SXM-80GB on 200 Gbit/s", 10.0),
-    (GPT, 256, "4 A100-SXM-80GB on 100 Gbit/s", 4.5),
-    (LLAMA, 512, "8 H100-SXM-80GB on 400 Gbit/s", 22.0),
 )
 SWEEP = tuple(1.25**power for power in range(24, -1, -1))
 """Budgets of the sweep, in parts of the true one; those above what the fastest sharding takes are left out."""
