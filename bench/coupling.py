@@ -50,9 +50,6 @@ WIDE = "gpt?layers=32&hidden=4096&heads=32&vocab=51200&seq=1024"
 LLAMA = "llama?layers=32&hidden=4096&heads=32&kv_heads=8&ffn=14336&vocab=32000&seq=2048"
 CASES = (
     (LLAMA, 480, "8 H100-SXM-80GB on 500 Gbit/s", 24.0),
-    (LLAMA, 480, "8 H100-SXM-80GB on 400 Gbit/s", 26.0),
-    (GPT, 256, "4 H100-SXM-80GB on 50 Gbit/s", 5.0),
-    (LLAMA, 480, "8 H100-SXM-80GB on 500 Gbit/s", 24.0),
     (LLAMA, 480, "8 H100-SXM-80GB on 600 Gbit/s", 22.0),
     (LLAMA, 480, "8 H100-SXM-80GB on 400 Gbit/s", 26.0),
     (LLAMA, 480, "8 H100-SXM-80GB on 400 Gbit/s", 28.0),
