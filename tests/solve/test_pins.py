@@ -65,8 +65,8 @@ def test_data_parallel_is_ddp_and_fully_sharded_is_zero_3() -> None:
     assert set(read) == {0}, "ranks read their samples only"
     bytes_of = {parameter.name: 4 * prod(parameter.type.sizes) for parameter in program.parameters}
     gathered = sum(c.bytes for c in sharded.predicted.collectives if c.kind == "all_gather")
-    last = sum(bytes_of[name] for name in program.segments[-1].params)
-    assert gathered == 2 * sum(bytes_of.values()) - last, "for forward and again for backward, but for the last segment"
+    once = sum(bytes_of[name] for name in (*program.segments[-1].params, "tokens.weight"))
+    assert gathered == 2 * sum(bytes_of.values()) - once, "again for backward, but for the last segment and the table"
 
 
 @pytest.mark.parametrize(
