@@ -6,6 +6,7 @@ begun fewest is late. A rank that fails leaves word there too (`blame`): those t
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -30,6 +31,8 @@ from meshwright.torch_compat import own_store
 TIMEOUT_S = 600.0
 LATE = 3
 """The exit code of a rank that gave up waiting."""
+LAST_LOOK_S = 10.0
+"""How long the end of a process waits for its watch to come back from the store."""
 
 
 def default_timeout_s() -> float:
@@ -40,14 +43,19 @@ _NUMBERS = count()
 """Ranks make their trainers in the same order: the n-th of each watch each other."""
 
 
-def _watch(watch: ref[Watch], every_s: float) -> None:
-    while True:
-        time.sleep(every_s)
+def _watch(watch: ref[Watch], every_s: float, over: threading.Event) -> None:
+    while not over.wait(every_s):
         found = watch()
         if found is None:
             return
         found.look()
         del found
+
+
+def _rest(over: threading.Event, thread: threading.Thread) -> None:
+    """A thread that comes back from the store while the interpreter goes down would take the whole process with it."""
+    over.set()
+    thread.join(LAST_LOOK_S)
 
 
 class Watch:
@@ -65,7 +73,11 @@ class Watch:
             self._store.set_timeout(timedelta(seconds=max(5.0, timeout_s / 4)))
             self.blame = Blame(self._store, self.rank, self.world, partial(_begun, self._store))
             self._publish()
-            threading.Thread(target=_watch, args=(ref(self), min(1.0, timeout_s / 5)), daemon=True).start()
+            over = threading.Event()
+            every_s = min(1.0, timeout_s / 5)
+            thread = threading.Thread(target=_watch, args=(ref(self), every_s, over), daemon=True)
+            thread.start()
+            atexit.register(_rest, over, thread)
 
     def at(self, what: object) -> None:
         self.count, self.what, self.busy, self._since = self.count + 1, what, True, time.monotonic()
