@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 
 from meshwright.generate.storage import base, is_part, is_view, outputs_of, storage_bytes
-from meshwright.solve.memory.nodes import SHORTEST_S, NodeCosts, is_fusible
+from meshwright.solve.memory.fusible import is_fusible
+from meshwright.solve.memory.nodes import SHORTEST_S, NodeCosts
 
 
 def graph_seconds(module: fx.GraphModule, costs: NodeCosts) -> float:

@@ -6,7 +6,6 @@ reductions are fused, so that only what another kind of op reads, or what is han
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import prod
 
 import torch
@@ -14,26 +13,11 @@ from torch import Tensor, fx
 
 from meshwright.cluster import Device, Mesh, collective_s
 from meshwright.cluster.profile_load import profile_of
-from meshwright.generate.storage import base, is_part, is_view
+from meshwright.generate.storage import is_part, is_view
+from meshwright.solve.memory.fusible import bytes_of, is_fusible, readers, stored, tensors_of
+from meshwright.solve.memory.slow import slowness
 from meshwright.torch_compat import argument_names
 
-ELEMENTWISE = torch.Tag.pointwise
-FUSED_BESIDES = frozenset(
-    f"aten.{name}"
-    for name in (
-        "mean.dim", "mean.default", "sum.dim_IntList", "sum.default", "amax.default", "amin.default",
-        "var_mean.correction",
-        "_softmax.default", "_log_softmax.default", "_softmax_backward_data.default",
-        "_log_softmax_backward_data.default", "native_layer_norm.default", "native_layer_norm_backward.default",
-        "cat.default", "clone.default", "_to_copy.default", "nll_loss_forward.default",
-        "slice_backward.default", "constant_pad_nd.default", "zeros_like.default", "ones_like.default", "full.default",
-        "full_like.default", "zeros.default", "scalar_tensor.default", "arange.default", "select_backward.default",
-        "gather.default", "embedding.default", "native_dropout.default", "argmax.default", "where.self",
-        "masked_fill.Scalar", "silu_backward.default", "gelu_backward.default", "threshold_backward.default",
-        "tanh_backward.default", "sigmoid_backward.default", "_fused_rms_norm.default",
-        "_fused_rms_norm_backward.default", "nll_loss_backward.default", "embedding_dense_backward.default",
-    )
-) | {"meshwright.gpu_rms_norm.default", "meshwright.gpu_rms_norm_backward.default"}  # fmt: skip
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
 SHORTEST_S = 2e-6
 """No kernel takes less, however little it moves."""
@@ -41,9 +25,6 @@ SHORTEST_S = 2e-6
 STEADY = {"cuda": 1.08}
 """How much longer products take under steady load than alone: clocks fall. Seen on an H200 in 2.5 s of products of 8192
 by 8192 with copies between them, against the shipped profile; no training step was looked at."""
-
-CONTENDED_S = 3.7e-7
-"""Of one addition to a row of a table that others are added to: seen on an H200, 262,144 positions and 32 rows."""
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -63,53 +44,17 @@ class NodeCosts:
         name = str(node.target)
         if name.startswith("meshwright.") and name.split(".")[1].removesuffix("_max") in COLLECTIVES:
             return self._collective(node)
-        written = _bytes(_tensors(node.meta.get("val")))
+        written = bytes_of(tensors_of(node.meta.get("val")))
         if self.fused and is_fusible(node):
             if not self.is_written(node):
                 return 0.0
             return written / self.rate
-        read = sum(_bytes(_tensors(other.meta.get("val"))) for other in dict.fromkeys(node.all_input_nodes))
+        read = sum(bytes_of(tensors_of(other.meta.get("val"))) for other in dict.fromkeys(node.all_input_nodes))
         return self.steady * self._product(node) or SHORTEST_S + (read + written) / self.rate
 
     def slowness(self, node: fx.Node) -> float:
-        """How much longer a fused op takes than its bytes do: a softmax over long rows, or a sum over first dims, as it
-        is seen alone; an embedding's gradient, which is filled with zeros, added to and rounded."""
-        if str(node.target) == "aten.embedding_dense_backward.default":
-            read = sum(_bytes(_tensors(other.meta.get("val"))) for other in node.all_input_nodes)
-            return max(5.0, self._contended_s(node) * self.rate / max(1, read))
-        if str(node.target) == "aten.sum.dim_IntList":
-            return self._sum_slowness(node)
-        if "_softmax" not in str(node.target):
-            return 1.0
-        value = node.meta["val"]
-        dim = node.args[2] if "backward" in str(node.target) else node.args[1]
-        width = max(1, value.shape[dim]) if isinstance(dim, int) and value.dim() else 1
-        side, moves = ("backward", 3) if "backward" in str(node.target) else ("forward", 2)
-        itemsize, units = value.element_size(), max(1, value.numel() // width)
-        dtype = str(value.dtype).removeprefix("torch.")
-        alone_s = self._profile.rows_s("softmax", side, dtype, itemsize, units, width)
-        return max(1.0, float(alone_s * self.rate / (moves * itemsize * units * width)))
-
-    def _contended_s(self, node: fx.Node) -> float:
-        """Of adding to rows of a table, where many are added to each: they go one after the other."""
-        indices = node.args[1]
-        assert isinstance(indices, fx.Node)
-        assert isinstance(node.args[2], int)
-        return CONTENDED_S * float(indices.meta["val"].numel()) / max(1, node.args[2])
-
-    def _sum_slowness(self, node: fx.Node) -> float:
-        """Of a sum over the first dims of what another kernel wrote; one over rows goes with what makes them."""
-        read, dims = node.args[0], node.args[1]
-        assert isinstance(read, fx.Node)
-        assert isinstance(dims, list | tuple)
-        value, maker = read.meta["val"], base(read)
-        maker = maker.all_input_nodes[0] if is_part(maker) else maker
-        if is_fusible(maker) or sorted(d % value.dim() for d in dims) != list(range(len(dims))):
-            return 1.0
-        rows = prod(value.shape[: len(dims)])
-        columns, dtype = max(1, value.numel() // max(1, rows)), str(value.dtype).removeprefix("torch.")
-        alone_s = self._profile.rows_s("column_sum", "forward", dtype, value.element_size(), columns, rows)
-        return max(1.0, float(alone_s * self.rate / (value.element_size() * max(1, value.numel()))))
+        """How much longer a fused op takes than its bytes do."""
+        return slowness(node, self._profile, self.rate)
 
     def makes_again_s(self, node: fx.Node, reads: bool) -> float:
         """What running an op once more adds. `reads`: a fused op as a kernel of its own; else it joins one that reads
@@ -117,13 +62,13 @@ class NodeCosts:
         found = self.seconds(node)
         if not (self.fused and reads and is_fusible(node)) or node.op != "call_function" or is_part(node):
             return found
-        return found + _bytes(t for n in _stored(node) for t in _tensors(n.meta.get("val"))) / self.rate
+        return found + bytes_of(t for n in stored(node) for t in tensors_of(n.meta.get("val"))) / self.rate
 
     def is_written(self, node: fx.Node) -> bool:
         """Whether the node's result is memory at all: not what fused ops alone read."""
         if not self.fused or not is_fusible(node):
             return True
-        return any(not is_fusible(user) for user in _readers(node))
+        return any(not is_fusible(user) for user in readers(node))
 
     def working_bytes(self, node: fx.Node) -> int:
         """What a kernel allocates besides its results: fused attention sums the queries' gradient in 32 bits, and so
@@ -155,7 +100,7 @@ class NodeCosts:
         values = [other.meta["val"] for other in (operands[0], operands[min(1, len(operands) - 1)])]
         if values[0].element_size() != 2:
             return 0
-        return sum(_bytes([value]) for value in values if any(size % 8 for size in value.shape[-2:]))
+        return sum(bytes_of([value]) for value in values if any(size % 8 for size in value.shape[-2:]))
 
     def _product(self, node: fx.Node) -> float:
         """Of matrix products, attention and convolution; zero for every other op."""
@@ -207,32 +152,8 @@ class NodeCosts:
             return 0.0
         name = str(node.target).split(".")[1].removesuffix("_max")
         axis = next(arg for arg in node.args if isinstance(arg, str))
-        sizes = [_bytes(_tensors(other.meta.get("val"))) for other in (node, *node.all_input_nodes)]
+        sizes = [bytes_of(tensors_of(other.meta.get("val"))) for other in (node, *node.all_input_nodes)]
         return collective_s(name, max(sizes), self.mesh.axis(axis))
-
-
-def is_fusible(node: fx.Node) -> bool:
-    """Whether a compiler writes the op into one kernel with its neighbours."""
-    if node.op != "call_function":
-        return False
-    if is_part(node) or is_view(node):
-        return True
-    return ELEMENTWISE in getattr(node.target, "tags", ()) or str(node.target) in FUSED_BESIDES
-
-
-def _stored(node: fx.Node) -> list[fx.Node]:
-    """The operands of a fused op that are memory: not what other fused ops hand it in registers."""
-    found = dict.fromkeys(node.all_input_nodes)
-    return [other for other in found if base(other).op == "placeholder" or not is_fusible(base(other))]
-
-
-def _readers(node: fx.Node) -> Iterable[fx.Node]:
-    """Who reads the storage, through views and parts."""
-    for user in node.users:
-        if user.op == "call_function" and (is_view(user) or is_part(user)):
-            yield from _readers(user)
-        else:
-            yield user
 
 
 def _attention_variant(node: fx.Node, grouped: bool) -> str:
@@ -258,7 +179,7 @@ def _has_gradient(attention: fx.Node) -> bool:
 def _turned_bytes(weight: fx.Node) -> int:
     """Of a copy that lies channels last: where a window is one pixel, rows lie so too."""
     value = weight.meta["val"]
-    return 0 if value.is_contiguous(memory_format=torch.channels_last) else _bytes([value])
+    return 0 if value.is_contiguous(memory_format=torch.channels_last) else bytes_of([value])
 
 
 def _is_turned(node: fx.Node) -> bool:
@@ -268,16 +189,6 @@ def _is_turned(node: fx.Node) -> bool:
 
 
 def _dtype(node: fx.Node) -> tuple[str, int]:
-    tensors = [t for other in (*node.all_input_nodes, node) for t in _tensors(other.meta.get("val"))]
+    tensors = [t for other in (*node.all_input_nodes, node) for t in tensors_of(other.meta.get("val"))]
     floats = [t for t in tensors if t.is_floating_point()]
     return (str(floats[0].dtype).removeprefix("torch."), floats[0].element_size()) if floats else ("float32", 4)
-
-
-def _tensors(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [t for item in value for t in _tensors(item)] if isinstance(value, list | tuple) else []
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)

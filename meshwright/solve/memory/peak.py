@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable
 from torch import Tensor, fx
 
 from meshwright.generate.storage import base, is_part, is_view, outputs_of, storage_bytes
+from meshwright.solve.memory.fusible import is_fusible
 from meshwright.solve.memory.kernels import kernel_numbers, one_kernel
-from meshwright.solve.memory.nodes import NodeCosts, is_fusible
+from meshwright.solve.memory.nodes import NodeCosts
 
 
 def peak_bytes(
