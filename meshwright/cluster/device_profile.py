@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import log
 
+import numpy as np
+
 from meshwright.cluster.profile_tables import Grid, Tables
 from meshwright.cluster.rooflines import (
     attention_base_s,
@@ -189,6 +191,11 @@ class DeviceProfile:
         (low, *few), (high, *many) = table[0], table[-1]
         share = min(1.0, max(0.0, log(max(rows, 1) / low) / log(high / low)))
         return [a ** (1 - share) * b**share for a, b in zip(few, many, strict=True)]
+
+    def steady(self, dtype: str, share: float) -> float:
+        """How much longer products take than alone where they are this share of the time."""
+        table = self.tables.steady.get(_table_dtype(dtype))
+        return float(np.interp(share, [x for x, _ in table], [y for _, y in table])) if table else 1.0
 
     def host(self, name: str, dtype: str = "float32", pair: bool = False) -> tuple[float, float]:
         """Host seconds of asking for an op, forward and backward, in the midst of a step.

@@ -233,6 +233,7 @@ def tables(name: str) -> Tables:
         misaligned=data["factors"].get("misaligned", {}),
         grouped=data["factors"].get("grouped", {}),
         channels_last=data["factors"].get("channels_last", {}),
+        steady=data["factors"].get("steady", {}),
         host={dtype: {op: tuple(each) for op, each in ops.items()} for dtype, ops in data["host"].items()},
         pairs={dtype: {op: tuple(each) for op, each in ops.items()} for dtype, ops in data.get("pairs", {}).items()},
         optimizers={

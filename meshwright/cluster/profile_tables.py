@@ -126,6 +126,7 @@ class Tables:
     misaligned: Mapping[str, Mapping[str, list[list[float]]]]
     grouped: Mapping[str, list[list[float]]]
     channels_last: Mapping[str, Mapping[str, float]]
+    steady: Mapping[str, list[list[float]]]
     host: Mapping[str, Mapping[str, tuple[float, ...]]]
     pairs: Mapping[str, Mapping[str, tuple[float, ...]]]
     optimizers: Mapping[str, OptimizerCost]

@@ -26,6 +26,7 @@ from meshwright.cluster.calibrate.optimizer import optimizers, scale_to_a_step
 from meshwright.cluster.calibrate.pace import Pace
 from meshwright.cluster.calibrate.samples import KERNELS, MORE, ROWS, SLOW, Make
 from meshwright.cluster.calibrate.scatters import Spread, attentions, channels_last, convolutions
+from meshwright.cluster.calibrate.steady import steady
 from meshwright.cluster.profile_tables import Axes
 
 SCHEMA = 2
@@ -56,11 +57,12 @@ CUDA = Effort(
     ),
     matmul=(8, 32, 128, 256, 512, 768, 1024, 1536, 3072, 8192),
     spread=Spread(
-        attention=46,
+        attention=36,
+        large=((256, 2048, 128), (512, 1024, 64), (64, 4096, 128), (1024, 512, 64), (2048, 256, 64)),
         variants=8,
         plain=900,
         window=1000,
-        seconds=36.0,
+        seconds=30.0,
         heads=(8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024),
         seqs=(64, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 4096),
         widths=(64, 64, 64, 128, 128, 32, 80, 96, 256),
@@ -72,7 +74,7 @@ CUDA = Effort(
         ),
         most_elements=1 << 26,
     ),
-    most_flops={"float32": 3e11, "bfloat16": 1.2e12, "float16": 1.2e12},
+    most_flops={"float32": 1.5e11, "bfloat16": 1.2e12, "float16": 1.2e12},
     most_elements=1 << 26,
     peak_size=8192,
     aligned_size=2048,
@@ -85,6 +87,7 @@ CPU = Effort(
     matmul=(16, 64, 256, 1024),
     spread=Spread(
         attention=24,
+        large=(),
         variants=8,
         plain=24,
         window=36,
@@ -135,7 +138,7 @@ def _steps(
     most = {dtype: effort.most_flops[_text(dtype)] for dtype in dtypes}
     yield "attention", lambda: found["scatters"].update(attentions(rates, effort.spread, most))
     yield "convolution", lambda: found["scatters"].update(convolutions(rates, effort.spread, most))
-    yield "odd sizes", lambda: found.update(factors=_factors(rates, effort, dtypes))
+    yield "odd sizes, steady load", lambda: found.update(factors=_factors(rates, effort, dtypes))
     yield "optimizer and host", lambda: _hosts(rates, effort, dtypes, found)
 
 
@@ -246,6 +249,8 @@ def _factors(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[st
     found = {"misaligned": _shortened(odd), "grouped": _shortened(grouped)}
     if rates.device.type == "cuda":
         found["channels_last"] = _shortened({_text(dtype): channels_last(rates, dtype) for dtype in dtypes})
+        load = steady(rates, torch.bfloat16, effort.peak_size // 2, effort.copy_bytes // 8)
+        found["steady"] = _shortened({"bfloat16": load})
     return found
 
 

@@ -45,9 +45,11 @@ WINDOWS = (
 @dataclass(frozen=True)
 class Spread:
     """Which sizes are sampled, and how many times: attention plain and causal, its other variants, convolutions with a
-    window of one, with larger ones; these two until `seconds` are over."""
+    window of one, with larger ones; these two until `seconds` are over. large: attention of whole batches of language
+    models besides, of which there would be too few."""
 
     attention: int
+    large: tuple[tuple[int, int, int], ...]
     variants: int
     plain: int
     window: int
@@ -71,7 +73,8 @@ def attentions(rates: Rates, spread: Spread, most: Most) -> dict[str, Any]:
     for variant in VARIANTS:
         count = spread.attention if variant in ("plain", "causal") else spread.variants
         for dtype, flops in most.items():
-            for point in attention_points(spread, count, flops / 3):
+            large = spread.large if count == spread.attention else ()
+            for point in (*attention_points(spread, count, flops / 3), *large):
                 _keep(found, f"attention.{variant}", dtype, *_attention(rates, variant, dtype, point))
     return found
 

@@ -26,7 +26,7 @@ from meshwright.generate.storage import (
     storage_bytes,
     written_to,
 )
-from meshwright.solve.memory.kernels import graph_seconds
+from meshwright.solve.memory.kernels import graph_seconds, loaded
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.peak import peak_bytes
 from meshwright.solve.memory.recompute import PICO, Answer, Recomputation, Rerun, Storage, frontier
@@ -73,7 +73,7 @@ def kept_curve(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) -> tu
 
 @lru_cache(maxsize=256)
 def _curve(joint: Joint, device: Device, fused: bool, mesh: Mesh | None, held: tuple[str, ...]) -> tuple[Kept, ...]:
-    costs = NodeCosts(device, fused, mesh)
+    costs = loaded(joint.module, NodeCosts(device, fused, mesh))
     found: dict[frozenset[int], Kept] = {}
     for reads in (False, True) if costs.fused else (False,):
         problem, nodes = recomputation(joint, costs, held, reads)

@@ -18,7 +18,7 @@ from meshwright.generate.program import sharded_segment
 from meshwright.generate.storage import base, outputs_of, storage_bytes
 from meshwright.plan import Plan
 from meshwright.solve.memory.curve import Kept, in_memory_anyway
-from meshwright.solve.memory.kernels import graph_seconds
+from meshwright.solve.memory.kernels import graph_seconds, loaded
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.peak import peak_bytes
 from meshwright.solve.memory.tail import WIDE
@@ -53,7 +53,7 @@ def inner_options(
 
 @lru_cache(maxsize=512)
 def _option(whole: Joint, part: Joint, kept: Kept, chunks: int, device: Device, fused: bool, mesh: Mesh | None) -> Kept:
-    costs = NodeCosts(device, fused, mesh)
+    costs = loaded(whole.module, NodeCosts(device, fused, mesh))
     one, other = (cut_at(joint, kept.recompute, kept.keep, run=False) for joint in (whole, part))
     slices(one.halves, other.halves, len(whole.grad_inputs), chunks)
     second = other.halves.second

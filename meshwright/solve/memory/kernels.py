@@ -31,6 +31,11 @@ def graph_seconds(module: fx.GraphModule, costs: NodeCosts) -> float:
     return seconds
 
 
+def loaded(module: fx.GraphModule, costs: NodeCosts) -> NodeCosts:
+    """What ops take where a device does nothing but this, forward and backward, over and over."""
+    return costs.under_load(module.graph.nodes, graph_seconds(module, costs))
+
+
 def fusion_groups(module: fx.GraphModule) -> list[list[fx.Node]]:
     """Fused ops by kernel: an op joins those it reads from, then those that read what it reads, unless one of the two
     kernels would have to wait for the other through an op that is not fused."""

@@ -24,6 +24,7 @@ from meshwright.generate.program import sharded_segments
 from meshwright.generate.storage import producer, storage_bytes
 from meshwright.plan import Plan
 from meshwright.solve.memory.curve import Kept, in_memory_anyway, measure
+from meshwright.solve.memory.kernels import loaded
 from meshwright.solve.memory.nested import Chained, Nested, nested_order, played
 from meshwright.solve.memory.nodes import PRODUCTS, NodeCosts
 from meshwright.solve.memory.rotor import Move
@@ -88,6 +89,7 @@ def cut_way(joint: Joint, costs: NodeCosts, recompute: tuple[str, ...], keep: tu
     cut = cut_at(joint, recompute, keep, run=False)
     counted = set(cut.saved) - in_memory_anyway(joint)
     held = sum(storage_bytes(node) for node, name in joint.names.items() if name in counted)
+    costs = loaded(joint.module, costs)
     return measure(joint, cut, costs, recompute=recompute, keep=keep, resident_bytes=held, recompute_s=0.0)
 
 

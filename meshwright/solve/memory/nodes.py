@@ -6,6 +6,7 @@ reductions are fused, so that only what another kind of op reads, or what is han
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 import torch
@@ -22,19 +23,15 @@ PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
 SHORTEST_S = 2e-6
 """No kernel takes less, however little it moves."""
 
-STEADY = {"cuda": 1.08}
-"""How much longer products take under steady load than alone: clocks fall. Seen on an H200 in 2.5 s of products of 8192
-by 8192 with copies between them, against the shipped profile; no training step was looked at."""
-
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 class NodeCosts:
-    """`fused`: the graph will be compiled. `mesh`: for the collectives of a sharded segment."""
+    """`fused`: the graph will be compiled. `mesh`: for the collectives of a sharded segment. `steady`: how much longer
+    products take than alone."""
 
-    def __init__(self, device: Device, fused: bool = False, mesh: Mesh | None = None) -> None:
-        self.device, self.fused, self.mesh = device, fused, mesh
-        self.steady = STEADY.get(device.kind, 1.0)
+    def __init__(self, device: Device, fused: bool = False, mesh: Mesh | None = None, steady: float = 1.0) -> None:
+        self.device, self.fused, self.mesh, self.steady = device, fused, mesh, steady
         self._profile = profile_of(device)
         self.rate = device.memory_bandwidth * device.achievable_fraction("memory")
 
@@ -51,6 +48,15 @@ class NodeCosts:
             return written / self.rate
         read = sum(bytes_of(tensors_of(other.meta.get("val"))) for other in dict.fromkeys(node.all_input_nodes))
         return self.steady * self._product(node) or SHORTEST_S + (read + written) / self.rate
+
+    def under_load(self, nodes: Iterable[fx.Node], seconds: float) -> NodeCosts:
+        """The same costs in the midst of a step in which these take so long altogether."""
+        products = [node for node in nodes if str(node.target).startswith((*PRODUCTS, "aten.convolution"))]
+        if not products:
+            return self
+        share = min(1.0, sum(self._product(node) for node in products) / seconds)
+        steady = self._profile.steady(_dtype(products[0])[0], share)
+        return NodeCosts(self.device, self.fused, self.mesh, steady)
 
     def slowness(self, node: fx.Node) -> float:
         """How much longer a fused op takes than its bytes do."""
