@@ -7,11 +7,11 @@ Joint: `make_plan` under the budget. The others:
 
 - shard first: the fastest sharding with all the memory it wants, be it more than the device has, then what must be
   recomputed to fit, chosen exactly;
-- sweep, Colossal-Auto's way: shardings under budgets from all that to the true one, each a quarter larger than the
+- sweep, Colossal-Auto's way: shardings under budgets from all that to the true one, each a tenth larger than the
   next, nothing recomputed; each then recomputes what it must under the true one. Twice: with the number of
   micro-batches chosen with the sharding, and with the batch in one piece, as there;
 - checkpoint first: what to drop is decided on the model as it is, by the seconds that making a value again takes per
-  byte (several thresholds: the first drops next to nothing, the last everything but the segments' inputs); then the
+  byte (every threshold: the first drops next to nothing, the last everything but the segments' inputs); then the
   sharding, over all meshes and numbers of micro-batches, by the joint search itself with what is dropped settled.
 
 All without pipelines. Cases: model, batch, cluster, GiB a device.
@@ -62,7 +62,7 @@ CASES = (
     (LLAMA, 512, "8 H100-SXM-80GB on 400 Gbit/s", 15.0),
     (WIDE, 1024, "8 A100-SXM-80GB on 200 Gbit/s", 10.0),
 )
-SWEEP = tuple(1.25**power for power in range(24, -1, -1))
+SWEEP = tuple(1.1**power for power in range(56, -1, -1))
 """Budgets of the sweep, in parts of the true one; those above what the fastest sharding takes are left out."""
 
 WHOLE = ("microbatch=1",)

@@ -36,8 +36,8 @@ from meshwright.solve.refine import Options
 from meshwright.solve.search import Candidate
 from meshwright.solve.together import Together, weighed
 
-DROPPED = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Parts of the droppable bytes that a checkpoint-first method drops, those first that are cheapest to make again."""
+ALIKE = 1.02
+"""Values whose seconds per byte differ by no more than this are dropped together."""
 
 
 @dataclass(slots=True)
@@ -67,8 +67,16 @@ def _drops(drop_s: float, sizes: np.ndarray, most_s: float) -> bool:
     return drop_s <= most_s * float(sizes.max())
 
 
-def thresholds(frontier: Frontier) -> list[float]:
-    """Seconds per byte below which a part of all droppable bytes is dropped, on the model as it is."""
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What takes at most so many seconds per byte to make again is dropped: that part of all droppable bytes."""
+
+    part: float
+    most_s: float
+
+
+def levels(frontier: Frontier) -> list[Level]:
+    """Every distinct set that a threshold drops, on the model as it is; values that are nearly alike go together."""
     ratios, sizes = [], []
     for index in range(len(frontier.program.segments)):
         for kept in frontier.problem(index).space.op_kept:
@@ -79,7 +87,15 @@ def thresholds(frontier: Frontier) -> list[float]:
                     sizes.append(whole)
     order = np.argsort(ratios)
     share = np.cumsum(np.array(sizes)[order]) / sum(sizes)
-    return [float(np.array(ratios)[order][min(len(order) - 1, int(np.searchsorted(share, part)))]) for part in DROPPED]
+    ascending = np.array(ratios)[order]
+    found: list[Level] = []
+    first_s = -1.0
+    for part, most_s in zip(share.tolist(), ascending.tolist(), strict=True):
+        if most_s > ALIKE * first_s:
+            first_s = most_s
+            found.append(Level(part, most_s))
+        found[-1] = Level(part, most_s)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +103,7 @@ class Entry:
     """A set of dropped values on a mesh, with what no sharding that fits is faster than."""
 
     bound: Bound
-    part: float
+    level: Level
     candidate: Candidate
     microbatches: int
 
@@ -100,11 +116,11 @@ def entries(program: Program, cluster: Cluster, budget: int, axes: int, known_s:
             base = candidate.frontier(number)
             if floor_s(base) >= known_s:
                 continue
-            for part in DROPPED:
-                bases = weighed(dropping(base, part))
+            for level in levels(base):
+                bases = weighed(dropping(base, level))
                 bound = best_bound(bases, budget, known_s, Bound(floor_s(base), 0.0))
                 if bound.seconds < known_s:
-                    found.append(Entry(bound, part, candidate, number))
+                    found.append(Entry(bound, level, candidate, number))
     return sorted(found, key=lambda entry: entry.bound.seconds)
 
 
@@ -116,14 +132,14 @@ def checkpoint_first(
     for entry in entries(program, cluster, budget, axes, known_s):
         if entry.bound.seconds >= known_s:
             return
-        frontier = dropping(entry.candidate.frontier(entry.microbatches), entry.part)
+        frontier = dropping(entry.candidate.frontier(entry.microbatches), entry.level)
         search = Together(
             frontier, program, budget, partial(draft, program, cluster), known_s, partial(offered, program, frontier)
         )
         plan = search.fastest(entry.bound.price)
         if plan is not None:
             known_s = plan.predicted.step_s
-            yield f"checkpoint first, {entry.part:.0%} dropped", known_s
+            yield f"checkpoint first, {entry.level.part:.0%} dropped", known_s
 
 
 def offered(program: Program, frontier: Dropped, plan: Plan, ways: Ways) -> Options:
@@ -173,7 +189,6 @@ def _dropping(joint: Joint, dropped: set[str], costs: NodeCosts, like: Kept) -> 
     return measure(joint, cut, costs, recompute=again, keep=(), resident_bytes=held, recompute_s=0.0)
 
 
-def dropping(base: Frontier, part: float) -> Dropped:
-    most_s = dict(zip(DROPPED, thresholds(base), strict=True))[part]
-    skips, ops = base.skips, base.ops
+def dropping(base: Frontier, level: Level) -> Dropped:
+    skips, ops, most_s = base.skips, base.ops, level.most_s
     return Dropped(base.program, base.mesh, base.pins, base.setting, True, skips, beside=0.0, ops=ops, most_s=most_s)
