@@ -48,6 +48,17 @@ class ConvBlock(nn.Module):
         return F.relu(x + self.norm(self.conv(x)))
 
 
+class PlainBlock(nn.Module):
+    """A perceptron's layer: 2 modules."""
+
+    def __init__(self, hidden: int = 128) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.linear(x))
+
+
 class Scale(nn.Module):
     """Next to nothing: what is left is paid once in a step."""
 
@@ -91,6 +102,7 @@ _ROUTER = {"view": 2, "linear_flat": 1, "cast": 1, "softmax": 1, "topk": 1, "col
 _EXPERTS = _ROUTER | {"binary": 2, "chunk": 1, "silu": 1, "added": 1, "module": 2}
 MIXTURE = Kind(MixtureBlock, _EXPERTS, 2, 19, (4, 64, 128))
 """Its ops besides those of a transformer's layer, but for the grouped products and what brings tokens to them."""
+PLAIN = Kind(PlainBlock, {"linear_flat": 1, "relu": 1, "module": 2}, 0, 2, (256, 128))
 LEAST = Kind(Scale, {"multiply": 1, "module": 2, "mean": 1}, 0, 1, (4, 64, 128))
 
 

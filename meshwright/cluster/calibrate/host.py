@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.cluster.calibrate.eager import DEEP, KINDS, LAYERS, LEAST, MIXTURE, Kind, phases
+from meshwright.cluster.calibrate.eager import DEEP, KINDS, LAYERS, LEAST, MIXTURE, PLAIN, Kind, phases
 from meshwright.cluster.calibrate.pace import Pace, Reference
 from meshwright.cluster.calibrate.samples import HOST, KERNELS, Make, Sample
 from meshwright.cluster.calibrate.tape import tape_figures
@@ -39,6 +39,7 @@ def eager_table(device: torch.device, dtype: torch.dtype, pace: Pace) -> tuple[T
     whole, parts = pace.paced(Reference(device, dtype, 2 * LAYERS).phases, 21), _parts(found, LEAST)
     layers = [_parts(found, kind) for kind in KINDS]
     factors, images = _factors(layers, [_layer(pair) for pair in steps], least, whole, parts)
+    _scale_flat(found, factors, _layer(_both(PLAIN, pace, device, dtype)))
     _scale_mixture(found, factors, _experts(pace, device, dtype), dtype != torch.float32)
     found["start"] = [max(0.0, least[side] - factors[side] * parts[side]) for side in (0, 1)]
     counts = [LEAST.tensors, *(kind.tensors * n for kind in KINDS for n in (LAYERS, DEEP))]
@@ -65,6 +66,15 @@ def _experts(pace: Pace, device: torch.device, dtype: torch.dtype) -> list[float
     without, mixed = (phases(kind, DEEP, device, dtype) for kind in (KINDS[0], MIXTURE))
     more = pace.paced(lambda: [b - a for a, b in zip(without()[:2], mixed()[:2], strict=True)], 9)
     return [max(0.0, side) / DEEP for side in more]
+
+
+def _scale_flat(table: Tables, factors: Sequence[float], layer: Sequence[float]) -> None:
+    """What a linear layer of rows takes in a perceptron, by what a layer of one takes: next to nothing else is asked
+    for there, and the host has all of it at hand."""
+    besides = _parts(table, replace(PLAIN, ops={**PLAIN.ops, "linear_flat": 0}))
+    for side, factor in enumerate(factors):
+        own = factor * table["linear_flat"][side]
+        table["linear_flat"][side] *= min(1.2, max(0.5, (layer[side] - factor * besides[side]) / own))
 
 
 def _scale_mixture(table: Tables, factors: Sequence[float], more: Sequence[float], casts: bool) -> None:

@@ -40,6 +40,7 @@ class Effort:
     numels: tuple[int, ...]
     rows: Axes
     matmul: tuple[int, ...]
+    biased: tuple[int, ...]
     spread: Spread
     most_flops: dict[str, float]
     most_elements: int
@@ -55,14 +56,15 @@ CUDA = Effort(
         ("units", (4, 16, 64, 256, 1024, 4096, 16384, 65536)),
         ("width", (16, 64, 256, 768, 2048, 8192, 16384, 32768, 1 << 19)),
     ),
-    matmul=(8, 32, 128, 256, 512, 768, 1024, 1536, 3072, 8192),
+    matmul=(8, 32, 128, 256, 512, 1024, 3072, 8192),
+    biased=(8, 128, 256, 768, 1536, 3072, 8192),
     spread=Spread(
-        attention=36,
+        attention=52,
         large=((256, 2048, 128), (512, 1024, 64), (64, 4096, 128), (1024, 512, 64), (2048, 256, 64)),
         variants=8,
         plain=900,
         window=1000,
-        seconds=30.0,
+        seconds=36.0,
         heads=(8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024),
         seqs=(64, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 4096),
         widths=(64, 64, 64, 128, 128, 32, 80, 96, 256),
@@ -85,6 +87,7 @@ CPU = Effort(
     numels=(1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22),
     rows=(("units", (16, 256, 4096)), ("width", (64, 1024, 32768))),
     matmul=(16, 64, 256, 1024),
+    biased=(16, 64, 256, 1024),
     spread=Spread(
         attention=24,
         large=(),
@@ -227,13 +230,12 @@ def _rows(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[str, 
 
 
 def _matmuls(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[str, Any]:
-    return {
-        f"matmul.{layout}": {
-            _text(dtype): _grid(*matmul_grid(rates, layout, dtype, effort.matmul, effort.most_flops[_text(dtype)]))
-            for dtype in dtypes
-        }
-        for layout in LAYOUTS
-    }
+    def grids(layout: str) -> dict[str, Any]:
+        sizes = effort.biased if layout == "bias" else effort.matmul
+        most = {dtype: effort.most_flops[_text(dtype)] for dtype in dtypes}
+        return {_text(dtype): _grid(*matmul_grid(rates, layout, dtype, sizes, most[dtype])) for dtype in dtypes}
+
+    return {f"matmul.{layout}": grids(layout) for layout in LAYOUTS}
 
 
 def _factors(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def attentions(rates: Rates, spread: Spread, most: Most) -> dict[str, Any]:
     for variant in VARIANTS:
         count = spread.attention if variant in ("plain", "causal") else spread.variants
         for dtype, flops in most.items():
-            large = spread.large if count == spread.attention else ()
+            large = spread.large if count == spread.attention and dtype.itemsize == 2 else ()
             for point in (*attention_points(spread, count, flops / 3), *large):
                 _keep(found, f"attention.{variant}", dtype, *_attention(rates, variant, dtype, point))
     return found
