@@ -16,6 +16,7 @@ from meshwright.cluster.profile_load import profile_of
 from meshwright.generate.joint import trace
 from meshwright.models.reference import parse_reference
 from meshwright.runtime.fit import fit_curves
+from meshwright.solve.memory.kernels import loaded
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.torch_compat import fake_mode, fake_tensor, trace_joint
 
@@ -32,9 +33,7 @@ def attentions(name: str) -> dict[str, float]:
     costs, found = NodeCosts(H200, fused=True), {}
     for graph in program(name, 8).graphs:
         nodes = trace(graph.at(8), "cpu", "cuda").module.graph.nodes
-        found |= {
-            str(node.target): costs.seconds(node) / costs.steady for node in nodes if "scaled" in str(node.target)
-        }
+        found |= {str(node.target): costs.seconds(node) for node in nodes if "scaled" in str(node.target)}
     return found
 
 
@@ -49,12 +48,12 @@ def test_attention_is_priced_by_its_kind(name: str, variant: str) -> None:
         assert any(seconds == pytest.approx(expected) for seconds in found.values()), (side, expected, found)
 
 
-def slowness(function: Callable[..., list[Tensor]], *shapes: tuple[tuple[int, ...], torch.dtype]) -> dict[str, float]:
+def extra(function: Callable[..., list[Tensor]], *shapes: tuple[tuple[int, ...], torch.dtype]) -> dict[str, float]:
     mode = fake_mode()
     traced = trace_joint(function, [fake_tensor(shape, dtype, mode) for shape, dtype in shapes], mode)
     costs = NodeCosts(H200, fused=True)
     nodes: list[fx.Node] = [node for node in traced.graph.nodes if node.op == "call_function"]
-    return {str(node.target): costs.slowness(node) for node in nodes}
+    return {str(node.target): costs.extra_s(node) for node in nodes}
 
 
 def test_sums_over_samples_of_what_was_written_take_longer_than_their_bytes() -> None:
@@ -62,16 +61,16 @@ def test_sums_over_samples_of_what_was_written_take_longer_than_their_bytes() ->
         return lambda x, y: [(x @ y).sum(dim)]
 
     square = ((32, 512, 512), torch.bfloat16)
-    first, last = (slowness(over(dim), square, square)["aten.sum.dim_IntList"] for dim in (0, 2))
-    assert first > 2
-    assert last == 1
+    first, last = (extra(over(dim), square, square)["aten.sum.dim_IntList"] for dim in (0, 2))
+    assert first > 2 * 32 * 512 * 512 / NodeCosts(H200).rate
+    assert last == 0
 
 
 def test_rows_added_to_a_small_table_wait_for_each_other() -> None:
     def gradient(rows: int) -> float:
         table = torch.ops.aten.embedding_dense_backward.default
         given = ((1 << 18, 16), torch.bfloat16), ((1 << 18,), torch.int64)
-        return slowness(lambda g, i: [table(g, i, rows, -1, False)], *given)["aten.embedding_dense_backward.default"]
+        return extra(lambda g, i: [table(g, i, rows, -1, False)], *given)["aten.embedding_dense_backward.default"]
 
     assert gradient(32) > 100 * gradient(1 << 18)
 
@@ -103,3 +102,27 @@ def test_what_an_encoder_hands_to_every_decoder_layer_is_held_once() -> None:
     encoded = 8 * 64 * 128 * 2
     assert len(others) == 2
     assert set(others) == {first - encoded - 2 * 64 * 64 * 2}, "nor the bias that all of them add"
+
+
+def test_products_take_longer_the_more_of_the_time_they_fill() -> None:
+    graph = program("gpt?layers=2&hidden=256&heads=2&ffn=1024&vocab=256&seq=64", 64).graphs[1].at(64)
+    module, costs = trace(graph, "cpu", "cuda").module, NodeCosts(H200, fused=True)
+    products = [node for node in module.graph.nodes if str(node.target).startswith("aten.mm")]
+    flops = sum(2 * 64 * 64 * 256 * n for n in (256,) * 4 + (1024,) * 2)
+    assert costs.under_load([], 1.0) is costs
+    idle, busy = costs.under_load(products, 1.0), costs.under_load(products, 1e-9)
+    (_, least), *_, (_, most) = profile_of(H200).tables.steady["bfloat16"]
+    assert (idle.steady, busy.steady) == (least, most)
+    assert busy.seconds(products[0]) / costs.seconds(products[0]) == pytest.approx(most)
+    at_reached = flops / profile_of(H200).tables.reached["bfloat16"]
+    forward = [node for node in module.graph.nodes if "addmm" in str(node.target)]
+    assert costs.under_load(forward, at_reached).steady == pytest.approx(most)
+    assert loaded(module, costs).steady < most, "other kernels take time as well"
+
+
+def test_an_activation_that_computes_takes_longer_than_its_bytes() -> None:
+    given = ((1 << 12, 1 << 12), torch.bfloat16)
+    (gelu,) = extra(lambda x: [torch.nn.functional.gelu(x)], given).values()
+    (relu,) = extra(lambda x: [torch.relu(x)], given).values()
+    assert relu == 0
+    assert gelu == pytest.approx(0.58 * 2 * 2 * (1 << 24) / NodeCosts(H200).rate)

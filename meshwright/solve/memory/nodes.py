@@ -16,10 +16,12 @@ from meshwright.cluster import Device, Mesh, collective_s
 from meshwright.cluster.profile_load import profile_of
 from meshwright.generate.storage import is_part, is_view
 from meshwright.solve.memory.fusible import bytes_of, is_fusible, readers, stored, tensors_of
-from meshwright.solve.memory.slow import slowness
+from meshwright.solve.memory.slow import extra_s
 from meshwright.torch_compat import argument_names
 
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+ATTENTIONS = ("aten._scaled_dot_product", "aten._flash_attention", "aten._efficient_attention")
+MULTIPLIES = (*PRODUCTS, *ATTENTIONS, "aten.convolution")
 SHORTEST_S = 2e-6
 """No kernel takes less, however little it moves."""
 
@@ -45,22 +47,21 @@ class NodeCosts:
         if self.fused and is_fusible(node):
             if not self.is_written(node):
                 return 0.0
-            return written / self.rate
+            return written / self.rate + self.extra_s(node)
         read = sum(bytes_of(tensors_of(other.meta.get("val"))) for other in dict.fromkeys(node.all_input_nodes))
         return self.steady * self._product(node) or SHORTEST_S + (read + written) / self.rate
 
     def under_load(self, nodes: Iterable[fx.Node], seconds: float) -> NodeCosts:
         """The same costs in the midst of a step in which these take so long altogether."""
-        products = [node for node in nodes if str(node.target).startswith((*PRODUCTS, "aten.convolution"))]
+        products = [node for node in nodes if str(node.target).startswith(MULTIPLIES)]
         if not products:
             return self
-        share = min(1.0, sum(self._product(node) for node in products) / seconds)
-        steady = self._profile.steady(_dtype(products[0])[0], share)
+        steady = self._profile.steady(_dtype(products[0])[0], sum(map(_flops, products)) / seconds)
         return NodeCosts(self.device, self.fused, self.mesh, steady)
 
-    def slowness(self, node: fx.Node) -> float:
-        """How much longer a fused op takes than its bytes do."""
-        return slowness(node, self._profile, self.rate)
+    def extra_s(self, node: fx.Node) -> float:
+        """What a fused op takes besides moving its bytes."""
+        return extra_s(node, self._profile, self.rate)
 
     def makes_again_s(self, node: fx.Node, reads: bool) -> float:
         """What running an op once more adds. `reads`: a fused op as a kernel of its own; else it joins one that reads
@@ -162,24 +163,29 @@ class NodeCosts:
         return collective_s(name, max(sizes), self.mesh.axis(axis))
 
 
+def _flops(node: fx.Node) -> float:
+    """Of a node of `MULTIPLIES`."""
+    name, values = str(node.target), [other.meta["val"] for other in node.all_input_nodes]
+    back = "backward" in name
+    if name.startswith(PRODUCTS):
+        return 2.0 * float(node.meta["val"].numel()) * float(values["add" in name].shape[-1])
+    if name.startswith("aten.convolution"):
+        swept, weight = (values[0], values[2]) if back else (node.meta["val"], values[1])
+        return (4.0 if back else 2.0) * float(swept.numel()) * float(weight.numel()) / float(weight.shape[0])
+    query, key = values[back], values[back + 1]
+    given = dict(zip(argument_names(node.target), node.args, strict=False)) | node.kwargs
+    seen = 0.5 if given.get("is_causal") else 1.0
+    return (10.0 if back else 4.0) * seen * float(query.numel()) * float(key.shape[-2])
+
+
 def _attention_variant(node: fx.Node, grouped: bool) -> str:
     """Which of the kinds that calibration tells apart."""
     given = dict(zip(argument_names(node.target), node.args, strict=False)) | node.kwargs
     bias = given.get("attn_bias", given.get("attn_mask"))
     if isinstance(bias, fx.Node):
-        wanted = given.get("grad_input_mask")
-        back = bool(wanted[3]) if isinstance(wanted, list | tuple) else _has_gradient(node)
-        return "bias" if back else "mask"
+        # Half precision has another kernel for masks, which makes no gradient of them.
+        return "bias" if "efficient" in str(node.target) and _dtype(node)[1] == 2 else "mask"
     return "grouped" if grouped else "causal" if given.get("is_causal") else "plain"
-
-
-def _has_gradient(attention: fx.Node) -> bool:
-    """Whether the backward of this attention makes a gradient of its bias."""
-    readers = [user for part in attention.users for user in part.users if "backward" in str(user.target)]
-    wanted = [
-        dict(zip(argument_names(user.target), user.args, strict=False)).get("grad_input_mask") for user in readers
-    ]
-    return any(isinstance(mask, list | tuple) and bool(mask[3]) for mask in wanted)
 
 
 def _turned_bytes(weight: fx.Node) -> int:
