@@ -53,7 +53,11 @@ class GlooPool:
         answers = []
         for rank, pipe in enumerate(self._pipes):
             assert pipe.poll(timeout_s), f"rank {rank} gave no answer in {timeout_s} s"
-            answers.append(pipe.recv())
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                self._processes[rank].join(10)
+                raise AssertionError(f"rank {rank} ended with {self._processes[rank].exitcode}") from None
         for rank, (fine, result) in enumerate(answers):
             assert fine, f"rank {rank} failed:\n{result}"
         return [result for _, result in answers]

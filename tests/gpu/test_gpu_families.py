@@ -13,6 +13,7 @@ from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
 from meshwright.runtime.trainer import parallelize
+from meshwright.runtime.weights.whole import whole
 from meshwright.solve.plan import make_plan
 
 pytestmark = [
@@ -58,7 +59,7 @@ def planned(rank: int, name: str, plan_json: bytes, unit: str = "") -> tuple[flo
     assert loss.is_cuda
     gradients: dict[str, Any] = {key: p.grad for key, p in trainer.named_parameters() if p.grad is not None}
     assert all(gradient.to_local().is_cuda for gradient in gradients.values())
-    return loss.item(), {key: gradient.full_tensor().cpu() for key, gradient in gradients.items()}
+    return loss.item(), {key: whole(gradient).cpu() for key, gradient in gradients.items()}
 
 
 def plan_of(name: str, size: int, pins: tuple[str, ...]) -> Plan:

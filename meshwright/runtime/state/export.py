@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from meshwright.errors import RunError
 from meshwright.runtime.trainer import Trainer
+from meshwright.runtime.weights.whole import whole
 
 FILE_BYTES = 4 << 30
 
@@ -96,7 +96,7 @@ def _on_first(tensor: Tensor | None, entry: _Entry, device: torch.device) -> Ten
 
 def _whole(tensor: Tensor) -> Tensor:
     """In memory of its own: tied names may not share any in a file."""
-    return tensor.full_tensor().cpu().clone() if isinstance(tensor, DTensor) else tensor.detach().cpu().clone()
+    return whole(tensor.detach()).cpu().clone()
 
 
 def _groups(listed: dict[str, _Entry], limit: int | None) -> list[list[str]]:

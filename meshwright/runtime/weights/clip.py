@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.plan import Plan
 from meshwright.runtime.step.parts import Part
+from meshwright.runtime.weights.whole import whole
 
 
 def clip_gradients(
@@ -24,7 +25,7 @@ def clip_gradients(
         if not gradients:
             continue
         norm = torch.nn.utils.get_total_norm(gradients, norm_type)
-        own = (norm.full_tensor() if isinstance(norm, DTensor) else norm).double()
+        own = whole(norm).double()
         total = torch.maximum(total, own) if most else total + own**norm_type
     if len(plan.stages) > 1:
         # All ranks of a stage have the same number; one of them hands it in.
