@@ -157,8 +157,10 @@ def _chunk(span: tuple[int, int], pieces: int, index: int) -> tuple[int, int]:
 
 
 def _split(box: Box, parts: int) -> list[Box]:
-    """Along the longest dim; a box without dims, or shorter than the parts, leaves some of them empty."""
+    """Along the first dim that has equal parts, which lie in one piece in memory then, else the longest; a box without
+    dims, or shorter than the parts, leaves some of them empty."""
     if not box:
         return [box] + [((0, 0),)] * (parts - 1)
-    dim = max(range(len(box)), key=lambda i: box[i][1] - box[i][0])
+    lengths = [end - begin for begin, end in box]
+    dim = next((i for i, n in enumerate(lengths) if n and n % parts == 0), lengths.index(max(lengths)))
     return [(*box[:dim], _chunk(box[dim], parts, part), *box[dim + 1 :]) for part in range(parts)]

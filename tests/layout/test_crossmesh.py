@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cluster import logical_mesh
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout, all_layouts
+from meshwright.layout.courier import Courier, Task
 from meshwright.layout.crossmesh import KINDS, Box, Move, Side, make_route, route
 
 if TYPE_CHECKING:
@@ -103,9 +105,11 @@ def test_partial_sums_are_not_handed_over() -> None:
 
 
 def run_over(rank: int, chain: list[tuple[tuple[int, ...], int]], shape: tuple[int, ...]) -> int:
-    """From mesh to mesh along the chain, in every layout and by every kind; returns how many were compared."""
-    from meshwright.layout.crossrun import hand_over
+    """From mesh to mesh along the chain, in every layout and by every kind, waited for at once and beside other work;
+    returns how many were compared."""
+    from meshwright.layout.crossrun import Channel, begin, hand_over
 
+    channel = Channel(1, beside=True)
     whole = torch.arange(prod(shape), dtype=torch.float32).reshape(shape)
     compared = 0
     for (sizes, first), (more, second) in pairwise(chain):
@@ -115,9 +119,12 @@ def run_over(rank: int, chain: list[tuple[tuple[int, ...], int]], shape: tuple[i
             own = found.sources.get(rank)
             local = None if own is None else whole[tuple(slice(a, b) for a, b in own)].clone()
             got = hand_over(found, local, torch.float32, torch.device("cpu"))
+            other = begin(found, local, torch.float32, torch.device("cpu"), channel).wait()
             if rank in found.targets:
                 assert got is not None
+                assert other is not None
                 assert torch.equal(got, whole[tuple(slice(a, b) for a, b in found.targets[rank])])
+                assert torch.equal(got, other)
                 compared += 1
     return compared
 
@@ -134,3 +141,41 @@ def run_over(rank: int, chain: list[tuple[tuple[int, ...], int]], shape: tuple[i
 )
 def test_on_processes(gloo: GlooPool, chain: list[tuple[tuple[int, ...], int]]) -> None:
     assert sum(gloo.run(run_over, chain, (5, 4))) > 0
+
+
+def run_unwaited(rank: int, kind: str) -> int:
+    """Rank 1 passes on what rank 2 waits for, and itself waits only when rank 2 has it; rank 0's sends leave alone."""
+    from meshwright.layout.crossrun import Channel, begin
+
+    whole = torch.arange(12.0).reshape(4, 3)
+    found = make_route(kind, (4, 3), side((1,), 0, Layout.parse("[I]")), side((2,), 1, Layout.parse("[I]")))
+    channel = Channel(2, beside=True)
+    several = [
+        begin(found, whole + n if rank == 0 else None, torch.float32, torch.device("cpu"), channel) for n in range(3)
+    ]
+    for turn in (2, 1):
+        if rank == turn:
+            assert all(torch.equal(one.wait(), whole + n) for n, one in enumerate(several))
+        dist.barrier()
+    if rank == 0:
+        for one in several:
+            one.task.wait()
+            assert one.done()
+            assert not one.bytes
+    return len(found.phases)
+
+
+@pytest.mark.parametrize("kind", ["gather", "broadcast"])
+def test_a_second_phase_does_not_wait_for_who_passes_on(gloo: GlooPool, kind: str) -> None:
+    assert set(gloo.run(run_unwaited, kind)) == {2}
+
+
+def test_an_error_of_a_task_is_raised_where_it_is_waited_for() -> None:
+    def fails() -> None:
+        raise ValueError("gone")
+
+    courier, task = Courier(), Task(fails)
+    courier.take(task)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="gone"):
+            task.wait()

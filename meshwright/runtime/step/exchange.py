@@ -207,7 +207,7 @@ _ways: WeakKeyDictionary[dist.ProcessGroup, tuple[dist.ProcessGroup, dist.Proces
 
 def _channels(plan: Plan, device: torch.device) -> dict[int, Channel]:
     """Over groups with tags, one for each way: with one for both, values that go up would wait for gradients that come
-    down. Where the backend knows no tags, over a group each."""
+    down. Where the backend knows no tags, over a group each. What stays among the same ranks is waited for at once."""
     numbers = (1, 2, 3, 4, OUT, HOME, INNER)
     if len(plan.stages) == 1:
         return {number: Channel(number) for number in numbers}
@@ -217,4 +217,4 @@ def _channels(plan: Plan, device: torch.device) -> dict[int, Channel]:
     assert world is not None
     if world not in _ways:
         _ways[world] = (dist.new_group(), dist.new_group())
-    return {number: Channel(number, *_ways[world]) for number in numbers}
+    return {number: Channel(number, *_ways[world], beside=number != INNER) for number in numbers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ class LiveBytes:
 
     def __init__(self) -> None:
         self.bytes = self.peak_bytes = 0
+        self._one = threading.RLock()
         self._known: set[int] = set()
         self._counted: dict[int, weakref.finalize[Any, Any]] = {}
 
@@ -30,24 +32,28 @@ class LiveBytes:
             with RecordingMode(lambda operator, args, kwargs, result: self.note(_tensors(result))):
                 yield
         finally:
-            for end in self._counted.values():
-                end.detach()
-            self._counted.clear()
+            with self._one:
+                for end in self._counted.values():
+                    end.detach()
+                self._counted.clear()
 
     def note(self, tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            key, size = id(storage), storage.nbytes()
-            if key not in self._known:
-                self._known.add(key)
-                self.bytes += size
-                self._counted[key] = weakref.finalize(storage, self._gone, key, size)
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
+        with self._one:
+            for tensor in tensors:
+                storage = tensor.untyped_storage()
+                key, size = id(storage), storage.nbytes()
+                if key not in self._known:
+                    self._known.add(key)
+                    self.bytes += size
+                    self._counted[key] = weakref.finalize(storage, self._gone, key, size)
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def _gone(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self._counted.pop(key, None)
-        self.bytes -= size
+        """On whichever thread lets go of it."""
+        with self._one:
+            self._known.discard(key)
+            self._counted.pop(key, None)
+            self.bytes -= size
 
 
 def _tensors(result: Any) -> Iterator[Tensor]:
