@@ -11,8 +11,9 @@ each case (a model on a network, some with a limit on memory) the planner is ask
 `torch.distributed.pipelining` with the stages and micro-batches of the plan, GPipe and 1F1B, data-parallel inside a
 stage where the plan has several ranks there. All ways step in turn on the same ranks, with the same fused AdamW;
 repeats are interleaved and medians taken. The plan's step is held against what the simulator said, its bytes against
-those counted while it runs. Writes out/shaped_pipelines.json. `--plan-at` makes the plans for a pace into a folder, and
-`--keep` takes those that are there, so that measuring can be short.
+those counted while it runs. Writes out/shaped_pipelines.json. `--plan-at` makes those plans for a pace into a folder
+that are not there yet, and `--keep` takes them, so that measuring can be short. bench/shaped has what a rank does, and
+torch's pipelines.
 """
 
 from __future__ import annotations
@@ -24,16 +25,14 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "shaped"))
 
-OURS = {"plan": (), "one stage": ("pp=1",)}
+from pipeline_ranks import OURS, measured_main, pace_main
+
 GPT = "gpt?layers=4&hidden=512&heads=8&ffn=2048&vocab=512&seq=64&tied=false"
 DEEP = "gpt?layers=6&hidden=384&heads=8&ffn=1536&vocab=512&seq=64&tied=false"
 LLAMA = "llama?layers=4&hidden=512&heads=8&kv_heads=8&ffn=1408&vocab=512&seq=64&tied=false"
@@ -129,6 +128,8 @@ def _plans(case: Case, folder: Path, pace: float, share: float) -> dict[str, Any
     program = capture(*parse_reference(case.model).meta(case.batch))
     found = {}
     for name, pins in OURS.items():
+        if (folder / f"{name}.plan.json").exists():
+            continue
         plan = make_plan(program, cluster, model=case.model, pins=pins, memory_bytes=case.memory_bytes)
         plan.save(folder / f"{name}.plan.json")
         print(plan, flush=True)
@@ -158,25 +159,6 @@ def _figures(plan: Any) -> dict[str, Any]:
     every = range(plan.world_size)
     peaks = [stages[plan.stage_at(rank)].peak_bytes if stages else said.peak_bytes for rank in every]
     return {"step_s": said.step_s, "peak_bytes": peaks}
-
-
-def pace_main(told: dict[str, Any]) -> int:
-    """Median over ranks of the yardstick's step, all at once, over what the shipped profile says; and `both_ways`."""
-    import torch
-    import torch.distributed as dist
-    from pace import SMALL_BATCH, both_ways, yardstick
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    share = both_ways(dist.get_world_size() - 1, told["mbit"])
-    step = yardstick(told["model"], time.process_time, SMALL_BATCH)
-    spent = [step() for _ in range(8)]
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, median(spent[2:]))
-    if dist.get_rank() == 0:
-        (Path(told["folder"]) / "pace.json").write_text(json.dumps([median(every), share]))
-    dist.destroy_process_group()
-    return 0
 
 
 def _row(case: Case, pace: float, predicted: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
@@ -209,196 +191,9 @@ def _row(case: Case, pace: float, predicted: dict[str, Any], measured: dict[str,
     return row
 
 
-def rank_main(told: dict[str, Any]) -> int:
-    import torch
-    import torch.distributed as dist
-    from pace import SMALL_BATCH, yardstick
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    steps, counted = _steps(told)
-    losses = {name: float(step()) for name, step in steps.items()}
-    timed: dict[str, list[float]] = {name: [] for name in steps}
-    cpu: dict[str, list[float]] = {name: [] for name in steps}
-    pace, paces = yardstick(told["model"], time.process_time, SMALL_BATCH), []
-    pace()
-    for _ in range(told["repeats"]):
-        dist.barrier()
-        paces.append(median([pace() for _ in range(3)]))
-        for name, step in steps.items():
-            dist.barrier()
-            start, worked = time.perf_counter(), time.process_time()
-            step()
-            worked = time.process_time() - worked
-            spent = torch.tensor([time.perf_counter() - start, worked])
-            dist.all_reduce(spent[:1], dist.ReduceOp.MAX)
-            dist.all_reduce(spent[1:])
-            timed[name].append(spent[0].item())
-            cpu[name].append(spent[1].item())
-    peaks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(peaks, (counted(), losses, median(paces)))
-    if dist.get_rank() == 0:
-        known = [each for _, found, _ in peaks for name, each in found.items() if each == each]
-        assert max(known) - min(known) <= 1e-3 * max(known), f"first losses differ: {peaks}"
-        found = {
-            "seconds": {name: median(values) for name, values in timed.items()},
-            "all": timed,
-            "cpu_s": {name: median(values) for name, values in cpu.items()},
-            "peak_bytes": [peak for peak, _, _ in peaks],
-            "pace": median(each for _, _, each in peaks),
-        }
-        (Path(told["folder"]) / "measured.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-    return 0
-
-
-Step = Callable[[], float]
-
-
-def _steps(told: dict[str, Any]) -> tuple[dict[str, Step], Callable[[], int]]:
-    """Ways to run a step, which return the loss (nan where a rank does not know it); the plan's bytes, counted."""
-    import torch
-
-    import meshwright as mw
-    from meshwright.models.reference import parse_reference
-
-    reference = parse_reference(told["model"])
-    torch.manual_seed(0)
-    whole = {name: torch.randint(0, 256, shape) for name, (shape, _) in reference.shapes(told["batch"]).items()}
-    steps: dict[str, Step] = {}
-    plans = {name: mw.Plan.load(Path(told["folder"]) / f"{name}.plan.json") for name in OURS}
-    trainers, optimizers = {}, {}
-    for name, plan in plans.items():
-        torch.manual_seed(0)
-        trainers[name] = trainer = mw.parallelize(reference.build(), plan)
-        steps[name], optimizers[name] = _step(
-            list(trainer.parameters()), lambda trainer=trainer: trainer.step(whole, global_batch=True).item()
-        )
-    if len(plans["plan"].stages) > 1:
-        for schedule in ("GPipe", "1F1B"):
-            if found := _torch_pipeline(reference, plans["plan"], whole, schedule):
-                steps[f"torch {schedule}"] = found
-
-    def counted() -> int:
-        trainer = trainers["plan"]
-        states = [t for state in optimizers["plan"].state.values() for t in state.values() if t.ndim]
-        trainer.count_bytes()
-        steps["plan"]()
-        return trainer.peak_bytes + sum(_local(t).nbytes for t in states)
-
-    return steps, counted
-
-
-def _local(tensor: Any) -> Any:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _step(parameters: list[Any], run: Callable[[], float]) -> tuple[Step, Any]:
-    import torch
-
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
-
-    def step() -> float:
-        loss = run()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step, optimizer
-
-
-def _torch_pipeline(reference: Any, plan: Any, whole: dict[str, Any], kind: str) -> Step | None:
-    """The plan's stages and micro-batches; ranks of a stage share its samples and reduce their gradients in one
-    message. None where torch cannot: stages of different sizes, or several parts of the chain on one stage."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-    from torch.nn.functional import cross_entropy
-
-    ranks = [stage.mesh.ranks for stage in plan.stages]
-    if len({len(own) for own in ranks}) > 1 or len(plan.groups) < len(plan.stages):
-        return None
-    pipes = [dist.new_group([own[place] for own in ranks]) for place in range(len(ranks[0]))]
-    sides = [dist.new_group(list(own)) for own in ranks]
-    number = plan.stage_at(dist.get_rank())
-    place = ranks[number].index(dist.get_rank())
-    torch.manual_seed(0)
-    piece = _Piece(reference.build(), plan.stages[number].segments, len(plan.segments))
-    module = piece.module()
-    stage = PipelineStage(module, number, len(ranks), torch.device("cpu"), group=pipes[place])
-    made = ScheduleGPipe if kind == "GPipe" else Schedule1F1B
-    schedule = made(stage, plan.microbatches, lambda y, t: cross_entropy(y.flatten(0, 1), t.flatten()))
-    own = {name: tensor.chunk(len(ranks[0]))[place] for name, tensor in whole.items()}
-    parameters = list(module.parameters())
-
-    def run() -> float:
-        losses: list[Any] = []
-        if number == 0:
-            schedule.step(own["tokens"])
-        elif number == len(ranks) - 1:
-            schedule.step(target=own["targets"], losses=losses)
-        else:
-            schedule.step()
-        if len(ranks[0]) > 1:
-            flat = torch.cat([p.grad.flatten() for p in parameters])
-            dist.all_reduce(flat, group=sides[number])
-            for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-                p.grad.copy_(part.view_as(p)).div_(len(ranks[0]))
-        loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))
-        if losses and len(ranks[0]) > 1:
-            dist.all_reduce(loss, group=sides[number])
-            loss = loss / len(ranks[0])
-        return float(loss)
-
-    return _step(parameters, run)[0]
-
-
-class _Piece:
-    """Some segments of a gpt or a llama as a module: embedding, layers, head."""
-
-    def __init__(self, model: Any, segments: range, count: int) -> None:
-        self.model, self.first, self.last = model, segments[0] == 0, segments[-1] == count - 1
-        self.layers = [model.layers[i - 1] for i in segments if 0 < i < count - 1]
-
-    def module(self) -> Any:
-        import torch
-        from torch import nn
-
-        from meshwright.models.llama import rotary_tables
-
-        piece, model = self, self.model
-
-        class Stage(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.layers = nn.ModuleList(piece.layers)
-                if piece.first:
-                    self.tokens = model.tokens
-                    self.positions = getattr(model, "positions", None)
-                if piece.last:
-                    self.norm, self.head = model.norm, model.head
-
-            def forward(self, x: Any) -> Any:
-                if piece.first:
-                    positions = torch.arange(x.shape[1])
-                    x = self.tokens(x)
-                    x = x if self.positions is None else x + self.positions(positions)
-                tables = rotary_tables(x.shape[1], model.head_dim, model.rope_base, x) if piece.rotary else ()
-                for layer in self.layers:
-                    x = layer(x, *tables)
-                return self.head(self.norm(x)) if piece.last else x
-
-        return Stage()
-
-    @property
-    def rotary(self) -> bool:
-        return hasattr(self.model, "rope_base")
-
-
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for what, ranks_do in (("--pace", pace_main), ("--measured", rank_main)):
+    for what, ranks_do in (("--pace", pace_main), ("--measured", measured_main)):
         if sys.argv[1:2] == [what]:
             sys.exit(ranks_do(json.loads(sys.argv[2])))
     sys.exit(main())
