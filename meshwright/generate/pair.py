@@ -8,15 +8,16 @@ The trace runs on fake tensors, so it allocates nothing; it is the same on every
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
 from meshwright.capture.program import SegmentGraph
 from meshwright.errors import VerifyError
-from meshwright.generate.boxed import Boxed, boxed
+from meshwright.generate.boxed import Boxed, boxed, telling
 from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint, grad_outputs, label, trace
 from meshwright.generate.rehearse import compiled
@@ -89,16 +90,24 @@ class SegmentPair:
         return dict(zip(self.grad_inputs, inputs, strict=True)), dict(zip(self.grad_params, weights, strict=True))
 
     def run_backward(
-        self, saved: Sequence[Tensor], params: Sequence[Tensor], gradients: Sequence[Tensor]
+        self,
+        saved: Sequence[Tensor],
+        params: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        second: Boxed | None = None,
     ) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
-        """The same by position: `params` are all the segment's, in order."""
+        """The same by position: `params` are all the segment's, in order. second: to run for the pair's own."""
         own = [*params, *gradients]
         box = [*saved, *(own[place] for place in self.places)]
         del own
         if isinstance(saved, list):
             saved.clear()
-        results, count = self.second(box), len(self.grad_inputs)
+        results, count = (second or self.second)(box), len(self.grad_inputs)
         return results[:count], results[count:]
+
+    def telling(self) -> Callable[..., tuple[Any, ...]]:
+        """Backward with somebody to tell of parameters' gradients as they are made, by their places; not compiled."""
+        return telling(self.halves.second, len(self.grad_inputs))
 
     def backward_halves(self) -> Halves:
         """Backward cut again: input gradients first, parameter gradients from what the first half hands on."""

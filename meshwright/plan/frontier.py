@@ -42,7 +42,7 @@ class FrontierPoint:
     parameters that are gathered at each use take while another segment still runs. The host's seconds of asking for it
     all: forward_host_s, backward_host_s per micro-batch, step_host_s per step; zero on a CPU. forward_wire_s,
     backward_wire_s: of forward_s and backward_s, collectives on links that the parameters use too. spared: backward
-    reads no parameter.
+    reads no parameter. departures: in how many parts its gradients leave, one after the other while backward runs.
     """
 
     choice: Choice
@@ -67,6 +67,7 @@ class FrontierPoint:
     forward_wire_s: float = 0.0
     backward_wire_s: float = 0.0
     spared: bool = False
+    departures: int = 1
 
     @property
     def backward_s(self) -> float:

@@ -1,7 +1,8 @@
 """Parameters that travel together: those of a segment whose gather, or whose reduction, is the same collective.
 
 A bucket is one collective on their pieces laid side by side; a large one has its own. Those that take more than one
-step go alone. The runtime moves buckets, and `solve.account` counts them.
+step go alone. Gradients stand in the order in which backward makes them, in a few buckets that leave one after the
+other. The runtime moves buckets, and `solve.account` counts them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from meshwright.layout.steps import Op
 from meshwright.plan import ParameterPlan, Plan
 from meshwright.plan.order import gathers_of
 from meshwright.price.parameter import chain_uses, gathers, local_bytes, reductions
-from meshwright.price.together import BUCKET_BYTES, moving, shared_op
+from meshwright.price.together import BUCKET_BYTES, departures, moving, parts_of, shared_op
 from meshwright.profile.spared import spared_segments
 
 
@@ -93,7 +94,22 @@ def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Tra
                 entry.storage if [op.kind for op in moving(ops, mesh)] == ["reduce_scatter"] else entry.compute
             )
             found.append((parameter, ops, layout, itemsize))
-    return _together(found, mesh)
+    order = _backward_order(program, segment)
+    return _together(sorted(found, key=lambda one: order[one[0].name]), mesh, leaves=True)
+
+
+def _backward_order(program: Program, segment: int) -> dict[str, int]:
+    """Of a segment's parameters, whose gradients are complete first: those that are first read last."""
+    instance = program.segments[segment]
+    graph = program.graph(instance)
+    reads: dict[str, int] = {}
+    for place, op in enumerate(graph.ops):
+        for name in op.operands():
+            reads.setdefault(name, place)
+    found: dict[str, int] = {}
+    for value, name in zip(graph.params, instance.params, strict=True):
+        found[name] = max(-reads.get(value.name, 0), found.get(name, -len(graph.ops)))
+    return found
 
 
 def parameter_collectives(plan: Plan, program: Program) -> Iterator[Collective]:
@@ -144,21 +160,34 @@ def _path(parameter: Parameter, entry: ParameterPlan, mesh: Mesh, itemsize: int)
     return conversion(storage, compute, parameter.type.sizes, itemsize, mesh, grad=parameter.trainable)
 
 
-def _together(found: list[tuple[Parameter, tuple[Op, ...], Layout, int]], mesh: Mesh) -> Transfers:
-    """Group what moves alike, in order, up to the size of a bucket."""
-    buckets: dict[tuple[str, str, int], list[Bucket]] = {}
+def _together(
+    found: list[tuple[Parameter, tuple[Op, ...], Layout, int]], mesh: Mesh, leaves: bool = False
+) -> Transfers:
+    """Group what moves alike, in order, up to the size of a bucket. leaves: gradients, which set out in parts while
+    others are still to come."""
+    alike: dict[tuple[str, str, int], list[Bucket]] = {}
     alone = []
     for parameter, ops, layout, itemsize in found:
         made = _single(parameter, ops, layout, itemsize, mesh)
         if made is None:
             alone.append(parameter.name)
-            continue
-        open_ones = buckets.setdefault((made.kind, made.axis, itemsize), [])
-        if open_ones and open_ones[-1].bytes + made.bytes <= BUCKET_BYTES:
-            open_ones[-1] = _joined(open_ones[-1], made)
         else:
-            open_ones.append(made)
-    return Transfers(tuple(bucket for group in buckets.values() for bucket in group), tuple(alone))
+            alike.setdefault((made.kind, made.axis, itemsize), []).append(made)
+    return Transfers(tuple(bucket for group in alike.values() for bucket in _packed(group, mesh, leaves)), tuple(alone))
+
+
+def _packed(singles: list[Bucket], mesh: Mesh, leaves: bool) -> list[Bucket]:
+    first, sizes = singles[0], [one.bytes for one in singles]
+    parts = departures(first.kind, sum(sizes), mesh.axis(first.axis)) if leaves else 1
+    found: list[Bucket] = []
+    before = -1
+    for one, part in zip(singles, parts_of(sizes, parts), strict=True):
+        if part == before and found[-1].bytes + one.bytes <= BUCKET_BYTES:
+            found[-1] = _joined(found[-1], one)
+        else:
+            found.append(one)
+        before = part
+    return found
 
 
 def _joined(first: Bucket, second: Bucket) -> Bucket:

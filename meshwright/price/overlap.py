@@ -2,10 +2,10 @@
 
 The runtime has one lane for gathers of parameters and reductions of gradients (`runtime.weights.overlap`): they run
 in the order they are begun, while segments compute. The gather of a segment is begun before the segment that runs
-before it, and waited for where it is used. Where a segment's own collectives need the same links, the lane rests
-meanwhile: the wire carries both in the end, whichever goes first. On a GPU the host runs ahead of the device, and a
-step takes the longer of what the two need. So, in DESIGN.md's words, a step is serial + max(compute, overlappable
-communication).
+before it, and waited for where it is used. The gradients of a segment leave in parts while its backward runs. Where a
+segment's own collectives need the same links, the lane rests meanwhile: the wire carries both in the end, whichever
+goes first. On a GPU the host runs ahead of the device, and a step takes the longer of what the two need. So, in
+DESIGN.md's words, a step is serial + max(compute, overlappable communication).
 """
 
 from __future__ import annotations
@@ -110,8 +110,10 @@ class _Lane:
     (`schedule.one_stage`), and the lane beside them.
 
     now_s: when what has run was over, with all that was waited for; lane_s: when the lane is free again; ready_s: when
-    what the next two runs need is there. The micro-batches between the first and the last are alike: once two in a row
-    leave all this as they found it, the others are not played.
+    what the next two runs need is there; early_s: how long before the end of a run its first gradients leave. The parts
+    in which they leave are taken to be alike and made at even steps. Where a backward has collectives of its own on the
+    lane's links, they are taken to leave after it. The micro-batches between the first and the last are alike: once two
+    in a row leave all this as they found it, the others are not played.
     """
 
     def __init__(self, points: Sequence[FrontierPoint], microbatches: int) -> None:
@@ -126,6 +128,10 @@ class _Lane:
         self.seconds = [points[i].forward_s if k < count else points[i].backward_s for k, i in enumerate(self.chain)]
         self.wire_s = [
             points[i].forward_wire_s if k < count else points[i].backward_wire_s for k, i in enumerate(self.chain)
+        ]
+        self.early_s = [
+            0.0 if k < count or self.wire_s[k] else points[i].backward_s * (1 - 1 / points[i].departures)
+            for k, i in enumerate(self.chain)
         ]
         early = [points[i].early_bytes if points[i].overlappable_s else 0 for i in self.chain[1:]]
         self.early = [0 if k == count - 1 else size for k, size in enumerate([*early, 0])]
@@ -207,12 +213,16 @@ class _Lane:
                 shift = rests.put_off(waiting, shift)
             now_s = done_s = now_s + self.seconds[k]
             ready_s, next_s = next_s, 0.0
+            early = way.reduce_beside_s and self.early_s[k]
+            if early:
+                last_s = now_s + way.reduce_beside_s / points[chain[k]].departures
+                done_s = lane_s = max(max(lane_s, now_s - self.early_s[k]) + way.reduce_beside_s, last_s)
             if then.gather_beside_s:
                 next_s = lane_s = max(lane_s, now_s) + then.gather_beside_s
             waited_s = then.gather_s
             if k >= count:
                 waited_s += way.reduce_s
-                if way.reduce_beside_s:
+                if way.reduce_beside_s and not early:
                     done_s = lane_s = max(lane_s, now_s) + way.reduce_beside_s
             now_s += waited_s
             while waiting and waiting[0][0] + shift <= now_s - (self.seconds[k] + waited_s):

@@ -138,7 +138,7 @@ def _way_s(way: Conversion, forward: bool, shape: tuple[int, ...], company: floa
     if company == 1.0 or shared_op(ops, shape, way.source if cut else way.target, mesh) is None:
         return seconds
     alone_s = collective_s(moved[0].kind, moved[0].bytes, mesh.axis(moved[0].axis))
-    return seconds - alone_s + part_of_bucket_s(moved[0], company, mesh)
+    return seconds - alone_s + part_of_bucket_s(moved[0], company, mesh, leaves=not forward)
 
 
 def _update_s(device: Device, dtype: str, stored: int, states: int) -> tuple[float, float]:

@@ -5,7 +5,7 @@ The solver's objective is made of the same terms; a test holds that the two agre
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from meshwright.capture.program import Op, SegmentGraph, Value
@@ -16,7 +16,7 @@ from meshwright.price.compute import op_seconds
 from meshwright.price.flow import Flow, flow
 from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import ParameterPrice, Setting, local_bytes, parameter_price
-from meshwright.price.together import whole_bytes
+from meshwright.price.together import departures, parts_of, whole_bytes
 from meshwright.profile import is_view, saved
 from meshwright.profile.saved import DeviceKind
 from meshwright.profile.spared import is_spared
@@ -88,7 +88,17 @@ def price_segment(
         forward_wire_s=forward_wire_s,
         backward_wire_s=backward_wire_s,
         spared=is_spared(graph),
+        departures=_departures(prices, mesh),
     )
+
+
+def _departures(prices: Sequence[ParameterPrice], mesh: Mesh) -> int:
+    """In how many parts gradients leave, as if all of them moved alike."""
+    leaving = [price.gather.backward[0] for price in prices if price.last_s and price.gather.backward]
+    if not leaving:
+        return 1
+    sizes, largest = [moved.bytes for moved in reversed(leaving)], max(leaving, key=lambda moved: moved.bytes)
+    return len(set(parts_of(sizes, departures(largest.kind, sum(sizes), mesh.axis(largest.axis)))))
 
 
 def parameter_prices(

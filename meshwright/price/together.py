@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from math import prod
 
 from meshwright.capture.program import Value
-from meshwright.cluster import Mesh, collective_s
+from meshwright.cluster import Axis, Mesh, collective_s
 from meshwright.layout import Collective, Layout
 from meshwright.layout.steps import Op
+
+DEPARTURES, LITTLE = 4, 1.05
+"""Into how many parts a segment's gradients are cut at most, and how much longer these may take together."""
 
 BUCKET_BYTES = 25 << 20
 """What lies side by side is copied there: this is how much more memory a bucket takes, twice."""
@@ -39,7 +43,27 @@ def shared_op(ops: Iterable[Op], shape: Sequence[int], layout: Layout, mesh: Mes
     return op if dim is not None and layout.sharding(dim) == op.axes else None
 
 
-def part_of_bucket_s(moved: Collective, company: float, mesh: Mesh) -> float:
-    """A parameter's part of the seconds of its bucket, which is `company` times as large as it, or full."""
-    bucket = max(moved.bytes, min(BUCKET_BYTES, int(moved.bytes * company)))
-    return collective_s(moved.kind, bucket, mesh.axis(moved.axis)) * moved.bytes / bucket
+def part_of_bucket_s(moved: Collective, company: float, mesh: Mesh, *, leaves: bool = False) -> float:
+    """A parameter's part of the seconds of its bucket, which is `company` times as large as it, or full. leaves: as a
+    gradient, whose buckets are smaller where that costs little."""
+    axis, every = mesh.axis(moved.axis), int(moved.bytes * company)
+    parts = departures(moved.kind, every, axis) if leaves else 1
+    bucket = max(moved.bytes, min(BUCKET_BYTES, every // parts))
+    return collective_s(moved.kind, bucket, axis) * moved.bytes / bucket
+
+
+@lru_cache(maxsize=4096)
+def departures(kind: str, n_bytes: int, axis: Axis) -> int:
+    """In how many parts gradients of a segment, so many bytes together, leave one after the other while its backward
+    runs: as many as cost little more than one."""
+    whole_s = collective_s(kind, n_bytes, axis)
+    return max(n for n in range(1, DEPARTURES + 1) if n * collective_s(kind, n_bytes // n, axis) <= LITTLE * whole_s)
+
+
+def parts_of(sizes: Sequence[int], parts: int) -> list[int]:
+    """In which part each of these sizes, one after the other, has its middle, if all together are cut into so many."""
+    total, before, found = max(1, sum(sizes)), 0, []
+    for size in sizes:
+        found.append(min(parts - 1, (2 * before + size) * parts // (2 * total)))
+        before += size
+    return found

@@ -15,6 +15,7 @@ from meshwright.errors import RunError
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction
 from meshwright.runtime.fail import is_lost
+from meshwright.runtime.step.leaving import last_backwards
 from meshwright.runtime.step.link import storage
 from meshwright.runtime.step.live import LiveBytes
 from meshwright.runtime.step.microbatch import MicroBatch
@@ -34,6 +35,7 @@ class Interpreter:
         last = next((part for part in self.parts if part.stage.end == len(self.program.segments)), None)
         self.weigher = Weigher(self.program, last.every if last else (), self.plan, segments.device)
         self.micro: list[MicroBatch] = []
+        self._played: Sequence[Instruction] = ()
         self.evaluating, self.counts, self.held_bytes, self.live = False, False, 0, LiveBytes()
         self.calls = {
             "forward": segments.forward,
@@ -50,6 +52,8 @@ class Interpreter:
     ) -> Tensor:
         """One step up to the optimizer's; returns the loss of all micro-batches."""
         self.evaluating, self.held_bytes = False, 0
+        if instructions is not self._played:
+            self._played, self.segments.leaving.last = instructions, last_backwards(instructions)
         self._begin(batches, random)
         with self._counted():
             self.exchange.guests.lend()

@@ -20,6 +20,7 @@ from meshwright.runtime.step.away import Host
 from meshwright.runtime.step.batches import Batches
 from meshwright.runtime.step.evaluation import in_eval_mode
 from meshwright.runtime.step.exchange import Exchange
+from meshwright.runtime.step.leaving import Leaving
 from meshwright.runtime.step.link import Gradients, Link, run_link, segment_link, storage
 from meshwright.runtime.step.microbatch import MicroBatch
 from meshwright.runtime.step.parts import Part
@@ -45,6 +46,7 @@ class Segments:
         self._links: dict[tuple[int, int], Link] = {}
         self._pieces: dict[tuple[int, bool], Pieces | WholePieces] = {}
         self._passing: dict[int, Passing] = {}
+        self.leaving = Leaving()
         self._runs: dict[tuple[int, bool], Link] = {}
         for part in parts:
             for smaller, generated in enumerate(part.every):
@@ -144,6 +146,11 @@ class Segments:
         link = run or self.link(index, micro)
         incoming, saved = self._incoming(link, micro)
         params = self._params(link)
+        early = None if index in self.exchange.recomputed else self.leaving.backward(link, micro.number)
+        if early is not None:
+            self._hand_back(link, early(saved, params, incoming), micro)
+            link.part.store.scatter(index)
+            return
         given = set(map(storage, (*incoming, *params))) if link.clones is None else set[int]()
         if index in self.exchange.recomputed:
             inputs, weights = _listed(self._pieces_of(link.pair, True).backward(saved, link.by_name(params), incoming))

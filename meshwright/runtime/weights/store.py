@@ -185,6 +185,16 @@ class Store:
             self.gradients[name] = found.to(self.wide[name]) + gradient
             self.summed.add(name)
 
+    def add_product(self, name: str, one: Tensor, other: Tensor) -> None:
+        """The same of a gradient that is a product: added by the product itself where there is a sum to add to."""
+        found = self.gradients.get(name)
+        alike = found is not None and found.dtype == one.dtype == self.wide[name]
+        if found is None or not alike or found.untyped_storage().nbytes() != found.nbytes:
+            self.add_gradient(name, torch.mm(one, other))
+        else:
+            found.addmm_(one, other)
+            self.summed.add(name)
+
     def scatter(self, segment: int) -> None:
         """Where the plan says so, a micro-batch's gradients go to the storage layout at once."""
         if self.plan.microbatches > 1:
@@ -204,15 +214,27 @@ class Store:
         if self.summed:
             self.summed.difference_update(names)
 
+    def leaving(self, segment: int, *, last: bool) -> list[Bucket]:
+        """The buckets that a backward of the segment fills. last: the gradients of other micro-batches are there."""
+        once, each = self.reductions[segment]
+        found = list(each.buckets) if last or self.plan.microbatches > 1 else []
+        return [*once.buckets, *found] if last else found
+
+    def reduce_bucket(self, bucket: Bucket) -> None:
+        """Begin to reduce gradients that are all there."""
+        own = {name: self.gradients.pop(name) for name in bucket.names}
+        self.summed -= own.keys()
+        home = self.homes.find(self._local_shape(bucket), self.wide[bucket.names[0]], self.device)
+        self._reducing.append(self.overlap.start(partial(self._bucket_reduced, home, own)))
+
     def _reduce(self, transfers: Transfers) -> None:
+        """Those that have not set out yet."""
+        for bucket in transfers.buckets:
+            if all(name in self.gradients for name in bucket.names):
+                self.reduce_bucket(bucket)
         names = [name for bucket in transfers.buckets for name in bucket.names] + list(transfers.alone)
         given = {name: self.gradients.pop(name) for name in names if name in self.gradients}
         self.summed -= given.keys()
-        for bucket in transfers.buckets:
-            if all(name in given for name in bucket.names):
-                own = {name: given.pop(name) for name in bucket.names}
-                home = self.homes.find(self._local_shape(bucket), self.wide[bucket.names[0]], self.device)
-                self._reducing.append(self.overlap.start(partial(self._bucket_reduced, home, own)))
         for name in self.home & given.keys():
             self._add_stored(name, _own(given.pop(name).to(self.wide[name])))
         if given:
