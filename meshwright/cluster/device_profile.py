@@ -192,15 +192,17 @@ class DeviceProfile:
         share = min(1.0, max(0.0, log(max(rows, 1) / low) / log(high / low)))
         return [a ** (1 - share) * b**share for a, b in zip(few, many, strict=True)]
 
-    def steady(self, dtype: str, rate: float) -> float:
-        """How much longer products take than alone in a step of so many FLOP/s: of those that large ones reach alone,
-        it is the share of its time that they would need."""
+    def steady(self, dtype: str, rate: float) -> tuple[float, float]:
+        """How much longer products take than alone, and what moves memory, in a step of so many FLOP/s: of those that
+        large ones reach alone, it is the share of its time that they would need."""
         name = _table_dtype(dtype)
         table = self.tables.steady.get(name)
         if not table:
-            return 1.0
+            return 1.0, 1.0
         reached = self.tables.reached[name] * self._peak(dtype) / _peak_of(self.tables.peaks, dtype) * self._reach
-        return float(np.interp(rate / reached, [x for x, _ in table], [y for _, y in table]))
+        shares, *columns = zip(*table, strict=True)
+        products, moves = (float(np.interp(rate / reached, shares, column)) for column in columns)
+        return products, moves
 
     def host(self, name: str, dtype: str = "float32", pair: bool = False) -> tuple[float, float]:
         """Host seconds of asking for an op, forward and backward, in the midst of a step.

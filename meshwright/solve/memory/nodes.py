@@ -30,12 +30,14 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 class NodeCosts:
     """`fused`: the graph will be compiled. `mesh`: for the collectives of a sharded segment. `steady`: how much longer
-    products take than alone."""
+    products take than alone, and what moves memory."""
 
-    def __init__(self, device: Device, fused: bool = False, mesh: Mesh | None = None, steady: float = 1.0) -> None:
+    def __init__(
+        self, device: Device, fused: bool = False, mesh: Mesh | None = None, steady: tuple[float, float] = (1.0, 1.0)
+    ) -> None:
         self.device, self.fused, self.mesh, self.steady = device, fused, mesh, steady
         self._profile = profile_of(device)
-        self.rate = device.memory_bandwidth * device.achievable_fraction("memory")
+        self.rate = device.memory_bandwidth * device.achievable_fraction("memory") / steady[1]
 
     def seconds(self, node: fx.Node) -> float:
         if node.op != "call_function" or is_part(node) or is_view(node):
@@ -49,7 +51,7 @@ class NodeCosts:
                 return 0.0
             return written / self.rate + self.extra_s(node)
         read = sum(bytes_of(tensors_of(other.meta.get("val"))) for other in dict.fromkeys(node.all_input_nodes))
-        return self.steady * self._product(node) or SHORTEST_S + (read + written) / self.rate
+        return self.steady[0] * self._product(node) or SHORTEST_S + (read + written) / self.rate
 
     def under_load(self, nodes: Iterable[fx.Node], seconds: float) -> NodeCosts:
         """The same costs in the midst of a step in which these take so long altogether."""
