@@ -6,7 +6,7 @@
 Joint: `make_plan` under the budget. The others:
 
 - shard first: the fastest sharding with all the memory it wants, be it more than the device has, then what must be
-  recomputed to fit, chosen exactly;
+  recomputed to fit, chosen exactly; in a nested order where it does not fit otherwise;
 - sweep, Colossal-Auto's way: shardings under budgets from all that to the true one, each a tenth larger than the
   next, nothing recomputed; each then recomputes what it must under the true one. Twice: with the number of
   micro-batches chosen with the sharding, and with the batch in one piece, as there;
@@ -41,7 +41,9 @@ from meshwright.cluster.topology import Group, Link, Member
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
+from meshwright.solve.ordered import refine_nested
 from meshwright.solve.plan import make_plan
+from meshwright.solve.points import Ways
 from meshwright.solve.refine import refine
 
 GIB = 1 << 30
@@ -128,6 +130,8 @@ def shard_first(program: Program, cluster: Cluster, budget: int, axes: int) -> I
 
 def _settled(name: str, plan: Plan | None, program: Program, budget: int) -> Iterator[tuple[str, float]]:
     found = refine(plan, program, budget) if plan else None
+    if plan is not None and found is None:
+        found = refine_nested(plan, program, Ways.of(plan, program), budget)
     print(f"# {name}: {_described(plan)}: {found.predicted.step_s if found else 0:.4f} s", flush=True)
     if found is not None:
         yield name, found.predicted.step_s
@@ -138,7 +142,8 @@ def _described(plan: Plan | None) -> str:
         return "none"
     again = sum(bool(plan.choice(index).recompute) for index in range(len(plan.segments)))
     mesh = "x".join(map(str, plan.mesh.sizes))
-    return f"{mesh}, {plan.microbatches} micro-batches, {again} of {len(plan.segments)} segments recompute"
+    order = ", nested" if plan.order else ""
+    return f"{mesh}, {plan.microbatches} micro-batches, {again} of {len(plan.segments)} segments recompute{order}"
 
 
 def _planned(

@@ -29,6 +29,7 @@ from meshwright.solve.intra.segment import SegmentProblem, Solved
 from meshwright.solve.joint import Bound, best_bound
 from meshwright.solve.memory.curve import Kept, in_memory_anyway, measure
 from meshwright.solve.memory.inner import CHUNKS, inner_options
+from meshwright.solve.memory.kernels import loaded
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.traced import traced_for
 from meshwright.solve.points import Ways
@@ -186,6 +187,7 @@ def _dropping(joint: Joint, dropped: set[str], costs: NodeCosts, like: Kept) -> 
     held = like.resident_bytes
     held += sum(sizes[name] for name in set(cut.saved) - set(like.saved) if name not in anyway)
     held -= sum(sizes[name] for name in set(like.saved) - set(cut.saved) if name not in anyway)
+    costs = loaded(joint.module, costs)
     return measure(joint, cut, costs, recompute=again, keep=(), resident_bytes=held, recompute_s=0.0)
 
 
