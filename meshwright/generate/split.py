@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from meshwright.generate.storage import ancestors, is_part, is_view, outputs_of
+from meshwright.generate.storage import ancestors, base, depends_on, is_part, is_view, outputs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,16 @@ def split_at(whole: fx.GraphModule, early: set[fx.Node], first_outputs: int, own
     inside = late | again
     second = extract(whole, [*saved, *used], [n for n in nodes if n in inside], outputs[first_outputs:])
     return Halves(first, second, tuple(node.name for node in saved), tuple(node.name for node in used))
+
+
+def read_late(whole: fx.GraphModule, first_outputs: int, tangents: frozenset[str]) -> set[fx.Node]:
+    """The storages that the second part of `split` reads, where all that needs no tangent was computed before both."""
+    outputs = outputs_of(whole)
+    early = ancestors(node for node in outputs[:first_outputs] if isinstance(node, fx.Node))
+    early |= set(whole.graph.nodes) - depends_on(whole, tangents)
+    needed = ancestors(node for node in outputs[first_outputs:] if isinstance(node, fx.Node))
+    late = {node for node in needed if node not in early and node.op != "placeholder"}
+    return {base(node) for node in _crossing(late, outputs[first_outputs:]) if node.op != "get_attr"}
 
 
 def _crossing(late: set[fx.Node], outputs: list[object]) -> set[fx.Node]:

@@ -196,9 +196,11 @@ class _Stage:
             works = cost.backward_transient_bytes - cost.restored
             return Action(COMPUTE, index, cost.recompute_s, waits, takes=cost.restored, works=works)
         works = cost.backward_transient_bytes - (cost.restored if again else 0)
-        gives = arrived
-        if one.kind != "backward_input":
-            gives += cost.resident_bytes + (cost.restored if again else 0)
+        if one.kind == "backward" and not again and one.segment in self.summing:
+            works -= cost.added_bytes
+        held = cost.resident_bytes + (cost.restored if again else 0)
+        rest = held if cost.rest_bytes is None else cost.rest_bytes
+        gives = arrived + {"backward": held, "backward_input": held - rest, "backward_weight": rest}[one.kind]
         if one.kind != "backward_input" and one.segment not in self.summing:
             self.summing.add(one.segment)
             gives -= cost.gradient_bytes  # while it lasts they are among its transients

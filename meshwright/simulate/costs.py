@@ -13,7 +13,10 @@ class SegmentCost:
     """A FrontierPoint's figures. recompute_s: of a `recompute` instruction; what a point recomputes inside its backward
     is in backward_input_s. gradient_bytes: what of static_bytes is there only from the segment's first backward on.
     restored_bytes: what of backward_transient_bytes is what a `recompute` brings back, held until backward is over; all
-    of it unless said. late_bytes: what its gradients take until a reduction that runs beside compute is over."""
+    of it unless said. rest_bytes: what is held from the input half of a backward to its weight half; all that was held
+    before unless said. added_bytes: what of backward_transient_bytes is not there once gradients of another micro-batch
+    are, to which its own are added as they are made. late_bytes: what its gradients take until a reduction that runs
+    beside compute is over."""
 
     forward_s: float
     backward_input_s: float
@@ -29,6 +32,8 @@ class SegmentCost:
     recompute_s: float = 0.0
     gradient_bytes: int = 0
     restored_bytes: int | None = None
+    rest_bytes: int | None = None
+    added_bytes: int = 0
     late_bytes: int = 0
 
     @classmethod

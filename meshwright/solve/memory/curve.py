@@ -7,7 +7,7 @@ buffers) costs nothing to keep. Each point of the curve is then cut for real, an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from torch import fx
@@ -15,6 +15,7 @@ from torch import fx
 from meshwright.cluster import Device, Mesh
 from meshwright.generate.cut import Cut, cut, read_by_backward
 from meshwright.generate.joint import Joint, label
+from meshwright.generate.split import read_late
 from meshwright.generate.storage import (
     ancestors,
     base,
@@ -40,7 +41,8 @@ class Kept:
     resident_bytes: from forward to backward. recompute_s: what backward takes longer. Transients: on top of what is
     resident, at the worst moment. gradient_bytes: of the parameters, from this backward to the step.
     forced: what had to be kept, and why. chunks: of the samples, in the last segment. offload: what of the saved waits
-    on the host, away_bytes.
+    on the host, away_bytes. rest_bytes: from the input half of a backward to its weight half. added_bytes:
+    what backward takes less where gradients of another micro-batch are there to add its own to; both where not fused.
     """
 
     saved: tuple[str, ...]
@@ -57,6 +59,8 @@ class Kept:
     chunks: int = 1
     offload: tuple[str, ...] = ()
     away_bytes: int = 0
+    rest_bytes: int = 0
+    added_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -183,7 +187,7 @@ def measure(
     backward_peak, _ = peak_bytes(second, anyway, stay | joint.tangents, costs)
     gradients = outputs_of(second)[len(joint.grad_inputs) :]
     storages = {base(node) for node in gradients if isinstance(node, fx.Node)}
-    return Kept(
+    kept = Kept(
         found.saved,
         recompute,
         keep,
@@ -196,3 +200,8 @@ def measure(
         graph_seconds(second, costs),
         found.forced,
     )
+    if costs.fused:
+        return kept
+    rest = [node for node in read_late(second, len(joint.grad_inputs), joint.tangents) if node.name not in anyway]
+    adding_peak, _ = peak_bytes(second, anyway, stay | joint.tangents, costs, storages)
+    return replace(kept, rest_bytes=sum(map(storage_bytes, rest)), added_bytes=backward_peak - adding_peak)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import torch
 from torch import Tensor, fx
 
 from meshwright.generate.storage import base, is_part, is_view, outputs_of, storage_bytes
@@ -18,17 +19,22 @@ from meshwright.solve.memory.nodes import NodeCosts
 
 
 def peak_bytes(
-    module: fx.GraphModule, held: Collection[str], stay: Collection[str], costs: NodeCosts
+    module: fx.GraphModule,
+    held: Collection[str],
+    stay: Collection[str],
+    costs: NodeCosts,
+    added: Collection[fx.Node] = (),
 ) -> tuple[int, int]:
     """(the most bytes in use at a time, bytes in use at the end). `held`: placeholders that lie in memory anyway and
-    are not counted; `stay`: those that are, and that the caller does not let go of."""
+    are not counted; `stay`: those that are, and that the caller does not let go of. added: results that are added to
+    something else as soon as they are made, a product while it is."""
     order = kernel_numbers(module) if costs.fused else {node: i for i, node in enumerate(module.graph.nodes)}
     last = _last_uses(module, costs, order)
     own = [n for n in module.graph.nodes if n.op == "placeholder" and n.name not in held]
     live = sum(storage_bytes(node) for node in own)
     counted = {node: storage_bytes(node) for node in own}
     results = {base(node) for node in outputs_of(module) if isinstance(node, fx.Node)}
-    kept = results | {node for node in own if node.name in stay}
+    kept = (results - set(added)) | {node for node in own if node.name in stay}
     most = live
     for node in own:
         if node not in last and node not in kept:
@@ -39,6 +45,8 @@ def peak_bytes(
     nodes = sorted((node for node in order if node.op == "call_function"), key=order.__getitem__)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
         for made in _made(node, costs, results):
+            if made in added and made.target is torch.ops.aten.mm.default and len(made.users) == 1:
+                continue  # only the output reads it
             counted[made] = storage_bytes(made)
             live += counted[made]
         most = max(most, live + costs.working_bytes(node) + _left_bytes(node))

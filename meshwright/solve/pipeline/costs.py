@@ -37,8 +37,9 @@ class Piece:
         """As the simulator takes it; with `kept`, as one of its ways."""
         point = self.point if kept is None else kept_point(self.point, self.gathered, ways, kept)
         restored = None if kept is None else ways[0].resident_bytes - kept.resident_bytes
-        found = per_microbatch(point, microbatches)
-        found = replace(found, gradient_bytes=self.gradients, restored_bytes=restored)
+        found = replace(per_microbatch(point, microbatches), gradient_bytes=self.gradients, restored_bytes=restored)
+        if kept is not None:
+            found = replace(found, rest_bytes=kept.rest_bytes, added_bytes=kept.added_bytes)
         if self.guest is None:
             return found
         return replace(
