@@ -64,8 +64,8 @@ CASES = (
     Case(GPT, 16, 2, 1, 1000),
     Case(DEEP, 16, 3, 1, 20, 160 * MIB),
     Case(GPT, 16, 4, 1, 20, 160 * MIB),
-    Case(DEEP, 16, 2, 2, 20, 80 * MIB),
-    Case(LLAMA, 16, 2, 2, 50, 100 * MIB),
+    Case(DEEP, 16, 2, 2, 100, 160 * MIB),
+    Case(LLAMA, 16, 2, 2, 100, 160 * MIB),
 )
 
 

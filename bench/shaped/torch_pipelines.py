@@ -43,8 +43,9 @@ def torch_pipeline(reference: Any, plan: Any, whole: dict[str, Any], kind: str) 
     module = piece.module()
     stage = PipelineStage(module, number, len(ranks), torch.device("cpu"), group=pipes[place])
     made = ScheduleGPipe if kind == "GPipe" else Schedule1F1B
-    schedule = made(stage, plan.microbatches, lambda y, t: cross_entropy(y.flatten(0, 1), t.flatten()))
     own = {name: tensor.chunk(len(ranks[0]))[place] for name, tensor in whole.items()}
+    count = min(plan.microbatches, *map(len, own.values()))  # ranks that split the samples may have fewer of them
+    schedule = made(stage, count, lambda y, t: cross_entropy(y.flatten(0, 1), t.flatten()))
     parameters = list(module.parameters())
 
     def run() -> float:
