@@ -6,8 +6,9 @@
 Hosts are namespaces joined by shaped links. The shipped CPU profile is first brought to the pace of this machine: one
 number, from a step of another model of the same family (bench/shaped/pace.py) that all ranks run at once, in seconds of
 its CPU: ranks of a pipeline wait most of the time, so that few share a core. It is taken again between the steps, and
-plans are held against what they say at that pace. Links are taken at what two messages reach that cross. For
-each case (a model on a network, some with a limit on memory) the planner is asked twice, free and with `pp=1`. Rivals:
+plans are held against what they say at that pace. Links are taken at what two messages reach that cross, before the
+plans are made and again around the steps. For each case (a model on a network, some with a limit on memory) the planner
+is asked twice, free and with `pp=1`. Rivals:
 `torch.distributed.pipelining` with the stages and micro-batches of the plan, GPipe and 1F1B, data-parallel inside a
 stage where the plan has several ranks there. All ways step in turn on the same ranks, with the same fused AdamW;
 repeats are interleaved and medians taken. The plan's step is held against what the simulator said, its bytes against
@@ -25,7 +26,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ def main() -> int:
             predicted = {} if kept else _plans(case, Path(folder), *run("--pace"))
             measured = run("--measured")
             pace = measured["pace"]
-            predicted |= {name: _figures(_at(case, Path(folder) / f"{name}.plan.json", pace)) for name in OURS}
+            share = measured["share"]
+            predicted |= {name: _figures(_at(case, Path(folder) / f"{name}.plan.json", pace, share)) for name in OURS}
         rows.append(_row(case, pace, predicted, measured))
         Path(args.out).write_text(json.dumps(rows, indent=1) + "\n")
     good = [row for row in rows if row["good"]]
@@ -137,10 +139,11 @@ def _plans(case: Case, folder: Path, pace: float, share: float) -> dict[str, Any
     return found
 
 
-def _at(case: Case, path: Path, pace: float) -> Any:
-    """A saved plan, priced again for the pace at which the machine ran it, on the cores that it has."""
+def _at(case: Case, path: Path, pace: float, share: float) -> Any:
+    """A saved plan, priced again for the pace at which the machine ran it, on the cores that it has, and for what
+    messages reached between hosts."""
     from network import cores_of_host
-    from pace import plan_at_pace
+    from pace import payload_rate, plan_at_pace
 
     import meshwright as mw
     from meshwright.capture import capture
@@ -148,6 +151,9 @@ def _at(case: Case, path: Path, pace: float) -> Any:
 
     plan = mw.Plan.load(path)
     program = capture(*parse_reference(plan.model).meta(plan.batch))
+    rate = payload_rate(case.mbit)
+    wires = (replace(one, bandwidth=rate * share) if one.bandwidth <= 1.001 * rate else one for one in plan.wires)
+    plan = replace(plan, wires=tuple(wires))
     crowded = plan.world_size > len(os.sched_getaffinity(0))
     return plan_at_pace(
         plan, program, pace, (lambda rank: cores_of_host(rank // case.ranks, case.hosts)) if crowded else None

@@ -44,7 +44,12 @@ def both_ways(other: int, mbit: int, times: int = 3) -> float:
             for one in begun:
                 one.wait()
         spent.append(time.perf_counter() - start)
-    return min(1.0, (1 << 20) / (mbit * 1e6 / 8 * _PAYLOAD) / sorted(spent[1:])[times // 2])
+    return min(1.0, (1 << 20) / payload_rate(mbit) / sorted(spent[1:])[times // 2])
+
+
+def payload_rate(mbit: float) -> float:
+    """Bytes a second that a link of this rate carries."""
+    return mbit * 1e6 / 8 * _PAYLOAD
 
 
 def shaped_cluster(hosts: int, ranks: int, mbit: float, pace: float) -> Any:
@@ -52,7 +57,7 @@ def shaped_cluster(hosts: int, ranks: int, mbit: float, pace: float) -> Any:
     from meshwright.cluster import Group, Link, Member, load_cluster
 
     local = load_cluster(f"local:{ranks}")
-    root = Group("pod", Link(2e-4, mbit * 1e6 / 8 * _PAYLOAD), (Member(local.root, hosts),))
+    root = Group("pod", Link(2e-4, payload_rate(mbit)), (Member(local.root, hosts),))
     return replace(local, name="shaped", root=root, devices=(at_pace(local.devices[0], pace),))
 
 

@@ -37,10 +37,11 @@ def pace_main(told: dict[str, Any]) -> int:
 def measured_main(told: dict[str, Any]) -> int:
     import torch
     import torch.distributed as dist
-    from pace import SMALL_BATCH, yardstick
+    from pace import SMALL_BATCH, both_ways, yardstick
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    shares = [both_ways(dist.get_world_size() - 1, told["mbit"])]
     steps, counted = _steps(told)
     losses = {name: float(step()) for name, step in steps.items()}
     timed: dict[str, list[float]] = {name: [] for name in steps}
@@ -60,6 +61,7 @@ def measured_main(told: dict[str, Any]) -> int:
             dist.all_reduce(spent[1:])
             timed[name].append(spent[0].item())
             cpu[name].append(spent[1].item())
+    shares.append(both_ways(dist.get_world_size() - 1, told["mbit"]))
     peaks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(peaks, (counted(), losses, median(paces)))
     if dist.get_rank() == 0:
@@ -71,6 +73,7 @@ def measured_main(told: dict[str, Any]) -> int:
             "cpu_s": {name: median(values) for name, values in cpu.items()},
             "peak_bytes": [peak for peak, _, _ in peaks],
             "pace": median(each for _, _, each in peaks),
+            "share": sum(shares) / 2,
         }
         (Path(told["folder"]) / "measured.json").write_text(json.dumps(found))
     dist.barrier()
