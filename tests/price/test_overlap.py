@@ -37,6 +37,12 @@ def test_long_reductions_queue_up_behind_the_first_backward() -> None:
     assert overlapped([point(1, 2, 5) for _ in range(4)]) == pytest.approx(4 * 1 + 2 + 4 * 5)
 
 
+def test_gradients_leave_in_parts_while_backward_runs() -> None:
+    """Of four parts the first leaves after a quarter of a backward, the last at its end."""
+    assert overlapped([point(1, 2, 5, departures=4) for _ in range(4)]) == pytest.approx(4 * 1 + 2 / 4 + 4 * 5)
+    assert overlapped([point(1, 2, 0.4, departures=4) for _ in range(4)]) == pytest.approx(4 * 3 + 0.4 / 4)
+
+
 def test_gradients_are_reduced_after_the_last_micro_batch() -> None:
     points = [point(1, 2, 3) for _ in range(2)]
     assert overlapped(points, 3) == pytest.approx(2 * 6 + 2 + 2 + 2 * 3)
