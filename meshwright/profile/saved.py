@@ -12,12 +12,13 @@ from dataclasses import replace
 from math import prod
 from typing import Literal
 
-from meshwright.capture.program import Op, Ref, Value
+from meshwright.capture.program import Op, Value
 from meshwright.profile.attention import cpu_attention, cuda_attention
 from meshwright.profile.kept import Rule, Saved, literal
 from meshwright.profile.mixture import MIXTURES, mixture_saved
 from meshwright.profile.operands import Values, full_name, has_gradient, operands_of, packet, type_bytes
 from meshwright.profile.saved_losses import LOSSES
+from meshwright.profile.saved_norms import CUDA_NORMS, NORMS, statistic_bytes
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -81,82 +82,6 @@ def _where(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved((0,))
 
 
-def _layer_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    """On CPU mean and deviation have the weight's dtype, or the input's where there is no weight."""
-    return Saved(tuple(range(len(operands))), (), 2 * _rows(op, operands) * operands[-1].type.itemsize)
-
-
-def _cuda_layer_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    return Saved(tuple(range(len(operands))), (), 2 * _rows(op, operands) * _statistic_bytes(operands))
-
-
-def _rms_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    """On CPU the op is a sequence of small ones, and the normalised rows stay for the weight's gradient.
-
-    Half precision is widened first: the wide copy stays in the input's stead.
-    """
-    rows = _rows(op, operands) * _statistic_bytes(operands)
-    wide = prod(operands[0].type.sizes) * _statistic_bytes(operands)
-    copied = operands[0].type.itemsize < _statistic_bytes(operands)
-    kept = tuple(range(1 if copied else 0, len(operands)))
-    return Saved(kept, (), rows + wide * (copied + (len(operands) > 1)))
-
-
-def _fused_rms_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    return Saved(tuple(range(len(operands))), (), _rows(op, operands) * _statistic_bytes(operands))
-
-
-def _shared_norm(numbers: int) -> Rule:
-    """Over sharded rows: the input, the weight and a few numbers per row."""
-
-    def rule(op: Op, operands: Sequence[Value]) -> Saved:
-        rows = prod(operands[0].type.sizes[: -dict(op.kwargs)["dims"]])
-        return Saved((0, *_weight(op)), (), numbers * rows * _statistic_bytes(operands))
-
-    return rule
-
-
-def _group_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    groups = int(op.args[1]) * operands[0].type.sizes[0]
-    kept = (0, *(i for i in range(1, len(operands)) if i == 1))
-    return Saved(kept, (), 2 * groups * operands[-1].type.itemsize)
-
-
-def _batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    """The batch's own mean and deviation; the running statistics are held by reference and are results."""
-    return Saved((0, *_weight(op)), (1, 2), 2 * operands[0].type.sizes[1] * operands[-1].type.itemsize)
-
-
-def _fixed_batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    """With fixed statistics: the input, the weight, the statistics; a bias is not needed."""
-    bias = len(_weight(op)) + 1 if isinstance(op.args[2], Ref) else 0
-    return Saved(tuple(i for i in range(len(operands)) if not bias or i != bias))
-
-
-def _cuda_batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    """On a GPU mean and deviation are in single precision at least."""
-    kept = _any_batch_norm(op, operands)
-    if op.target.startswith("aten.") or _is_lowered(op):
-        return kept
-    return Saved(kept.operands, kept.results, 2 * operands[0].type.sizes[1] * _statistic_bytes(operands))
-
-
-def _any_batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    if op.target.startswith("aten."):
-        return _fixed_batch_norm(op, operands)
-    return (_merged_batch_norm if _is_lowered(op) else _batch_norm)(op, operands)
-
-
-def _merged_batch_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    """Over ranks: every rank's mean less the whole one, the whole mean, the deviation, and that times the weight."""
-    per_channel = dict(op.kwargs)["size"] + 2 + len(_weight(op))
-    return Saved((0, *_weight(op)), (), per_channel * operands[0].type.sizes[1] * operands[-1].type.itemsize)
-
-
-def _weight(op: Op) -> tuple[int, ...]:
-    return (1,) if isinstance(op.args[1], Ref) else ()
-
-
 def _cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
     """Log-probabilities, the targets, the class weights, and the sum of weights (a number)."""
     logits, weights = operands[0].type, len(operands) > 2
@@ -201,13 +126,7 @@ def _matmul(op: Op, operands: Sequence[Value]) -> Saved:
 
 def _ring_attention(op: Op, operands: Sequence[Value]) -> Saved:
     """Queries, keys, values, the result, and the log of each row's sum."""
-    return Saved((0, 1, 2), (0,), prod(operands[0].type.sizes[:-1]) * _statistic_bytes(operands))
-
-
-def _instance_norm(op: Op, operands: Sequence[Value]) -> Saved:
-    """Weights repeated per sample, and each sample's mean and deviation per channel."""
-    batch, channels, *_ = operands[0].type.sizes
-    return Saved((0,), (), (3 if len(operands) > 1 else 2) * batch * channels * operands[0].type.itemsize)
+    return Saved((0, 1, 2), (0,), prod(operands[0].type.sizes[:-1]) * statistic_bytes(operands))
 
 
 def _dropout(noise_bytes: int | None) -> Rule:
@@ -257,18 +176,6 @@ def _max_pool(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved((0,), (), prod(op.results[0].type.sizes) * 8)
 
 
-def _is_lowered(op: Op) -> bool:
-    return op.target.startswith("meshwright.rules.lowerings:")
-
-
-def _rows(op: Op, operands: Sequence[Value]) -> int:
-    return prod(operands[0].type.sizes[: -len(op.args[1])])
-
-
-def _statistic_bytes(operands: Sequence[Value]) -> int:
-    return max(4, operands[0].type.itemsize)
-
-
 _RULES: dict[str, Rule] = {
     "lstm": _recurrent(8),
     "gru": _recurrent(7),
@@ -293,7 +200,6 @@ _RULES: dict[str, Rule] = {
     "index_put": _indexed,
     **dict.fromkeys(GROUPED_PRODUCTS, lambda op, operands: Saved(tuple(range(len(operands))))),
     "adaptive_avg_pool2d": _adaptive_pool,
-    "instance_norm": _instance_norm,
     "mean_loss": _mean_loss,
     "l1_loss": _copy_of_operand(()),
     "log_sigmoid": _copy_of_operand((0,)),
@@ -302,26 +208,19 @@ _RULES: dict[str, Rule] = {
     "masked_fill": _always((1,)),
     "embedding": _always((1,)),
     "vocab_embedding": _vocab_embedding,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
-    "shared_layer_norm": _shared_norm(2),
-    "shared_rms_norm": _shared_norm(1),
     "shared_softmax": _always((), (0,)),
-    "group_norm": _group_norm,
-    "batch_norm": _any_batch_norm,
     "scaled_dot_product_attention": cpu_attention,
     "causal_attention": cpu_attention,
     "ring_attention": _ring_attention,
     **dict.fromkeys(MIXTURES, mixture_saved(saved)),
     **LOSSES,
+    **NORMS,
     "cross_entropy_loss": _cross_entropy,
     "cross_entropy": _counted_cross_entropy,
     "vocab_cross_entropy": _vocab_cross_entropy,
 }
 _CUDA: dict[str, Rule] = {
-    "layer_norm": _cuda_layer_norm,
-    "batch_norm": _cuda_batch_norm,
-    "rms_norm": _fused_rms_norm,
+    **CUDA_NORMS,
     "dropout": _dropout(1),
     "scaled_dot_product_attention": cuda_attention,
     "causal_attention": cuda_attention,
