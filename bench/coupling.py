@@ -50,18 +50,20 @@ GIB = 1 << 30
 GPT = "gpt?layers=24&hidden=2048&heads=16&vocab=32000&seq=2048"
 WIDE = "gpt?layers=32&hidden=4096&heads=32&vocab=51200&seq=1024"
 LLAMA = "llama?layers=32&hidden=4096&heads=32&kv_heads=8&ffn=14336&vocab=32000&seq=2048"
+LONG = LLAMA.replace("seq=2048", "seq=32768")
+LONGER = LLAMA.replace("seq=2048", "seq=65536")
 CASES = (
-    (LLAMA, 480, "8 H100-SXM-80GB on 500 Gbit/s", 24.0),
+    (LONG, 8, "8 H100-SXM-80GB on 400 Gbit/s", 28.0),
+    (LONG, 8, "8 H100-SXM-80GB on 200 Gbit/s", 28.0),
+    (LONG, 8, "8 H100-SXM-80GB on 100 Gbit/s", 28.0),
+    (LONG, 8, "8 H100-SXM-80GB on 400 Gbit/s", 27.0),
+    (LONGER, 8, "8 H100-SXM-80GB on 400 Gbit/s", 48.0),
+    (LONG, 8, "8 H100-SXM-80GB on 200 Gbit/s", 30.0),
+    (LONG, 8, "8 H100-SXM-80GB on 400 Gbit/s", 26.0),
     (LLAMA, 480, "8 H100-SXM-80GB on 600 Gbit/s", 22.0),
     (LLAMA, 480, "8 H100-SXM-80GB on 400 Gbit/s", 26.0),
-    (LLAMA, 480, "8 H100-SXM-80GB on 400 Gbit/s", 28.0),
     (GPT, 256, "4 H100-SXM-80GB on 100 Gbit/s", 4.5),
-    (GPT, 256, "4 H100-SXM-80GB on 100 Gbit/s", 5.0),
     (GPT, 256, "4 H100-SXM-80GB on 50 Gbit/s", 5.0),
-    (GPT, 256, "4 A100-SXM-80GB on 100 Gbit/s", 4.0),
-    (GPT, 256, "4 A100-SXM-80GB on 100 Gbit/s", 4.2),
-    (GPT, 256, "4 H100-SXM-80GB on 200 Gbit/s", 4.0),
-    (LLAMA, 512, "8 H100-SXM-80GB on 400 Gbit/s", 15.0),
     (WIDE, 1024, "8 A100-SXM-80GB on 200 Gbit/s", 10.0),
 )
 SWEEP = tuple(1.1**power for power in range(56, -1, -1))
