@@ -21,7 +21,7 @@ from meshwright.generate.cut import cut_at
 from meshwright.generate.joint import Joint, trace
 from meshwright.generate.pair import pair_of
 from meshwright.generate.storage import is_statistic
-from meshwright.solve.memory.curve import Kept, kept_curve
+from meshwright.solve.memory.curve import Kept, fastest_way, kept_curve
 from meshwright.solve.memory.nodes import NodeCosts
 
 
@@ -76,6 +76,7 @@ def test_bytes_and_peaks_are_those_of_the_real_pair(name: str, index: int) -> No
 def test_less_memory_takes_longer_and_the_ends_are_known(name: str) -> None:
     joint, points = curve(name, 1)
     assert points[0].recompute_s == 0
+    assert points[0] == fastest_way(joint, NodeCosts(device()))
     for more, less in itertools.pairwise(points):
         assert less.resident_bytes < more.resident_bytes
         assert less.recompute_s > more.recompute_s

@@ -30,7 +30,7 @@ from meshwright.generate.storage import (
 from meshwright.solve.memory.kernels import graph_seconds, loaded
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.peak import peak_bytes
-from meshwright.solve.memory.recompute import PICO, Answer, Recomputation, Rerun, Storage, frontier
+from meshwright.solve.memory.recompute import PICO, Answer, Recomputation, Rerun, Storage, fastest, frontier
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,18 @@ def _curve(joint: Joint, device: Device, fused: bool, mesh: Mesh | None, held: t
             if answer.kept not in found:
                 found[answer.kept] = _kept(joint, nodes, answer, costs, held)
     return undominated(found.values())
+
+
+def fastest_way(joint: Joint, costs: NodeCosts) -> Kept:
+    """The first of the curve, without the others where it stands apart from them."""
+    return kept_curve(joint, costs)[0] if costs.fused else _fastest(joint, costs.device, costs.mesh)
+
+
+@lru_cache(maxsize=256)
+def _fastest(joint: Joint, device: Device, mesh: Mesh | None) -> Kept:
+    costs = loaded(joint.module, NodeCosts(device, False, mesh))
+    problem, nodes = recomputation(joint, costs)
+    return _kept(joint, nodes, fastest(problem), costs, ())
 
 
 def undominated(ways: Iterable[Kept]) -> tuple[Kept, ...]:

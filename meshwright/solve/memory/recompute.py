@@ -121,12 +121,16 @@ def cheapest(problem: Recomputation, per_picosecond: int, per_byte: int) -> Answ
     return found
 
 
+def fastest(problem: Recomputation) -> Answer:
+    """With the fewest bytes that take no longer than any."""
+    return cheapest(problem, 1 + sum(storage.bytes for storage in problem.storages), 1)
+
+
 def frontier(problem: Recomputation) -> tuple[Answer, ...]:
     """The lower convex hull of (bytes, picoseconds), from most bytes to fewest."""
     longest = 1 + sum(op.picoseconds for op in problem.ops)
-    largest = 1 + sum(storage.bytes for storage in problem.storages)
-    fastest, smallest = cheapest(problem, largest, 1), cheapest(problem, 1, longest)
-    return (fastest, *_between(problem, fastest, smallest))
+    most, smallest = fastest(problem), cheapest(problem, 1, longest)
+    return (most, *_between(problem, most, smallest))
 
 
 def _between(problem: Recomputation, left: Answer, right: Answer) -> Iterator[Answer]:

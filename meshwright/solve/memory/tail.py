@@ -10,7 +10,7 @@ from meshwright.generate.chunk import check_chunkable
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Plan
 from meshwright.profile.operands import type_bytes
-from meshwright.solve.memory.curve import Kept, kept_curve
+from meshwright.solve.memory.curve import Kept, fastest_way
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.traced import Tracer
 
@@ -37,7 +37,7 @@ def tail_options(program: Program, plan: Plan, whole: SegmentGraph, costs: NodeC
 
 def _option(whole: SegmentGraph, part: SegmentGraph, chunks: int, costs: NodeCosts, traced: Tracer) -> Kept:
     joint = traced(part)
-    inner = kept_curve(joint, costs)[0]
+    inner = fastest_way(joint, costs)
     inputs, slices = _bytes(whole.inputs), _bytes(part.inputs)
     gradients = _bytes([value for value in whole.params if value.grad])
     sums = _bytes([value for value in whole.params if value.grad], WIDE)
