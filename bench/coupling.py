@@ -52,12 +52,14 @@ WIDE = "gpt?layers=32&hidden=4096&heads=32&vocab=51200&seq=1024"
 LLAMA = "llama?layers=32&hidden=4096&heads=32&kv_heads=8&ffn=14336&vocab=32000&seq=2048"
 LONG = LLAMA.replace("seq=2048", "seq=32768")
 LONGER = LLAMA.replace("seq=2048", "seq=65536")
+LARGER = "llama?layers=40&hidden=5120&heads=40&kv_heads=8&ffn=13824&vocab=32000&seq=32768"
 CASES = (
     (LONG, 8, "8 H100-SXM-80GB on 400 Gbit/s", 28.0),
     (LONG, 8, "8 H100-SXM-80GB on 200 Gbit/s", 28.0),
     (LONG, 8, "8 H100-SXM-80GB on 100 Gbit/s", 28.0),
     (LONG, 8, "8 H100-SXM-80GB on 400 Gbit/s", 27.0),
     (LONGER, 8, "8 H100-SXM-80GB on 400 Gbit/s", 48.0),
+    (LARGER, 16, "16 H100-SXM-80GB on 400 Gbit/s", 36.0),
     (LONG, 8, "8 H100-SXM-80GB on 200 Gbit/s", 30.0),
     (LONG, 8, "8 H100-SXM-80GB on 400 Gbit/s", 26.0),
     (LLAMA, 480, "8 H100-SXM-80GB on 600 Gbit/s", 22.0),
