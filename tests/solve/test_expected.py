@@ -23,8 +23,9 @@ def test_gpt2_on_one_host_is_data_parallel() -> None:
     plan = make_plan(program, load_cluster("dgx-h100:1"))
     assert len(plan.stages) == 1
     assert {name.rstrip("0123456789") for name in plan.mesh.names} == {"dp"}
-    used = [Layout.parse(entry.compute) for entry in plan.parameters.values()]
-    assert sum(all(state.kind == "R" for state in layout) for layout in used) >= len(used) - 1, "but for positions"
+    used = {name: Layout.parse(entry.compute) for name, entry in plan.parameters.items()}
+    others = {name for name, layout in used.items() if any(state.kind != "R" for state in layout)}
+    assert others <= {"tokens.weight", "positions.weight"}, "tables may be cut, which takes 0.2 % off the step"
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,12 @@ def layers(states: int) -> Rule:
         fixed = whole | {"l", "t", "i", "o", *(f"h{n}" for n in range(states))}
         if call.arg(5, "dropout", 0.0) and call.arg(6, "train", False):
             fixed |= {"b"}  # what each rank draws would not be what one process draws
-        return Signature((given, *carried, *weights), (made, *carried), fixed)
+        # Before torch 2.12 traced states of several layers have a dim of one too many; when run they do not.
+        left = [
+            Term((("l",), ("z",), ("b",), (f"h{n}",))) if len(kind.sizes) == 4 else term
+            for n, (term, kind) in enumerate(zip(carried, call.result_types[1:], strict=True))
+        ]
+        return Signature((given, *carried, *weights), (made, *left), fixed | {"z"})
 
     state = ", ".join(f"l! b h{n}!" for n in range(states))
     return Rule(build, shown=f"b t! i!, {state}, weights! -> b t! o!, {state}")
