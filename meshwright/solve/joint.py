@@ -14,7 +14,7 @@ candidates are looked at in the order of their bounds until none can win.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from meshwright.capture.program import Program
@@ -26,7 +26,7 @@ from meshwright.solve.intra.mix import Chain
 from meshwright.solve.intra.walk import least_cost
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import least_peak, refine
-from meshwright.solve.search import Candidate, Progress, any_evener
+from meshwright.solve.search import SAME, Candidate, Progress, any_evener, search
 from meshwright.solve.sweep import swept
 from meshwright.solve.together import DEAREST, FEWER, Assemble, Together, weighed
 
@@ -77,9 +77,18 @@ def joint_search(
     def refined(chain: Chain, frontier: Frontier) -> Plan | None:
         return refine(assemble(chain, frontier), program, budget_bytes, FEWER, flat)
 
-    best = swept(candidates, budget_bytes, refined, best)
     known_s = best.predicted.step_s if best else float("inf")
-    entries = list(_entries(candidates, budget_bytes, known_s))
+    hopeful: list[_Entry] | None = None
+    if best is not None:
+        roomy = search(candidates, 1 << 62, limit_s=(1 - SAME) * known_s)
+        if roomy.best is None:  # more memory would not make it faster, nor does making values again
+            return best, min(known_s, roomy.bound_s)
+        # what cannot be faster need not be swept
+        found = (_raised(entry, budget_bytes, known_s) for entry in _entries(candidates, budget_bytes, known_s))
+        hopeful = [entry for entry in found if entry.bound.seconds < known_s]
+    best = swept(candidates if hopeful is None else _only(candidates, hopeful), budget_bytes, refined, best)
+    known_s = best.predicted.step_s if best else float("inf")
+    entries = list(_entries(candidates, budget_bytes, known_s)) if hopeful is None else hopeful
     heapify(entries)
     bounds: list[float] = []
     while entries:
@@ -88,13 +97,12 @@ def joint_search(
             bounds.append(entry.bound.seconds)
             break
         if not entry.weighed:  # the others stay where they are: a bound is only raised where it stands first
-            bound = best_bound(weighed(entry.frontier())[1:], budget_bytes, known_s, entry.bound)
-            heappush(entries, _Entry(bound, entry.candidate, entry.microbatches, True))
+            heappush(entries, _raised(entry, budget_bytes, known_s))
             continue
         bounds.append(entry.bound.seconds)
         offered = (lambda _, ways: ways.curves.options) if flat else None
-        search = Together(entry.frontier(), program, budget_bytes, assemble, known_s, offered)
-        plan = search.fastest(entry.bound.price) or search.otherwise()
+        together = Together(entry.frontier(), program, budget_bytes, assemble, known_s, offered)
+        plan = together.fastest(entry.bound.price) or together.otherwise()
         if plan is not None and plan.predicted.step_s < known_s:
             best, known_s = plan, plan.predicted.step_s
             if progress:
@@ -129,6 +137,24 @@ def _entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> 
                 continue
             if bound.seconds < known_s:
                 yield _Entry(bound, candidate, number)
+
+
+def _raised(entry: _Entry, budget_bytes: int, known_s: float) -> _Entry:
+    """With what runs beside compute in its bound."""
+    bound = best_bound(weighed(entry.frontier())[1:], budget_bytes, known_s, entry.bound)
+    return _Entry(bound, entry.candidate, entry.microbatches, True)
+
+
+def _only(candidates: list[Candidate], entries: list[_Entry]) -> list[Candidate]:
+    """The candidates with those numbers of micro-batches alone that have an entry."""
+    numbers: dict[int, set[int]] = {}
+    for entry in entries:
+        numbers.setdefault(id(entry.candidate), set()).add(entry.microbatches)
+    return [
+        replace(one, microbatches=tuple(number for number in one.microbatches if number in numbers[id(one)]))
+        for one in candidates
+        if id(one) in numbers
+    ]
 
 
 def best_bound(frontiers: Iterable[Frontier], budget_bytes: int, known_s: float, best: Bound) -> Bound:

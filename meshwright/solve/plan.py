@@ -131,16 +131,10 @@ class _OneStage:
             return plan, min(found.floors.values())
         bound_s = found.bound_s
         best = self.written(*found.best) if found.best else best
-        paid = (self._paid_for_memory(one.chain, one.frontier) for one in found.met)
-        if self.recompute and (found.best is None or any(paid)):
+        if self.recompute and (found.best is None or found.tight):
             best, joint_s = self._jointly(budget, best, found)
             bound_s = min(bound_s, joint_s)
         return best, bound_s
-
-    def _paid_for_memory(self, chain: Chain, frontier: Frontier) -> bool:
-        """Whether less memory made the plan slower: bytes had a price, or the batch was cut to fit."""
-        fewest = min(one.microbatches[0] for one in self.candidates if one.microbatches)
-        return bool(chain.price) or frontier.setting.microbatches > fewest
 
     def found(self, budget_bytes: int, limit_s: float = float("inf")) -> Found:
         """Everything kept, on all meshes that the pins allow."""
@@ -149,11 +143,11 @@ class _OneStage:
         return search(self.candidates, budget_bytes, self.progress, limit_s)
 
     def _jointly(self, budget: int, best: Plan | None, found: Found) -> tuple[Plan | None, float]:
-        """Sharding and recomputation, on meshes of more than two axes for the most promising few."""
+        """Sharding and recomputation where memory binds, on meshes of more than two axes for the most promising few."""
         known_s = best.predicted.step_s if best else float("inf")
         candidates = [one.below(found.slower.get(place)) for place, one in enumerate(self.candidates)]
-        first = [one for one in candidates if not one.later]
-        later = sorted((found.floors.get(place, 0.0), place) for place, one in enumerate(candidates) if one.later)
+        first = [candidates[place] for place in sorted(found.tight) if not candidates[place].later]
+        later = sorted((found.floors[place], place) for place in found.tight if candidates[place].later)
         chosen = [candidates[place] for floor, place in later[:FEW] if floor < known_s]
         best, bound_s = joint_search(
             first + chosen, self.program, budget, self.drafted, best, self.progress, flat=self.method == "flat"

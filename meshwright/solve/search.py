@@ -69,12 +69,13 @@ class Met:
 class Found:
     """met: the fastest and its equals; none where none is faster than was asked for. bound_s: on all of them. floors:
     what each candidate, by its place, is not faster than. slower: from which number of micro-batches on it is no faster
-    than what is known."""
+    than what is known. tight: candidates that more memory might make faster."""
 
     met: tuple[Met, ...]
     bound_s: float
     floors: dict[int, float]
     slower: dict[int, int]
+    tight: frozenset[int]
 
     @property
     def simplest(self) -> Met | None:
@@ -112,7 +113,7 @@ def search(
                 state.look_at(place, candidate)
     if not floors and refused:
         raise refused[0]
-    return Found(tuple(state.met), min([*state.bounds, state.known_s]), floors, state.slower)
+    return Found(tuple(state.met), min([*state.bounds, state.known_s]), floors, state.slower, frozenset(state.tight))
 
 
 def anyway(candidates: list[Candidate]) -> Found:
@@ -173,6 +174,7 @@ class _State:
     price: float = 0.0
     leasts: dict[int, Least] = field(default_factory=dict)
     slower: dict[int, int] = field(default_factory=dict)
+    tight: set[int] = field(default_factory=set)
 
     @property
     def known_s(self) -> float:
@@ -198,14 +200,17 @@ class _State:
         """Every number of micro-batches that could be faster."""
         for number in candidate.microbatches:
             if self.leasts[place].bytes_at(number) > self.budget_bytes:
+                self.tight.add(place)
                 continue
             try:
                 frontier = candidate.frontier(number)
             except PlanError:
                 continue  # this cut of the batch does not go with the pins
             if frontier.least_static() > self.budget_bytes:
+                self.tight.add(place)
                 break  # nor is there less of it in more micro-batches
             if frontier.least_held() + frontier.least_transient() > self.budget_bytes:
+                self.tight.add(place)
                 continue
             floor, reach_s = floor_s(frontier), self.reach_s(candidate, number)
             if floor >= reach_s:
@@ -217,6 +222,7 @@ class _State:
             if self.price:
                 bound_s = bound_at(frontier, self.price, self.budget_bytes)
                 if bound_s >= reach_s:
+                    self.tight.add(place)
                     self.bounds.append(bound_s)
                     continue
             free, proven_s = True, 0.0
@@ -230,6 +236,7 @@ class _State:
             self.bounds.append(proven_s)
             if free:
                 break
+            self.tight.add(place)
         if candidate.later:
             candidate.drop()
 

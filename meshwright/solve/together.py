@@ -94,6 +94,7 @@ class Together:
             found += spliced(self.frontier, one, other)
         fitting = [mixed for mixed in found if mixed.peak_bytes <= self.budget_bytes]
         quickest = sorted(fitting, key=lambda mixed: mixed.least_s)[:ARRANGED]
+        quickest += sorted(fitting, key=lambda mixed: mixed.seconds)[:ARRANGED]
         quickest += [made for mixed in quickest for made in arranged(self.frontier, mixed)]
         for mixed in sorted(quickest, key=lambda mixed: mixed.seconds):
             if mixed.peak_bytes <= self.budget_bytes and mixed.seconds < self.known_s:

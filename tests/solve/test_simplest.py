@@ -65,11 +65,24 @@ def test_a_step_is_as_fast_as_the_fastest_but_for_a_part(
     assert found.bound_s == min(seconds for _, numbers in offers for seconds, _ in numbers.values())
 
 
-def _candidate(axes: int, numbers: dict[int, tuple[float, int]]) -> Candidate:
+def test_a_mesh_that_memory_made_slow_is_named_though_another_fits_without_paying(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second could be the fastest, and pays for memory: recomputation is then looked at there."""
+    monkeypatch.setattr(searching, "floor_s", lambda frontier: 0.5 * frontier.seconds)
+    monkeypatch.setattr(searching, "solve_chain", lambda frontier, *_: (frontier.chain, frontier.seconds))
+    monkeypatch.setattr(searching, "in_proportion", lambda program: False)
+    candidates = [_candidate(1, {1: (1.0, 3)}, price=0.0), _candidate(1, {1: (1.1, 3)})]
+    found = search(candidates, 1)
+    assert found.simplest is not None
+    assert (found.simplest.place, found.tight) == (0, {1})
+
+
+def _candidate(axes: int, numbers: dict[int, tuple[float, int]], price: float = 1.0) -> Candidate:
     made: dict[int, Any] = {}
     for number, (seconds, ways) in numbers.items():
         points = tuple(object() for _ in range(ways))
-        chain = SimpleNamespace(seconds=seconds, points=points, price=1.0, microbatches=number)
+        chain = SimpleNamespace(seconds=seconds, points=points, price=price, microbatches=number)
         made[number] = _Fake(seconds, chain, number)
     frontier: Callable[..., Any] = made.__getitem__
     return Candidate("x", tuple(numbers), frontier, lambda: None, axes=axes)
