@@ -62,8 +62,8 @@ def all_reduce_s(n_bytes: int, n: int = 4) -> float:
 def test_a_large_batch_is_split_over_samples() -> None:
     plan = planned(MLP(128), (1024, 128), SPLIT)
     loss = Collective("all_reduce", "dp", 4)
-    both = Collective("all_reduce", "dp", 2 * 128 * 128 * 4)
-    assert Counter(plan.predicted.collectives) == {both: 1, loss: 1}, "what one moment reduces goes together"
+    weight = Collective("all_reduce", "dp", 128 * 128 * 4)
+    assert Counter(plan.predicted.collectives) == {weight: 2, loss: 1}, "each leaves as it is made"
     expected = 2 * all_reduce_s(128 * 128 * 4) + all_reduce_s(4)
     assert plan.predicted.step_s == pytest.approx(expected, rel=1e-4)
 
