@@ -25,12 +25,12 @@ def plan(
     global_batch: int | None = None,
     optimizer: str = "adamw",
     precision: Precision = "fp32",
-    pins: Iterable[str] = (),
+    pins: str | Iterable[str] = (),
     loss: Callable[..., Tensor] | None = None,
 ) -> Plan:
     """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`); `batch` may be on the meta device."""
     found = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    check_words(pins := tuple(pins), found)
+    check_words(pins := (pins,) if isinstance(pins, str) else tuple(pins), found)
     program = capture(model, batch, loss, precision=precision)
     if global_batch is not None:
         program = program.at_batch(global_batch)

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from meshwright.errors import ModelError
 from meshwright.models.batch import batch_names, for_the_loss
 
-Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
+Batch = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
+"""One tensor, or several by position or by name."""
 Loss = Callable[..., Tensor]
 
 
 def named_batch(model: nn.Module, batch: Batch, loss: Loss | None = None) -> dict[str, Tensor]:
     """The batch under the names of the model's own arguments, and what the loss alone takes under the loss's."""
+    if isinstance(batch, Tensor):
+        batch = (batch,)
     if isinstance(batch, Mapping):
         found = batch = dict(batch)
     else:

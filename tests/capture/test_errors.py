@@ -42,6 +42,11 @@ def test_a_loss_of_the_data_alone() -> None:
         capture(nn.Linear(4, 1), (torch.ones(2, 4),), lambda y, x: (x * x).sum())
 
 
+def test_a_lone_tensor_is_a_batch_of_one() -> None:
+    program = capture(nn.Linear(13, 7), torch.randn(4, 13), lambda output, given: output.square().mean())
+    assert program.batch == 4
+
+
 def test_an_empty_batch() -> None:
     with pytest.raises(ModelError, match="the batch is empty"):
         capture(nn.Linear(4, 1), {})

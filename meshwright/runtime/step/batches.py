@@ -87,6 +87,8 @@ class Batches:
         """What the user passes, by the batch's names."""
         every = list(self.plan.inputs)
         names = ", ".join(every)
+        if isinstance(batch, Tensor):
+            batch = (batch,)
         if isinstance(batch, Mapping):
             given = dict(batch)
         elif isinstance(batch, tuple | list) and len(batch) == len(every):
