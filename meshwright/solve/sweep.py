@@ -27,9 +27,9 @@ def swept(
     parts: tuple[float, ...] = PARTS,
 ) -> Plan | None:
     """The fastest of them, `best` where none is faster. refined: the plan of a sharding under the true budget."""
-    peak = float("inf")
+    peak: int | None = None
     for part in parts:
-        if peak <= part * budget_bytes:
+        if peak is not None and peak <= part * budget_bytes:
             continue  # the same again
         known_s = best.predicted.step_s if best else float("inf")
         room = int(part * budget_bytes) if part < inf else 1 << 62

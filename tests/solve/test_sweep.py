@@ -1,0 +1,28 @@
+"""The sweep looks at all the memory that a sharding wants first, then at less, and at nothing twice."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from meshwright.solve import sweep
+
+
+@pytest.mark.parametrize(("peaks", "rooms"), [((900, 700, 500), [1 << 62, 800, 400]), ((150,), [1 << 62, 125])])
+def test_budgets_fall_from_all_there_is(
+    peaks: tuple[int, ...], rooms: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def search(candidates: Any, room: int, limit_s: float) -> Any:
+        asked.append(room)
+        if len(asked) > len(peaks):
+            return SimpleNamespace(best=None)
+        return SimpleNamespace(best=(SimpleNamespace(peak_bytes=peaks[len(asked) - 1]), None))
+
+    monkeypatch.setattr(sweep, "search", search)
+    slow = SimpleNamespace(predicted=SimpleNamespace(step_s=1.0))
+    assert sweep.swept([], 100, lambda chain, frontier: None, slow) is slow  # type: ignore[arg-type]
+    assert asked[: len(rooms)] == rooms
