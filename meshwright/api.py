@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from meshwright.capture import Batch, capture
 from meshwright.capture.precision import Precision
 from meshwright.cluster import Cluster, load_cluster
+from meshwright.errors import PlanError
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.profile import profile_step as profile
@@ -29,6 +30,10 @@ def plan(
     loss: Callable[..., Tensor] | None = None,
 ) -> Plan:
     """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`); `batch` may be on the meta device."""
+    if global_batch is not None and (type(global_batch) is not int or global_batch < 1):
+        raise PlanError(
+            f"global_batch {global_batch!r}", "a whole number of samples, at least 1", "give a larger batch"
+        )
     found = load_cluster(cluster) if isinstance(cluster, str) else cluster
     check_words(pins := (pins,) if isinstance(pins, str) else tuple(pins), found)
     program = capture(model, batch, loss, precision=precision)

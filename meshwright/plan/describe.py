@@ -46,9 +46,8 @@ def describe(plan: Plan) -> str:
         f"of it communication {show_seconds(found.communication_s)}; gap {found.gap:.2%}"
     )
     lines.append(
-        f"  predicted peak {show_bytes(found.peak_bytes)} per device: parameters, gradients, optimizer "
-        f"{show_bytes(found.static_bytes)}, activations {show_bytes(found.resident_bytes)}, "
-        f"working {show_bytes(found.transient_bytes)}"
+        f"  predicted peak {show_bytes(found.peak_bytes)} per device: "
+        + ", ".join(f"{name} {show_bytes(size)}" for name, size in found.parts)
     )
     lines += _recomputed(plan)
     lines += [f"  {line}" for line in collectives_table(found.collectives)]

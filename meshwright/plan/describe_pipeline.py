@@ -58,7 +58,11 @@ def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> str:
 def explain_pipeline(plan: Plan) -> str:
     """Where each stage's time and memory go, and what crosses between stages."""
     step_s = plan.predicted.step_s or 1.0
-    lines = [describe_pipeline(plan), "", "where the time goes, by stage (computing, waiting for messages, idle):"]
+    lines = [
+        describe_pipeline(plan),
+        "",
+        "where the time goes, by stage (computing with its collectives, waiting for messages, idle):",
+    ]
     for number, stage in enumerate(plan.predicted.stages):
         shares = [f"{seconds / step_s:6.1%}" for seconds in (stage.busy_s, stage.exposed_s, stage.bubble_s)]
         each_s = sum(stage.forward_s), sum(stage.backward_input_s) + sum(stage.backward_weight_s)

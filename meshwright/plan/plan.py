@@ -18,12 +18,11 @@ from meshwright.layout import Layout
 from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.plan.frontier import Choice
 from meshwright.plan.grouped import grouped
+from meshwright.plan.loaded import check_loaded
 from meshwright.plan.records import InputPlan, ParameterPlan, Prediction, Stage, Wire
 from meshwright.plan.stages import stage_commons
 
 SCHEMA = 2
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "searched")
-"""What plans of several stages may say; those of one are `one-stage`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +169,7 @@ class Plan:
                 f"{source} does not fit the schema: {error}", "the fields as planned", "undo the edit"
             ) from error
         plan.verify()
+        check_loaded(plan)
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -198,6 +198,8 @@ class Plan:
             raise PlanError(
                 f"stages cover {list(zip(firsts, ends, strict=True))}", f"all {len(self.segments)} segments"
             )
+        if self.batch < 1:
+            raise PlanError(f"batch is {self.batch}", "at least 1", "undo the edit")
         check_cut(
             f"microbatches is {self.microbatches} with a batch of {self.batch}",
             self.batch,

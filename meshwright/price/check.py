@@ -10,7 +10,7 @@ from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
 from meshwright.plan import Choice, Plan, Stage
 from meshwright.plan.cutting import check_cut
-from meshwright.plan.plan import SCHEDULES
+from meshwright.plan.loaded import SCHEDULES
 from meshwright.plan.stages import stage_inputs, stage_prologue
 from meshwright.price.flow import flow, invariant
 from meshwright.price.parameter import Setting, check_optimizer

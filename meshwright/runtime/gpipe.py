@@ -161,7 +161,8 @@ def _inner(
         recompute=False,
     )
     mesh = replace(found.mesh, device=device)
-    return replace(found, stages=tuple(replace(stage, mesh=mesh) for stage in found.stages), pins=())
+    stages = tuple(replace(stage, mesh=mesh) for stage in found.stages)
+    return replace(found, stages=stages, pins=(), cluster=f"{replicas} x {device.name}")
 
 
 def _cuts(

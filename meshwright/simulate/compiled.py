@@ -19,7 +19,7 @@ class Action:
     """kind: COMPUTE; BLOCKING, for communication that compute waits for; POST, which begins a message.
 
     index: of the instruction it comes from. takes: bytes from its begin on; works: bytes while it lasts; gives: bytes
-    back at its end.
+    back at its end. moving: of its seconds, the share in which compute waits for a collective.
     """
 
     kind: int
@@ -30,6 +30,7 @@ class Action:
     takes: int = 0
     works: int = 0
     gives: int = 0
+    moving: float = 0.0
 
 
 @dataclass(slots=True)
@@ -187,11 +188,10 @@ class _Stage:
         if one.segment in self.gathering:
             waits = (*waits, self.gathering[one.segment])
         arrived = self._arrived(waits)
-        if one.kind == "forward":
-            takes = cost.resident_bytes - arrived
-            return Action(COMPUTE, index, cost.forward_s, waits, takes=takes, works=cost.forward_transient_bytes)
-        if one.kind == "pass":
-            return Action(COMPUTE, index, cost.forward_s, waits, works=cost.forward_transient_bytes)
+        if one.kind in ("forward", "pass"):
+            takes = cost.resident_bytes - arrived if one.kind == "forward" else 0
+            works, moving = cost.forward_transient_bytes, _share(cost.forward_wire_s, cost.forward_s)
+            return Action(COMPUTE, index, cost.forward_s, waits, takes=takes, works=works, moving=moving)
         if one.kind == "recompute":
             works = cost.backward_transient_bytes - cost.restored
             return Action(COMPUTE, index, cost.recompute_s, waits, takes=cost.restored, works=works)
@@ -204,7 +204,9 @@ class _Stage:
         if one.kind != "backward_input" and one.segment not in self.summing:
             self.summing.add(one.segment)
             gives -= cost.gradient_bytes  # while it lasts they are among its transients
-        return Action(COMPUTE, index, _backward_s(one.kind, cost), waits, works=works, gives=gives)
+        seconds = _backward_s(one.kind, cost)
+        moving = _share(cost.backward_wire_s / (1 if one.kind == "backward" else 2), seconds)
+        return Action(COMPUTE, index, seconds, waits, works=works, gives=gives, moving=moving)
 
     def _arrived(self, waits: tuple[int, ...]) -> int:
         """Bytes of the messages that are read here for the first time: their buffers go."""
@@ -218,6 +220,10 @@ class _Stage:
     def _priced(self, message: int) -> Transfer:
         _, segment, microbatch, source, target = self.messages.keys[message]
         return self.costs.at(microbatch == self.last).transfers.get((segment, source, target), FREE)
+
+
+def _share(part_s: float, whole_s: float) -> float:
+    return min(1.0, part_s / whole_s) if part_s else 0.0
 
 
 def _backward_s(kind: str, cost: SegmentCost) -> float:

@@ -16,7 +16,7 @@ class SegmentCost:
     of it unless said. rest_bytes: what is held from the input half of a backward to its weight half; all that was held
     before unless said. added_bytes: what of backward_transient_bytes is not there once gradients of another micro-batch
     are, to which its own are added as they are made. late_bytes: what its gradients take until a reduction that runs
-    beside compute is over."""
+    beside compute is over. forward_wire_s, backward_wire_s: what of forward_s and backward_s collectives take."""
 
     forward_s: float
     backward_input_s: float
@@ -35,6 +35,8 @@ class SegmentCost:
     rest_bytes: int | None = None
     added_bytes: int = 0
     late_bytes: int = 0
+    forward_wire_s: float = 0.0
+    backward_wire_s: float = 0.0
 
     @classmethod
     def of(cls, point: FrontierPoint) -> SegmentCost:

@@ -27,6 +27,9 @@ from meshwright.simulate.timeline import Message, Spans, StageTimes, Timeline
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
+ROUNDING = 1e-12
+"""Of a step: idleness below this is that of adding seconds in another order."""
+
 
 def simulate(
     lists: Sequence[Sequence[Instruction]],
@@ -101,7 +104,7 @@ class _Player:
                 if over_s > now_s:
                     waited_s = over_s - max(now_s, self.began[message])
                     if message in self.compiled.computes:
-                        self.busy[stage] += waited_s
+                        self._computed(stage, waited_s, action.moving)
                         if self.spans:
                             self.ran.append((stage, action.index, self.began[message], over_s))
                     else:
@@ -114,7 +117,7 @@ class _Player:
                 continue
             end_s = now_s + action.seconds
             if action.kind == COMPUTE:
-                self.busy[stage] += action.seconds
+                self._computed(stage, action.seconds, action.moving)
                 memory.append((now_s, action.takes + action.works))
                 memory.append((end_s, -action.works - action.gives))
             else:
@@ -123,6 +126,10 @@ class _Player:
                 self.ran.append((stage, action.index, now_s, end_s))
             now_s = end_s
         self.place[stage], self.clock[stage] = len(actions), now_s
+
+    def _computed(self, stage: int, seconds: float, moving: float) -> None:
+        self.busy[stage] += seconds * (1.0 - moving)
+        self.exposed[stage] += seconds * moving
 
     def _begin(self, message: int, now_s: float) -> None:
         self.begun[message] += 1
@@ -155,11 +162,12 @@ class _Player:
 
     def times(self, stage: int, step_s: float) -> StageTimes:
         peak_bytes, peak_s = self._peak(stage)
+        idle_s = step_s - self.busy[stage] - self.exposed[stage]
         return StageTimes(
             end_s=self.clock[stage],
             busy_s=self.busy[stage],
             exposed_s=self.exposed[stage],
-            bubble_s=max(0.0, step_s - self.busy[stage] - self.exposed[stage]),
+            bubble_s=idle_s if idle_s > ROUNDING * step_s else 0.0,
             static_bytes=self.compiled.static_bytes[stage],
             peak_bytes=peak_bytes,
             peak_s=peak_s,

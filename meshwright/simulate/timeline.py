@@ -11,8 +11,9 @@ from meshwright.plan.units import show_bytes, show_seconds
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """One rank of a stage. exposed_s: compute waits for communication that is under way; bubble_s: it waits for
-    anything else. peak_bytes: the most held at once, static_bytes of them parameters, gradients and optimizer."""
+    """One rank of a stage. exposed_s: compute waits for communication that is under way, the collectives of its
+    segments among it; bubble_s: it waits for anything else. peak_bytes: the most held at once, static_bytes of them
+    parameters, gradients and optimizer."""
 
     end_s: float
     busy_s: float

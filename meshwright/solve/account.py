@@ -39,26 +39,34 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
 
 
 def _inside(plan: Plan, program: Program, index: int, commons: dict[str, Layout], micro: int) -> Iterator[Collective]:
-    """Of one segment in so many micro-batches: its conversions, what lowerings run, what is made again; forwards as
-    often as the order has them."""
+    """Of one segment in so many micro-batches; forwards as often as the order has them."""
+    forwards = micro * (1 + passes_of(plan.order, index))
+    for forward, some in halves(plan, program, index, commons):
+        yield from some * (forwards if forward else micro)
+
+
+def halves(
+    plan: Plan, program: Program, index: int, commons: dict[str, Layout]
+) -> Iterator[tuple[bool, tuple[Collective, ...]]]:
+    """Of one segment in one micro-batch: its conversions, what lowerings run, what is made again; and whether in its
+    forward. Of a last segment in chunks all is."""
     choice, last = plan.choice(index), index == len(program.segments) - 1
     if choice.chunks > 1 and last:
-        yield from _in_chunks(plan, program, index) * micro
+        yield True, tuple(_in_chunks(plan, program, index))
         return
     graph = program.graph(program.segments[index]).at(plan.microbatch)
     run = flow(graph, choice, plan.stage_of(index).mesh, commons)
     carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
     values = graph.values()
-    forwards = micro * (1 + passes_of(plan.order, index))
     for name, made in run.strategies.items():
-        yield from made.collectives_forward * forwards
-        yield from made.collectives_backward * micro if carries[name] else ()
+        yield True, made.collectives_forward
+        yield False, made.collectives_backward if carries[name] else ()
     for step in run.moves.values():
-        yield from step.conversion.forward * forwards
-        yield from step.conversion.backward * micro if values[step.value].grad else ()
+        yield True, step.conversion.forward
+        yield False, step.conversion.backward if values[step.value].grad else ()
     forward = any(made.collectives_forward for made in run.strategies.values())
     if choice.recompute and (forward or any(step.conversion.forward for step in run.moves.values())):
-        yield from replayed(_cut(plan, program, index, plan.microbatch)) * micro
+        yield False, tuple(replayed(_cut(plan, program, index, plan.microbatch)))
 
 
 def _in_chunks(plan: Plan, program: Program, index: int) -> list[Collective]:

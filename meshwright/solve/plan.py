@@ -11,6 +11,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
+from meshwright.plan.loaded import preset_named
 from meshwright.price.parameter import Setting, check_optimizer
 from meshwright.rules import served, warn_of_fallbacks
 from meshwright.solve.assemble import assemble, draft
@@ -66,7 +67,7 @@ def make_plan(
     recompute &= method != "keep"
     asked = pipeline_pins(rest)
     alone = asked.one_stage or method not in ANYWHERE
-    given: dict[str, Any] = {"model": model, "memory_bytes": memory_bytes, "pins": texts}
+    given: dict[str, Any] = {"model": model, "memory_bytes": memory_bytes, "pins": texts, "cluster": _name(cluster)}
     whole = _OneStage(program, cluster, asked.rest, setting, max_axes, recompute, given, progress)
     whole.few, whole.method = not fit, method  # what is pinned down has little left to weigh
     plan, bound_s = None, float("inf")
@@ -90,6 +91,13 @@ def make_plan(
     named = replace(name_axes(program, plan), rules=rules)
     named.verify()
     return named
+
+
+def _name(cluster: Cluster) -> str:
+    """As a plan has it: one that is called as a preset and has other devices is not taken for it later."""
+    preset = preset_named(cluster.name)
+    changed = preset is not None and preset.device_names() != cluster.device_names()
+    return f"{cluster.name} (changed)" if changed else cluster.name
 
 
 class _OneStage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,61 @@ def edited(plan: Plan, change: Any) -> bytes:
         (lambda p: p["segments"].__setitem__(0, 77), r"segments\[0\] is 77"),
         (lambda p: p["choices"][0].update(outputs=["[I, I]"]), r"choices\[0\].outputs"),
         (lambda p: p["stages"][0].update(end=1), "stages cover"),
+        (lambda p: p.update(batch=0), "batch is 0"),
+        (lambda p: p["choices"][-1].update(chunks=-1), r"choices\[2\].chunks is -1"),
+        (lambda p: p["choices"][-1].update(chunks=7), r"choices\[2\].chunks is 7"),
+        (lambda p: p.update(memory_bytes=-5), "memory_bytes is -5"),
+        (lambda p: p.update(memory_bytes=1000), "memory_bytes is 1000"),
+        (lambda p: p["predicted"].update(step_s=-1.0), r"predicted.step_s is -1.0"),
+        (lambda p: p["predicted"].update(peak_bytes=-1), r"predicted.peak_bytes is -1"),
+        (lambda p: p.update(cluster="dgx-h100:1"), r"cluster is 'dgx-h100:1', .* 2 x cpu"),
+        (lambda p: p.update(cluster="local:3"), "cluster is 'local:3'"),
+        (lambda p: p.update(pins=["tp=9"]), "pins: pin tp=9"),
+        (lambda p: p.update(pins=["mesh=2x1"]), "pins: pin mesh=2x1"),
+        (lambda p: p.update(pins=["pp=2"]), "pins: pin pp=2"),
+        (lambda p: p.update(pins=["nonsense"]), "pins: pin 'nonsense'"),
+        (lambda p: p.update(precision="fp8"), "precision is 'fp8'"),
+        (lambda p: p.update(optimizer="lion"), "lion"),
+        (lambda p: p.update(schedule="gpipe"), "schedule is 'gpipe'"),
+        (lambda p: p["parameters"]["layers.0.up.weight"].update(storage="[P]"), r"layers.0.up.weight.storage is \[P\]"),
     ],
 )
 def test_an_edit_to_nonsense_is_refused_with_the_field(plan: Plan, change: Any, fault: str) -> None:
     with pytest.raises(PlanError, match=fault):
         Plan.from_json(edited(plan, change))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "pins", "part"),
+    [
+        ("local:2", ("pp=2",), 1.0),
+        ("local:4", ("pp=2", "dp=2", "microbatch=2"), 1.0),
+        ("local:3", ("pp=2+1",), 1.0),
+        ("local:4", ("mesh=2x2", "dp=2", "tp=2", "*.up.weight=S(0) on tp"), 1.0),
+        ("local:2", ("zero=3:2",), 1.0),
+        ("local:2", ("dp=2",), 0.8),
+        ("local:1", ("recompute=rotor", "microbatch=1"), 0.8),
+    ],
+)
+def test_what_the_planner_writes_is_read(cluster: str, pins: tuple[str, ...], part: float) -> None:
+    """part: of the memory that it takes where there is enough."""
+    program = capture(*small_model("gpt"))
+    free = [text for text in pins if not text.startswith("recompute")]
+    plan = make_plan(program, load_cluster(cluster), pins=free)
+    if part < 1:
+        limit = int(part * plan.predicted.peak_bytes)
+        plan = make_plan(program, load_cluster(cluster), pins=pins, memory_bytes=limit)
+        assert plan.recomputes or plan.order or plan.microbatches > 1
+    found = plan.predicted
+    assert Plan.from_json(plan.to_json()) == plan
+    assert found.static_bytes + found.resident_bytes + found.transient_bytes == found.peak_bytes
+
+
+def test_a_preset_with_other_devices_is_not_taken_for_it() -> None:
+    changed = replace(load_cluster("local:2"), name="local:3")
+    plan = make_plan(capture(*small_model("llama")), changed, pins=("dp=2",))
+    assert plan.cluster == "local:3 (changed)"
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_a_layout_that_is_none_is_refused(plan: Plan) -> None:

@@ -99,6 +99,15 @@ def test_one_stage_is_the_sum_of_its_points() -> None:
     assert found.peak_bytes == 60 + 6
 
 
+def test_what_collectives_take_of_a_segment_is_exposed() -> None:
+    cost = SegmentCost(1.0, 2.0, 2.0, forward_wire_s=0.25, backward_wire_s=1.0)
+    made = pipeline([1, 2], 3)
+    for schedule in ("1f1b", "zero-bubble"):
+        found = simulate(lists(made, ORDERS[schedule](made)), Costs([cost] * 2))
+        assert found.step_s == uniform(schedule, 2, 3, SegmentCost(1.0, 2.0, 2.0)).step_s
+        assert [(one.busy_s, one.exposed_s) for one in found.stages] == [(3 * 3.75, 3 * 1.25)] * 2
+
+
 def test_a_smaller_last_micro_batch_takes_less() -> None:
     """Stage 0 ends its backwards, two seconds each, at 6.5 + 3 x 2; that of the last one takes one."""
     made = pipeline([1, 2], 4)

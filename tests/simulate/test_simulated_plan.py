@@ -28,6 +28,17 @@ def test_a_plan_of_one_stage_takes_what_was_predicted(pins: tuple[str, ...]) -> 
     assert simulate_plan(plan, program, overlap=False).step_s >= found.step_s * (1 - 1e-9)
 
 
+def test_collectives_inside_segments_are_exposed() -> None:
+    """All that a tensor-parallel plan communicates is: nothing hides it."""
+    program = capture(*small_model("gpt"))
+    plan = make_plan(program, load_cluster("local:2"), pins=("tp=2", "zero=0"))
+    found = simulate_plan(plan, program)
+    assert found.stages[0].exposed_s == pytest.approx(plan.predicted.communication_s - plan.predicted.hidden_s)
+    assert 0 < found.exposed < 1
+    assert found.step_s == pytest.approx(plan.predicted.step_s, rel=1e-6)
+    assert found.stages[0].busy_s + found.stages[0].exposed_s == pytest.approx(found.step_s)
+
+
 def test_a_pipeline_reduces_gradients_beside_the_backward_of_its_first_stage() -> None:
     program = capture(*small_model("gpt"))
     plan = make_plan(program, load_cluster("local:4"), pins=("pp=2", "dp=2", "zero=0", "microbatch=3"))

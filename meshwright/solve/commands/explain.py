@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,27 +31,41 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.plan import Plan
     from meshwright.plan.diff import diff
     from meshwright.plan.explain import explain
     from meshwright.plan.origin import program_of
-    from meshwright.price.check import check_plan
     from meshwright.solve.whatif import what_if
 
-    plan = Plan.load(args.plan)
+    plan, program = _checked(args.plan)
     if args.against:
-        print(diff(plan, Plan.load(args.against)) or "the two plans decide the same")
+        print(diff(plan, _checked(args.against)[0]) or "the two plans decide the same")
         return 0
     if not args.names and not args.what_if:
         print(explain(plan))
         return 0
-    program = program_of(plan, args.plan)
-    check_plan(plan, program)
+    program = program or program_of(plan, args.plan)  # which says why there is none
     if args.what_if:
         other = what_if(plan, program, args.what_if, args.cluster)
         print(diff(plan, other) or "the plan stays as it is")
     _alternatives(plan, program, args.names, args.limit)
     return 0
+
+
+def _checked(path: str) -> tuple[Plan, Program | None]:
+    """A plan file that nobody made nonsense of, and its Program where its model is here."""
+    from meshwright.plan import Plan
+    from meshwright.plan.origin import program_here
+    from meshwright.price.check import check_plan
+    from meshwright.solve.pin_words import check_storage
+
+    plan = Plan.load(path)
+    program, why = program_here(plan, path)
+    if program is not None:
+        check_plan(plan, program)
+        check_storage(plan.pins, program)
+    elif why:
+        print(f"meshwright: {path} is not held against its model {plan.model}: {why}", file=sys.stderr)
+    return plan, program
 
 
 def _alternatives(plan: Plan, program: Program, names: list[str], limit: int) -> None:

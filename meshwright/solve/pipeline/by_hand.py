@@ -6,6 +6,7 @@ hand-made pipeline is a plan like those that are searched: `equal_cuts` with any
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -58,6 +59,7 @@ def cut_stages(
     by_key = dict(zip(map(_key, choices), choices, strict=True))
     plan = replace(
         plans[0],
+        cluster=" and ".join(f"{n} x {name}" for name, n in _devices(meshes).items()),
         stages=tuple(stages),
         choices=tuple(by_key[key] for key in distinct),
         segments=tuple(distinct.index(_key(choice)) for choice in choices),
@@ -100,6 +102,11 @@ def _meshes(plans: Sequence[Plan], ranks: Sequence[Sequence[int]] | None) -> lis
         ends = [sum(plan.world_size for plan in plans[: k + 1]) for k in range(len(plans))]
         ranks = [range(end - plan.world_size, end) for end, plan in zip(ends, plans, strict=True)]
     return [replace(plan.mesh, ranks=tuple(own)) for plan, own in zip(plans, ranks, strict=True)]
+
+
+def _devices(meshes: Sequence[Mesh]) -> Counter[str]:
+    """How many of each kind the stages take together."""
+    return Counter({rank: mesh.device.name for mesh in meshes for rank in mesh.ranks}.values())
 
 
 def _key(choice: Choice) -> str:

@@ -217,16 +217,18 @@ def _figures(plan: Plan, costs: Costs, timeline: Timeline) -> dict[str, object]:
     busiest = max(range(len(stages)), key=lambda i: stages[i].busy_s)
     fullest = max(stages, key=lambda stage: stage.peak_bytes)
     own: list[SegmentCost] = [costs.segments[i] for stage in plan.groups[busiest] for i in stage.segments]
-    micro, held = plan.microbatches, fullest.resident_bytes * fullest.in_flight // len(fullest.forward_s)
+    micro, static = plan.microbatches, min(fullest.static_bytes, fullest.peak_bytes)
+    held = fullest.resident_bytes * fullest.in_flight // len(fullest.forward_s)
+    held = min(held, fullest.peak_bytes - static)  # gradients come when some of it is gone: of the peak, the parts
     return {
         "step_s": timeline.step_s,
         "forward_s": micro * sum(cost.forward_s for cost in own),
         "backward_s": micro * sum(cost.backward_s for cost in own),
         "parameters_s": sum(cost.first_s + cost.last_s for cost in own),
         "optimizer_s": sum(cost.step_s for cost in own),
-        "static_bytes": fullest.static_bytes,
+        "static_bytes": static,
         "resident_bytes": held,
-        "transient_bytes": max(0, fullest.peak_bytes - fullest.static_bytes - held),
+        "transient_bytes": fullest.peak_bytes - static - held,
         "peak_bytes": fullest.peak_bytes,
         "stages": stages,
         "bubble": timeline.bubble,

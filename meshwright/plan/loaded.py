@@ -1,0 +1,138 @@
+"""What a plan's file may not say whatever its model is: figures of nothing, a cluster or pins that its mesh denies.
+
+Plans that are made need not be asked: these fields come from a search, and disagree only where somebody edited them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from meshwright.cluster import load_cluster
+from meshwright.errors import ClusterError, PlanError
+from meshwright.layout import Layout
+
+if TYPE_CHECKING:
+    from meshwright.cluster import Cluster
+    from meshwright.plan.plan import Plan
+    from meshwright.plan.records import Prediction, StagePrediction
+
+ROUNDING = 1e-9
+"""Of a step: a difference of sums may be this much below zero."""
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "searched")
+"""What plans of several stages may say; those of one are `one-stage`."""
+
+PRECISIONS = ("fp32", "bf16", "mixed")
+
+UNDO = "undo the edit, or plan again"
+
+
+def check_loaded(plan: Plan) -> None:
+    """Raises PlanError with the field."""
+    _check_words(plan)
+    _check_states(plan)
+    _check_chunks(plan)
+    _check_predicted(plan)
+    _check_memory(plan)
+    _check_cluster(plan)
+    _check_pins(plan)
+
+
+def _check_words(plan: Plan) -> None:
+    if plan.precision not in PRECISIONS:
+        raise PlanError(f"precision is {plan.precision!r}", f"one of {', '.join(PRECISIONS)}", UNDO)
+    orders = ("one-stage",) if len(plan.stages) == 1 else SCHEDULES
+    if plan.schedule not in orders:
+        count = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+        raise PlanError(f"schedule is {plan.schedule!r} with {count}", " or ".join(orders), UNDO)
+    import_module("meshwright.price.parameter").check_optimizer(plan.optimizer)  # price stands after plan
+
+
+def _check_states(plan: Plan) -> None:
+    """A weight is stored whole or split, and computed with so, or whole for different work."""
+    for name, entry in plan.parameters.items():
+        for where, text, kinds in (("storage", entry.storage, "SI"), ("compute", entry.compute, "SIR")):
+            if any(state.kind not in kinds for state in Layout.parse(text)):
+                allowed = ", ".join("S(dim)" if kind == "S" else kind for kind in kinds)
+                raise PlanError(f"parameters.{name}.{where} is {text}", f"states {allowed}", UNDO)
+
+
+def _check_chunks(plan: Plan) -> None:
+    for index, choice in enumerate(plan.choices):
+        if choice.chunks < 1 or plan.microbatch % choice.chunks:
+            given = f"choices[{index}].chunks is {choice.chunks} with micro-batches of {plan.microbatch}"
+            raise PlanError(given, f"a divisor of {plan.microbatch}", UNDO)
+
+
+def _check_predicted(plan: Plan) -> None:
+    """Seconds, bytes and shares are not negative."""
+    least_s = -ROUNDING * abs(plan.predicted.step_s)
+    parts: list[tuple[str, Prediction | StagePrediction]] = [("predicted", plan.predicted)]
+    parts += [(f"predicted.stages[{number}]", stage) for number, stage in enumerate(plan.predicted.stages)]
+    for where, part in parts:
+        for entry in fields(part):
+            value = getattr(part, entry.name)
+            for one in value if isinstance(value, tuple) else (value,):
+                least = 0 if isinstance(one, int) else least_s if entry.name.endswith("_s") else -ROUNDING
+                if isinstance(one, int | float) and one < least:
+                    raise PlanError(f"{where}.{entry.name} is {one}", "zero or more", UNDO)
+
+
+def _check_memory(plan: Plan) -> None:
+    limit, peak = plan.memory_bytes, plan.predicted.peak_bytes
+    if limit is not None and limit < max(1, peak):
+        expected = f"at least predicted.peak_bytes, {peak}" if limit > 0 else "a size in bytes, or null for no limit"
+        raise PlanError(f"memory_bytes is {limit}", expected, UNDO)
+
+
+def preset_named(name: str) -> Cluster | None:
+    """The preset of this name, where it is one's; clusters of one's own are called anything."""
+    if name.endswith(".toml"):
+        return None
+    try:
+        return load_cluster(name)
+    except ClusterError:
+        return None
+
+
+def _check_cluster(plan: Plan) -> None:
+    preset = preset_named(plan.cluster)
+    if preset is None:
+        return
+    kinds = set(preset.device_names())
+    found = {stage.mesh.device.name for stage in plan.stages}
+    if plan.world_size != preset.device_count or not found <= kinds:
+        raise PlanError(
+            f"cluster is {plan.cluster!r}, while stages[].mesh has {plan.world_size} x {' and '.join(sorted(found))}",
+            f"the cluster that it was made for; {plan.cluster} has {preset.device_count} x {' and '.join(kinds)}",
+            UNDO,
+        )
+
+
+def _check_pins(plan: Plan) -> None:
+    """Each stage's mesh has the axes that pins speak of, and there are as many stages as they say."""
+    pins = import_module("meshwright.solve.pins")  # solve stands after plan
+    try:
+        import_module("meshwright.solve.pin_spelling").check_spelling(plan.pins)
+        shape = pins.pinned_mesh(plan.pins)
+        rest = [text for text in plan.pins if text.partition("=")[0] not in ("pp", "schedule", "recompute")]
+        for stage in plan.stages if rest else ():
+            if shape is not None and stage.mesh.sizes != shape:
+                raise PlanError(f"pin mesh={'x'.join(map(str, shape))}", f"the mesh's own sizes, {stage.mesh.sizes}")
+            pins.pin_readings(rest, stage.mesh)
+        _check_stages(plan)
+    except PlanError as error:
+        raise PlanError(f"pins: {error.given}", error.expected, UNDO) from error
+
+
+def _check_stages(plan: Plan) -> None:
+    sizes = [group[0].mesh.world_size for group in plan.groups]
+    for key, _, value in (text.partition("=") for text in plan.pins):
+        if key != "pp":
+            continue
+        parts = value.split("+")
+        own = map(str, sizes if len(parts) > 1 else [len(sizes)])
+        if sorted(parts) != sorted(own):
+            raise PlanError(f"pin pp={value}", f"the plan's own {len(sizes)} stages of {sizes} devices")

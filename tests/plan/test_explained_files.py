@@ -1,0 +1,64 @@
+"""`meshwright explain` of an edited file: refused with the field, against the model where that is here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meshwright as mw
+from meshwright.capture import capture
+from meshwright.cli import main
+from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
+from meshwright.models.reference import parse_reference
+from meshwright.plan import Plan
+from meshwright.solve.plan import make_plan
+
+MODEL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
+UP = "layers.0.up.weight"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    program = capture(*parse_reference(MODEL).meta(4))
+    return make_plan(program, load_cluster("local:2"), model=MODEL, pins=("tp=2",))
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (lambda p: None, 0, ""),
+        (lambda p: p.update(fingerprint="0" * 16), 2, "its fingerprint is 0000000000000000"),
+        (lambda p: p.update(model=MODEL.replace("layers=1", "layers=2")), 2, "another model (gpt?layers=2"),
+        (lambda p: p.update(model="gpx"), 2, "model is 'gpx': unknown model"),
+        (lambda p: p["parameters"][UP].update(storage="[S(9)]"), 2, f"{UP}.storage"),
+        (lambda p: p["parameters"].pop(UP), 2, f"parameters differ in {UP}"),
+        (lambda p: p["choices"][1].update(recompute=["nonsense"]), 2, "names nonsense"),
+        (lambda p: p.update(batch=7), 2, "inputs.tokens"),
+        (lambda p: p.update(pins=["nothing.*=S(0)"]), 2, "nothing.*=S(0) matches no parameter"),
+        (lambda p: p.update(model=""), 0, ""),
+        (lambda p: p.update(model="gone.py:make"), 0, "not held against its model gone.py:make: no file"),
+        (lambda p: p.update(model="gone.py:make", memory_bytes=5), 2, "memory_bytes is 5"),
+    ],
+)
+def test_explain_refuses_an_edit_to_nonsense(
+    plan: Plan, change: Any, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, path = json.loads(plan.to_json()), tmp_path / "plan.json"
+    change(plain)
+    path.write_text(json.dumps(plain))
+    assert main(["explain", str(path)]) == code
+    told = capsys.readouterr()
+    assert said in told.err
+    assert ("predicted step" in told.out) == (code == 0)
+
+
+@pytest.mark.parametrize("batch", [0, -8, 2.5])
+def test_a_batch_of_nothing_is_refused_by_itself(batch: Any) -> None:
+    model, samples, loss = parse_reference(MODEL).meta(4)
+    with pytest.raises(PlanError, match=f"global_batch {batch}") as caught:
+        mw.plan(model, samples, "local:1", global_batch=batch, loss=loss)
+    assert "pin" not in str(caught.value)
