@@ -12,13 +12,13 @@ from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.program import Program
 from meshwright.cluster import Device, Mesh, load_cluster
 from meshwright.cluster.device_table import GPUS
-from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes, show_bytes
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.methods import check_method
 from meshwright.solve.memory.plan import one_device_plan
+from meshwright.solve.memory.refuse import NoRoomError
 
 REFERENCE = "H200-SXM-141GB"
 LOSS, LOSS_BYTES = 0.02, 400 << 20
@@ -77,16 +77,19 @@ def fit_plan(
     room = room_bytes(budget, device)
     try:
         return replace(found.within(room, method), memory_bytes=budget)
-    except PlanError as error:
-        if budget is None or room == budget or method != "auto":
+    except NoRoomError as error:
+        if budget is None or room == budget:
             raise
-        least = found.least().all
+        least = error.least_bytes
         needed = budget_bytes(least, device)
-        raise PlanError(
-            f"no plan fits in {show_bytes(budget)} on one device ({device.name})",
-            f"at least {needed:,} bytes ({show_bytes(needed)}): {show_bytes(needed - least)} of it may be lost by the "
-            f"allocator, and of the rest {error.expected.partition(': ')[2]}",
+        rest = error.expected.partition(": ")[2]
+        raise NoRoomError(
+            f"no plan fits{'' if method == 'auto' else f' by {method}'} in {show_bytes(budget)} on one device "
+            f"({device.name})",
+            f"{needed:,} bytes ({show_bytes(needed)}), which do: {show_bytes(needed - least)} of it may be lost by the "
+            f"allocator{f', and of the rest {rest}' if rest else ''}",
             error.todo,
+            needed,
         ) from error
 
 

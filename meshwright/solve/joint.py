@@ -20,15 +20,14 @@ from heapq import heapify, heappop, heappush
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.chain import floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.intra.walk import least_cost
-from meshwright.solve.points import Ways
-from meshwright.solve.refine import least_peak, refine
+from meshwright.solve.refine import refine
 from meshwright.solve.search import SAME, Candidate, Progress, any_evener, search
 from meshwright.solve.sweep import swept
-from meshwright.solve.together import DEAREST, FEWER, Assemble, Together, weighed
+from meshwright.solve.together import FEWER, Assemble, Together, weighed
 
 PRICES = (1e-12, 1e-11, 3e-11, 1e-10, 3e-10, 1e-9, 1e-8)
 MOST_REFINED = 10
@@ -111,13 +110,6 @@ def joint_search(
         last = refine(best, program, budget_bytes, flat=flat)
         best = last if last and last.predicted.step_s < best.predicted.step_s else best
     return best, min(bounds, default=known_s)
-
-
-def least_bytes(candidate: Candidate, program: Program, assemble: Assemble) -> int:
-    """The least peak of the sharding that holds least, everything made again that can be."""
-    frontier = candidate.frontier(candidate.microbatches[-1])
-    plan = assemble(chain_at(frontier, DEAREST), frontier)
-    return least_peak(Ways.of(plan, program), plan.microbatches)
 
 
 def _entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> Iterable[_Entry]:

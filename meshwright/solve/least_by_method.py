@@ -1,56 +1,67 @@
-"""When no plan fits that saves memory in the way a pin names: the fewest bytes in which one does."""
+"""When no plan fits: the fewest bytes found in which one does, saving memory in the way a pin names or in any."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 from meshwright.solve.intra.chain import DEAREST, chain_at
-from meshwright.solve.intra.frontier import Frontier
-from meshwright.solve.intra.mix import Chain
 from meshwright.solve.memory.methods import ORDERED, fixed_ways
+from meshwright.solve.memory.refuse import least_where
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.points import Ways
+from meshwright.solve.refine import least_peak
+from meshwright.solve.refuse import Smallest
 from meshwright.solve.search import Candidate
-
-NEAR = 1.002
-"""Budgets between which no other is tried."""
+from meshwright.solve.together import Assemble
 
 
 def least_by_method(
-    candidate: Candidate, program: Program, assemble: Callable[[Chain, Frontier], Plan], method: str
-) -> int:
-    """Of the sharding that holds least, in the most micro-batches: a budget in which it fits."""
+    candidate: Candidate, program: Program, assemble: Assemble, method: str, refused_bytes: int
+) -> Smallest:
+    """Of the sharding that holds least, in the most micro-batches: a budget in which it fits. refused_bytes: one in
+    which it does not."""
     frontier = candidate.frontier(candidate.microbatches[-1])
     plan = assemble(chain_at(frontier, DEAREST), frontier)
+    if method in ("auto", "flat"):
+        return _least_any(plan, program, Ways.of(plan, program), method, refused_bytes)
     ways = Ways.of(plan, program, ())
+    how = "weights and values cut as far as they go"
     if method in ORDERED:
-        return _least_ordered(plan, program, ways, method)
+        return Smallest(_least_ordered(plan, program, ways, method, refused_bytes), how, plan.microbatches)
     picked = fixed_ways(program, ways.curves.plan, ways.curves.options, method)
-    return ways.predicted(picked, plan.microbatches).peak_bytes
+    return Smallest(ways.predicted(picked, plan.microbatches).peak_bytes, how, plan.microbatches)
 
 
-def _least_ordered(plan: Plan, program: Program, ways: Ways, method: str) -> int:
-    """Doubled until an order fits, then halved between what does and what does not: an order is looked for in parts of
-    the budget, so that it may not be found again in no more than it takes."""
-    low, high = ways.static_bytes, 2 * ways.static_bytes
-    while refine_nested(plan, program, ways, high, method) is None:
-        low, high = high, 2 * high
-    while high > NEAR * low:
-        middle = (low + high) // 2
-        fits = refine_nested(plan, program, ways, middle, method) is not None
-        low, high = (low, middle) if fits else (middle, high)
-    return high
+def _least_any(plan: Plan, program: Program, ways: Ways, method: str, refused_bytes: int) -> Smallest:
+    """Everything made again that can be. On one device, where a search under that limit looks at this sharding and no
+    other, in a nested order too."""
+    flat = Smallest(least_peak(ways, plan.microbatches), "everything recomputed", plan.microbatches)
+    if method == "flat" or plan.world_size > 1 or flat.bytes <= refused_bytes + 1:
+        return flat
+
+    def fits(budget: int) -> bool:
+        return budget >= flat.bytes or refine_nested(plan, program, ways, budget) is not None
+
+    nested = least_where(fits, max(refused_bytes, ways.static_bytes), flat.bytes, len(program.segments))
+    return min(flat, Smallest(nested, "segments run forward more than once", plan.microbatches))
 
 
-def no_room(method: str, budget_bytes: int, least_bytes: int) -> PlanError:
+def _least_ordered(plan: Plan, program: Program, ways: Ways, method: str, refused_bytes: int) -> int:
+    """An order is looked for in parts of the budget, so that it may not be found again in no more than it takes."""
+    low = max(refused_bytes, ways.static_bytes)
+
+    def fits(budget: int) -> bool:
+        return refine_nested(plan, program, ways, budget, method) is not None
+
+    return least_where(fits, low, 2 * low, len(program.segments))
+
+
+def no_room(method: str, budget_bytes: int, least: Smallest) -> PlanError:
     pin = f"recompute={method}"
     return PlanError(
         f"no plan with {pin} fits in {budget_bytes:,} bytes ({show_bytes(budget_bytes)})",
-        f"at least {least_bytes:,} bytes ({show_bytes(least_bytes)}), {least_bytes - budget_bytes:,} more: weights and "
-        "values cut as far as they go, in the most micro-batches",
-        f"raise the limit, drop the pin {pin}, use more devices or make the batch smaller",
+        f"{least.bytes:,} bytes ({show_bytes(least.bytes)}), {least.bytes - budget_bytes:,} more, which do: {least}",
+        f"raise the limit, drop the pin {pin} or make the batch smaller",
     )

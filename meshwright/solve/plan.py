@@ -20,12 +20,11 @@ from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_can
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.joint import joint_search
-from meshwright.solve.joint import least_bytes as least_recomputing
 from meshwright.solve.least_by_method import least_by_method, no_room
 from meshwright.solve.pin_words import check_storage, check_words
 from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
 from meshwright.solve.pipeline.search import pipeline_search
-from meshwright.solve.refuse import does_not_fit, least_of
+from meshwright.solve.refuse import Smallest, does_not_fit, least_of
 from meshwright.solve.roles import name_axes
 from meshwright.solve.search import SAME, Candidate, Found, Progress, anyway, search
 
@@ -83,7 +82,11 @@ def make_plan(
         chosen = whole.anyway()
         plan = whole.written(*chosen) if chosen else None
     if plan is None:
-        raise no_pipeline(asked, cluster, memory_bytes) if asked.pipeline else whole.refusal(memory_bytes)
+        raise (
+            no_pipeline(asked, cluster, memory_bytes)
+            if asked.pipeline
+            else whole.refusal(memory_bytes, stages=not alone)
+        )
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
     plan = plan.with_prediction(gap=gap if gap > ROUNDING else 0.0)
@@ -176,21 +179,20 @@ class _OneStage:
         """The fastest of the most micro-batches, whether it fits or not."""
         return anyway(self.candidates).best
 
-    def refusal(self, memory_bytes: int | None) -> PlanError:
-        """Why there is no plan."""
+    def refusal(self, memory_bytes: int | None, stages: bool) -> PlanError:
+        """Why there is no plan. stages: pipelines were allowed too."""
         if self.refused is not None:
             return self.refused
+        budget = self.budget(memory_bytes)
         looked_at = [one for one in self.candidates if not one.later] or self.candidates
         if self.method not in ANYWHERE:
-            return no_room(self.method, self.budget(memory_bytes), min(map(self._least, looked_at)))
-        least = kept = min(least_of(one) for one in looked_at)
+            return no_room(self.method, budget, min(self._least(one, budget) for one in looked_at))
+        least = min(least_of(one) for one in looked_at)
         if self.recompute:
-            least = min(least, *map(self._least, looked_at))
+            least = min(least, *(self._least(one, budget) for one in looked_at))
         tight = partial(tight_candidate, self.program, setting=self.setting)
-        return does_not_fit(self.cluster, self.budget(memory_bytes), least, tight, again=least < kept)
+        return does_not_fit(self.cluster, budget, least, tight, stages and self.cluster.device_count > 1)
 
-    def _least(self, candidate: Candidate) -> int:
+    def _least(self, candidate: Candidate, budget: int) -> Smallest:
         """The fewest bytes found in which a plan fits that saves memory as it is to be saved."""
-        if self.method in (*ANYWHERE, "flat"):
-            return least_recomputing(candidate, self.program, self.drafted)
-        return least_by_method(candidate, self.program, self.drafted, self.method)
+        return least_by_method(candidate, self.program, self.drafted, self.method, budget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import MeshwrightError, PlanError
@@ -13,29 +14,40 @@ from meshwright.solve.search import Candidate
 MOST_DEVICES = 1 << 14
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Smallest:
+    """Bytes in which a plan of one stage was found to fit, and how it does."""
+
+    bytes: int
+    how: str
+    microbatches: int
+
+    def __str__(self) -> str:
+        pieces = f"{self.microbatches} micro-batches" if self.microbatches > 1 else "one micro-batch"
+        return f"{self.how}, in {pieces}"
+
+
 def does_not_fit(
-    cluster: Cluster, budget: int, least: int, tight: Callable[[Cluster], Candidate], again: bool = False
+    cluster: Cluster, budget: int, least: Smallest, tight: Callable[[Cluster], Candidate], stages: bool = False
 ) -> PlanError:
-    """least: the fewest bytes found to do. tight: of a larger cluster, the mesh that leaves most room. again: `least`
-    is that of recomputing."""
+    """least: the fewest bytes found to do. tight: of a larger cluster, the mesh that leaves most room. stages:
+    pipelines are allowed, of which the least is not known."""
     device = cluster.mesh((cluster.device_count,)).device
     larger = _smallest_that_fits(cluster, budget, tight)
-    more = f"use {larger.name} ({larger.device_count} devices), " if larger else "use more devices, "
+    more = f"use {larger.name} ({larger.device_count} devices), " if larger else ""
     return PlanError(
         f"no plan fits in {budget:,} bytes on each of {cluster.device_count} devices ({device.name})",
-        f"at least {least:,} bytes ({show_bytes(least)}), {least - budget:,} more, in one stage: {_how(again)}",
+        f"{least.bytes:,} bytes ({show_bytes(least.bytes)}), {least.bytes - budget:,} more, which do in one stage: "
+        f"{least}{'; a pipeline may need less' if stages else ''}",
         f"{more}raise the memory limit, or make the batch smaller",
     )
 
 
-def _how(again: bool) -> str:
-    return "everything recomputed, in the most micro-batches" if again else "weights and values cut as far as they go"
-
-
-def least_of(candidate: Candidate) -> int:
+def least_of(candidate: Candidate) -> Smallest:
     """Fewest samples at a time, or as many as there are: the ends are tried."""
     numbers = {candidate.microbatches[0], candidate.microbatches[-1]}
-    return min(least_bytes(candidate.frontier(number)) for number in sorted(numbers))
+    how = "weights and values cut as far as they go"
+    return min(Smallest(least_bytes(candidate.frontier(number)), how, number) for number in sorted(numbers))
 
 
 def _smallest_that_fits(cluster: Cluster, budget: int, tight: Callable[[Cluster], Candidate]) -> Cluster | None:
@@ -46,7 +58,7 @@ def _smallest_that_fits(cluster: Cluster, budget: int, tight: Callable[[Cluster]
 
     def fitting(n: int) -> Cluster | None:
         larger = load_cluster(f"{kind}:{n}")
-        return larger if least_of(tight(larger)) <= budget else None
+        return larger if least_of(tight(larger)).bytes <= budget else None
 
     low = int(count)
     try:

@@ -37,7 +37,7 @@ def made(statistics: bool = False) -> tuple[nn.Module, dict[str, Tensor]]:
 def least(model: nn.Module, batch: dict[str, Tensor], method: str) -> int:
     with pytest.raises(PlanError, match="no plan fits") as caught:
         fit_plan(model, batch, 1000, device=this_device(), method=method)
-    return int(str(caught.value).split("at least ")[1].split(" bytes")[0].replace(",", ""))
+    return int(caught.value.expected.split(" bytes")[0].removeprefix("at least ").replace(",", ""))
 
 
 def gradients(trainer: mw.Trainer, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -22,10 +22,10 @@ from meshwright.solve.memory.curve import Kept, kept_curve, undominated
 from meshwright.solve.memory.held import optimizer_s, static_bytes
 from meshwright.solve.memory.inner import CHUNKS, inner_options
 from meshwright.solve.memory.methods import FIXED, ORDERED, check_method, cut_way, fixed_ways, order_by
-from meshwright.solve.memory.nested import Chained, least_room_bytes, with_order
+from meshwright.solve.memory.nested import Chained, with_order
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.plan import with_kept
-from meshwright.solve.memory.refuse import Least
+from meshwright.solve.memory.refuse import Least, NoRoomError, least_where
 from meshwright.solve.memory.tail import tail_options
 from meshwright.solve.memory.traced import Tracer, traced_for
 
@@ -110,9 +110,12 @@ class Curves:
             if order is not None and (found is None or order.seconds < found.seconds):
                 plan = replace(with_kept(self.plan, order.picked), memory_bytes=budget_bytes)
                 return with_order(plan, order, self.static_bytes, self.step_s, self.fastest_s)
+        if method == "sqrt":  # not even the gradients fit
+            raise _too_much(method, self._chen_bytes(), budget, self.plan)
         if flat is None:
             chunks = max(kept.chunks for kept in self.options[-1])
-            raise self.least().refusal(budget, self.plan.mesh.device.name, self.static_bytes, chunks, method)
+            least = self.least(method, budget)
+            raise least.refusal(budget, self.plan.mesh.device.name, self.static_bytes, chunks, method)
         return flat
 
     def _fixed(self, method: str, budget: int, given: int | None) -> Plan:
@@ -146,12 +149,25 @@ class Curves:
             )
             yield replace(self, options=options, static_bytes=self.static_bytes + aside)
 
-    def least(self) -> Least:
-        """The smallest budgets that have a plan."""
-        away = min((wider.least_bytes for wider in self.wider()), default=self.least_bytes)
-        room = self.least_bytes - self.static_bytes
-        nested = max(least_room_bytes(self.chained(), room), sum(self.gradients))
-        return Least(self.least_bytes, away, min(self.static_bytes + nested, away))
+    def least(self, method: str = "auto", refused: int = 0) -> Least:
+        """Small budgets that have a plan. refused: one that was found to have none."""
+        flat, static, segments = self.least_bytes, self.static_bytes, len(self.options)
+        away = min((wider.least_bytes for wider in self.wider()), default=flat)
+        low = max(0, refused - static, sum(self.gradients) - 1)
+        if method == "flat" or (method == "auto" and low >= flat - static):
+            return Least(flat, away, flat if method == "flat" else min(flat, away))
+        chained, order = self.chained(), "nested" if method == "auto" else method
+
+        def fits(room: int) -> bool:
+            flatly = method == "auto" and static + room >= flat
+            return flatly or order_by(chained, order, room) is not None
+
+        nested = static + least_where(fits, low, max(low + 1, flat - static), segments)
+        return Least(flat, away, min(nested, away) if method == "auto" else nested)
+
+    def _chen_bytes(self) -> int:
+        order = order_by(self.chained(), "sqrt", 0)
+        return self.static_bytes + max(order.peak_bytes if order else 0, sum(self.gradients))
 
     def chained(self) -> Chained:
         """What a nested order is made of."""
@@ -169,12 +185,13 @@ class Curves:
         return found is None or (len(self.options) <= MOST_NESTED and found.seconds > SLOWER * self.fastest_s)
 
 
-def _too_much(method: str, peak: int, budget: int, plan: Plan) -> PlanError:
+def _too_much(method: str, peak: int, budget: int, plan: Plan) -> NoRoomError:
     """Of a method that has one size."""
-    return PlanError(
+    return NoRoomError(
         f"{method} takes more than {show_bytes(budget)} on one device ({plan.mesh.device.name})",
         f"at least {peak:,} bytes ({show_bytes(peak)})",
         "raise the limit, leave the method to auto, make the batch smaller, use more devices",
+        peak,
     )
 
 
@@ -192,6 +209,7 @@ def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan
         backward_s=plan.microbatches * backward_s,
         optimizer_s=found.step_s,
         static_bytes=found.static_bytes,
+        late_gradients=True,
         resident_bytes=resident,
         transient_bytes=max(0, peak - found.static_bytes - resident),
         peak_bytes=peak,

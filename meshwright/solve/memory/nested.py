@@ -129,16 +129,6 @@ def nested_order(chained: Chained, room_bytes: int) -> Nested | None:
     return None
 
 
-def least_room_bytes(chained: Chained, most_bytes: int) -> int:
-    """The least, to 1 %, for which an order is found; `most_bytes` where none is found below that."""
-    low, high = 0, most_bytes
-    while high - low > max(1, high // 100):
-        middle = (low + high) // 2
-        found = nested_order(chained, middle)
-        low, high = (middle, high) if found is None else (low, middle)
-    return high
-
-
 def played(chained: Chained, steps: Steps, picked: Sequence[Kept]) -> Nested:
     """What an order takes, step by step."""
     segments = chained.program.segments
@@ -184,6 +174,7 @@ def with_order(plan: Plan, found: Nested, static_bytes: int, step_s: float, fast
         backward_s=micro * (found.seconds - forward_s),
         optimizer_s=step_s,
         static_bytes=static_bytes,
+        late_gradients=True,
         resident_bytes=found.held_bytes,
         transient_bytes=found.peak_bytes - found.held_bytes,
         peak_bytes=static_bytes + found.peak_bytes,
