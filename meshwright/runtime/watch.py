@@ -31,7 +31,7 @@ from meshwright.torch_compat import own_store
 TIMEOUT_S = 600.0
 LATE = 3
 """The exit code of a rank that gave up waiting."""
-LAST_LOOK_S = 10.0
+LAST_LOOK_S = 5.0
 """How long the end of a process waits for its watch to come back from the store."""
 
 
