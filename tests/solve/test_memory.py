@@ -15,14 +15,14 @@ from meshwright.solve.refine import refine
 
 
 @pytest.mark.parametrize(
-    "shares", [(0.95, 0.85), pytest.param((0.95, 0.85, 0.75, 0.65, 0.6), marks=pytest.mark.full)], ids=["few", "many"]
+    "shares", [(0.85,), pytest.param((0.95, 0.85, 0.75, 0.65, 0.6), marks=pytest.mark.full)], ids=["few", "many"]
 )
 def test_less_memory_is_never_faster_and_always_kept(shares: tuple[float, ...]) -> None:
     program = capture(*small_model("llama"))
     cluster = load_cluster("local:2")
     free = make_plan(program, cluster)
     before_s = free.predicted.step_s
-    seen = set()
+    seen = {before_s}
     for share in shares:
         limit = int(share * free.predicted.peak_bytes)
         try:
@@ -34,7 +34,7 @@ def test_less_memory_is_never_faster_and_always_kept(shares: tuple[float, ...]) 
         assert 0 <= plan.predicted.gap < 1
         before_s = plan.predicted.step_s
         seen.add(plan.predicted.step_s)
-    assert len(seen) >= 2, "the limits must bind"
+    assert len(seen) > 1, "the limits must bind"
 
 
 def test_a_batch_is_not_cut_where_making_values_again_is_faster() -> None:
