@@ -9,10 +9,18 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+GRACE_S = 30.0
+"""How long ranks may go on once one of them has failed: long enough to find it out for themselves."""
+
+Answer = tuple[bool, Any]
+"""Whether it went well, with the result or the traceback."""
 
 
 def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
@@ -32,44 +40,95 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
 
 
 class GlooPool:
-    """`run(function, *arguments)` calls `function(rank, *arguments)` on all ranks and returns their results."""
+    """`run(function, *arguments)` calls `function(rank, *arguments)` on all ranks and returns their results.
+
+    Ranks of which one has failed are not used again: the next run starts others.
+    """
 
     def __init__(self, size: int) -> None:
+        self.size = size
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+
+    def _start(self) -> None:
         context = mp.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for rank in range(size):
+        for rank in range(self.size):
             ours, theirs = context.Pipe()
             store = str(Path(self._folder.name) / "store")
-            process = context.Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self.size, store, theirs), daemon=True)
             process.start()
+            theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 180) -> list[Any]:
+        if not self._processes:
+            self._start()
         for pipe in self._pipes:
             pipe.send((function, arguments))
-        answers = []
-        for rank, pipe in enumerate(self._pipes):
-            assert pipe.poll(timeout_s), f"rank {rank} gave no answer in {timeout_s} s"
-            try:
-                answers.append(pipe.recv())
-            except EOFError:
-                self._processes[rank].join(10)
-                raise AssertionError(f"rank {rank} ended with {self._processes[rank].exitcode}") from None
-        for rank, (fine, result) in enumerate(answers):
-            assert fine, f"rank {rank} failed:\n{result}"
-        return [result for _, result in answers]
+        answers = _answers(self._pipes, timeout_s)
+        if all(rank in answers and answers[rank][0] for rank in range(self.size)):
+            return _results(answers, {}, timeout_s)
+        codes = {rank: self._code(rank) for rank in range(self.size) if rank not in answers}
+        self._end()
+        return _results(answers, codes, timeout_s)
+
+    def _code(self, rank: int) -> int | None:
+        """That of a rank that has ended; None of one that has not."""
+        self._processes[rank].join(1)
+        return self._processes[rank].exitcode
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes, self._processes = [], []
+        self._folder.cleanup()
 
     def close(self) -> None:
+        if not self._processes:
+            return
         for pipe in self._pipes:
-            pipe.send(None)
+            with suppress(OSError):
+                pipe.send(None)
         for process in self._processes:
             process.join(10)
-            if process.is_alive():
-                process.kill()
-        self._folder.cleanup()
+        self._end()
+
+
+def _answers(pipes: Sequence[Connection], timeout_s: float) -> dict[int, Answer]:
+    """By rank, of those that answered in time; the others get less of it once one has failed."""
+    found: dict[int, Answer] = {}
+    left, end = list(pipes), time.monotonic() + timeout_s
+    while left and (ready := wait(left, end - time.monotonic())):
+        for pipe in left[:]:
+            if pipe not in ready:
+                continue
+            left.remove(pipe)
+            try:
+                found[pipes.index(pipe)] = pipe.recv()
+                fine = found[pipes.index(pipe)][0]
+            except (EOFError, OSError):
+                fine = False
+            if not fine:
+                end = min(end, time.monotonic() + GRACE_S)
+    return found
+
+
+def _results(answers: Mapping[int, Answer], codes: Mapping[int, int | None], timeout_s: float) -> list[Any]:
+    """codes: those with which ranks without an answer ended; None of those that are still at it.
+
+    Where one failed, all that did are told, the one that failed of itself before those that lost it.
+    """
+    failed = {rank: text for rank, (fine, text) in answers.items() if not fine}
+    told = [f"rank {rank} failed:\n{failed[rank]}" for rank in sorted(failed, key=lambda r: "LostError" in failed[r])]
+    for rank, code in codes.items():
+        told.append(f"rank {rank} " + (f"gave no answer in {timeout_s} s" if code is None else f"ended with {code}"))
+    assert not told, "\n".join(told)
+    return [answers[rank][1] for rank in sorted(answers)]
 
 
 def forked(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 180) -> list[Any]:
@@ -86,17 +145,20 @@ def forked(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: 
             theirs.close()
             pipes.append(ours)
             children.append(child)
+        answers = dict[int, Answer]()
         try:
-            for rank, pipe in enumerate(pipes):
-                assert pipe.poll(timeout_s), f"rank {rank} gave no answer in {timeout_s} s"
-            answers = [pipe.recv() for pipe in pipes]
+            answers = _answers(pipes, timeout_s)
         finally:
-            for child in children:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-    for rank, (fine, result) in enumerate(answers):
-        assert fine, f"rank {rank} failed:\n{result}"
-    return [result for _, result in answers]
+            codes = {rank: _ended(child) for rank, child in enumerate(children)}
+    return _results(answers, {rank: code for rank, code in codes.items() if rank not in answers}, timeout_s)
+
+
+def _ended(child: int) -> int | None:
+    """The code with which a child has ended; None of one that is ended here."""
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return None if code == -signal.SIGKILL else code
 
 
 def _answer(
