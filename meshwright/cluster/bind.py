@@ -141,7 +141,8 @@ def _hops(levels: tuple[str, ...], reach: _Reach, sizes: tuple[int, ...], behind
     for level, (link, bandwidth), size, ranks in zip(levels, reach, sizes, behind, strict=True):
         if size > 1:
             rate = bandwidth * link.kept_among(size)
-            hops.append(Hop(level, size, link.latency_s, rate, link.efficiency, 0 if ranks == product else ranks))
+            behind_it = 0 if ranks == product else ranks
+            hops.append(Hop(level, size, link.latency_s, rate, link.efficiency, behind_it, link.shared))
             product = ranks * size
     return tuple(hops)
 

@@ -25,6 +25,7 @@ class Hop:
     """One level that a group crosses: `size` members there, and one rank's latency and bytes per second.
 
     `behind` is how many ranks of the group sit behind the member; 0 says as many as the sizes of the hops before make.
+    shared: the members have one link together, as processes of one host have.
     """
 
     level: str
@@ -33,6 +34,7 @@ class Hop:
     bandwidth: float
     efficiency: tuple[tuple[str, float], ...] = ()
     behind: int = 0
+    shared: bool = False
 
     def rate(self, kind: str) -> float:
         """Bytes per second that a collective of this kind reaches: measured links know it per collective."""
@@ -116,6 +118,11 @@ class Mesh(HashedOnce):
             if axis.name == name:
                 return axis
         raise ClusterError(f"mesh has no axis {name!r}", f"one of {[a.name for a in self.axes + self.flat]}")
+
+    def runs_beside(self, axis: Axis) -> bool:
+        """Whether collectives over this axis may run while devices compute. What processes of one host send each other
+        is carried by the very cores that compute."""
+        return self.device.kind != "cpu" or not all(hop.shared for hop in axis.hops)
 
     def renamed(self, names: tuple[str, ...]) -> Mesh:
         """The same mesh with other axis names, flattened axes included."""

@@ -43,6 +43,7 @@ class FrontierPoint:
     all: forward_host_s, backward_host_s per micro-batch, step_host_s per step; zero on a CPU. forward_wire_s,
     backward_wire_s: of forward_s and backward_s, collectives on links that the parameters use too. spared: backward
     reads no parameter. departures: in how many parts its gradients leave, one after the other while backward runs.
+    carried_s: of overlappable_s, what the cores that compute carry themselves: it takes their time whenever it runs.
     """
 
     choice: Choice
@@ -68,6 +69,12 @@ class FrontierPoint:
     backward_wire_s: float = 0.0
     spared: bool = False
     departures: int = 1
+    carried_s: float = 0.0
+
+    @property
+    def hideable_s(self) -> float:
+        """What compute may hide."""
+        return max(0.0, self.overlappable_s - self.carried_s)
 
     @property
     def backward_s(self) -> float:

@@ -4,7 +4,8 @@ The runtime has one lane for gathers of parameters and reductions of gradients (
 in the order they are begun, while segments compute. The gather of a segment is begun before the segment that runs
 before it, and waited for where it is used. The gradients of a segment leave in parts while its backward runs. Where a
 segment's own collectives need the same links, the lane rests meanwhile: the wire carries both in the end, whichever
-goes first. On a GPU the host runs ahead of the device, and a step takes the longer of what the two need. So, in
+goes first. What processes of one host send each other is begun as early, but carried by the cores that compute: it
+takes their time. On a GPU the host runs ahead of the device, and a step takes the longer of what the two need. So, in
 DESIGN.md's words, a step is serial + max(compute, overlappable communication).
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import is_
 from typing import NamedTuple
 
@@ -22,14 +24,21 @@ from meshwright.price.parameter import chain_uses
 
 def runs_beside(mesh: Mesh) -> bool:
     """Whether parameters of this mesh are gathered, and their gradients reduced, while segments compute."""
-    return mesh.world_size > 1
+    return any(axis.size > 1 and mesh.runs_beside(axis) for axis in mesh.axes)
 
 
 def overlapped(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:
     """Seconds of a step of these segments, one after the other, as executed: what is overlappable costs as far as it
     is waited for; where the host is slower than the device, the step takes what the host needs."""
-    device_s = _played(points, microbatches).seconds + sum(point.step_s for point in points)
-    return max(device_s, host_seconds(points, microbatches))
+    return max(_device_seconds(points, microbatches), host_seconds(points, microbatches))
+
+
+def _device_seconds(points: Sequence[FrontierPoint], microbatches: int) -> float:
+    if any(point.carried_s for point in points):
+        if not any(point.hideable_s for point in points):
+            return sum(point.seconds(microbatches) for point in points)
+        points = [replace(point, overlappable_s=point.hideable_s) for point in points]
+    return _played(points, microbatches).seconds + sum(point.step_s for point in points)
 
 
 def host_seconds(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:

@@ -10,7 +10,7 @@ from meshwright.capture.program import ITEM_BYTES, Value
 from meshwright.cluster import Device, Mesh, collective_s
 from meshwright.cluster.profile_load import profile_of
 from meshwright.errors import PlanError
-from meshwright.layout import Conversion, Layout, conversion
+from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.plan import ParameterPlan
 from meshwright.plan.cutting import cut_batch
 from meshwright.price.together import moving, part_of_bucket_s, shared_op, whole_bytes
@@ -43,7 +43,7 @@ class ParameterPrice:
     """Of one step. first_s: gathers. last_s: the gradient's reduction. step_s: the optimizer's update of what is
     stored; step_host_s: the host's part in it. add_s: adding up the micro-batches' gradients, a part of each backward.
     late_bytes: what the gradient takes beyond its storage until it is reduced. early_bytes: what is gathered while
-    another segment runs."""
+    another segment runs. carried_s: of gathers and reduction, what compute can not hide."""
 
     first_s: float
     last_s: float
@@ -55,6 +55,11 @@ class ParameterPrice:
     step_host_s: float = 0.0
     early_bytes: int = 0
     add_s: float = 0.0
+    carried_s: float = 0.0
+
+    @property
+    def hideable_s(self) -> float:
+        return self.first_s + self.last_s - self.carried_s
 
     @property
     def total_s(self) -> float:
@@ -113,8 +118,9 @@ def _price(
     first_s = gathers(plan, uses, micro) * (gather_s + (1.5 * stored / rate if cast else 0.0))
     held = stored + (0 if plan.regather else copied)
     transient = copied if plan.regather else 0
+    carried_s = first_s * _carried(gather.forward, mesh)
     if not grad:
-        return ParameterPrice(first_s, 0.0, 0.0, held, transient, gather, early_bytes=transient)
+        return ParameterPrice(first_s, 0.0, 0.0, held, transient, gather, early_bytes=transient, carried_s=carried_s)
     states, early = STATES[setting.optimizer], transient
     step_host_s, step_s = _update_s(mesh.device, plan.dtype, stored, states)
     held += stored * (1 + states)
@@ -127,7 +133,19 @@ def _price(
     # Gradients travel home in the dtype that is stored.
     home = conversion(storage, compute, shape, wide, mesh, grad=True) if cast else gather
     last_s = reductions(plan, micro) * _way_s(home, False, shape, company, mesh)
-    return ParameterPrice(first_s, last_s, step_s, held, transient, gather, copied, step_host_s, early, add_s)
+    carried_s += last_s * _carried(home.backward, mesh)
+    return ParameterPrice(
+        first_s, last_s, step_s, held, transient, gather, copied, step_host_s, early, add_s, carried_s
+    )
+
+
+def _carried(moved: Sequence[Collective], mesh: Mesh) -> float:
+    """The share of a way that the cores which compute carry themselves."""
+    if all(mesh.runs_beside(mesh.axis(one.axis)) for one in moved):
+        return 0.0
+    seconds = [collective_s(one.kind, one.bytes, mesh.axis(one.axis)) for one in moved]
+    carried = [s for one, s in zip(moved, seconds, strict=True) if not mesh.runs_beside(mesh.axis(one.axis))]
+    return sum(carried) / sum(seconds)
 
 
 def _way_s(way: Conversion, forward: bool, shape: tuple[int, ...], company: float, mesh: Mesh) -> float:

@@ -14,7 +14,6 @@ from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, FrontierPoint, ParameterPlan
 from meshwright.price.compute import op_seconds
 from meshwright.price.flow import Flow, flow
-from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import ParameterPrice, Setting, local_bytes, parameter_price
 from meshwright.price.together import departures, parts_of, whole_bytes
 from meshwright.profile import is_view, saved
@@ -73,7 +72,7 @@ def price_segment(
         first_s=sum(price.first_s for price in prices),
         last_s=sum(price.last_s for price in prices),
         step_s=sum(price.step_s for price in prices),
-        overlappable_s=sum(price.first_s + price.last_s for price in prices) if runs_beside(mesh) else 0.0,
+        overlappable_s=sum(price.first_s + price.last_s for price in prices) if mesh.world_size > 1 else 0.0,
         static_bytes=sum(price.static_bytes for price in prices),
         resident_bytes=resident_bytes(found),
         forward_transient_bytes=working + gathered,
@@ -89,6 +88,7 @@ def price_segment(
         backward_wire_s=backward_wire_s,
         spared=is_spared(graph),
         departures=_departures(prices, mesh),
+        carried_s=sum(price.carried_s for price in prices) if mesh.world_size > 1 else 0.0,
     )
 
 

@@ -47,7 +47,7 @@ class SegmentCost:
             point.first_s,
             point.last_s,
             point.step_s,
-            point.overlappable_s,
+            point.hideable_s,
             point.static_bytes,
             point.resident_bytes,
             point.forward_transient_bytes,

@@ -64,7 +64,7 @@ class Mixture:
     @cached_property
     def least_s(self) -> float:
         """What it takes if all is hidden that can be."""
-        beside_s, after_s = sum(way.overlappable_s for way in self.ways), sum(way.step_s for way in self.ways)
+        beside_s, after_s = sum(way.hideable_s for way in self.ways), sum(way.step_s for way in self.ways)
         alone_s = sum(way.seconds(self.chain.microbatches) for way in self.ways) - beside_s - after_s
         return max(alone_s, beside_s) + after_s
 
@@ -104,7 +104,7 @@ def best_mixture(
     """The fastest mixture of what is offered to each segment; None where none is found faster than `known_s`."""
     micro = frontier.setting.microbatches
     first = _first_users(frontier)
-    if not any(way.overlappable_s for found in offers for offer in found for way in offer.ways):
+    if not any(way.hideable_s for found in offers for offer in found for way in offer.ways):
         beside = 0.0
     weighed = [[[_weighed_s(way, micro, beside) for way in offer.ways] for offer in found] for found in offers]
     bounds = _Bounds(offers, weighed)
@@ -196,7 +196,7 @@ def arranged(frontier: Frontier, mixed: Mixture) -> Iterator[Mixture]:
 
 
 def _dearest_first(mixed: Mixture, places: Sequence[int]) -> list[int]:
-    return sorted(places, key=lambda place: -mixed.ways[place].overlappable_s)
+    return sorted(places, key=lambda place: -mixed.ways[place].hideable_s)
 
 
 def _dearest_last(mixed: Mixture, places: Sequence[int]) -> list[int]:
@@ -244,8 +244,8 @@ def _before(
 
 def _weighed_s(way: FrontierPoint, microbatches: int, beside: float) -> float:
     """A lower bound on what it adds to a step."""
-    alone_s = way.seconds(microbatches) - way.overlappable_s - way.step_s
-    return (alone_s + beside * way.overlappable_s) / (1 + beside) + way.step_s
+    alone_s = way.seconds(microbatches) - way.hideable_s - way.step_s
+    return (alone_s + beside * way.hideable_s) / (1 + beside) + way.step_s
 
 
 def _extended(

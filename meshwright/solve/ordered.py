@@ -60,6 +60,7 @@ def ordered_points(plan: Plan, ways: Ways, picked: Sequence[Kept]) -> list[Front
                 first_s=point.first_s + more_s,
                 again_s=point.again_s + more_s,
                 overlappable_s=point.overlappable_s + more_s if point.overlappable_s else 0.0,
+                carried_s=point.carried_s + (more_s if point.carried_s and not point.hideable_s else 0.0),
             )
         )
     return found

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cluster import load_cluster
+from meshwright.cluster import Group, Link, Member, load_cluster
 from meshwright.plan import Choice, FrontierPoint
 from meshwright.price import overlap
 from meshwright.price.overlap import host_seconds, late_bytes, overlapped, runs_beside
@@ -143,10 +143,30 @@ def test_it_lies_between_compute_and_the_sum(rows: list[tuple[Any, ...]], microb
     assert found + 1e-9 >= sum(one.overlappable_s for one in points)
 
 
-def test_collectives_run_beside_compute_wherever_there_are_any() -> None:
-    assert runs_beside(load_cluster("local:2").mesh((2,)))
-    assert not runs_beside(load_cluster("local:2").mesh((1,)))
+def test_collectives_run_beside_compute_unless_the_same_cores_carry_them() -> None:
     assert runs_beside(load_cluster("dgx-h100").mesh((8,)))
+    assert not runs_beside(load_cluster("dgx-h100").mesh((1,)))
+    local = load_cluster("local:2")
+    assert not runs_beside(local.mesh((2,)))
+    hosts = replace(local, root=Group("pod", Link(2e-4, 1e7), (Member(local.root, 2),)))
+    assert runs_beside(hosts.mesh((2, 2)))
+    across, inside = hosts.mesh((2, 2)).axes
+    assert hosts.mesh((2, 2)).runs_beside(across)
+    assert not hosts.mesh((2, 2)).runs_beside(inside)
+    assert hosts.mesh((4,)).runs_beside(hosts.mesh((4,)).axes[0])
+
+
+def test_what_the_same_cores_carry_takes_their_time_whenever_it_runs() -> None:
+    """Reductions of 0.5 s: hidden but for the last; half of it carried, the rest hidden, the last one's beside what is
+    carried; all of it carried."""
+    assert overlapped([point(1, 2, 0.5)] * 4) == pytest.approx(4 * 3 + 0.5)
+    assert overlapped([point(1, 2, 0.5, carried_s=0.25)] * 4) == pytest.approx(4 * 3.25)
+    assert overlapped([point(1, 2, 0.5, carried_s=0.5)] * 4) == pytest.approx(4 * 3.5)
+
+
+def test_what_the_same_cores_carry_is_begun_as_early_and_takes_memory() -> None:
+    points = [gathering(1.0, uses=2, early_bytes=size, carried_s=2.0) for size in (300, 100, 200)]
+    assert late_bytes(points) == 300
 
 
 @given(

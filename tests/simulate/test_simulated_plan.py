@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cli import main
-from meshwright.cluster import load_cluster
+from meshwright.cluster import Group, Link, Member, load_cluster
 from meshwright.solve.plan import make_plan
 from meshwright.solve.simulated import simulate_plan
 
@@ -40,8 +41,10 @@ def test_collectives_inside_segments_are_exposed() -> None:
 
 
 def test_a_pipeline_reduces_gradients_beside_the_backward_of_its_first_stage() -> None:
-    program = capture(*small_model("gpt"))
-    plan = make_plan(program, load_cluster("local:4"), pins=("pp=2", "dp=2", "zero=0", "microbatch=3"))
+    """Between hosts; what processes of one host send each other takes the time of the cores that compute."""
+    program, local = capture(*small_model("gpt")), load_cluster("local:1")
+    hosts = replace(local, root=Group("pod", Link(5e-5, 1e9), (Member(local.root, 4),)))
+    plan = make_plan(program, hosts, pins=("pp=2", "dp=2", "zero=0", "microbatch=3"))
     found = simulate_plan(plan, program)
     assert found.step_s == pytest.approx(plan.predicted.step_s, rel=1e-9)
     assert found.step_s < simulate_plan(plan, program, overlap=False).step_s * (1 - 1e-6)

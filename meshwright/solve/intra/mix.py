@@ -42,7 +42,7 @@ class Chain:
     def weighed_s(self, beside: float | None) -> float:
         """What runs beside compute counted at this weight, as a Frontier does."""
         total_s = sum(point.seconds(self.microbatches) for point in self._points)
-        beside_s = sum(point.overlappable_s for point in self._points)
+        beside_s = sum(point.hideable_s for point in self._points)
         if beside is None or not beside_s:
             return total_s
         return total_s + (beside - 1) * beside_s + beside * sum(point.step_s for point in self._points)

@@ -198,7 +198,7 @@ class SegmentProblem:
                 costs = np.array([price.total_s for price in prices])
                 held = np.array([float(price.static_bytes) for price in prices])
                 if runs_beside(self.space.mesh):
-                    apart_s = np.array([(price.first_s + price.last_s, price.step_s) for price in prices]).T
+                    apart_s = np.array([(price.hideable_s, price.step_s) for price in prices]).T
             self.options[value.name] = options
             layouts = tuple(settled(Layout.parse(plan.compute), value.grad) for plan in options)
             self.makers[value.name] = _Side(self._node(costs, held, value.name, apart_s), layouts)
