@@ -83,7 +83,7 @@ def main() -> int:
     if args.keep and args.plan_at:
         for number in args.cases:
             (args.keep / str(number)).mkdir(parents=True, exist_ok=True)
-            _plans(CASES[number], args.keep / str(number), args.plan_at, 1.0)
+            _plans(CASES[number], args.keep / str(number), args.plan_at, 1.0, {})
         return 0
     if reason := why_not():
         print(reason)
@@ -117,16 +117,19 @@ def main() -> int:
     return 0
 
 
-def _plans(case: Case, folder: Path, pace: float, share: float) -> dict[str, Any]:
+def _plans(case: Case, folder: Path, pace: float, share: float, inside: dict[str, float]) -> dict[str, Any]:
     """Our plans, saved; what they say of themselves. pace: seconds here for one of the shipped profile's. share: of a
-    link's rate, what messages reach that go both ways at once."""
+    link's rate, what messages reach that go both ways at once. inside: seconds of collectives inside a host."""
     from pace import shaped_cluster
+    from reached import with_reached_inside
 
     from meshwright.capture import capture
     from meshwright.models.reference import parse_reference
     from meshwright.solve.plan import make_plan
 
     cluster = shaped_cluster(case.hosts, case.ranks, case.mbit * share, pace)
+    if inside:
+        cluster = with_reached_inside(cluster, case.hosts, case.ranks, inside)
     program = capture(*parse_reference(case.model).meta(case.batch))
     found = {}
     for name, pins in OURS.items():

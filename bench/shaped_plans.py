@@ -92,16 +92,22 @@ def main() -> int:
     return 0
 
 
-def _plans(case: Case, folder: Path, pace: float, seconds: dict[str, float]) -> dict[str, Any]:
-    """Our plans, saved. pace: seconds here for one of the shipped profile's; seconds: of collectives, as seen."""
+def _plans(
+    case: Case, folder: Path, pace: float, seconds: dict[str, float], inside: dict[str, float]
+) -> dict[str, Any]:
+    """Our plans, saved. pace: seconds here for one of the shipped profile's; seconds: of collectives, as seen, over all
+    ranks and inside a host."""
     from pace import shaped_cluster
-    from reached import with_reached
+    from reached import with_reached, with_reached_inside
 
     from meshwright.errors import PlanError
     from meshwright.solve.plan import make_plan
 
     world = case.hosts * case.ranks
-    cluster = with_reached(shaped_cluster(case.hosts, case.ranks, case.mbit, pace), world, seconds)
+    cluster = shaped_cluster(case.hosts, case.ranks, case.mbit, pace)
+    if inside:
+        cluster = with_reached_inside(cluster, case.hosts, case.ranks, inside)
+    cluster = with_reached(cluster, world, seconds)
     found = {}
     for name, pins in OURS.items():
         wanted = () if pins is None else (f"tp={world}",) if name == "our TP" else (f"dp={world}", *pins)
@@ -166,7 +172,7 @@ def pace_main(told: dict[str, Any]) -> int:
     import torch
     import torch.distributed as dist
     from pace import yardsticks
-    from reached import reached
+    from reached import reached, reached_inside
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -174,7 +180,8 @@ def pace_main(told: dict[str, Any]) -> int:
     paces(2)
     dist.barrier()
     found = _medians([paces(8)])
-    _tell(told, "pace", {"pace": sum(found.values()) / 2, "seconds": seconds})
+    inside = reached_inside(told["hosts"], told["ranks"]) if told["ranks"] > 1 else {}
+    _tell(told, "pace", {"pace": sum(found.values()) / 2, "seconds": seconds, "inside": inside})
     return 0
 
 

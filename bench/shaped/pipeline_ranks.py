@@ -16,10 +16,12 @@ Step = Callable[[], float]
 
 
 def pace_main(told: dict[str, Any]) -> int:
-    """Median over ranks of the yardstick's step, all at once, over what the shipped profile says; and `both_ways`."""
+    """Median over ranks of the yardstick's step, all at once, over what the shipped profile says; `both_ways`; and
+    `reached_inside`."""
     import torch
     import torch.distributed as dist
     from pace import SMALL_BATCH, both_ways, yardstick
+    from reached import reached_inside
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -28,8 +30,9 @@ def pace_main(told: dict[str, Any]) -> int:
     spent = [step() for _ in range(8)]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, median(spent[2:]))
+    inside = reached_inside(told["hosts"], told["ranks"]) if told["ranks"] > 1 else {}
     if dist.get_rank() == 0:
-        (Path(told["folder"]) / "pace.json").write_text(json.dumps([median(every), share]))
+        (Path(told["folder"]) / "pace.json").write_text(json.dumps([median(every), share, inside]))
     dist.destroy_process_group()
     return 0
 
