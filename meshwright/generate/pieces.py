@@ -2,9 +2,10 @@
 
     restore(saved, params) -> saved again, now with what was not kept
     input_half(saved, params, output gradients) -> input gradients, what the other half needs
-    weight_half(rest, params) -> parameter gradients
+    weight_half(rest) -> parameter gradients
 
-Each piece is cut out of the pair's own backward graph, so together they run the same ops once.
+Each piece is cut out of the pair's own backward graph, so together they run the same ops once. The weight half
+reads no parameter: whatever does, runs in the input half.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, fx
 from meshwright.generate.boxed import Boxed, boxed
 from meshwright.generate.joint import grad_outputs, label
 from meshwright.generate.pair import SegmentPair
-from meshwright.generate.split import split, split_at
+from meshwright.generate.split import split_at, split_backward
 from meshwright.generate.storage import depends_on, is_view
 from meshwright.torch_compat import compile_boxed
 
@@ -69,7 +70,8 @@ class Pieces:
         self.rest = _Piece(whole, make, saved, own)
         count = len(pair.grad_inputs)
         # What the second half reads of the arguments it is handed again; only what the first computes crosses.
-        cut = split(whole, count, frozenset((*saved, *own)))
+        params = frozenset(label(value.name) for value in pair.graph.params)
+        cut = split_backward(whole, count, frozenset((*saved, *own)), params)
         self.inputs = _Piece(cut.first, make, saved, own)
         self.weights = _Piece(cut.second, make, cut.saved, cut.own)
         self.saved, self.count = saved, count
@@ -94,16 +96,14 @@ class Pieces:
     ) -> tuple[Gradients, Rest]:
         own = self._own(params, gradients)
         again = dict(zip(self.saved, saved, strict=True)) | own
-        weights = {label(name) for name in params}
-        kept = {name: again[name] for name in self.weights.own if name not in weights}
+        kept = {name: again[name] for name in self.weights.own}
         del again
         results = self.inputs(saved, own)
         crossed = [tensor for tensor in results[self.count :] if tensor is not None]
         return dict(zip(self.pair.grad_inputs, results, strict=False)), Rest(crossed, kept)
 
-    def weight_half(self, rest: Rest, params: Mapping[str, Tensor]) -> Gradients:
-        own = rest.kept | {label(name): tensor for name, tensor in params.items()}
-        results = self.weights(rest.crossed, own)
+    def weight_half(self, rest: Rest) -> Gradients:
+        results = self.weights(rest.crossed, rest.kept)
         return dict(zip(self.pair.grad_params, results, strict=True))
 
     def _own(self, params: Mapping[str, Tensor], gradients: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ class WholePieces:
         inputs, weights = self.pair.backward(saved, params, gradients)
         return inputs, Rest([], {name: tensor for name, tensor in weights.items() if tensor is not None})
 
-    def weight_half(self, rest: Rest, params: Mapping[str, Tensor]) -> Gradients:
+    def weight_half(self, rest: Rest) -> Gradients:
         return dict(rest.kept)
 
 

@@ -27,21 +27,14 @@ class Halves:
     own: tuple[str, ...]
 
 
-def split(whole: fx.GraphModule, first_outputs: int, own: frozenset[str]) -> Halves:
-    """The first part computes the first `first_outputs` outputs and nothing that only the others need.
+def split_at(whole: fx.GraphModule, early: set[fx.Node], first_outputs: int, own: frozenset[str]) -> Halves:
+    """The first part computes all of `early`, a set that holds what its members are computed from, and the first
+    `first_outputs` outputs among them; the second, the other outputs.
 
     `own`: placeholders that the second part is handed anew (tangents, parameters) and that are not saved.
     """
     outputs = outputs_of(whole)
-    early = ancestors(node for node in outputs[:first_outputs] if isinstance(node, fx.Node))
-    return split_at(whole, early, first_outputs, own)
-
-
-def split_at(whole: fx.GraphModule, early: set[fx.Node], first_outputs: int, own: frozenset[str]) -> Halves:
-    """The same, where the first part is all of `early`: a set that holds what its members are computed from."""
-    outputs = outputs_of(whole)
-    # A part of an op's several results belongs where the op runs: tuples do not cross.
-    early = early | {node for node in whole.graph.nodes if is_part(node) and node.args[0] in early}
+    early = _with_parts(whole, early)
     needed = ancestors(node for node in outputs[first_outputs:] if isinstance(node, fx.Node))
     placeholders = [node for node in whole.graph.nodes if node.op == "placeholder"]
     late = {node for node in needed if node not in early and node.op != "placeholder"}
@@ -58,14 +51,36 @@ def split_at(whole: fx.GraphModule, early: set[fx.Node], first_outputs: int, own
     return Halves(first, second, tuple(node.name for node in saved), tuple(node.name for node in used))
 
 
-def read_late(whole: fx.GraphModule, first_outputs: int, tangents: frozenset[str]) -> set[fx.Node]:
-    """The storages that the second part of `split` reads, where all that needs no tangent was computed before both."""
+def split_backward(whole: fx.GraphModule, inputs: int, own: frozenset[str], params: frozenset[str]) -> Halves:
+    """A backward in two: the gradients of its `inputs` inputs, then those of the parameters."""
+    return split_at(whole, _input_half(whole, inputs, params), inputs, own)
+
+
+def _input_half(whole: fx.GraphModule, inputs: int, params: frozenset[str]) -> set[fx.Node]:
+    """What the inputs' gradients are computed from, and whatever reads a parameter: those stored in pieces are gathered
+    for the first half only."""
     outputs = outputs_of(whole)
-    early = ancestors(node for node in outputs[:first_outputs] if isinstance(node, fx.Node))
-    early |= set(whole.graph.nodes) - depends_on(whole, tangents)
+    reads = [node for node in whole.graph.nodes if any(base(n).name in params for n in node.all_input_nodes)]
+    found = (*outputs[:inputs], *(node for node in reads if node.op == "call_function"))
+    return ancestors(node for node in found if isinstance(node, fx.Node))
+
+
+def read_late(
+    whole: fx.GraphModule, first_outputs: int, tangents: frozenset[str], params: frozenset[str]
+) -> set[fx.Node]:
+    """The storages that the second half of `split_backward` reads, where all that needs no tangent was computed before
+    both."""
+    outputs = outputs_of(whole)
+    before = set(whole.graph.nodes) - depends_on(whole, tangents)
+    early = _with_parts(whole, before | _input_half(whole, first_outputs, params))
     needed = ancestors(node for node in outputs[first_outputs:] if isinstance(node, fx.Node))
     late = {node for node in needed if node not in early and node.op != "placeholder"}
     return {base(node) for node in _crossing(late, outputs[first_outputs:]) if node.op != "get_attr"}
+
+
+def _with_parts(whole: fx.GraphModule, early: set[fx.Node]) -> set[fx.Node]:
+    """A part of an op's several results belongs where the op runs: tuples do not cross."""
+    return early | {node for node in whole.graph.nodes if is_part(node) and node.args[0] in early}
 
 
 def _crossing(late: set[fx.Node], outputs: list[object]) -> set[fx.Node]:

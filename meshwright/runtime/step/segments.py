@@ -174,7 +174,7 @@ class Segments:
         given: list[Tensor] = []
         if link.half_clones is None and isinstance(made, Pieces):  # others have the gradients themselves left over
             given = micro.rest[index].tensors()
-        gradients = made.weight_half(micro.rest.pop(index), link.by_name(self._params(link)))
+        gradients = made.weight_half(micro.rest.pop(index))
         self._add(link, link.half_unshared([gradients.get(name) for name in link.pair.grad_params], given))
 
     def _update(self, link: Link, updates: Mapping[str, Tensor], micro: MicroBatch) -> None:

@@ -214,6 +214,8 @@ def measure(
     )
     if costs.fused:
         return kept
-    rest = [node for node in read_late(second, len(joint.grad_inputs), joint.tangents) if node.name not in anyway]
+    params = frozenset(label(value.name) for value in joint.graph.params)
+    late = read_late(second, len(joint.grad_inputs), joint.tangents, params)
+    rest = [node for node in late if node.name not in anyway]
     adding_peak, _ = peak_bytes(second, anyway, stay | joint.tangents, costs, storages)
     return replace(kept, rest_bytes=sum(map(storage_bytes, rest)), added_bytes=backward_peak - adding_peak)
