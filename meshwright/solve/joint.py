@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from math import sqrt
 
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
@@ -30,6 +31,9 @@ from meshwright.solve.sweep import swept
 from meshwright.solve.together import FEWER, Assemble, Together, weighed
 
 PRICES = (1e-12, 1e-11, 3e-11, 1e-10, 3e-10, 1e-9, 1e-8)
+CLOSER = 3
+"""How often the price of the best bound is looked for between its neighbours."""
+
 MOST_REFINED = 10
 """Meshes and numbers of micro-batches that are looked at once something fits; each takes seconds."""
 
@@ -39,7 +43,7 @@ WORTH = 0.995
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What nothing is faster than, and the price per byte that says so."""
+    """What nothing is faster than. price: per byte, of PRICES the one that says most."""
 
     seconds: float
     price: float
@@ -152,14 +156,34 @@ def _only(candidates: list[Candidate], entries: list[_Entry]) -> list[Candidate]
 def best_bound(frontiers: Iterable[Frontier], budget_bytes: int, known_s: float, best: Bound) -> Bound:
     """The highest over these weights and all prices; no more is asked once it is no better than what is known."""
     for frontier in frontiers:
-        last_s = -float("inf")
+        met: list[tuple[float, float]] = []
         for price in PRICES:
             if best.seconds >= known_s:
                 return best
-            asked = price * frontier.scale
-            bound_s = (least_cost(frontier, asked) - asked * budget_bytes) / frontier.scale
-            best = max(best, Bound(bound_s, price), key=lambda one: one.seconds)
-            if bound_s < last_s:
+            met.append((_bound_s(frontier, price, budget_bytes), price))
+            best = max(best, Bound(*met[-1]), key=lambda one: one.seconds)
+            if met[-1] < max(met):
                 break  # bounds are concave in the price
-            last_s = bound_s
+        best = _closer(frontier, budget_bytes, known_s, best, met)
     return best
+
+
+def _closer(
+    frontier: Frontier, budget_bytes: int, known_s: float, best: Bound, met: list[tuple[float, float]]
+) -> Bound:
+    """The highest bound at prices between those that were met, which are apart."""
+    for _ in range(CLOSER):
+        prices, top = sorted(price for _, price in met), max(met)[1]
+        place = prices.index(top)
+        neighbours = (prices[max(0, place - 1)], prices[place + 1] if place + 1 < len(prices) else 10 * top)
+        for price in (sqrt(other * top) for other in neighbours if other != top):
+            if best.seconds >= known_s:
+                return best
+            met.append((_bound_s(frontier, price, budget_bytes), price))
+            best = replace(best, seconds=max(best.seconds, met[-1][0]))
+    return best
+
+
+def _bound_s(frontier: Frontier, price: float, budget_bytes: int) -> float:
+    asked = price * frontier.scale
+    return (least_cost(frontier, asked) - asked * budget_bytes) / frontier.scale

@@ -4,7 +4,9 @@ bytes, and are no faster."""
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 
+import numpy as np
 import pytest
 from small_models import small_model
 
@@ -12,7 +14,9 @@ from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.price.parameter import Setting
 from meshwright.solve.candidates import candidates_on
-from meshwright.solve.intra.chain import floor_s
+from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.walk import least_cost
+from meshwright.solve.joint import PRICES, Bound, best_bound
 from meshwright.solve.search import Least, in_proportion
 
 
@@ -28,3 +32,22 @@ def test_more_micro_batches_are_no_faster_and_take_no_less_than_their_part(name:
             assert least.bytes_at(number) <= frontier.least_held() + frontier.least_transient()
         floors = [floor_s(frontier) for frontier in made.values()]
         assert all(one <= other * (1 + 1e-12) for one, other in pairwise(floors))
+
+
+def test_a_bound_with_recomputation_is_looked_for_between_the_prices_too() -> None:
+    program = capture(*small_model("llama")).at_batch(8)
+    mesh = load_cluster("dgx-h100:1").mesh((2, 2), ranks=(0, 1, 2, 3))
+    candidate = candidates_on(program, [mesh], (), Setting())[0]
+    frontier = candidate.frontier(1).recomputing()
+    budget = int(0.5 * frontier.least_static() + 0.5 * chain_at(frontier, 0.0).peak_bytes)
+
+    def at(price: float) -> float:
+        return least_cost(frontier, price) - price * budget
+
+    first = Bound(floor_s(frontier), 0.0)
+    found = best_bound([frontier], budget, inf, first)
+    assert found.price in (0.0, *PRICES)
+    assert found.seconds >= max(map(at, PRICES))
+    assert found.seconds <= max(first.seconds, *(at(price) for price in np.geomspace(1e-13, 1e-6, 400))) * (1 + 1e-3)
+    less = best_bound([frontier], budget, first.seconds, first)
+    assert less == first, "what is no better than what is known is not looked into"
