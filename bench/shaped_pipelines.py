@@ -13,8 +13,8 @@ is asked twice, free and with `pp=1`. Rivals:
 stage where the plan has several ranks there. All ways step in turn on the same ranks, with the same fused AdamW;
 repeats are interleaved and medians taken. The plan's step is held against what the simulator said, its bytes against
 those counted while it runs. Writes out/shaped_pipelines.json. `--plan-at` makes those plans for a pace into a folder
-that are not there yet, and `--keep` takes them, so that measuring can be short. bench/shaped has what a rank does, and
-torch's pipelines.
+that are not there yet, and `--keep` takes what is there, so that measuring can be short. bench/shaped has what a rank
+does, and torch's pipelines.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def main() -> int:
                 network.run(command, [case.ranks] * case.hosts, timeout_s=1200)
                 return json.loads((Path(folder) / f"{what[2:]}.json").read_text())
 
-            predicted = {} if kept else _plans(case, Path(folder), *run("--pace"))
+            predicted = {} if len(kept) == len(OURS) else _plans(case, Path(folder), *run("--pace"))
             measured = run("--measured")
             pace = measured["pace"]
             share = measured["share"]
