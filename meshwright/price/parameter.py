@@ -122,7 +122,7 @@ def _price(
     if not grad:
         return ParameterPrice(first_s, 0.0, 0.0, held, transient, gather, early_bytes=transient, carried_s=carried_s)
     states, early = STATES[setting.optimizer], transient
-    step_host_s, step_s = _update_s(mesh.device, plan.dtype, stored, states)
+    step_host_s, step_s = update_s(mesh.device, plan.dtype, stored, states)
     held += stored * (1 + states)
     transient += copied
     add_s = 0.0
@@ -159,7 +159,7 @@ def _way_s(way: Conversion, forward: bool, shape: tuple[int, ...], company: floa
     return seconds - alone_s + part_of_bucket_s(moved[0], company, mesh, leaves=not forward)
 
 
-def _update_s(device: Device, dtype: str, stored: int, states: int) -> tuple[float, float]:
+def update_s(device: Device, dtype: str, stored: int, states: int) -> tuple[float, float]:
     """(host, device) seconds of one tensor's part of a fused update.
 
     AdamW was measured; others are taken to move their bytes as fast: the parameter, its gradient and states are read,

@@ -73,6 +73,7 @@ def fit_plan(
     check_method(f"method {method!r}", method)
     program = capture(model, batch, loss, precision=precision)
     found = fit_curves(program, device, optimizer=optimizer, precision=precision, compile=compile)
+    found = replace(found, static_bytes=found.static_bytes + unused_bytes(model, program))
     budget = parse_bytes(memory)
     room = room_bytes(budget, device)
     try:
@@ -119,6 +120,14 @@ def fit_curves(
     mesh = one_device_mesh(device)
     plan = one_device_plan(program, mesh, cluster=device.name, optimizer=optimizer, precision=precision)
     return curves(program, plan, device, fused=compile)
+
+
+def unused_bytes(model: nn.Module, program: Program) -> int:
+    """Of parameters that the loss does not depend on: a trainer keeps them as they are."""
+    used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
+    names = dict(model.named_parameters(remove_duplicate=False))
+    idle = {id(parameter): parameter for name, parameter in names.items() if name not in used}
+    return sum(parameter.numel() * parameter.element_size() for parameter in idle.values())
 
 
 def one_device_mesh(device: Device) -> Mesh:

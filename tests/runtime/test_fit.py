@@ -10,9 +10,12 @@ from small_models import small_model
 from torch import Tensor, nn
 
 import meshwright as mw
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
 from meshwright.cluster.device_table import GPUS
 from meshwright.errors import PlanError
 from meshwright.runtime.fit import REFERENCE, fit_plan, this_device
+from meshwright.solve.plan import make_plan
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 """Where `mw.fit` trains, and so where the plain model is to run."""
@@ -151,3 +154,35 @@ def test_a_plan_says_what_is_recomputed_and_comes_back_from_json() -> None:
     plan = fit_plan(model, batch, least, device=this_device())
     assert "segments recompute" in str(plan)
     assert mw.Plan.from_json(plan.to_json()) == plan
+
+
+class Idle(nn.Module):
+    """A layer, and parameters that the loss does not depend on: one of them under two names."""
+
+    def __init__(self, idle: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        if idle:
+            self.one = nn.Parameter(torch.ones(idle))
+            self.other, self.third = self.one, nn.Parameter(torch.ones(idle))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).square().mean()
+
+
+def test_parameters_that_nothing_reads_are_in_the_peak() -> None:
+    batch = {"x": torch.randn(4, 8)}
+    without, beside = (fit_plan(Idle(idle), batch, None, device=this_device()).predicted for idle in (0, 1000))
+    assert beside.static_bytes - without.static_bytes == 8000
+    assert beside.peak_bytes - without.peak_bytes == 8000
+    with pytest.raises(PlanError, match="no plan fits"):
+        fit_plan(Idle(1000), batch, without.peak_bytes, device=this_device())
+
+
+def test_fit_and_plan_price_a_step_alike() -> None:
+    """The optimizer's part is the same figure; ops and traced kernels are counted apart, and nearly agree."""
+    model, batch = small_model("gpt")
+    fitted = fit_plan(model, batch, None, device=load_cluster("local:1").mesh((1,)).device).predicted
+    planned = make_plan(capture(model, batch), load_cluster("local:1"), pins=("microbatch=1",)).predicted
+    assert fitted.optimizer_s == pytest.approx(planned.optimizer_s)
+    assert fitted.step_s == pytest.approx(planned.step_s, rel=0.25)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from meshwright.capture.program import ITEM_BYTES, Parameter, Program
 from meshwright.cluster import Device
-from meshwright.cluster.profile_load import profile_of
 from meshwright.generate.program import sharded_prologue
 from meshwright.layout import Layout
 from meshwright.plan import Plan
-from meshwright.price.parameter import STATES, Setting, local_bytes
+from meshwright.price.parameter import STATES, Setting, local_bytes, update_s
 from meshwright.profile.operands import type_bytes
 
 
@@ -35,15 +34,13 @@ def static_bytes(program: Program, plan: Plan) -> tuple[int, tuple[int, ...]]:
 
 
 def optimizer_s(program: Program, plan: Plan, device: Device) -> float:
-    """The step of a fused optimizer, as the device's profile has it; by the bytes it moves where that has none."""
-    trained = [parameter for parameter in program.parameters if parameter.trainable]
-    sizes = [_stored_bytes(plan, parameter) for parameter in trained]
-    profile, name = profile_of(device), f"{plan.optimizer}.fused"
-    if trained and device.kind == "cuda" and name in profile.tables.optimizers:
-        dtype = plan.parameters[trained[0].name].dtype
-        return profile.optimizer(name, dtype, len(sizes), sum(sizes))[1]
-    rate = device.memory_bandwidth * device.achievable_fraction("memory")
-    return sum(sizes) * (3 + 2 * STATES[plan.optimizer]) / rate
+    """The step of a fused optimizer over a trainer's parameters, as plans of several devices count it too."""
+    states, trained = STATES[plan.optimizer], [parameter for parameter in program.parameters if parameter.trainable]
+    updates = (
+        update_s(device, plan.parameters[parameter.name].dtype, _stored_bytes(plan, parameter), states)
+        for parameter in trained
+    )
+    return sum(device_s for _, device_s in updates)
 
 
 def _stored_bytes(plan: Plan, parameter: Parameter) -> int:
