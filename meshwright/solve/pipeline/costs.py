@@ -166,7 +166,7 @@ def _device_costs(
     choices = [plan.choice(index) for index in stage.segments]
     if not exact and all(choice == bare(choice) for choice in choices):
         return [piece.cost(micro) for piece in pieces], pieces, [0.0] * len(pieces)
-    ways = stage_ways(plan, program, stage)
+    ways = stage_ways(plan, program, stage, few=True)
     found, again = [], []
     for index, piece, choice, options in zip(stage.segments, pieces, choices, ways, strict=True):
         wanted = (choice.recompute, choice.keep, choice.chunks)

@@ -6,12 +6,13 @@ choice within the room that is left is exact (`solve_instances`); the simulator 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
 from meshwright.plan import Choice, Plan, Stage, StagePrediction
 from meshwright.schedule.orders import SPLIT
-from meshwright.simulate import SegmentCost
+from meshwright.simulate import SegmentCost, Timeline
 from meshwright.solve.memory.chain import Instance, solve_instances
 from meshwright.solve.memory.curve import Kept
 from meshwright.solve.memory.plan import with_choices
@@ -38,9 +39,7 @@ class _Way:
 def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
     """The plan with its prediction, recomputing where a stage would not fit otherwise; None where even that does not.
     `budgets`: of each physical stage. A stage that is nearly full is counted exactly."""
-    found, _ = predicted(plan, program, exact=False)
-    if any(stage.peak_bytes > NEARLY * limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)):
-        found, _ = predicted(plan, program)
+    found, _ = nearly_predicted(plan, program, budgets)
     rooms, groups = list(budgets), plan.groups
     known: _Known = {}
     for _ in range(ROUNDS):
@@ -64,6 +63,14 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
             choices = [made.get(index, choice) for index, choice in enumerate(choices)]
         found, _ = predicted(with_choices(found, choices), program)
     return None
+
+
+def nearly_predicted(plan: Plan, program: Program, budgets: Sequence[int]) -> tuple[Plan, Timeline]:
+    """`predicted`, bytes by traced pairs only where a stage is nearly full or recomputes."""
+    found, played = predicted(plan, program, exact=False)
+    if any(stage.peak_bytes > NEARLY * limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)):
+        found, played = predicted(plan, program)
+    return found, played
 
 
 _Pairs = list[tuple[Piece, tuple[Kept, ...]]]

@@ -10,7 +10,7 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan, StagePrediction
 from meshwright.schedule.check import most_in_flight
 from meshwright.simulate import Timeline
-from meshwright.solve.pipeline.plan import predicted
+from meshwright.solve.pipeline.fit import nearly_predicted
 
 ROUNDS = 4
 MOST_TASKS = 1 << 11
@@ -31,12 +31,13 @@ def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | No
             return None
         stages = tuple(replace(s, in_flight=room) for s, room in zip(plan.predicted.stages, rooms, strict=True))
         try:
-            found, played = predicted(replace(plan, schedule="searched").with_prediction(stages=stages), program)
+            asked = replace(plan, schedule="searched").with_prediction(stages=stages)
+            found, played = nearly_predicted(asked, program, budgets)
         except PlanError:
             return None  # no rule comes to an end within so little
         over = [stage.peak_bytes - limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)]
         if max(over) <= 0:
-            return _as_held(found, program, played)
+            return _as_held(found, program, budgets, played)
         rooms = [
             room - max(1, -(-more // max(1, _of_a_run(stage)))) if more > 0 else room
             for room, more, stage in zip(rooms, over, found.predicted.stages, strict=True)
@@ -44,11 +45,11 @@ def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | No
     return None
 
 
-def _as_held(plan: Plan, program: Program, played: Timeline) -> Plan:
+def _as_held(plan: Plan, program: Program, budgets: Sequence[int], played: Timeline) -> Plan:
     """With what the order holds as what it may hold, where that gives the same step."""
     held = map(most_in_flight, played.lists)
     stages = tuple(replace(s, in_flight=most) for s, most in zip(plan.predicted.stages, held, strict=True))
-    found, _ = predicted(plan.with_prediction(stages=stages), program)
+    found, _ = nearly_predicted(plan.with_prediction(stages=stages), program, budgets)
     same = found.predicted.step_s <= plan.predicted.step_s and found.predicted.peak_bytes <= plan.predicted.peak_bytes
     return found if same else plan
 

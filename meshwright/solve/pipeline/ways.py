@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshwright.capture.program import Program
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Choice, FrontierPoint, Plan, Stage
-from meshwright.solve.memory.curve import Kept, kept_curve
+from meshwright.solve.memory.curve import Kept, fastest_way, kept_curve
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.traced import traced_for
 
@@ -32,8 +32,8 @@ def model_of(program: Program) -> str:
     return _last[1]
 
 
-def stage_ways(plan: Plan, program: Program, stage: Stage) -> list[tuple[Kept, ...]]:
-    """Of each of the stage's segments, from keeping all to making all again."""
+def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) -> list[tuple[Kept, ...]]:
+    """Of each of the stage's segments, from keeping all to making all again. few: of those that keep all, the first."""
     mesh = stage.mesh
     costs, traced = NodeCosts(mesh.device, False, mesh), traced_for(mesh.device)
     model, where = model_of(program), (mesh.axes, mesh.device)
@@ -41,12 +41,13 @@ def stage_ways(plan: Plan, program: Program, stage: Stage) -> list[tuple[Kept, .
     for index in stage.segments:
         choice = bare(plan.choice(index))
         commons = tuple(plan.common_layouts(program, index).items())
-        key = (model, plan.microbatch, where, str(choice), commons, program.segments[index].scalars)
+        alone = few and choice == plan.choice(index)
+        key = (model, plan.microbatch, where, str(choice), commons, program.segments[index].scalars, alone)
         if key not in _known:
             if len(_known) >= MOST_KNOWN:
                 _known.clear()
-            graph = sharded_segment(program, plan, index, plan.microbatch)
-            _known[key] = kept_curve(traced(graph), costs)
+            joint = traced(sharded_segment(program, plan, index, plan.microbatch))
+            _known[key] = (fastest_way(joint, costs),) if alone else kept_curve(joint, costs)
         found.append(_known[key])
     return found
 
