@@ -81,8 +81,9 @@ def candidates_on(
             refused.append(error)
             continue
         for parsed in _with_roles(program, mesh, readings, only=len(found) == 1):
+            shared = KnownOps() if crowded and ops is None else ops
             for skips in _skips(mesh, parsed) if crowded else (None,):
-                allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, few, ops))
+                allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, few, shared))
     if not allowed:
         raise refused[0]
     return allowed

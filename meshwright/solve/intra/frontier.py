@@ -107,6 +107,11 @@ class Frontier:
         """The same where what backward reads is held by so many micro-batches."""
         return self if count == self.flight else replace(self, flight=count, _solved={}, _points={})
 
+    def skipping(self, skips: tuple[bool, ...] | None) -> Frontier:
+        """The same with values that cross several boundaries lying so; what does not depend on it is shared."""
+        own: dict[str, Any] = {"freedom": [], "steps": [], "floors": {}, "_solved": {}, "_points": {}, "_numbered": {}}
+        return replace(self, skips=skips, **own)
+
     def recomputing(self) -> Frontier:
         """The same where what backward reads may be made again."""
         return self if self.recompute else replace(self, recompute=True, _solved={}, _points={})

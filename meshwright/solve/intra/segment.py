@@ -235,7 +235,9 @@ class SegmentProblem:
         """Partial ones are held whole: each want goes with one compute layout."""
         value, mesh = self.space.values[name], self.space.mesh
         found = np.full((len(maker.layouts), len(reader.layouts)), np.inf)
-        made = {layout: [at for at, one in enumerate(maker.layouts) if one == layout] for layout in set(maker.layouts)}
+        made: dict[Layout, list[int]] = {}
+        for at, layout in enumerate(maker.layouts):
+            made.setdefault(layout, []).append(at)
         for at, want in enumerate(reader.layouts):
             held = Layout(tuple(I if state.kind == "P" else state for state in want))
             if held in made:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 
 import numpy as np
 
@@ -42,6 +43,9 @@ values that are small everywhere are worth more there than weights are."""
 RATIOS = (0.1, 2.0, 100.0)
 """Prices per byte kept at which segments recompute, in parts of forward seconds over bytes kept of all segments."""
 
+MOST_PORTS = 2
+"""Chains of each size of submesh that are looked at as stages, for little, half and all of a pipeline in flight."""
+
 FORWARD, INPUT, WEIGHT, FIRST, LAST, STEP, STATIC, RESIDENT, HOST, STEP_HOST, RESTORED = range(11)
 SUMS = 11
 """The first figures add up along a range; of the two transients after them the largest counts."""
@@ -63,25 +67,58 @@ class Offer:
     def levels(self) -> int:
         return len(self.sums)
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The same for chains that do the same."""
+        return (self.figures.tobytes(), *self.layouts.items())
+
+    @property
+    def step_s(self) -> float:
+        """Of the whole chain, all kept."""
+        whole = self.sums[0, -1]
+        return float(self.microbatches * whole[:FIRST].sum() + whole[FIRST : STEP + 1].sum())
+
 
 def offers(program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool) -> list[Offer]:
-    """Every different chain on this mesh; none where the batch, the pins and the mesh do not go together. Segments
-    keep all, or their inputs alone; `with_levels` looks closer."""
-    found: dict[object, Offer] = {}
+    """Every different chain on this mesh that may be among its best; none where the batch, the pins and the mesh do not
+    go together. Segments keep all, or their inputs alone; `with_levels` looks closer."""
     small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
     crowded = most_alive(program) > MOST_ALIVE
+    free = Frontier(small, stage.mesh, stage.pins, setting)
+    met: list[tuple[Frontier, Chain, Offer]] = []
     for skips in product((True, False), repeat=len(stage.mesh.axes)) if crowded else (None,):
+        keeping = free.skipping(skips)
         try:
-            keeping = Frontier(small, stage.mesh, stage.pins, setting, skips=skips)
-            frontier, flying = keeping.recomputing() if recompute else keeping, keeping.in_flight(FLIGHT)
-            chains = [chain_at(frontier, price) for price in PRICES]
-            chains += [chain_at(flying, price) for price in FLYING]
+            chain = chain_at(keeping, PRICES[0])
         except PlanError:
             continue
-        for chain in {tuple(map(id, chain.points)): chain for chain in chains}.values():
-            made = _offer(small, at, stage, chain, recompute)
-            found.setdefault((made.figures.tobytes(), *made.layouts.items()), made)
+        met.append((keeping, chain, _offer(small, at, stage, chain, recompute)))
+        keeping.forget()
+    worst_s = _worst_s([offer for _, _, offer in met], stage)
+    found: dict[object, Offer] = {}
+    for keeping, chain, offer in met:
+        found.setdefault(offer.key, offer)
+        if offer.step_s >= worst_s:
+            continue
+        frontier, flying = keeping.recomputing() if recompute else keeping, keeping.in_flight(FLIGHT)
+        chains = [chain, *(chain_at(frontier, price) for price in PRICES[1:])]
+        chains += [chain_at(flying, price) for price in FLYING]
+        for other in list({tuple(map(id, one.points)): one for one in chains}.values())[1:]:
+            made = _offer(small, at, stage, other, recompute)
+            found.setdefault(made.key, made)
     return list(found.values())
+
+
+def _worst_s(firsts: Sequence[Offer], stage: StageMesh) -> float:
+    """What a chain that nothing is charged for has to be faster than, so that others with its skips may be worth a
+    look: they save bytes and take longer. Endless where bytes are of use."""
+    quickest = sorted({offer.key: offer for offer in firsts}.values(), key=lambda offer: offer.step_s)[:MOST_PORTS]
+    held = [
+        one.sums[0, -1, STATIC] + one.microbatches * one.sums[0, -1, RESIDENT] + one.figures[0, :, SUMS:].max()
+        for one in quickest
+    ]
+    roomy = len(quickest) == MOST_PORTS and max(held) <= stage.memory_bytes
+    return quickest[-1].step_s if roomy else inf
 
 
 def _offer(program: Program, at: int, stage: StageMesh, chain: Chain, recompute: bool) -> Offer:

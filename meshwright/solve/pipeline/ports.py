@@ -10,11 +10,8 @@ import numpy as np
 
 from meshwright.schedule import in_flight_of
 from meshwright.solve.pipeline.meshes import StageMesh
-from meshwright.solve.pipeline.offers import FIRST, RESIDENT, STATIC, STEP, SUMS, Offer
+from meshwright.solve.pipeline.offers import FIRST, MOST_PORTS, RESIDENT, STATIC, STEP, SUMS, Offer
 from meshwright.solve.pipeline.table import Table
-
-MOST_PORTS = 2
-"""Chains of each size of submesh, for little, half and all of a pipeline in flight."""
 
 
 def chosen_ports(
