@@ -23,6 +23,7 @@ from meshwright.solve.joint import joint_search
 from meshwright.solve.least_by_method import least_by_method, no_room
 from meshwright.solve.pin_words import check_storage, check_words
 from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
+from meshwright.solve.pipeline.plan import predicted
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.refuse import Smallest, does_not_fit, least_of
 from meshwright.solve.roles import name_axes
@@ -72,7 +73,15 @@ def make_plan(
     plan, bound_s = None, float("inf")
     if fit and not alone:
         plan, bound_s = pipeline_search(
-            program, cluster, memory_bytes, setting, asked, progress, recompute=recompute, method=stage_method
+            program,
+            cluster,
+            memory_bytes,
+            setting,
+            asked,
+            progress,
+            recompute=recompute,
+            method=stage_method,
+            exact=False,
         )
         plan = replace(plan, **given) if plan else None
     if not asked.pipeline:
@@ -87,6 +96,7 @@ def make_plan(
             if asked.pipeline
             else whole.refusal(memory_bytes, stages=not alone)
         )
+    plan = predicted(plan, program)[0] if len(plan.stages) > 1 else plan
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
     plan = plan.with_prediction(gap=gap if gap > ROUNDING else 0.0)

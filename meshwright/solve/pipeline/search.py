@@ -90,9 +90,10 @@ def pipeline_search(
     known_s: float = inf,
     recompute: bool = True,
     method: str = "auto",
+    exact: bool = True,
 ) -> tuple[Plan | None, float]:
     """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched). method: of
-    `solve_stages`."""
+    `solve_stages`. exact: its bytes are those of traced pairs; what may yet be left for another plan does without."""
     check_method(method)
     asked = asked or PipelinePins(None, None, ())
     if asked.one_stage or (not asked.pipeline and (cluster.device_count < 2 or len(program.segments) < 2)):
@@ -105,8 +106,8 @@ def pipeline_search(
     elif search.tight():
         search.loosen(again=True)
     search.reorder()
-    best = None if search.best is None else predicted(relayed(search.best, program), program)[0]
-    return best, search.bound_s
+    best = None if search.best is None else relayed(search.best, program)
+    return (predicted(best, program)[0] if best and exact else best), search.bound_s
 
 
 @dataclass(slots=True)
