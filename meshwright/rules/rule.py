@@ -107,6 +107,7 @@ class Rule:
 
     `apart`: factors of which only one may be given axes at a time. `uneven`: factors that may be cut into pieces of
     different sizes, all or none of them or a function; by default all where the op itself is what a rank runs.
+    `filled`: no piece may be empty, because some torch's kernel divides by a size of its operands.
     """
 
     signature: str | Callable[[Call], Signature]
@@ -115,6 +116,7 @@ class Rule:
     shown: str = ""
     apart: frozenset[str] = frozenset()
     uneven: bool | Callable[[Call], Collection[str]] | None = None
+    filled: bool = False
 
     @property
     def text(self) -> str:

@@ -202,8 +202,11 @@ class _Builder:
 
     def _fits(self, factor: str, factors: Factors, loose: frozenset[str]) -> bool:
         """Whether a factor can be cut by the axes given to it: evenly, or by one axis where pieces may differ."""
-        if self.sizes[factor] % self._ways(factor, factors) == 0:
+        size, ways = self.sizes[factor], self._ways(factor, factors)
+        if size % ways == 0:
             return True
+        if self.rule.filled and (ways - 1) * -(-size // ways) >= size:
+            return False
         return factor in loose and factors.count(factor) == 1
 
     def _is_consistent(self, factors: Factors, hidden: frozenset[str]) -> bool:

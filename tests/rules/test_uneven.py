@@ -59,7 +59,21 @@ def test_linear_at_any_size(rows: int, inputs: int, outputs: int, ways: int) -> 
 def test_attention_at_any_batch_and_heads(batch: int, heads: int, causal: bool, ways: int) -> None:
     q = f(batch, heads, 4, 3)
     example = case(SDPA, q, f(batch, heads, 4, 3), f(batch, heads, 4, 3), None, 0.0, causal)
-    assert prove(example, logical_mesh({"x": ways}), uneven=True) >= 3
+    assert prove(example, logical_mesh({"x": ways}), uneven=True) >= 1 + fills(batch, ways) + fills(heads, ways)
+
+
+def fills(size: int, ways: int) -> bool:
+    """Whether every rank has a piece."""
+    return len(torch.zeros(size).chunk(ways)) == ways
+
+
+def test_no_rank_is_left_with_nothing_where_a_kernel_divides_by_sizes() -> None:
+    """Six heads over five ranks are 2, 2, 2, 0, 0; over four 2, 2, 2, 0; over three they are even."""
+    heads = f(2, 6, 4, 3)
+    given = case(SDPA, heads, f(2, 6, 4, 3), f(2, 6, 4, 3), None, 0.0, True)
+    assert {ways: "h" in texts(given, x=ways) for ways in (3, 4, 5)} == {3: True, 4: False, 5: False}
+    assert "h" in texts(case(SDPA, *(f(2, 7, 4, 3) for _ in range(3)), None, 0.0, True), x=4), "2, 2, 2, 1"
+    assert "d0" in texts(case("aten.neg.default", f(6)), x=5), "others may be left with nothing"
 
 
 @settings(max_examples=10, deadline=None)

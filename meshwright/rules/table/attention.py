@@ -93,6 +93,11 @@ def loose(call: Call) -> tuple[str, ...]:
 _SHOWN = "... (h q) s d!, ... h t! d!, ... h t! e!, ... (h q) s t! -> ... (h q) s e!"
 RULES = {
     "aten.scaled_dot_product_attention": Rule(
-        attention, lower_attention, shown=f"{_SHOWN}; or ring", apart=frozenset({"s", RING}), uneven=loose
+        attention,
+        lower_attention,
+        shown=f"{_SHOWN}; or ring",
+        apart=frozenset({"s", RING}),
+        uneven=loose,
+        filled=True,  # query heads over key heads
     )
 }

@@ -104,7 +104,7 @@ RULES = {
     "aten.addbmm": Rule(addbmm, shown="m n[b=P k=P], b m k, b k n -> m n"),
     "aten.vdot": Rule("k, k ->"),
     "aten.ger": Rule("m, n -> m n"),
-    "aten.cdist": Rule(distances, shown="... m k!, ... n k! -> ... m n"),
+    "aten.cdist": Rule(distances, shown="... m k!, ... n k! -> ... m n", filled=True),  # work over rows
     "aten.bilinear": Rule("... j, ... k, n j k, n[j=P k=P] -> ... n", uneven=False),  # torch refuses empty pieces
     "aten._grouped_mm": Rule(grouped, shown=_GROUPED, uneven=False),
     "meshwright.grouped_mm": Rule(grouped, shown=_GROUPED, uneven=False),

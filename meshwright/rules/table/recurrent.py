@@ -26,7 +26,7 @@ def layers(states: int) -> Rule:
         return Signature((given, *carried, *weights), (made, *left), fixed | {"z"})
 
     state = ", ".join(f"l! b h{n}!" for n in range(states))
-    return Rule(build, shown=f"b t! i!, {state}, weights! -> b t! o!, {state}")
+    return Rule(build, shown=f"b t! i!, {state}, weights! -> b t! o!, {state}", filled=True)
 
 
 def packed(call: Call) -> Signature:

@@ -237,7 +237,7 @@ RULES = {
     "aten.binary_cross_entropy": elementwise_loss(3),
     "aten.binary_cross_entropy_with_logits": elementwise_loss(4),
     "aten._is_all_true": Rule(whole_of_all, shown="x! ->"),
-    "aten.histc": Rule(histogram, shown="... -> n!"),
+    "aten.histc": Rule(histogram, shown="... -> n!", filled=True),
 }
 RULES |= {f"aten.{name}": Rule(whole, shown=_WHOLE_SHOWN) for name in _WHOLE.split()}
 RULES |= {f"aten.{name}.default": Rule(whole_of_all, shown="x! ->") for name in _WHOLE_OF_ALL.split()}

@@ -232,7 +232,7 @@ RULES = {
     "aten.ravel": Rule(reshape, shown=_RESHAPE),
     "aten.broadcast_to": Rule(expand, local_shape(1, "size"), shown="... 1 -> ... n, or +", uneven=True),
     "aten.diagonal": Rule(diagonal, shown="... m! n! -> ... k!, or +"),
-    "aten.unfold": Rule(unfold, shown="... n! -> ... w! k!, or +"),
+    "aten.unfold": Rule(unfold, shown="... n! -> ... w! k!, or +", filled=True),  # its backward: work over windows
     "aten.tensor_split.sections": Rule(along_dim(2), shown=_CUT),
     "aten.tensor_split.indices": Rule(along_dim(2), shown=_CUT),
     "aten.concat.default": Rule(along_dim(1), shown=_CUT),
@@ -253,7 +253,7 @@ RULES = {
     "aten.narrow": Rule(along_dim(1, default=None), shown=_CUT),
     "aten.diff": Rule(along_dim(2, default=-1), shown=_CUT),
     "aten.stack": Rule(stack, shown="..., ... -> ... n!, or +"),
-    "aten.roll": Rule(along_dims(2), shown=_MOVED_IN),
+    "aten.roll": Rule(along_dims(2), shown=_MOVED_IN, filled=True),  # places modulo sizes
     "aten.flip": Rule(along_dims(1), shown=_MOVED_IN),
     "aten.tile": Rule(resized_dims, shown=_CUT),
     "aten.glu": Rule(along_dim(1, default=-1, linear=False), shown="... n! -> ... m!"),
