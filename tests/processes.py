@@ -12,9 +12,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import torch
 
 GRACE_S = 30.0
 """How long ranks may go on once one of them has failed: long enough to find it out for themselves."""
@@ -23,11 +27,26 @@ Answer = tuple[bool, Any]
 """Whether it went well, with the result or the traceback."""
 
 
+def copies() -> Any:
+    """Like `multiprocessing`: processes that are copies of one that has read `warm`, which takes seconds."""
+    if torch.cuda.is_available():
+        return mp.get_context("spawn")  # a copy of a process that has seen a GPU cannot use it
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["warm"])
+    here, given = str(Path(__file__).parent), os.environ.get("PYTHONPATH")
+    with patch.dict(os.environ, PYTHONPATH=f"{here}:{given}" if given else here):
+        ensure_running()
+    return context
+
+
 def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
-    import torch
     import torch.distributed as dist
+    from captures import capture
+
+    from meshwright.runtime import trainer
 
     torch.set_num_threads(1)
+    trainer.capture = capture  # type: ignore[attr-defined]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     while (task := pipe.recv()) is not None:
         function, arguments = task
@@ -51,7 +70,7 @@ class GlooPool:
         self._processes: list[BaseProcess] = []
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        context = copies()
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.size):
             ours, theirs = context.Pipe()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from captures import capture
 from processes import GlooPool
 from small_models import small_model
 from torch import nn
 
-from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.models.gpt import GPT

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from captures import capture
 from processes import GlooPool
 from small_models import NAMES, small_model
 
-from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from captures import capture
 from small_models import small_model
 from torch.distributed.tensor import DTensor
 
 import meshwright as mw
-from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.solve.memory.plan import one_device_plan
 

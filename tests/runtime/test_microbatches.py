@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import capture
 from processes import GlooPool
 from small_models import small_model
 from torch import Tensor, nn
 
-from meshwright.capture import capture
 from meshwright.capture.averaging import averaging
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import capture
 from processes import GlooPool
 from torch import Tensor, nn
 
-from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan

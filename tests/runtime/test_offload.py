@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from captures import capture
 from torch import Tensor
 
 import meshwright as mw
-from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.models.llama import Llama
 from meshwright.plan import Plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import GlooPool
+from processes import GlooPool, copies
 
 from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
@@ -157,7 +156,7 @@ def doomed(rank: int, folder: str, plan_json: bytes, pipe: Connection) -> None:
 
 
 def test_a_stage_that_fails_ends_all_with_its_own_error(tmp_path: Path, piped: Plan) -> None:
-    context = mp.get_context("spawn")
+    context = copies()
     ends = [context.Pipe() for _ in range(2)]
     processes = [
         context.Process(target=doomed, args=(rank, str(tmp_path), piped.to_json(), ends[rank][1])) for rank in range(2)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from captures import capture
 from processes import GlooPool
 from small_models import small_model
 from test_equality import assert_gradients_close, train_plain, train_planned
 
-from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
 from meshwright.solve.account import accounted

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from captures import capture
 from processes import GlooPool
 from small_models import small_model
 
-from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan

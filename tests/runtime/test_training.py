@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from captures import capture
 from processes import GlooPool
 from small_models import small_model
 
-from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError, RunError
 from meshwright.models.gpt import GPT

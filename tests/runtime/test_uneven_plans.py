@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from captures import capture
 from processes import GlooPool
 from torch import Tensor
 
-from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.generate.code import code

@@ -1,0 +1,24 @@
+"""Read once, by the process that a pool's ranks are copies of: what each of them would import and set up first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import meshwright.runtime.trainer
+from meshwright.capture import capture
+from meshwright.generate.pair import make_pair
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).sum()
+
+
+assert meshwright.runtime.trainer
+torch.set_num_threads(1)  # copies have no threads but the one that was copied
+make_pair(capture(Line(), {"x": torch.ones(2, 2)}).graphs[0].at(2))
