@@ -7,12 +7,12 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 from meshwright.solve.intra.chain import DEAREST, chain_at
+from meshwright.solve.least import Smallest
 from meshwright.solve.memory.methods import ORDERED, fixed_ways
 from meshwright.solve.memory.refuse import least_where
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import least_peak
-from meshwright.solve.refuse import Smallest
 from meshwright.solve.search import Candidate
 from meshwright.solve.together import Assemble
 
@@ -62,6 +62,6 @@ def no_room(method: str, budget_bytes: int, least: Smallest) -> PlanError:
     pin = f"recompute={method}"
     return PlanError(
         f"no plan with {pin} fits in {budget_bytes:,} bytes ({show_bytes(budget_bytes)})",
-        f"{least.bytes:,} bytes ({show_bytes(least.bytes)}), {least.bytes - budget_bytes:,} more, which do: {least}",
+        least.beside(budget_bytes),
         f"raise the limit, drop the pin {pin} or make the batch smaller",
     )

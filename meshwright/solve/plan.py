@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,18 +14,20 @@ from meshwright.plan import Plan
 from meshwright.plan.loaded import preset_named
 from meshwright.price.parameter import Setting, check_optimizer
 from meshwright.rules import served, warn_of_fallbacks
+from meshwright.solve.anything import any_dearest, any_jointly, any_kept, any_pipeline, any_swept, dearest_plan
 from meshwright.solve.assemble import assemble, draft
 from meshwright.solve.by_method import ANYWHERE, method_search, pinned_method
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidate
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.joint import joint_search
+from meshwright.solve.least import Part, Smallest, Watch, least_accepted, least_pipeline
 from meshwright.solve.least_by_method import least_by_method, no_room
 from meshwright.solve.pin_words import check_storage, check_words
 from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
 from meshwright.solve.pipeline.plan import predicted
 from meshwright.solve.pipeline.search import pipeline_search
-from meshwright.solve.refuse import Smallest, does_not_fit, least_of
+from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.roles import name_axes
 from meshwright.solve.search import SAME, Candidate, Found, Progress, anyway, search
 
@@ -91,11 +93,14 @@ def make_plan(
         chosen = whole.anyway()
         plan = whole.written(*chosen) if chosen else None
     if plan is None:
-        raise (
-            no_pipeline(asked, cluster, memory_bytes)
-            if asked.pipeline
-            else whole.refusal(memory_bytes, stages=not alone)
+        in_stages = partial(
+            any_pipeline, program, cluster, setting=setting, asked=asked, recompute=recompute, method=stage_method
         )
+        if asked.pipeline:
+            budget = whole.budget(memory_bytes)
+            segments = len(program.segments)
+            raise no_pipeline(asked, cluster, budget, lambda: least_pipeline(in_stages, budget, segments))
+        raise whole.refusal(memory_bytes, () if alone or cluster.device_count < 2 else (in_stages,))
     plan = predicted(plan, program)[0] if len(plan.stages) > 1 else plan
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
@@ -132,6 +137,7 @@ class _OneStage:
         self.few, self.method = False, "auto"
         self.meshes: list[Mesh] = []
         self.candidates: list[Candidate] = []
+        self.jointly: list[Candidate] = []
         self.refused: PlanError | None = None
 
     def search(self, memory_bytes: int | None, best: Plan | None, must: bool) -> tuple[Plan | None, float]:
@@ -147,14 +153,14 @@ class _OneStage:
             self.refused = error
             return best, limit_s
         if self.method not in (*ANYWHERE, "flat"):
-            first = [one for one in self.candidates if not one.later] or self.candidates
-            plan = method_search(first, self.program, budget, self.drafted, self.method)
+            plan = method_search(self.first, self.program, budget, self.drafted, self.method)
             return plan, min(found.floors.values())
         bound_s = found.bound_s
         best = self.written(*found.best) if found.best else best
         if self.recompute and (found.best is None or found.tight):
             best, joint_s = self._jointly(budget, best, found)
             bound_s = min(bound_s, joint_s)
+            best = best or dearest_plan(self.first, budget, self.program, self.drafted, self.method)
         return best, bound_s
 
     def found(self, budget_bytes: int, limit_s: float = float("inf")) -> Found:
@@ -170,8 +176,9 @@ class _OneStage:
         first = [candidates[place] for place in sorted(found.tight) if not candidates[place].later]
         later = sorted((found.floors[place], place) for place in found.tight if candidates[place].later)
         chosen = [candidates[place] for floor, place in later[:FEW] if floor < known_s]
+        self.jointly = first + chosen
         best, bound_s = joint_search(
-            first + chosen, self.program, budget, self.drafted, best, self.progress, flat=self.method == "flat"
+            self.jointly, self.program, budget, self.drafted, best, self.progress, flat=self.method == "flat"
         )
         return best, min([bound_s, *(floor for floor, _ in later[FEW:])])
 
@@ -189,20 +196,41 @@ class _OneStage:
         """The fastest of the most micro-batches, whether it fits or not."""
         return anyway(self.candidates).best
 
-    def refusal(self, memory_bytes: int | None, stages: bool) -> PlanError:
-        """Why there is no plan. stages: pipelines were allowed too."""
+    def refusal(self, memory_bytes: int | None, others: Sequence[Part]) -> PlanError:
+        """Why there is no plan. others: that look for one in several stages."""
         if self.refused is not None:
             return self.refused
         budget = self.budget(memory_bytes)
-        looked_at = [one for one in self.candidates if not one.later] or self.candidates
+        watch = Watch()
+        quick, slow = self._parts(watch)
+        parts = (*quick, *others, *slow)
+        least = least_accepted(parts, budget, self._known(budget), len(self.program.segments), watch)
         if self.method not in ANYWHERE:
-            return no_room(self.method, budget, min(self._least(one, budget) for one in looked_at))
-        least = min(least_of(one) for one in looked_at)
-        if self.recompute:
-            least = min(least, *(self._least(one, budget) for one in looked_at))
-        tight = partial(tight_candidate, self.program, setting=self.setting)
-        return does_not_fit(self.cluster, budget, least, tight, stages and self.cluster.device_count > 1)
+            return no_room(self.method, budget, least)
+        return does_not_fit(self.cluster, budget, least, partial(tight_candidate, self.program, setting=self.setting))
 
-    def _least(self, candidate: Candidate, budget: int) -> Smallest:
-        """The fewest bytes found in which a plan fits that saves memory as it is to be saved."""
-        return least_by_method(candidate, self.program, self.drafted, self.method, budget)
+    def _known(self, budget: int) -> Smallest:
+        """Bytes in which a plan should fit that saves memory as it is to be saved."""
+        found = [least_of(one) for one in self.first] if self.method in ANYWHERE else []
+        if self.recompute:
+            given = self.program, self.drafted, self.method, budget
+            found += [least_by_method(one, *given) for one in self.first]
+        return min(found)
+
+    def _parts(self, watch: Watch) -> tuple[list[Part], list[Part]]:
+        """(what `search` does, but only until something fits; what of it takes long)."""
+        given: dict[str, Any] = {"program": self.program, "assemble": self.drafted}
+        dearest = partial(any_dearest, self.first, method=self.method, **given)
+        if self.method not in (*ANYWHERE, "flat"):
+            return [dearest], [partial(any_swept, self.first, method=self.method, watch=watch, **given)]
+        kept = partial(any_kept, self.candidates)
+        if not self.recompute:
+            return [kept], []
+        jointly = partial(any_jointly, self.jointly, flat=self.method == "flat", watch=watch, **given)
+        swept = partial(any_swept, self.jointly, method=self.method, watch=watch, **given)
+        return [dearest, kept], [jointly, swept]
+
+    @property
+    def first(self) -> list[Candidate]:
+        """Meshes of few axes, where there are any."""
+        return [one for one in self.candidates if not one.later] or self.candidates

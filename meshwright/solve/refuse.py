@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import MeshwrightError, PlanError
-from meshwright.plan.units import show_bytes
 from meshwright.solve.intra.chain import least_bytes
+from meshwright.solve.least import Smallest
 from meshwright.solve.search import Candidate
 
 MOST_DEVICES = 1 << 14
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Smallest:
-    """Bytes in which a plan of one stage was found to fit, and how it does."""
-
-    bytes: int
-    how: str
-    microbatches: int
-
-    def __str__(self) -> str:
-        pieces = f"{self.microbatches} micro-batches" if self.microbatches > 1 else "one micro-batch"
-        return f"{self.how}, in {pieces}"
-
-
-def does_not_fit(
-    cluster: Cluster, budget: int, least: Smallest, tight: Callable[[Cluster], Candidate], stages: bool = False
-) -> PlanError:
-    """least: the fewest bytes found to do. tight: of a larger cluster, the mesh that leaves most room. stages:
-    pipelines are allowed, of which the least is not known."""
+def does_not_fit(cluster: Cluster, budget: int, least: Smallest, tight: Callable[[Cluster], Candidate]) -> PlanError:
+    """least: the fewest bytes found to do. tight: of a larger cluster, the mesh that leaves most room."""
     device = cluster.mesh((cluster.device_count,)).device
     larger = _smallest_that_fits(cluster, budget, tight)
-    more = f"use {larger.name} ({larger.device_count} devices), " if larger else ""
+    todo = [f"use {larger.name} ({larger.device_count} devices)"] if larger else []
+    todo += ["raise the memory limit"] if least.bytes <= device.usable_bytes else []
     return PlanError(
         f"no plan fits in {budget:,} bytes on each of {cluster.device_count} devices ({device.name})",
-        f"{least.bytes:,} bytes ({show_bytes(least.bytes)}), {least.bytes - budget:,} more, which do in one stage: "
-        f"{least}{'; a pipeline may need less' if stages else ''}",
-        f"{more}raise the memory limit, or make the batch smaller",
+        least.beside(budget),
+        ", ".join([*todo, "or make the batch smaller"]) if todo else "make the batch smaller",
     )
 
 

@@ -89,9 +89,13 @@ class Found:
 
 
 def search(
-    candidates: list[Candidate], budget_bytes: int, progress: Progress | None = None, limit_s: float = float("inf")
+    candidates: list[Candidate],
+    budget_bytes: int,
+    progress: Progress | None = None,
+    limit_s: float = float("inf"),
+    first: bool = False,
 ) -> Found:
-    """Faster than `limit_s`, if any is.
+    """Faster than `limit_s`, if any is. first: the first that is found is enough.
 
     Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further.
     """
@@ -109,7 +113,7 @@ def search(
                     refused.append(error)
         for floor, place in sorted(found):
             candidate = candidates[place]
-            if floor < state.reach_s(candidate, candidate.microbatches[0]):
+            if not (first and state.met) and floor < state.reach_s(candidate, candidate.microbatches[0]):
                 state.look_at(place, candidate)
     if not floors and refused:
         raise refused[0]

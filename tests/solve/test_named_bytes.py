@@ -6,14 +6,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from families import FAMILIES
 from torch import Tensor, nn
 
 from meshwright.capture import capture
+from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
+from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 from meshwright.runtime.fit import fit_curves, fit_plan, this_device
+from meshwright.solve.least import Part, Smallest, Watch, least_accepted
 from meshwright.solve.memory.refuse import EXACT, NoRoomError, least_where
 from meshwright.solve.plan import make_plan
 
@@ -45,7 +49,8 @@ def wide() -> nn.Module:
 def named(make: Callable[[int], Plan], refused: int) -> tuple[int, str]:
     with pytest.raises(PlanError) as caught:
         make(refused)
-    return int(caught.value.expected.split(" bytes")[0].removeprefix("at least ").replace(",", "")), str(caught.value)
+    number = caught.value.expected.split(" bytes")[0].removeprefix("at least ").removeprefix("at most ")
+    return int(number.replace(",", "")), str(caught.value)
 
 
 @pytest.mark.parametrize("method", ["auto", "rotor", "nested", "sqrt", "flat", "full"])
@@ -121,3 +126,90 @@ def test_least_where_is_exact_for_few_segments() -> None:
     exact = len(tries)
     assert 123_457 <= least_where(fits, 1000, 2000, EXACT + 1) < 124_000
     assert len(tries) < 2 * exact
+
+
+class Narrow(nn.Module):
+    """Two layers that a planner is quickly done with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+PINS = ((), ("pp=2",), ("recompute=keep",), ("dp=2",), ("recompute=full",), ("pp=2", "recompute=keep"))
+
+
+def check_named(program: Program, cluster: str, pins: tuple[str, ...], refused: int = 1000) -> bool:
+    """The named bytes do; one byte less is refused where that is said. Returns whether it is."""
+
+    def make(limit: int) -> Plan:
+        return make_plan(program, load_cluster(cluster), memory_bytes=limit, pins=pins)
+
+    least, text = named(make, refused)
+    assert make(least).predicted.peak_bytes <= least
+    least_said = "one byte less is refused" in text
+    assert least_said != ("at most" in text)
+    if least_said:
+        with pytest.raises(PlanError):
+            make(least - 1)
+    return least_said
+
+
+@pytest.mark.parametrize(
+    ("cluster", "pins"),
+    [
+        *(pytest.param("local:2", pins, marks=[] if pins in PINS[1:3] else pytest.mark.full) for pins in PINS),
+        *(pytest.param("local:1", pins) for pins in ((), ("recompute=keep",), ("recompute=rotor",))),
+    ],
+)
+def test_one_byte_less_than_named_is_refused(cluster: str, pins: tuple[str, ...]) -> None:
+    assert check_named(capture(Narrow(), {"x": torch.randn(4, 16)}), cluster, pins)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cluster", ["local:1", "local:2", "local:4"])
+@pytest.mark.parametrize("family", ["mlp", "gpt", "moe", "unet"])
+def test_what_is_named_of_a_family_does(family: str, cluster: str) -> None:
+    check_named(capture(*parse_reference(FAMILIES[family]).meta(8)), cluster, ())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("pins", PINS)
+def test_what_is_named_on_four_devices_does(pins: tuple[str, ...]) -> None:
+    check_named(capture(Narrow(), {"x": torch.randn(4, 16)}), "local:4", pins)
+
+
+def part_of(accepts: Callable[[int], bool], takes: int) -> Part:
+    return lambda budget: Smallest(min(budget, takes), "so", 1) if accepts(budget) else None
+
+
+@pytest.mark.parametrize("known", [1000, 700, 500])
+def test_the_least_of_all_parts_is_found_to_the_byte(known: int) -> None:
+    """Whether or not what was thought to do does."""
+    parts = [part_of(lambda size: size >= 700, 690), part_of(lambda size: size >= 613, 5000)]
+    found = least_accepted(parts, 100, Smallest(known, "so", 1), 4, Watch())
+    assert (found.bytes, found.refused) == (613, True)
+
+
+def test_parts_that_accept_less_and_refuse_more_are_asked_for_one_byte_less() -> None:
+    odd = part_of(lambda size: size >= 900 or 600 <= size < 650, 2000)
+    found = least_accepted([odd, part_of(lambda size: size >= 640, 2000)], 100, Smallest(1000, "so", 1), 4, Watch())
+    assert found.refused
+    assert found.bytes in (600, 640, 900)
+    assert odd(found.bytes - 1) is None
+
+
+def test_what_there_is_no_time_for_is_not_claimed() -> None:
+    part = part_of(lambda size: size >= 613, 2000)
+    found = least_accepted([part], 100, Smallest(1000, "so", 1), 4, Watch(seconds=-1.0))
+    assert (found.bytes, found.refused) == (1000, False)
+    assert found.beside(100) == "at most 1,000 bytes (1000 B), 900 more, which do: so, in one micro-batch"
+
+
+def test_of_many_segments_the_least_is_found_nearly() -> None:
+    found = least_accepted([part_of(lambda size: size >= 613_000, 10**9)], 100, Smallest(10**6, "so", 1), 99, Watch())
+    assert 613_000 <= found.bytes < 617_000
+    assert not found.refused

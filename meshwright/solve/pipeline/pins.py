@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -12,6 +12,7 @@ from meshwright.errors import PlanError
 from meshwright.plan.cutting import check_cut
 from meshwright.plan.units import show_bytes
 from meshwright.schedule import ORDERS
+from meshwright.solve.least import Smallest
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,10 @@ def _check_microbatches(asked: PipelinePins, batch: int) -> None:
             check_cut(given, batch, int(number), "change the batch or the pin")
 
 
-def no_pipeline(asked: PipelinePins, cluster: Cluster, memory_bytes: int | None = None) -> PlanError:
-    """Where nothing but a pipeline was wanted: there are not the devices, or not the memory."""
+def no_pipeline(
+    asked: PipelinePins, cluster: Cluster, budget_bytes: int, least: Callable[[], Smallest | None]
+) -> PlanError:
+    """Where nothing but a pipeline was wanted: there are not the devices, or not the memory. least: that does."""
     wanted = [f"pp={asked.stages}"] if asked.stages else []
     wanted += [f"schedule={asked.schedule}"] if asked.schedule else []
     given, devices = ", ".join((*wanted, *asked.rest)), cluster.device_count
@@ -93,10 +96,10 @@ def no_pipeline(asked: PipelinePins, cluster: Cluster, memory_bytes: int | None 
             f"stages that take {devices} devices together",
             "change the pins or the cluster",
         )
-    device = cluster.mesh((devices,)).device
-    room = min(memory_bytes or device.usable_bytes, device.usable_bytes)
+    found = least()
     return PlanError(
-        f"no pipeline with {given} fits on {cluster.name} in {show_bytes(room)} per device",
-        "memory for the weights and micro-batches of some stages, or pins and a batch that need less",
-        "raise the memory limit, drop a pin or use more devices",
+        f"no pipeline with {given} fits on {cluster.name} in {budget_bytes:,} bytes ({show_bytes(budget_bytes)}) "
+        "per device",
+        found.beside(budget_bytes) if found else "pins and a batch that some stages can have",
+        f"{'raise the memory limit, ' if found else ''}drop a pin or use more devices",
     )

@@ -90,21 +90,25 @@ def pipeline_search(
     known_s: float = inf,
     recompute: bool = True,
     method: str = "auto",
+    first: bool = False,
     exact: bool = True,
 ) -> tuple[Plan | None, float]:
     """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched). method: of
-    `solve_stages`. exact: its bytes are those of traced pairs; what may yet be left for another plan does without."""
+    `solve_stages`. first: the first that fits is enough. exact: its bytes are those of traced pairs; what may yet be
+    left for another plan does without."""
     check_method(method)
     asked = asked or PipelinePins(None, None, ())
     if asked.one_stage or (not asked.pipeline and (cluster.device_count < 2 or len(program.segments) < 2)):
         return None, inf
     check_pins(asked, program, cluster)
-    search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute, method)
+    search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute, method, first)
     search.climb(search.counts())
     if search.best is None and known_s == inf:
         search.loosen()
-    elif search.tight():
+    elif not first and search.tight():
         search.loosen(again=True)
+    if first and search.best is not None:
+        return search.best, search.bound_s
     search.reorder()
     best = None if search.best is None else relayed(search.best, program)
     return (predicted(best, program)[0] if best and exact else best), search.bound_s
@@ -121,6 +125,7 @@ class _Search:
     progress: Progress | None
     recompute: bool
     method: str
+    first: bool = False
     best: Plan | None = None
     bound_s: float = inf
     rough: float = 1.0
@@ -173,7 +178,7 @@ class _Search:
         first_s = self.try_count(counts[start])
         for way in (1, -1):
             at, worse, known_s = start + way, 0, first_s
-            while 0 <= at < len(counts) and worse < PATIENCE:
+            while 0 <= at < len(counts) and worse < PATIENCE and not (self.first and self.best):
                 found_s = self.try_count(counts[at])
                 worse = 0 if found_s < worth * known_s else worse + 1
                 known_s = min(known_s, found_s)

@@ -1,0 +1,157 @@
+"""Whether anything fits: the parts of the planner, each stopping at the first plan that it finds.
+
+What one of these accepts the whole planner accepts, since it looks there too as long as it has found nothing; and it
+refuses what all of them refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from meshwright.capture.program import Program
+from meshwright.cluster import Cluster
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+from meshwright.price.parameter import Setting
+from meshwright.solve.by_method import refine_by
+from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.mix import Chain
+from meshwright.solve.joint import Bound, best_bound
+from meshwright.solve.least import Smallest, Watch, plan_bytes
+from meshwright.solve.memory.methods import FIXED, ORDERED
+from meshwright.solve.ordered import refine_nested
+from meshwright.solve.pipeline.pins import PipelinePins
+from meshwright.solve.pipeline.search import pipeline_search
+from meshwright.solve.points import Ways
+from meshwright.solve.refine import refine, refine_ways
+from meshwright.solve.search import Candidate, search
+from meshwright.solve.sweep import PARTS, swept
+from meshwright.solve.together import DEAREST, FEWER, Assemble, Together, weighed
+
+
+class _EnoughError(Exception):
+    """Carries the first plan of a search that would look for more."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+
+def any_kept(candidates: list[Candidate], budget_bytes: int) -> Smallest | None:
+    """With everything kept (`search`)."""
+    try:
+        found = search(candidates, budget_bytes, first=True).best
+    except PlanError:
+        return None
+    return Smallest(found[0].peak_bytes, "everything kept", found[0].microbatches) if found else None
+
+
+def any_jointly(
+    candidates: Sequence[Candidate],
+    budget_bytes: int,
+    *,
+    program: Program,
+    assemble: Assemble,
+    flat: bool,
+    watch: Watch,
+) -> Smallest | None:
+    """With what is sharded and what is made again settled together (`joint`), the most micro-batches first."""
+    offered = (lambda _, ways: ways.curves.options) if flat else None
+    for frontier in _frontiers(candidates, budget_bytes):
+        watch.check()
+        bound = Bound(floor_s(frontier), 0.0)
+        for some in ([frontier], weighed(frontier)[1:]):
+            bound = best_bound(some, budget_bytes, float("inf"), bound)
+        if bound.seconds == float("inf"):
+            continue
+        together = Together(frontier, program, budget_bytes, assemble, float("inf"), offered)
+        plan = together.fastest(bound.price) or together.otherwise()
+        if plan is not None:
+            return plan_bytes(plan)
+    return None
+
+
+def any_swept(
+    candidates: list[Candidate], budget_bytes: int, *, program: Program, assemble: Assemble, method: str, watch: Watch
+) -> Smallest | None:
+    """Sharded under larger budgets first, memory then saved by the method (`sweep`)."""
+    ours = method in ("auto", "flat")
+
+    def refined(chain: Chain, frontier: Frontier) -> Plan | None:
+        watch.check()
+        plan = assemble(chain, frontier)
+        if ours:
+            found = refine(plan, program, budget_bytes, FEWER, flat=method == "flat")
+        else:
+            found = refine_by(plan, program, budget_bytes, method)
+        if found is not None:
+            raise _EnoughError(found)
+        return None
+
+    try:
+        swept(candidates, budget_bytes, refined, None, PARTS if ours else (*PARTS, 1.0))
+    except _EnoughError as enough:
+        return plan_bytes(enough.plan)
+    return None
+
+
+def any_dearest(
+    candidates: Sequence[Candidate], budget_bytes: int, *, program: Program, assemble: Assemble, method: str
+) -> Smallest | None:
+    """Of the shardings that hold least (`dearest_plan`)."""
+    plan = dearest_plan(candidates, budget_bytes, program, assemble, method)
+    return plan_bytes(plan) if plan else None
+
+
+def dearest_plan(
+    candidates: Sequence[Candidate], budget_bytes: int, program: Program, assemble: Assemble, method: str
+) -> Plan | None:
+    """The fastest of the shardings that hold least, in the most micro-batches, memory saved by the method: what is left
+    where nothing else fits."""
+    found = []
+    for candidate in candidates:
+        frontier = candidate.frontier(candidate.microbatches[-1])
+        plan = assemble(chain_at(frontier, DEAREST), frontier)
+        if method in ORDERED or method in FIXED:
+            found.append(refine_by(plan, program, budget_bytes, method))
+        elif plan.predicted.static_bytes <= budget_bytes:
+            ways = Ways.of(plan, program)
+            flat = refine_ways(plan, program, ways, budget_bytes, ways.curves.options if method == "flat" else None)
+            nested = flat is None and method == "auto"
+            found.append(refine_nested(plan, program, ways, budget_bytes) if nested else flat)
+    return min((plan for plan in found if plan), key=lambda plan: plan.predicted.step_s, default=None)
+
+
+def any_pipeline(
+    program: Program,
+    cluster: Cluster,
+    budget_bytes: int,
+    setting: Setting,
+    asked: PipelinePins,
+    recompute: bool,
+    method: str,
+) -> Smallest | None:
+    """In several stages, on devices that have so much memory."""
+    devices = tuple(replace(one, memory_bytes=budget_bytes + one.reserve_bytes) for one in cluster.devices)
+    roomy = replace(cluster, devices=devices)
+    plan, _ = pipeline_search(
+        program, roomy, budget_bytes, setting, asked, recompute=recompute, method=method, first=True
+    )
+    return plan_bytes(plan) if plan else None
+
+
+def _frontiers(candidates: Sequence[Candidate], budget_bytes: int) -> Iterator[Frontier]:
+    """Of every mesh and number of micro-batches whose weights leave room."""
+    for candidate in candidates:
+        numbers = []
+        for number in candidate.microbatches:
+            try:
+                frontier = candidate.frontier(number).recomputing()
+            except PlanError:
+                continue
+            if frontier.least_static() > budget_bytes:
+                break  # nor is there less of it in more of them
+            numbers.append(number)
+        yield from (candidate.frontier(number).recomputing() for number in reversed(numbers))

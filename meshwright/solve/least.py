@@ -1,0 +1,161 @@
+"""The smallest budget that the planner accepts, found by asking its parts whether anything fits.
+
+A part may look where another does not, and none of them is sure to accept more bytes where it accepts fewer. So each
+comes down by itself from what is known to do, and one byte less is called refused where every part was asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import process_time
+
+from meshwright.plan import Plan
+from meshwright.plan.units import show_bytes
+
+EXACT, NEAR = 16, 0.005
+"""Of so many segments the least is found to the byte; of more to such a part, since every question takes long."""
+
+SECONDS = 15.0
+"""Of the processor, after which no more is asked: what is known to do by then is named."""
+
+ANY_BYTES = 1 << 50
+"""More than any device has."""
+
+MORE, GROWTHS = 1.25, 12
+"""Times what was thought to do, where it does not; so often at most."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Smallest:
+    """Bytes in which a plan was found to fit, and how it does. refused: with one byte less there is none."""
+
+    bytes: int
+    how: str
+    microbatches: int
+    refused: bool = False
+
+    def __str__(self) -> str:
+        pieces = f"{self.microbatches} micro-batches" if self.microbatches > 1 else "one micro-batch"
+        return f"{self.how}, in {pieces}"
+
+    def beside(self, budget_bytes: int) -> str:
+        """As a refusal says what was expected."""
+        more = f"{self.bytes:,} bytes ({show_bytes(self.bytes)}), {self.bytes - budget_bytes:,} more, which do"
+        return f"{more} where one byte less is refused: {self}" if self.refused else f"at most {more}: {self}"
+
+
+def plan_bytes(plan: Plan) -> Smallest:
+    """What a plan takes, and how."""
+    how = "everything kept"
+    if plan.order:
+        how = "segments run forward more than once"
+    elif plan.recomputes:
+        how = "values made again"
+    stages = len(plan.groups)
+    return Smallest(plan.predicted.peak_bytes, f"{stages} stages, {how}" if stages > 1 else how, plan.microbatches)
+
+
+Part = Callable[[int], Smallest | None]
+"""Of a budget: a plan that fits, as a part of the planner finds it; None where it finds none."""
+
+
+class _LateError(Exception):
+    """No more is to be asked."""
+
+
+class Watch:
+    """How long may be asked; from its making on."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.until_s = process_time() + seconds
+
+    def check(self, needed_s: float = 0.0) -> None:
+        if process_time() + needed_s > self.until_s:
+            raise _LateError
+
+
+def least_accepted(parts: Sequence[Part], refused_bytes: int, known: Smallest, segments: int, watch: Watch) -> Smallest:
+    """parts: the quickest first. refused_bytes: a budget that all of them refuse. known: one that does."""
+    known = replace(known, bytes=max(known.bytes, refused_bytes + 1))
+    search = _Search(known, segments <= EXACT, watch)
+    refused = dict.fromkeys(range(len(parts)), refused_bytes)
+    behind = list(refused)
+    try:
+        search.confirm(parts)
+        while behind:
+            refused[behind[0]] = search.descend(parts[behind[0]], refused_bytes)
+            behind = [i for i in refused if not search.done(refused[i])]
+    except _LateError:
+        return search.best
+    return replace(search.best, refused=search.exact)
+
+
+def least_pipeline(in_stages: Part, refused_bytes: int, segments: int) -> Smallest | None:
+    """None where there is no such pipeline in any number of bytes."""
+    known = in_stages(ANY_BYTES)
+    return least_accepted((in_stages,), refused_bytes, known, segments, Watch()) if known else None
+
+
+@dataclass(slots=True)
+class _Search:
+    best: Smallest
+    exact: bool
+    watch: Watch
+    tip: int = field(init=False)
+    """Bytes of the plan that was found in the best budget: a smaller one that may do."""
+    took_s: dict[Part, float] = field(default_factory=dict)
+    """What the last question to each part took: one that takes as long again is not asked too late."""
+
+    def __post_init__(self) -> None:
+        self.tip = self.best.bytes
+
+    @property
+    def width(self) -> int:
+        return 1 if self.exact else max(1, int(NEAR * self.best.bytes))
+
+    def done(self, refused: int) -> bool:
+        """Whether a part that refused so many bytes has nothing more to say."""
+        below = self.best.bytes - self.width
+        return refused == below if self.exact else refused >= below
+
+    def confirm(self, parts: Sequence[Part]) -> None:
+        """Until some part accepts the best."""
+        known = self.best
+        for _ in range(GROWTHS):
+            try:
+                if any(self._accepted(part, self.best.bytes) for part in parts):
+                    return
+            except _LateError:
+                break
+            self.best = replace(known, bytes=int(MORE * self.best.bytes))
+        self.best = known
+        raise _LateError
+
+    def descend(self, part: Part, low: int) -> int:
+        """To fewer bytes as long as the part accepts them; the most that it refused. What is a little below the plan
+        that was found is asked for first: mostly that is the end."""
+        below = self.best.bytes - self.width
+        if below <= low or not self._accepted(part, below):
+            return below
+        near = True
+        while self.best.bytes - low > self.width:
+            below = self.tip - self.width
+            at = below if near and below > low else (low + self.best.bytes) // 2
+            if self._accepted(part, at):
+                near = not near
+                continue
+            low, near = at, False
+            if low < self.tip < self.best.bytes and self.tip - low <= self.width and not self._accepted(part, self.tip):
+                low = self.tip
+        return low
+
+    def _accepted(self, part: Part, budget: int) -> bool:
+        self.watch.check(self.took_s.get(part, 0.0))
+        begin_s = process_time()
+        found = part(budget)
+        self.took_s[part] = process_time() - begin_s
+        if found is None:
+            return False
+        self.best, self.tip = replace(found, bytes=budget), found.bytes
+        return True
