@@ -47,7 +47,7 @@ class Joint:
     names: dict[fx.Node, str]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "", images: bool = False) -> Joint:
     """`graph`: a sharded segment with local sizes.
 
