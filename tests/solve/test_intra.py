@@ -11,6 +11,7 @@ from small_models import NAMES, small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
 from meshwright.rules import strategies
@@ -94,6 +95,29 @@ def test_no_single_change_of_strategy_is_cheaper() -> None:
             assert price_segment(graph, changed, parameters, plan.mesh, Setting()).seconds() >= best * (1 - 1e-9)
             tried += 1
     assert tried > 40
+
+
+class Angles(torch.nn.Module):
+    """A table made by a matmul, of which no size can be cut into six."""
+
+    frequencies: torch.Tensor
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(4, hidden)
+        self.register_buffer("frequencies", torch.ones(1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = self.frequencies @ torch.arange(4.0)[None]
+        return (self.up(x * angles.cos()) ** 2).mean()
+
+
+def test_matmuls_of_no_parameter_need_not_be_split() -> None:
+    batch, cluster, pins = {"x": torch.randn(5, 4)}, load_cluster("local:6"), ("split=matmul", "mesh=6")
+    plan = make_plan(capture(Angles(24), batch), cluster, pins=pins)
+    assert "S(0)" in plan.parameters["up.weight"].compute
+    with pytest.raises(PlanError, match=r"pin split=matmul, but linear \(up\) cannot be split over \(6,\)"):
+        make_plan(capture(Angles(5), batch), cluster, pins=pins)
 
 
 def test_a_chosen_plan_is_at_least_as_fast_as_every_baseline() -> None:

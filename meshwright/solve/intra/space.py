@@ -284,7 +284,9 @@ def _allowed(
     if pins.must_split and op_kind(op) in ("matmul", "convolution"):
         axes = pins.tp_axes or range(len(mesh.axes))
         whole = [made for made in found if all(made.factors[i] for i in axes)]
-        if not whole and pins.split_matmuls:
+        # A table of positions, say, is not what the pin is about: nobody has to split it where its sizes are small.
+        of_the_model = not weights.isdisjoint(op.operands()) or any(value.grad for value in op.results)
+        if not whole and pins.split_matmuls and of_the_model:
             raise PlanError(
                 f"pin split=matmul, but {op.name} ({op.module or op.target}) cannot be split over {mesh.sizes}",
                 "sizes that the mesh divides",
