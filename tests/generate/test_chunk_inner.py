@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from captures import capture
 from small_models import small_model
 from torch import Tensor
 
-from meshwright.capture import capture
 from meshwright.capture.program import SegmentGraph
 from meshwright.errors import PlanError
 from meshwright.generate.chunk_inner import ChunkedBackward, check_inner_chunks, chunked_backward

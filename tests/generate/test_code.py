@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from captures import capture
 from small_models import small_model
 from torch import Tensor, nn
 
-from meshwright.capture import capture
 from meshwright.capture.execute import run_graph
 from meshwright.cluster import load_cluster
 from meshwright.generate.code import code

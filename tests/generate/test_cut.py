@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 import torch
+from captures import capture
 from graph_arguments import arguments
 from small_models import small_model
 from torch import Tensor, fx, nn
 
-from meshwright.capture import capture
 from meshwright.capture.program import SegmentGraph
 from meshwright.generate.cut import cut, cut_at, read_by_backward
 from meshwright.generate.joint import Joint, trace

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from captures import capture
 from small_models import small_model
 from torch import Tensor
 
-from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.generate.cut import cut, cut_at
 from meshwright.generate.joint import trace

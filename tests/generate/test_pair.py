@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from captures import capture
 from graph_arguments import arguments
 from small_models import NAMES, small_model
 from torch import Tensor
 
-from meshwright.capture import capture
 from meshwright.capture.execute import run_graph
 from meshwright.capture.program import SegmentGraph
 from meshwright.generate.pair import SegmentPair, make_pair

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from captures import capture
 from graph_arguments import arguments
 from small_models import small_model
 from torch import Tensor, fx
 
-from meshwright.capture import capture
 from meshwright.generate.boxed import boxed
 from meshwright.generate.pair import make_pair
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from captures import capture
 from small_models import NAMES, small_model
 from torch import Tensor, nn
 
 import meshwright as mw
-from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError, RunError

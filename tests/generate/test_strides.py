@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from captures import capture
 from graph_arguments import arguments
 from small_models import small_model
 from torch import Tensor
 
-from meshwright.capture import capture
 from meshwright.generate.pair import make_pair
 from meshwright.generate.strides import as_traced, holds_images, memory_format
 from meshwright.torch_compat import fake_mode, fake_tensor, trace_joint
