@@ -42,7 +42,7 @@ class Channel:
     lower ranks, where they have a group of their own: gloo asks for a message over the connection on which a group's
     others go the opposite way, behind all that is under way there. beside: threads wait for what has to be passed on,
     so that second phases set out while the rank computes; only over gloo. (For what is only sent, one costs more than
-    letting it go early saves: a tenth of a step of small micro-batches.)
+    letting it go early saves, a tenth of a step of small micro-batches: it is held until the step is over.)
     """
 
     number: int = 0

@@ -90,3 +90,8 @@ def stage_pair(plan: Plan) -> Pair:
         return rate.latency_s, rate.bandwidth
 
     return pair
+
+
+def keeps_sent(mesh: Mesh) -> bool:
+    """Whether a stage on this mesh holds what it sends until the step is over: over gloo."""
+    return mesh.device.kind == "cpu"

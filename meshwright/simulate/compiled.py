@@ -81,7 +81,8 @@ def compile_lists(lists: Sequence[Sequence[Instruction]], costs: Costs, messages
     for message, (gradient, segment, microbatch, source, target) in enumerate(messages.keys):
         transfer = costs.at(microbatch == last).transfers.get((segment, source, target), FREE)
         before = messages.before[message]
-        made.add(transfer.seconds, transfer.latency_s, transfer.links, 2, before, transfer.sent_bytes, source)
+        given_back = 0 if transfer.kept else transfer.sent_bytes
+        made.add(transfer.seconds, transfer.latency_s, transfer.links, 2, before, given_back, source)
         made.names.append(("gradient" if gradient else "value", segment, microbatch))
         made.lanes.append((source, target))
     for stage, instructions in enumerate(lists):

@@ -75,7 +75,8 @@ class Transfer:
     """One message between stages: latency, then seconds on the wire when nobody else uses its links.
 
     sent_bytes, received_bytes: what one rank holds of it at each end while it is under way. links: names; messages that
-    are on the wire at the same time and share a link get equal parts of it.
+    are on the wire at the same time and share a link get equal parts of it. kept: the sender holds it until the step is
+    over: gloo says that a message has left only to whoever waits for it.
     """
 
     seconds: float
@@ -83,6 +84,7 @@ class Transfer:
     sent_bytes: int = 0
     received_bytes: int = 0
     links: tuple[str, ...] = ()
+    kept: bool = False
 
 
 FREE = Transfer(0.0)

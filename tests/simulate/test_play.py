@@ -176,6 +176,15 @@ def test_buffers_hold_a_sender_back() -> None:
     assert held.stages[0].peak_bytes == 2 * 7
 
 
+def test_what_is_sent_over_gloo_is_held_until_the_step_is_over() -> None:
+    made = pipeline([1, 2], 4)
+    order = lists(made, ORDERS["1f1b"](made))
+    segments = [SegmentCost(1.0, 1.0, 0.0), SegmentCost(1.0, 1.0, 0.0)]
+    moved = {(0, 0, 1): Transfer(0.1, sent_bytes=7, kept=True), (0, 1, 0): Transfer(0.1, sent_bytes=5, kept=True)}
+    found = simulate(order, Costs(segments, moved))
+    assert [stage.peak_bytes for stage in found.stages] == [4 * 7, 4 * 5]
+
+
 def test_lists_that_never_end_are_said_to() -> None:
     late = from_text(
         "forward 0 mb0\nsend 0 mb0 to 1\nforward 0 mb1\nsend 0 mb1 to 1\n"

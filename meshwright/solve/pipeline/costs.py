@@ -10,7 +10,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Stage
 from meshwright.price.guest import GuestPrice, gradient_bytes, guest_price
-from meshwright.price.handover import Rate, hand_over_s, inner_rate, rates
+from meshwright.price.handover import Rate, hand_over_s, inner_rate, keeps_sent, rates
 from meshwright.price.parameter import local_bytes
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.schedule import Pipeline
@@ -223,8 +223,8 @@ def transfers(plan: Plan, program: Program, pipeline: Pipeline) -> dict[tuple[in
                 there.add(edge, _rate(plan, source, target))
                 if edge.value.grad:
                     back.add(edge, _rate(plan, target, source), back=True)
-            found[segment, source, target] = there.transfer(_ports(plan, source, target))
-            found[segment, target, source] = back.transfer(_ports(plan, target, source))
+            found[segment, source, target] = there.transfer(plan, source, target)
+            found[segment, target, source] = back.transfer(plan, target, source)
     return found
 
 
@@ -250,8 +250,9 @@ class _Sums:
         self.sent += local_bytes(shape, size, source[1], source[0])
         self.received += local_bytes(shape, size, target[1], target[0])
 
-    def transfer(self, links: tuple[str, ...]) -> Transfer:
-        return Transfer(self.seconds, 0.0, self.sent, self.received, links if self.seconds else ())
+    def transfer(self, plan: Plan, source: int, target: int) -> Transfer:
+        links = _ports(plan, source, target) if self.seconds else ()
+        return Transfer(self.seconds, 0.0, self.sent, self.received, links, keeps_sent(plan.groups[source][0].mesh))
 
 
 def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = True, overlap: bool = True) -> Costs:

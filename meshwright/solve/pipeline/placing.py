@@ -8,7 +8,7 @@ from itertools import pairwise
 from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
-from meshwright.price.handover import hand_over_s
+from meshwright.price.handover import hand_over_s, keeps_sent
 from meshwright.price.parameter import local_bytes
 from meshwright.simulate import Transfer
 from meshwright.solve.pipeline.meshes import StageMesh, Wires
@@ -62,4 +62,7 @@ def _crossing(
         back_s += hand_over_s(shape, size, target, source, rate) if grad else 0.0
         sent += local_bytes(shape, size, source[1], source[0])
         received += local_bytes(shape, size, target[1], target[0])
-    return Crossing(Transfer(there_s, 0.0, sent, received), Transfer(back_s, 0.0, received, sent))
+    keeps = [any(keeps_sent(mesh) for mesh, _ in ends) for ends in (sources, targets)]
+    return Crossing(
+        Transfer(there_s, 0.0, sent, received, kept=keeps[0]), Transfer(back_s, 0.0, received, sent, kept=keeps[1])
+    )

@@ -102,8 +102,9 @@ def room(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, microba
         fixed = sum(cost.static_bytes for cost in points)
         fixed += max(max(cost.forward_transient_bytes, cost.backward_transient_bytes) for cost in points)
         for (_, source, target), transfer in costs.transfers.items():
+            many = microbatches if transfer.kept else 2
             fixed += (
-                2 * transfer.sent_bytes if source == stage else 2 * transfer.received_bytes if target == stage else 0
+                many * transfer.sent_bytes if source == stage else 2 * transfer.received_bytes if target == stage else 0
             )
         each = max(cost.resident_bytes for cost in points)
         most = microbatches * len(own)
