@@ -14,9 +14,7 @@ from meshwright.solve.plan import make_plan
 from meshwright.solve.refine import refine
 
 
-@pytest.mark.parametrize(
-    "shares", [(0.85,), pytest.param((0.95, 0.85, 0.75, 0.65, 0.6), marks=pytest.mark.full)], ids=["few", "many"]
-)
+@pytest.mark.parametrize("shares", [(0.85,), pytest.param((0.85, 0.65), marks=pytest.mark.full)], ids=["few", "many"])
 def test_less_memory_is_never_faster_and_always_kept(shares: tuple[float, ...]) -> None:
     program = capture(*small_model("llama"))
     cluster = load_cluster("local:2")
@@ -65,5 +63,5 @@ def test_an_impossible_limit_names_the_bytes_that_would_do() -> None:
     program, cluster = capture(Narrow(), {"x": torch.randn(4, 16)}), load_cluster("local:2")
     with pytest.raises(PlanError, match=r"no plan fits in 1,000 bytes(.|\n)*expected: [\d,]+ bytes") as caught:
         make_plan(program, cluster, memory_bytes=1000)
-    least = int(caught.value.expected.split(" bytes")[0].removeprefix("at least ").replace(",", ""))
+    least = int(caught.value.expected.split(" bytes")[0].removeprefix("at most ").replace(",", ""))
     assert make_plan(program, cluster, memory_bytes=least).predicted.peak_bytes <= least
