@@ -50,16 +50,17 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
         for number in over:
             stage = found.predicted.stages[number]
             recomputes = any(choices[i].recompute for one in groups[number] for i in one.segments)
-            over_bytes = stage.peak_bytes - budgets[number] if recomputes else 0
+            over_bytes = stage.peak_bytes - budgets[number]
             late = min(plan.microbatches, number) if plan.schedule in SPLIT else 0
-            made = None
-            while made is None or (recomputes and all(made[i] == choices[i] for i in made)):
+            less = over_bytes if recomputes else 0
+            made: dict[int, Choice] | None = {}
+            while made is not None and all(made[i] == choices[i] for i in made):
                 # What was chosen takes too much: less room, until something else is.
-                rooms[number] -= over_bytes
-                over_bytes *= 2
+                rooms[number] -= less
+                less = 2 * less or over_bytes
                 made = _settled(plan, program, groups[number], stage, rooms[number], late, known)
-                if made is None:
-                    return None
+            if made is None:
+                return None
             choices = [made.get(index, choice) for index, choice in enumerate(choices)]
         found, _ = predicted(with_choices(found, choices), program)
     return None
