@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Files of tests are dealt to so many processes, each with ranks of its own.
+JOBS ?= 2
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 .PHONY: install demo test test-all lint bench clean
 
@@ -23,10 +26,10 @@ lint: install
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m "not full and not gpu"
+	$(PYTEST) -m "not full and not gpu"
 
 test-all: lint
-	$(BIN)/pytest -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 # The quick ones; each bench is a command of its own (`ls bench`), says what it needs, and writes JSON to out/.
 bench: install

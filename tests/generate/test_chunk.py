@@ -61,7 +61,6 @@ def test_chunks_give_the_loss_and_gradients_of_the_whole(name: str, chunks: int,
         torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # of a CPU without bf16
 def test_narrow_gradients_are_summed_in_single_precision() -> None:
     model, batch = small_model("llama", "float32")
     whole, parts = pairs(capture(model.to(torch.bfloat16), batch), 6)
