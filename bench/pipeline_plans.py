@@ -1,6 +1,6 @@
 """Plans of pipelines against those that others published or would write by hand, all by meshwright's own prices.
 
-    python bench/pipeline_plans.py [--case NAME ...]
+    python bench/pipeline_plans.py [--case NAME ...] [--by-hand] [--jobs N]
 
 Alpa's published plans are taken at their best: the devices of each stage are as published, and where the chain is cut,
 how each stage is sharded, what it recomputes and the number of micro-batches are left to the solver. By-hand plans are
@@ -16,7 +16,9 @@ import argparse
 import json
 import sys
 import time
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,12 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.models.reference import parse_reference
+from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
 OUT = Path(__file__).parents[1] / "out"
+OURS = "ours"
+PROGRAMS: dict[str, Program] = {}  # by case; the processes that plan are copies of this one
 
 
 @dataclass(frozen=True)
@@ -55,29 +60,36 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=list(CASES), help="only these")
     parser.add_argument("--by-hand", action="store_true", help="every dp x tp x pp as well")
+    parser.add_argument("--jobs", type=int, default=1, help="so many plans are made at a time, each in its process")
     args = parser.parse_args()
-    rows = []
     for name in args.case or list(CASES):
-        rows += measure(name, CASES[name], args.by_hand)
+        case = CASES[name]
+        PROGRAMS[name] = capture(*parse_reference(case.model).meta(case.batch), precision=case.precision)
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("fork")) as pool:
+        asked = [begin(pool, name, args.by_hand) for name in PROGRAMS]
+        rows = [row for name, plans in zip(PROGRAMS, asked, strict=True) for row in compare(name, plans)]
     OUT.mkdir(exist_ok=True)
     (OUT / "pipeline_plans.json").write_text(json.dumps(rows, indent=1))
     return 0 if all(row["ratio"] is None or row["ratio"] >= 1.0 - 1e-9 for row in rows) else 1
 
 
-def measure(name: str, case: Case, by_hand: bool) -> list[dict[str, Any]]:
-    cluster = load_cluster(case.cluster)
-    program = capture(*parse_reference(case.model).meta(case.batch), precision=case.precision)
-    ours = planned(program, cluster, case.pins, case.precision)
-    print(json.dumps({"case": name, "ours": ours}), flush=True)
-    rivals = {"Alpa's stages": case.alpa, "one stage": ("pp=1",)}
+def begin(pool: Executor, name: str, by_hand: bool) -> dict[str, Future[dict[str, Any]]]:
+    """Asks for our plan and for those of all rivals."""
+    cluster = load_cluster(CASES[name].cluster)
+    rivals = {OURS: (), "Alpa's stages": CASES[name].alpa, "one stage": ("pp=1",)}
     if by_hand:
         rivals |= {f"dp={d} tp={t} pp={p}": _cube_pins(d, t, p) for d, t, p in _cubes(cluster)}
+    return {rival: pool.submit(planned, name, rival, pins) for rival, pins in rivals.items()}
+
+
+def compare(name: str, plans: dict[str, Future[dict[str, Any]]]) -> list[dict[str, Any]]:
+    ours = plans.pop(OURS).result()
     rows = []
-    for rival, pins in rivals.items():
-        found = planned(program, cluster, (*case.pins, *pins), case.precision)
-        ratio = found["step_s"] / ours["step_s"] if found["step_s"] and ours["step_s"] else None
-        rows.append({"case": name, "rival": rival, "ratio": ratio, "ours": ours, "theirs": found})
-        print(json.dumps({"case": name, "rival": rival, "ratio": ratio, "theirs": found}), flush=True)
+    for rival, plan in plans.items():
+        theirs = plan.result()
+        ratio = theirs["step_s"] / ours["step_s"] if theirs["step_s"] and ours["step_s"] else None
+        rows.append({"case": name, "rival": rival, "ratio": ratio, "ours": ours, "theirs": theirs})
+        print(json.dumps({"case": name, "rival": rival, "ratio": ratio}), flush=True)
     return rows
 
 
@@ -92,12 +104,20 @@ def _cube_pins(dp: int, tp: int, pp: int) -> tuple[str, ...]:
     return tuple(f"{name}={size}" for name, size in (("dp", dp), ("tp", tp), ("pp", pp)) if size > 1)
 
 
-def planned(program: Program, cluster: Cluster, pins: tuple[str, ...], precision: Precision) -> dict[str, Any]:
-    begun_s = time.process_time()
+def planned(name: str, rival: str, pins: tuple[str, ...]) -> dict[str, Any]:
+    case, begun_s = CASES[name], time.process_time()
+    found: dict[str, Any]
     try:
-        plan = make_plan(program, cluster, precision=precision, pins=pins)
+        plan = make_plan(PROGRAMS[name], load_cluster(case.cluster), precision=case.precision, pins=(*case.pins, *pins))
+        found = _told(plan)
     except MeshwrightError as error:
-        return {"step_s": None, "why": str(error).splitlines()[0], "cpu_s": time.process_time() - begun_s}
+        found = {"step_s": None, "why": str(error).splitlines()[0]}
+    found["cpu_s"] = round(time.process_time() - begun_s, 1)
+    print(json.dumps({"case": name, "plan": rival, **found}), flush=True)
+    return found
+
+
+def _told(plan: Plan) -> dict[str, Any]:
     return {
         "step_s": plan.predicted.step_s,
         "gap": plan.predicted.gap,
@@ -105,7 +125,6 @@ def planned(program: Program, cluster: Cluster, pins: tuple[str, ...], precision
         "microbatches": plan.microbatches,
         "schedule": plan.schedule,
         "peak_bytes": plan.predicted.peak_bytes,
-        "cpu_s": round(time.process_time() - begun_s, 1),
     }
 
 
