@@ -65,7 +65,7 @@ class Trainer:
         parts = make_parts(weights, plan, program, Place(device, self.watch, self.instructions, settings.unit))
         used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
         named = weights.model.named_parameters(remove_duplicate=False)
-        self._unused = {name: weights.whole(name) for name, _ in named if name not in used}
+        self._unused = {name: weights.whole(name).cpu() for name, _ in named if name not in used}
         self._saved = frozenset(weights.model.state_dict())
         exchange = Exchange(plan, program, parts, device)
         buffers = _buffers(weights, program, device)

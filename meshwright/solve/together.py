@@ -83,6 +83,8 @@ class Together:
     def fastest(self, price: float) -> Plan | None:
         """Faster than what is known, if any is. price: of the best bound."""
         chains = self._chains(price)
+        if chains and self.known_s < float("inf") and not self._fits(chains.pop(_of_least_weights(chains))):
+            return None  # as something else fits, no mixture is looked for
         while chains and len(self.met) < MOST_MET:
             most = max(range(len(chains)), key=lambda place: self._new(chains[place]))
             chain = chains.pop(most)
@@ -118,6 +120,12 @@ class Together:
         if best is not None and best.predicted.step_s < self.known_s:
             self.best, self.known_s = best.written(plan, self.program), best.predicted.step_s
 
+    def _fits(self, chain: Chain) -> bool:
+        """Whether it does, slower than what is known or not."""
+        self.look_at(chain)
+        plan, one = self.assemble(chain, self.frontier), self.met[-1]
+        return self.fits or settle(plan, one.ways, self.budget_bytes, one.options) is not None
+
     def otherwise(self) -> Plan | None:
         """Where nothing fits: backwards in more chunks; or segments run forward more than once, and keep not even their
         inputs."""
@@ -140,8 +148,7 @@ class Together:
         found: list[Chain] = []
         for base, asked_price in asked:
             chain = chain_at(base, asked_price * base.scale)
-            fits = sum(point.point.static_bytes for point in chain.points) <= ROOM * self.budget_bytes
-            if fits and not any(is_same(chain, other) for other in found):
+            if _weights(chain) <= ROOM * self.budget_bytes and not any(is_same(chain, other) for other in found):
                 found.append(chain)
         least_s = min((chain.weighed_s(0.0) for chain in found), default=0.0)
         return [chain for chain in found if chain.weighed_s(0.0) <= TOO_SLOW * least_s]
@@ -171,6 +178,14 @@ class Together:
 def weighed(frontier: Frontier) -> list[Frontier]:
     """What is moved beside compute may hide behind it or not: each of these finds what is good in its case."""
     return [frontier.weighed(weight) for weight in WEIGHTS] if runs_beside(frontier.mesh) else [frontier]
+
+
+def _weights(chain: Chain) -> int:
+    return sum(point.point.static_bytes for point in chain.points)
+
+
+def _of_least_weights(chains: Sequence[Chain]) -> int:
+    return min(range(len(chains)), key=lambda place: _weights(chains[place]))
 
 
 def is_same(one: Chain, other: Chain) -> bool:

@@ -17,7 +17,7 @@ from meshwright.solve.memory.chain import Instance, solve_instances
 from meshwright.solve.memory.curve import Kept
 from meshwright.solve.memory.plan import with_choices
 from meshwright.solve.pipeline.costs import Piece, stage_pieces
-from meshwright.solve.pipeline.plan import predicted
+from meshwright.solve.pipeline.plan import held_bytes, predicted
 from meshwright.solve.pipeline.ways import stage_ways
 
 ROUNDS = 4
@@ -68,6 +68,8 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
 
 def nearly_predicted(plan: Plan, program: Program, budgets: Sequence[int]) -> tuple[Plan, Timeline]:
     """`predicted`, bytes by traced pairs only where a stage is nearly full or recomputes."""
+    if any(held > limit for held, limit in zip(held_bytes(plan, program), budgets, strict=True)):
+        return predicted(plan, program)
     found, played = predicted(plan, program, exact=False)
     if any(stage.peak_bytes > NEARLY * limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)):
         found, played = predicted(plan, program)

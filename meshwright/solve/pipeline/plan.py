@@ -15,7 +15,7 @@ from meshwright.schedule.of_plan import plan_order
 from meshwright.simulate import Costs, SegmentCost, Timeline, simulate
 from meshwright.solve.intra.inputs import input_layouts, input_plans
 from meshwright.solve.pipeline.account import communication_s, stage_traffic
-from meshwright.solve.pipeline.costs import plan_costs
+from meshwright.solve.pipeline.costs import plan_costs, stage_costs
 from meshwright.solve.pipeline.meshes import StageMesh, Wires, mesh_on, placed, stand_in
 from meshwright.solve.pipeline.offers import Offer, parameter_of
 from meshwright.solve.roles import name_axes
@@ -24,6 +24,7 @@ MOST_LISTED = 128
 """Ranks up to which a plan lists what each stage communicates."""
 LESS = 1e-6
 """What a relay has to save: sending directly is simpler."""
+_last: tuple[Plan, Program, Timeline] | None = None
 NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
 
 
@@ -149,14 +150,33 @@ def relayed(plan: Plan, program: Program) -> Plan:
 
 def predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, Timeline]:
     """The plan with its prediction, made by the simulator from the plan alone. exact: bytes by traced pairs, which
-    searching does without."""
+    searching does without. What was predicted exactly last is remembered."""
+    global _last
+    if exact and _last is not None and _last[1] is program and _as_asked(_last[0], plan) == plan:
+        return _as_asked(_last[0], plan), _last[2]
     pipeline = plan_pipeline(plan, program)
     costs = plan_costs(plan, program, pipeline, exact)
     stages = _stage_predictions(plan, costs)
     early = plan.with_prediction(stages=stages)
     timeline = simulate(lists(pipeline, plan_order(early, pipeline)), costs, reads=pipeline.reads, spans=False)
     found = early.with_prediction(**_figures(early, costs, timeline))
-    return _accounted(found, program) if exact else found, timeline
+    if exact:
+        found = _accounted(found, program)
+        _last = (found, program, timeline)
+    return found, timeline
+
+
+def _as_asked(plan: Plan, by: Plan) -> Plan:
+    """The plan under the model, budget and pins of another: its prediction depends on none of them."""
+    return replace(plan, model=by.model, memory_bytes=by.memory_bytes, pins=by.pins, cluster=by.cluster)
+
+
+def held_bytes(plan: Plan, program: Program) -> list[int]:
+    """By physical stage, roughly and without playing it: its state, and what its micro-batches in flight keep."""
+    own = [stage_costs(plan, program, number, exact=False) for number in range(len(plan.stages))]
+    costs = Costs([cost for run in own for cost in run], {})
+    stages = _stage_predictions(plan, costs)
+    return [one.static_bytes + one.resident_bytes * one.in_flight // len(one.forward_s) for one in stages]
 
 
 def _accounted(plan: Plan, program: Program) -> Plan:
