@@ -14,11 +14,11 @@ from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
+from meshwright.solve.bounds import Bound, best_bound
 from meshwright.solve.by_method import refine_by
 from meshwright.solve.intra.chain import chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
-from meshwright.solve.joint import Bound, best_bound
 from meshwright.solve.least import Smallest, Watch, plan_bytes
 from meshwright.solve.memory.methods import FIXED, ORDERED
 from meshwright.solve.ordered import refine_nested

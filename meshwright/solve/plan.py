@@ -25,7 +25,7 @@ from meshwright.solve.least import Part, Smallest, Watch, least_accepted, least_
 from meshwright.solve.least_by_method import least_by_method, no_room
 from meshwright.solve.pin_words import check_storage, check_words
 from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
-from meshwright.solve.pipeline.plan import predicted
+from meshwright.solve.pipeline.plan import fully_predicted
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.roles import name_axes
@@ -101,7 +101,7 @@ def make_plan(
             segments = len(program.segments)
             raise no_pipeline(asked, cluster, budget, lambda: least_pipeline(in_stages, budget, segments))
         raise whole.refusal(memory_bytes, () if alone or cluster.device_count < 2 else (in_stages,))
-    plan = predicted(plan, program)[0] if len(plan.stages) > 1 else plan
+    plan = fully_predicted(plan, program) if len(plan.stages) > 1 else plan
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
     plan = plan.with_prediction(gap=gap if gap > ROUNDING else 0.0)

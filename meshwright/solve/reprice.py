@@ -9,7 +9,7 @@ from meshwright.plan import Plan
 from meshwright.price.check import check_plan
 from meshwright.solve.account import accounted
 from meshwright.solve.ordered import ordered_prediction
-from meshwright.solve.pipeline.plan import predicted
+from meshwright.solve.pipeline.plan import fully_predicted
 from meshwright.solve.points import Ways, keeping_all, prediction
 
 
@@ -17,7 +17,7 @@ def reprice(plan: Plan, program: Program) -> Plan:
     """The same plan with its prediction made anew; the gap is what the solver proved."""
     check_plan(plan, program)
     if len(plan.stages) > 1:
-        return predicted(plan, program)[0]
+        return fully_predicted(plan, program)
     if plan.recomputes or plan.order:
         ways = Ways.of(plan, program)
         picked = ways.picked(plan)

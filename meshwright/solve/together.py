@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
@@ -83,8 +84,6 @@ class Together:
     def fastest(self, price: float) -> Plan | None:
         """Faster than what is known, if any is. price: of the best bound."""
         chains = self._chains(price)
-        if chains and self.known_s < float("inf") and not self._fits(chains.pop(_of_least_weights(chains))):
-            return None  # as something else fits, no mixture is looked for
         while chains and len(self.met) < MOST_MET:
             most = max(range(len(chains)), key=lambda place: self._new(chains[place]))
             chain = chains.pop(most)
@@ -104,27 +103,34 @@ class Together:
                 break
         return self.best
 
-    def look_at(self, chain: Chain, mixed: Mixture | None = None) -> None:
-        """The sharding with what it keeps settled, or as the mixture has it; it becomes the best if it is."""
+    def glance(self, price: float) -> float:
+        """The step of a sharding that may be the best of them, or else of the one that takes least; infinite where
+        neither fits."""
+        bases = weighed(self.frontier)
+        middle, scale = bases[len(bases) // 2], floor_s(self.frontier) / self.budget_bytes
+        chains = (chain_at(middle, asked * middle.scale) for asked in (price, FACTORS[-1] * scale))
+        steps = (self.look_at(chain, slow=True) for chain in chains)
+        return next((step_s for step_s in steps if step_s < inf), inf)
+
+    def look_at(self, chain: Chain, mixed: Mixture | None = None, slow: bool = False) -> float:
+        """The sharding with what it keeps settled, or as the mixture has it; it becomes the best if it is. Returns its
+        step, infinite where it does not fit. slow: also of one that is slower than what is known."""
         plan = self.assemble(chain, self.frontier)
         ways = Ways.of(plan, self.program, FEWER)
         options = self.offered(plan, ways) if self.offered else None
         self.met.append(_Met(chain, ways, ways.curves.options if options is None else options))
-        if chain.seconds >= self.known_s:
-            return  # of use in mixtures alone: making values again only takes longer
+        if chain.seconds >= self.known_s and not slow:
+            return inf  # of use in mixtures alone: making values again only takes longer
         found = [settle(plan, ways, self.budget_bytes, options)]
         if mixed is not None:
             found.append(settled_as(plan, ways, self.budget_bytes, self.met[-1].options, mixed.ways))
         best = min((one for one in found if one), key=lambda one: one.predicted.step_s, default=None)
-        self.fits |= best is not None
-        if best is not None and best.predicted.step_s < self.known_s:
+        if best is None:
+            return inf
+        self.fits |= chain.seconds < self.known_s
+        if best.predicted.step_s < self.known_s:
             self.best, self.known_s = best.written(plan, self.program), best.predicted.step_s
-
-    def _fits(self, chain: Chain) -> bool:
-        """Whether it does, slower than what is known or not."""
-        self.look_at(chain)
-        plan, one = self.assemble(chain, self.frontier), self.met[-1]
-        return self.fits or settle(plan, one.ways, self.budget_bytes, one.options) is not None
+        return best.predicted.step_s
 
     def otherwise(self) -> Plan | None:
         """Where nothing fits: backwards in more chunks; or segments run forward more than once, and keep not even their
@@ -148,7 +154,8 @@ class Together:
         found: list[Chain] = []
         for base, asked_price in asked:
             chain = chain_at(base, asked_price * base.scale)
-            if _weights(chain) <= ROOM * self.budget_bytes and not any(is_same(chain, other) for other in found):
+            fits = sum(point.point.static_bytes for point in chain.points) <= ROOM * self.budget_bytes
+            if fits and not any(is_same(chain, other) for other in found):
                 found.append(chain)
         least_s = min((chain.weighed_s(0.0) for chain in found), default=0.0)
         return [chain for chain in found if chain.weighed_s(0.0) <= TOO_SLOW * least_s]
@@ -178,14 +185,6 @@ class Together:
 def weighed(frontier: Frontier) -> list[Frontier]:
     """What is moved beside compute may hide behind it or not: each of these finds what is good in its case."""
     return [frontier.weighed(weight) for weight in WEIGHTS] if runs_beside(frontier.mesh) else [frontier]
-
-
-def _weights(chain: Chain) -> int:
-    return sum(point.point.static_bytes for point in chain.points)
-
-
-def _of_least_weights(chains: Sequence[Chain]) -> int:
-    return min(range(len(chains)), key=lambda place: _weights(chains[place]))
 
 
 def is_same(one: Chain, other: Chain) -> bool:

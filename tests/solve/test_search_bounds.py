@@ -13,10 +13,10 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.price.parameter import Setting
+from meshwright.solve.bounds import PRICES, Bound, best_bound
 from meshwright.solve.candidates import candidates_on
 from meshwright.solve.intra.chain import chain_at, floor_s
 from meshwright.solve.intra.walk import least_cost
-from meshwright.solve.joint import PRICES, Bound, best_bound
 from meshwright.solve.search import Least, in_proportion
 
 

@@ -161,7 +161,6 @@ def predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, T
     timeline = simulate(lists(pipeline, plan_order(early, pipeline)), costs, reads=pipeline.reads, spans=False)
     found = early.with_prediction(**_figures(early, costs, timeline))
     if exact:
-        found = _accounted(found, program)
         _last = (found, program, timeline)
     return found, timeline
 
@@ -179,8 +178,9 @@ def held_bytes(plan: Plan, program: Program) -> list[int]:
     return [one.static_bytes + one.resident_bytes * one.in_flight // len(one.forward_s) for one in stages]
 
 
-def _accounted(plan: Plan, program: Program) -> Plan:
-    """With what each stage communicates, and what that of the busiest takes."""
+def fully_predicted(plan: Plan, program: Program) -> Plan:
+    """Exactly, with what each stage communicates, and what that of the busiest takes."""
+    plan, _ = predicted(plan, program)
     if plan.world_size > MOST_LISTED:
         return plan
     listed = [stage_traffic(plan, program, number) for number in range(len(plan.groups))]
