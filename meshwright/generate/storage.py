@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from functools import lru_cache
 
 import torch
 from torch import Tensor, fx
@@ -37,7 +38,12 @@ def is_view(node: fx.Node) -> bool:
     if is_part(node):
         source = node.args[0]
         return isinstance(source, fx.Node) and is_view(source)
-    return node.op == "call_function" and (returns_view(node.target) or str(node.target) in COPIES_NOTHING)
+    return node.op == "call_function" and _hands_on(node.target)
+
+
+@lru_cache(maxsize=4096)
+def _hands_on(target: object) -> bool:
+    return returns_view(target) or str(target) in COPIES_NOTHING
 
 
 def base(node: fx.Node) -> fx.Node:
