@@ -26,7 +26,8 @@ from meshwright.solve.bounds import Bound, best_bound
 from meshwright.solve.candidates import allowed_meshes, candidates_on
 from meshwright.solve.intra.chain import floor_s
 from meshwright.solve.intra.frontier import Frontier
-from meshwright.solve.intra.segment import SegmentProblem, Solved
+from meshwright.solve.intra.segment import SegmentProblem
+from meshwright.solve.intra.solved import Solved
 from meshwright.solve.memory.curve import Kept, in_memory_anyway, measure
 from meshwright.solve.memory.inner import CHUNKS, inner_options
 from meshwright.solve.memory.kernels import loaded

@@ -17,7 +17,8 @@ from meshwright.price.segment import price_segment
 from meshwright.rules import strategies
 from meshwright.select import solve
 from meshwright.solve.intra.frontier import Frontier
-from meshwright.solve.intra.segment import SegmentProblem, solve_segment
+from meshwright.solve.intra.segment import SegmentProblem
+from meshwright.solve.intra.solved import solve_segment
 from meshwright.solve.intra.walk import walk
 from meshwright.solve.pins import Pins
 from meshwright.solve.plan import make_plan

@@ -15,7 +15,8 @@ from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
 from meshwright.profile.spared import spared_segments
 from meshwright.solve.intra.pictures import freedoms
-from meshwright.solve.intra.segment import Answer, SegmentProblem, Solved, Tied, solve_segment
+from meshwright.solve.intra.segment import Answer, SegmentProblem, Tied
+from meshwright.solve.intra.solved import Solved, solve_segment
 from meshwright.solve.intra.space import KnownOps, Space, skip_layout, space
 from meshwright.solve.pins import Pins
 

@@ -8,7 +8,7 @@ together); copy -> reader forbids what is not among them; with one reader the pr
 What runs per micro-batch is paid as often as there are micro-batches. A price per byte adds what is held: weights
 with their states, and what backward reads. A tied weight is part of the boundary: its other readers see the same.
 
-`SegmentProblem` builds it, `solve_segment` eliminates all but the boundary nodes, `Solved.answer` reads a Choice back.
+`SegmentProblem` builds it, `solved` eliminates all but the boundary nodes and reads a Choice back.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import parameter_price
 from meshwright.price.together import whole_bytes
 from meshwright.rules import Strategy
-from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
+from meshwright.select import Problem, ProblemBuilder
 from meshwright.select.problem import Floats
-from meshwright.select.tables import Tables, TablesPlan, tables_plan
+from meshwright.select.tables import TablesPlan, tables_plan
 from meshwright.solve.intra.pictures import ALL
 from meshwright.solve.intra.space import LayoutSet, Matrix, Space, boundary_layouts, conversions_s, wanted
 
@@ -283,50 +283,3 @@ class SegmentProblem:
         if key not in self.space.matrices:
             self.space.matrices[key] = self.micro * conversions_s(self.space, name, made, wants)
         return self.space.matrices[key]
-
-
-@dataclass(frozen=True, slots=True)
-class Solved:
-    """costs: the least objective for each combination of the boundary's options: inputs, outputs, tied weights."""
-
-    segment: SegmentProblem
-    problem: Problem
-    graph_index: int
-    costs: Matrix
-    tables: Tables | None
-
-    def answer(self, options: tuple[int, ...]) -> Answer:
-        picked = self.tables.choice(options) if self.tables else _solve_at(self.segment, self.problem, options)[1]
-        return self.segment.answer(picked, self.graph_index, float(self.costs[options]))
-
-
-def solve_segment(
-    segment: SegmentProblem,
-    price_per_byte: float,
-    graph_index: int,
-    recompute: bool = False,
-    cap_bytes: int | None = None,
-    beside: float | None = None,
-    flight: float = 1.0,
-) -> Solved:
-    problem = segment.at(price_per_byte, recompute, cap_bytes, beside, flight)
-    if segment.prepared is None:
-        shape = [len(side.layouts) for side in segment.boundary]
-        costs = np.array([_solve_at(segment, problem, options)[0] for options in np.ndindex(*shape)]).reshape(shape)
-        return Solved(segment, problem, graph_index, costs, None)
-    found = segment.prepared.run(problem.costs)
-    return Solved(segment, problem, graph_index, found.costs, found)
-
-
-def _solve_at(segment: SegmentProblem, problem: Problem, options: tuple[int, ...]) -> tuple[float, list[int]]:
-    """The engine on one combination: every other option of the boundary is forbidden."""
-    costs = problem.costs.copy()
-    for side, option in zip(segment.boundary, options, strict=True):
-        first = problem.offsets[side.node]
-        forbidden = [first + other for other in range(len(side.layouts)) if other != option]
-        costs[forbidden] = np.inf
-    try:
-        found = solve(replace(problem, costs=costs))
-    except InfeasibleError:
-        return np.inf, []
-    return found.cost, list(found.choice)

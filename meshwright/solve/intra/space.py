@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -30,11 +29,11 @@ from meshwright.price.segment import (
     storage_bases,
     working_bytes,
 )
-from meshwright.profile import op_kind, saved
-from meshwright.rules import Narrow, Strategy, Way, strategies
+from meshwright.profile import saved
+from meshwright.rules import Strategy
+from meshwright.solve.intra.allowed import allowed
 from meshwright.solve.intra.pictures import ALL, PICTURE, crossing
 from meshwright.solve.intra.storage import parameter_options
-from meshwright.solve.intra.uneven import may_help, worthwhile
 from meshwright.solve.pins import Pins
 
 LayoutSet = tuple[Layout, ...]
@@ -130,12 +129,12 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
     values = fixed.values()
     batch_dims = {name: _batch_dims(value.type) for name, value in graph.values().items()}
     weights = frozenset(value.name for value in fixed.params if len(value.type.sizes) > 1)
-    found = tuple(_allowed(op, values, mesh, pins, batch_dims, weights) for op in fixed.ops)
+    found = tuple(allowed(op, values, mesh, pins, batch_dims, weights) for op in fixed.ops)
     last: dict[str, Value] = {}
     if setting.last:
         smaller = graph.at(setting.last)
         last = smaller.values()
-        alike = [{made.text for made in _allowed(op, last, mesh, pins, batch_dims, weights)} for op in smaller.ops]
+        alike = [{made.text for made in allowed(op, last, mesh, pins, batch_dims, weights)} for op in smaller.ops]
         found = tuple(tuple(m for m in each if m.text in own) for each, own in zip(found, alike, strict=True))
     uses: dict[str, list[tuple[int, int]]] = {name: [] for name in values}
     for index, op in enumerate(fixed.ops):
@@ -260,74 +259,3 @@ def wanted(space: Space, place: tuple[int, int]) -> list[Layout]:
 
 def _batch_dims(type_: TensorType) -> frozenset[int]:
     return frozenset(dim for dim, size in enumerate(type_.shape) if isinstance(size, BatchSize))
-
-
-def _allowed(
-    op: Op,
-    values: dict[str, Value],
-    mesh: Mesh,
-    pins: Pins,
-    batch_dims: dict[str, frozenset[int]],
-    weights: frozenset[str],
-) -> tuple[Strategy, ...]:
-    names = (*op.operands(), *(value.name for value in op.results))
-    dims = [batch_dims[name] for name in names]
-    narrow: Narrow | None = partial(_narrowed, pins, dims) if pins.names_axes else None
-    shapes = tuple([values[name].type.sizes for name in op.operands()] + [value.type.sizes for value in op.results])
-    uneven = may_help(shapes, mesh.sizes)
-    if uneven:
-        narrow = _and_worthwhile(narrow, shapes, dims, mesh)
-    # None is left where samples go over two axes that do not divide them together.
-    found = list(
-        strategies(op, values, mesh, uneven=uneven, narrow=narrow) or strategies(op, values, mesh, narrow=_whole(pins))
-    )
-    if pins.must_split and op_kind(op) in ("matmul", "convolution"):
-        axes = pins.tp_axes or range(len(mesh.axes))
-        whole = [made for made in found if all(made.factors[i] for i in axes)]
-        # A table of positions, say, is not what the pin is about: nobody has to split it where its sizes are small.
-        of_the_model = not weights.isdisjoint(op.operands()) or any(value.grad for value in op.results)
-        if not whole and pins.split_matmuls and of_the_model:
-            raise PlanError(
-                f"pin split=matmul, but {op.name} ({op.module or op.target}) cannot be split over {mesh.sizes}",
-                "sizes that the mesh divides",
-                "drop the pin or change the mesh",
-            )
-        found = _splitting(whole, op, pins, weights) or whole or found
-    return tuple(found)
-
-
-def _splitting(found: Sequence[Strategy], op: Op, pins: Pins, weights: frozenset[str]) -> list[Strategy]:
-    """Those that split the op's weights over the axes that are pinned to that."""
-    places = [position for position, name in enumerate(op.operands()) if name in weights]
-    return [made for made in found if all(made.operands[p][i].is_shard for p in places for i in pins.tp_axes)]
-
-
-def _narrowed(pins: Pins, dims: Sequence[frozenset[int]], axis: int, ways: Sequence[Way]) -> Sequence[Way]:
-    """What pins leave of the ways of an axis. dims: of every operand and result, those that hold samples."""
-    if axis not in (*pins.dp_axes, *pins.tp_axes, *pins.model_axes):
-        return ways
-    samples = [way for way in ways if _over_samples(way, dims)]
-    if axis in pins.dp_axes:
-        return samples or [way for way in ways if way.factor is None]
-    return [way for way in ways if way not in samples]
-
-
-def _and_worthwhile(
-    narrow: Narrow | None, shapes: Sequence[tuple[int, ...]], dims: Sequence[frozenset[int]], mesh: Mesh
-) -> Narrow:
-    """Cuts into pieces of several sizes too, where little is lost by them."""
-
-    def narrowed(axis: int, ways: Sequence[Way]) -> Sequence[Way]:
-        left = worthwhile(shapes, dims, mesh.sizes[axis], ways)
-        return left if narrow is None else narrow(axis, left)
-
-    return narrowed
-
-
-def _over_samples(way: Way, dims: Sequence[frozenset[int]]) -> bool:
-    return any(state.dim in found for state, found in zip((*way.operands, *way.results), dims, strict=True))
-
-
-def _whole(pins: Pins) -> Narrow:
-    """Samples are not split at all where they should be."""
-    return lambda axis, ways: [way for way in ways if way.factor is None] if axis in pins.dp_axes else ways
