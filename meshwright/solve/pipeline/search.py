@@ -32,7 +32,7 @@ from meshwright.solve.pipeline.table import Table
 from meshwright.solve.search import Progress
 from meshwright.solve.stages.choose import check_method, solve_stages
 from meshwright.solve.stages.options import Options
-from meshwright.solve.stages.problem import Crossing, MeshClass, PlacedRun, StageProblem, StageSolution
+from meshwright.solve.stages.problem import Crossing, MeshClass, Pipelined, PlacedRun, StageProblem, StageSolution
 
 SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
 """Searched for; what is found is then tried under a schedule of its own."""
@@ -62,6 +62,9 @@ more than MOST_UNITS devices pipelines are long, and fewer are played."""
 
 SETTLED = 3
 """Of these at most so many are made plans, until one fits."""
+
+HOPEFUL = 2
+"""Of those that a schedule of their own may make faster than the best, so many are made plans."""
 
 AGAIN = 2.0
 """Where the stage programme takes what was settled last for so much slower, other pipelines may be that much slower, so
@@ -127,6 +130,7 @@ class _Search:
     method: str
     first: bool = False
     best: Plan | None = None
+    hopeful: tuple[Pipelined, ...] = ()
     bound_s: float = inf
     rough: float = 1.0
     meshes: list[StageMesh] = field(default_factory=list)
@@ -207,8 +211,9 @@ class _Search:
             return inf
         self.bound_s = min(self.bound_s, solution.bound_s)
         self.useful |= {run.mesh for run in solution.runs}
-        chosen = (solution.runs, solution.schedule, solution.microbatches)
-        settled_s = self._settle(*chosen)
+        settled_s = self._settle(solution.runs, solution.schedule, solution.microbatches)
+        if settled_s <= self.known_s:
+            self.hopeful = solution.hopeful
         if settled_s < inf:
             self.rough = max(1.0, solution.step_s / unfilled / settled_s)
             return settled_s
@@ -283,13 +288,16 @@ class _Search:
 
     def _settle(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
         """The step of these stages as a plan; infinite where no recomputation makes them fit."""
-        setting = self.setting.cut(self.program.batch, microbatches)
-        plan = pipeline_plan(self.program, self.cluster, parts_of(runs, self.meshes), schedule, setting, self.wires)
-        made = fitted(plan, self.program, self._budgets(plan))
+        made = self._made(runs, schedule, microbatches)
         if made is not None and self.pins.schedule == "searched":
             made = reordered(made, self.program, self._budgets(made))
         self._take(made)
         return inf if made is None else made.predicted.step_s
+
+    def _made(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> Plan | None:
+        setting = self.setting.cut(self.program.batch, microbatches)
+        plan = pipeline_plan(self.program, self.cluster, parts_of(runs, self.meshes), schedule, setting, self.wires)
+        return fitted(plan, self.program, self._budgets(plan))
 
     def _take(self, made: Plan | None) -> None:
         if made is not None and made.predicted.step_s < self.known_s:
@@ -299,9 +307,12 @@ class _Search:
                 self.progress(f"{what}: {made.predicted.step_s:.4g} s")
 
     def reorder(self) -> None:
-        """The best under a schedule of its own, if any was left to choose."""
-        if self.best is not None and self.pins.schedule is None and self._reorders():
-            self._take(reordered(self.best, self.program, self._budgets(self.best)))
+        """The best, and what may be better so, under a schedule of its own, if any was left to choose."""
+        if self.best is None or self.pins.schedule is not None or not self._reorders():
+            return
+        made = (self._made(*one) for one in self.hopeful[:HOPEFUL])
+        for plan in (self.best, *made):
+            self._take(reordered(plan, self.program, self._budgets(plan)) if plan else None)
 
     def _budgets(self, plan: Plan) -> list[int]:
         usable = [group[0].mesh.device.usable_bytes for group in plan.groups]

@@ -42,11 +42,14 @@ which it is left, devices). One more column than there are numbers of devices st
 
 
 class Bound:
-    """One schedule and number of micro-batches."""
+    """One schedule and number of micro-batches. split: weight halves may come later, though the schedule's name does
+    not say so."""
 
-    def __init__(self, problem: StageProblem, made: Options, schedule: str, microbatches: int) -> None:
+    def __init__(
+        self, problem: StageProblem, made: Options, schedule: str, microbatches: int, split: bool = False
+    ) -> None:
         self.problem, self.made, self.schedule, self.microbatches = problem, made, schedule, microbatches
-        split = schedule in SPLIT or schedule == "searched"
+        split = split or schedule in SPLIT or schedule == "searched"
         self.cross_s = made.forward_s + made.input_s + (0.0 if split else made.weight_s)
         self.work_s = microbatches * (made.forward_s + made.input_s + made.weight_s) + made.fixed_s
         self._units()

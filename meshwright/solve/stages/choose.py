@@ -9,7 +9,7 @@ are walked, as many as the budget of simulations allows: where none is left the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from meshwright.errors import PlanError
@@ -18,7 +18,7 @@ from meshwright.solve.stages.bound import Bound
 from meshwright.solve.stages.interleaved import Interleaved, interleavings
 from meshwright.solve.stages.options import Options, options
 from meshwright.solve.stages.price import price_pipeline
-from meshwright.solve.stages.problem import PlacedRun, StageProblem, StageSolution
+from meshwright.solve.stages.problem import Pipelined, PlacedRun, StageProblem, StageSolution
 from meshwright.solve.stages.survey import METHODS, surveyed
 
 FIRST = 4
@@ -44,6 +44,10 @@ ROUGH = 1e-2
 
 GROWTH = 1.25
 """The step by which a possible T is looked for from below."""
+
+
+Made = Mapping[int, Options | None]
+"""The rows for each number of micro-batches."""
 
 
 @dataclass(slots=True)
@@ -81,7 +85,7 @@ class _Search:
                 self.best_s, self.best = found.step_s, (runs, schedule, microbatches, found)
         return self.seen[key]
 
-    def others(self) -> tuple[tuple[tuple[PlacedRun, ...], str, int], ...]:
+    def others(self) -> tuple[Pipelined, ...]:
         """The next best, the best of each schedule first."""
         ordered = sorted(self.found, key=lambda entry: entry[0])[1:]
         firsts = {entry[2]: entry for entry in reversed(ordered)}
@@ -139,7 +143,9 @@ def solve_stages(
         return None
     runs, schedule, microbatches, timeline = search.best
     proven = low_s >= search.best_s
-    return StageSolution(runs, schedule, microbatches, timeline, low_s, proven, search.simulated, search.others())
+    hopeful = _hopeful(problem, runs, search.best_s, made) if problem.later else ()
+    others = search.others()
+    return StageSolution(runs, schedule, microbatches, timeline, low_s, proven, search.simulated, others, hopeful)
 
 
 def check_method(method: str) -> None:
@@ -259,3 +265,28 @@ def _later(problem: StageProblem, search: _Search, made: Mapping[int, Options | 
                 _lowest(family, min(low_s, search.best_s))
                 low_s = min(low_s, family.low_s)
     return low_s
+
+
+def _hopeful(problem: StageProblem, best: tuple[PlacedRun, ...], best_s: float, made: Made) -> tuple[Pipelined, ...]:
+    """Of equal stages, of each size one pipeline that fits under 1F1B and that a schedule of its own could make faster
+    than the best; those with the lowest bound first."""
+    total, ranks = sum(problem.devices), {mesh.ranks for mesh in problem.meshes}
+    if problem.sizes is not None or len(problem.devices) > 1:
+        return ()
+    found: list[tuple[float, Pipelined]] = []
+    for size in sorted(ranks):
+        number = total // size
+        same = len(best) == number and all(problem.meshes[run.mesh].ranks == size for run in best)
+        if total % size or same or not problem.least_stages <= number <= problem.stage_limit:
+            continue
+        equal = replace(problem, sizes=(size,) * number)
+        for count, rows in made.items():
+            family = _Family(Bound(equal, rows, "1f1b", count, split=True)) if rows is not None else None
+            if family is None:
+                continue
+            family.low_s = family.bound.least_s() * (1 - PRECISION)
+            _lowest(family, best_s)
+            if family.may(best_s):
+                first = next(family.bound.walk(family.high_s, few=True), None)
+                found += [(family.high_s, (first, "1f1b", count))] if first else []
+    return tuple(one for _, one in sorted(found, key=lambda entry: entry[0]))

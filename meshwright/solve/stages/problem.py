@@ -119,12 +119,16 @@ class PlacedRun:
     point: StagePoint
 
 
+Pipelined = tuple[tuple[PlacedRun, ...], str, int]
+"""Runs, schedule, micro-batches."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageSolution:
     """The best pipeline found. bound_s: none of the space searched is faster; proven: this one is as fast as any.
 
-    simulated: how many candidates were. others: (runs, schedule, micro-batches) of those that were nearly as fast, one
-    of each schedule first.
+    simulated: how many candidates were. others: those that were nearly as fast, one of each schedule first. hopeful:
+    those that a schedule of their own could make faster than this one.
     """
 
     runs: tuple[PlacedRun, ...]
@@ -134,7 +138,8 @@ class StageSolution:
     bound_s: float
     proven: bool
     simulated: int
-    others: tuple[tuple[tuple[PlacedRun, ...], str, int], ...] = ()
+    others: tuple[Pipelined, ...] = ()
+    hopeful: tuple[Pipelined, ...] = ()
 
     @property
     def step_s(self) -> float:
