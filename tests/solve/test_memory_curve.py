@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +17,16 @@ import itertools
 from live_bytes import LiveBytes
 
 from meshwright.capture import capture
+from meshwright.capture.program import SegmentGraph
 from meshwright.cluster import Device, load_cluster
 from meshwright.cluster.enumerate import meshes
 from meshwright.generate.cut import cut_at
 from meshwright.generate.joint import Joint, trace
 from meshwright.generate.pair import pair_of
+from meshwright.generate.program import sharded_segments
 from meshwright.generate.storage import is_statistic
+from meshwright.runtime.fit import fit_curves
+from meshwright.solve.memory import curves
 from meshwright.solve.memory.curve import Kept, fastest_way, kept_curve
 from meshwright.solve.memory.nodes import NodeCosts
 
@@ -91,3 +97,15 @@ def test_what_a_neighbour_keeps_anyway_costs_nothing() -> None:
     costs = NodeCosts(device())
     alone, beside = (kept_curve(joint, costs, held) for held in ((), joint.graph.outputs))
     assert beside[0].resident_bytes <= alone[0].resident_bytes
+
+
+def test_alike_segments_need_not_be_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two choices may come to the same on one rank."""
+    program = capture(*small_model("gpt"))
+    expected = fit_curves(program, device()).options
+
+    def copied(*given: Any) -> tuple[SegmentGraph, ...]:
+        return tuple(replace(graph) for graph in sharded_segments(*given))
+
+    monkeypatch.setattr(curves, "sharded_segments", copied)
+    assert fit_curves(program, device()).options == expected

@@ -232,7 +232,7 @@ def curves(
     costs = NodeCosts(device, fused, plan.mesh)
     traced = traced_for(device)
     segments = sharded_segments(program, plan)
-    first = {id(graph): kept_curve(traced(graph), costs) for graph in dict.fromkeys(segments)}
+    first = {number: kept_curve(traced(graph), costs) for number, graph in {id(one): one for one in segments}.items()}
     made: dict[tuple[int, bool, tuple[str, ...]], tuple[Kept, ...]] = {}
     options = []
     given = _held_inputs(program, segments, first)
