@@ -37,8 +37,13 @@ def _device_seconds(points: Sequence[FrontierPoint], microbatches: int) -> float
     if any(point.carried_s for point in points):
         if not any(point.hideable_s for point in points):
             return sum(point.seconds(microbatches) for point in points)
-        points = [replace(point, overlappable_s=point.hideable_s) for point in points]
+        points = _hidden(points)
     return _played(points, microbatches).seconds + sum(point.step_s for point in points)
+
+
+def _hidden(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
+    """With what compute can hide alone as what is overlappable."""
+    return [replace(point, overlappable_s=point.hideable_s) for point in points]
 
 
 def host_seconds(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:
@@ -55,7 +60,22 @@ def late_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
     """
     if not any(point.overlappable_s for point in points):
         return 0
-    return _played(points, microbatches).late_bytes
+    if not any(point.carried_s for point in points):
+        return _played(points, microbatches).late_bytes
+    beside = _played(_hidden(points), microbatches).late_bytes if any(point.hideable_s for point in points) else 0
+    return beside + carried_bytes(points, microbatches)
+
+
+def carried_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
+    """Of what the cores carry that compute: it keeps pace with them, so that beside a run there are the next one's
+    parameters and the gradients of the one before."""
+    early = [point.early_bytes if point.carried_s else 0 for point in points]
+    late = [point.late_bytes if point.carried_s else 0 for point in points]
+    forwards = [*early[1:], 0]
+    if microbatches > 1:
+        forwards[0] += late[0]
+    backwards = [before + after for before, after in zip([0, *early[:-1]], [*late[1:], 0], strict=True)]
+    return max([*forwards, *backwards])
 
 
 class _Played(NamedTuple):

@@ -62,8 +62,9 @@ def random_cluster(draw: random.Random) -> Cluster:
 
 @pytest.fixture(autouse=True)
 def nothing_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every collective is waited for: the oracle adds up."""
+    """Every collective is waited for, and nothing is gathered early: the oracle adds up."""
     monkeypatch.setattr(Mesh, "runs_beside", lambda mesh, axis: False)
+    monkeypatch.setattr("meshwright.price.overlap.carried_bytes", lambda points, microbatches: 0)
 
 
 def agrees(seed: int, most: int) -> bool:
