@@ -104,8 +104,9 @@ class _State:
                 self._take(entry, together.best)
 
     def settle(self) -> None:
-        """The most promising of what was glanced at."""
-        for _, entry, together in sorted(self.glanced, key=lambda one: one[0])[:MOST_SETTLED]:
+        """The most promising of what was glanced at; of what did not fit, more micro-batches."""
+        order = sorted(self.glanced, key=lambda one: (one[0], -one[1].microbatches))
+        for _, entry, together in order[:MOST_SETTLED]:
             if entry.bound.seconds < WORTH * self.known_s:
                 together.known_s = self.known_s
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())

@@ -28,12 +28,14 @@ MORE, GROWTHS = 1.25, 12
 
 @dataclass(frozen=True, slots=True, order=True)
 class Smallest:
-    """Bytes in which a plan was found to fit, and how it does. refused: with one byte less there is none."""
+    """Bytes in which a plan was found to fit, and how it does. refused: with one byte less there is none. sure: the
+    planner was asked; else it is what a plan should take, and was too late to be."""
 
     bytes: int
     how: str
     microbatches: int
     refused: bool = False
+    sure: bool = True
 
     def __str__(self) -> str:
         pieces = f"{self.microbatches} micro-batches" if self.microbatches > 1 else "one micro-batch"
@@ -41,7 +43,10 @@ class Smallest:
 
     def beside(self, budget_bytes: int) -> str:
         """As a refusal says what was expected."""
-        more = f"{self.bytes:,} bytes ({show_bytes(self.bytes)}), {self.bytes - budget_bytes:,} more, which do"
+        more = f"{self.bytes:,} bytes ({show_bytes(self.bytes)}), {self.bytes - budget_bytes:,} more"
+        if not self.sure:
+            return f"about {more}, by an estimate: {self}"
+        more += ", which do"
         return f"{more} where one byte less is refused: {self}" if self.refused else f"at most {more}: {self}"
 
 
@@ -129,7 +134,7 @@ class _Search:
             except _LateError:
                 break
             self.best = replace(known, bytes=int(MORE * self.best.bytes))
-        self.best = known
+        self.best = replace(known, sure=False)
         raise _LateError
 
     def descend(self, part: Part, low: int) -> int:

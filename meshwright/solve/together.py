@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf
+from math import inf, sqrt
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
@@ -104,11 +104,12 @@ class Together:
         return self.best
 
     def glance(self, price: float) -> float:
-        """The step of a sharding that may be the best of them, or else of the one that takes least; infinite where
-        neither fits."""
+        """The step of a sharding that may be the best of them, or else of one that takes less memory; infinite where
+        none of those fits."""
         bases = weighed(self.frontier)
         middle, scale = bases[len(bases) // 2], floor_s(self.frontier) / self.budget_bytes
-        chains = (chain_at(middle, asked * middle.scale) for asked in (price, FACTORS[-1] * scale))
+        prices = (price, sqrt(max(price, scale) * FACTORS[-1] * scale), FACTORS[-1] * scale)
+        chains = (chain_at(middle, asked * middle.scale) for asked in prices)
         steps = (self.look_at(chain, slow=True) for chain in chains)
         return next((step_s for step_s in steps if step_s < inf), inf)
 

@@ -21,8 +21,15 @@ from meshwright.solve.intra.walk import least_cost, walk
 DEAREST = 1e-6
 """Seconds per byte held, at which a device would rather move anything than keep it; more where steps are long."""
 
+DEARER = 1e5
+"""Steps over the budget: a price per byte at which a hundred-thousandth of the budget is worth a step, for where
+nothing fits at the dearest."""
+
 CAPS = 4
 """How often what an op may need while it runs is lowered to what the bytes held leave it."""
+
+LOWER = 0.97
+"""Of a cap, what is tried next where what waits besides takes the room."""
 
 ROUNDS = 8
 
@@ -38,6 +45,7 @@ class _Search:
     budget_bytes: int
     room_bytes: int
     bound_s: float = 0.0
+    dearest: float = DEAREST
     chains: list[Chain] = field(default_factory=list)
 
     def ask(self, price: float) -> Chain:
@@ -80,10 +88,15 @@ def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("i
     free = search.ask(0.0)
     if search.fits(free) or search.bound_s >= known_s:
         return (free if search.fits(free) else None), search.bound_s
-    dearest = max(DEAREST, free.seconds / max(1, budget_bytes))
-    least = search.ask(dearest)
-    if not search.fits(least):
-        least = _lower(search, least)
+    step_s = free.seconds / max(1, budget_bytes)
+    least = free
+    for dearest in (max(DEAREST, step_s), DEARER * step_s):
+        if search.fits(least) or dearest <= least.price:
+            continue
+        search.dearest, search.frontier = dearest, frontier
+        least = search.ask(dearest)
+        if not search.fits(least):
+            least = _lower(search, least)
     if search.fits(least):
         _bracket(search, free, least, known_s)
         if search.bound_s >= known_s:
@@ -109,7 +122,9 @@ def _lower(search: _Search, over: Chain) -> Chain:
     """The chain that holds least, when ops may need no more than it leaves them; the search goes on with that cap."""
     for _ in range(CAPS):
         cap = search.budget_bytes - over.held_bytes
-        if cap <= 0 or (search.frontier.cap_bytes is not None and cap >= search.frontier.cap_bytes):
+        if search.frontier.cap_bytes is not None and cap >= search.frontier.cap_bytes:
+            cap = int(LOWER * min(search.frontier.cap_bytes, over.transient_bytes))
+        if cap <= 0:
             return over
         search.frontier = search.frontier.capped(cap)
         over = _chain(search.frontier, walk(search.frontier, over.price)[1], over.price)
@@ -127,7 +142,7 @@ def _bracket(search: _Search, over: Chain, within: Chain, known_s: float) -> Non
         beside = search.frontier.beside
         more_s = within.weighed_s(beside) - over.weighed_s(beside)
         price = more_s / (over.held_bytes - within.held_bytes)
-        if not 0 < price <= DEAREST:
+        if not 0 < price <= max(DEAREST, search.dearest):
             return
         chain = search.ask(price)
         if chain.held_bytes in (over.held_bytes, within.held_bytes):

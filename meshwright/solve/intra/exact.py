@@ -25,6 +25,9 @@ MOST_OPTIONS = 4000
 
 SECONDS = 20.0
 
+ROUNDS = 6
+"""How often less room is given, and each time twice as much less."""
+
 
 def is_small(frontier: Frontier) -> bool:
     return sum(len(frontier.problem(i).problem.costs) for i in range(len(frontier.program.segments))) <= MOST_OPTIONS
@@ -127,7 +130,20 @@ class _Whole:
 
 
 def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
-    """(the fastest chain that fits, None where there is none; a bound on all of them). price: for the Chain."""
+    """(the fastest chain that fits, None where none was found; a bound on all of them). price: for the Chain. What is
+    gathered early and waits for its reduction is no part of the Problem: where it takes too much there is less room."""
+    room, bound_s = budget_bytes, float("inf")
+    for number in range(ROUNDS):
+        chain, found_s = _within(frontier, room, price)
+        bound_s = found_s if number == 0 else bound_s
+        if chain is None or chain.peak_bytes <= budget_bytes:
+            return chain, bound_s
+        room -= (chain.peak_bytes - budget_bytes) << number
+    return None, bound_s
+
+
+def _within(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
+    """The fastest whose held bytes and transients fit."""
     whole = _Whole(frontier, budget_bytes)
     segments = range(len(frontier.program.segments))
     for index in segments:
@@ -144,4 +160,4 @@ def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Ch
         options.append(tuple(int(picked[side.node]) for side in own.boundary))
         points.append(frontier.priced(index, own.answer(picked, frontier.program.segments[index].graph, 0.0)))
     chain = Chain(tuple(points), tuple(options), frontier.setting.microbatches, price)
-    return (chain if chain.peak_bytes <= budget_bytes else None), found.bound / frontier.scale
+    return chain, found.bound / frontier.scale
