@@ -17,6 +17,7 @@ INTERRUPTED = 130
 
 if TYPE_CHECKING:
     from meshwright.cluster import Cluster
+    from meshwright.errors import RunError
     from meshwright.plan import Plan
 
 
@@ -56,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from meshwright.errors import RunError
     from meshwright.runtime.job.launch import ToldError, launch
     from meshwright.runtime.job.worker import Job
 
@@ -72,10 +74,24 @@ def run(args: argparse.Namespace) -> int:
             launch("meshwright.runtime.job.worker", job.arguments(), plan.world_size)
         except ToldError:
             return 2
+        except RunError as error:
+            raise _with_way_on(error, args.checkpoint_dir) from error
         except KeyboardInterrupt:
             if not result.exists():
                 raise
         return _report(args, plan, json.loads(result.read_text()))
+
+
+def _with_way_on(error: RunError, folder: str | None) -> RunError:
+    """A failure of ranks, and from where to go on: the newest complete checkpoint, if there is one."""
+    from meshwright.errors import RunError
+    from meshwright.runtime.state.folder import latest
+
+    found = latest(folder) if folder else None
+    if found is None:
+        return error
+    way = f"go on from {found}, the newest complete checkpoint, with --resume"
+    return RunError(error.given, error.expected, f"{error.todo}; {way}")
 
 
 def _join(args: argparse.Namespace) -> int:
