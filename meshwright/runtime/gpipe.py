@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.program import Program
 from meshwright.cluster import Device, load_cluster
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint, Plan
 from meshwright.runtime.fit import one_device_mesh, this_device
 from meshwright.runtime.trainer import Trainer, parallelize
@@ -143,12 +143,14 @@ def _is_count(given: object) -> bool:
 def _check_sizes(program: Program, microbatches: int, replicas: int) -> None:
     if microbatches > program.batch:
         raise PlanError(
-            f"{microbatches} micro-batches of {program.batch} samples", f"1 to {program.batch}", "ask for fewer"
+            f"{counted(microbatches, 'micro-batch')} of {counted(program.batch, 'sample')}",
+            f"1 to {program.batch}",
+            "ask for fewer",
         )
     if program.batch % (microbatches * replicas):
         fits = [m for m in range(1, program.batch + 1) if program.batch % (m * replicas) == 0]
         raise PlanError(
-            f"{microbatches} micro-batches on {replicas} replicas of a batch of {program.batch}",
+            f"{counted(microbatches, 'micro-batch')} on {counted(replicas, 'replica')} of a batch of {program.batch}",
             "samples that divide evenly",
             f"micro-batches of {', '.join(map(str, fits))}" if fits else "make the batch larger",
         )
@@ -198,7 +200,7 @@ def _cuts(
         raise _bad_balance(balance)
     if len(given) != partitions or sum(given) != len(model):
         raise PlanError(
-            f"balance {given}, which makes {sum(given)} modules in {len(given)} partitions",
+            f"balance {given}, which makes {counted(sum(given), 'module')} in {counted(len(given), 'partition')}",
             f"{partitions} numbers of one or more that sum to {len(model)}, the modules of the Sequential",
             "correct it, or use balance='time'",
         )

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.errors import counted
 from meshwright.models.arguments import add_model_arguments, reference_of
 from meshwright.runtime.job.options import check_against, check_options, check_places
 
@@ -168,7 +169,8 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
         cluster = measured or load_cluster(args.cluster or f"local:{world or 2}")
         if world not in (None, cluster.device_count):
             raise RunError(
-                f"{world} processes for cluster {cluster.name} of {cluster.device_count} devices",
+                f"{counted(world or 0, 'process')} for cluster {cluster.name} of "
+                f"{counted(cluster.device_count, 'device')}",
                 "one process for each device",
                 f"start {cluster.device_count}, or name a cluster of {world}",
             )
@@ -206,7 +208,8 @@ def _report(args: argparse.Namespace, plan: Plan, found: dict[str, Any]) -> int:
         else:
             Path(args.json).write_text(text + "\n", encoding="utf-8")
     if args.json != "-":
-        print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps on {plan.world_size} processes")
+        ran = f"{counted(len(losses), 'step')} on {counted(plan.world_size, 'process')}"
+        print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {ran}")
         if found["saved"]:
             print(f"saved in {found['saved']}; go on with --resume")
     return INTERRUPTED if found["stopped"] else 0

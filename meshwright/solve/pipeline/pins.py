@@ -8,7 +8,7 @@ from math import prod
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, counted
 from meshwright.plan.cutting import check_cut
 from meshwright.plan.units import show_bytes
 from meshwright.schedule import ORDERS
@@ -77,12 +77,14 @@ def check_pins(asked: PipelinePins, program: Program, cluster: Cluster) -> None:
     segments, devices = len(program.segments), cluster.device_count
     if asked.stages is not None and asked.stages > min(segments, devices):
         raise PlanError(
-            f"pin {asked.pp} for {segments} segments on {devices} devices",
-            f"at most {min(segments, devices)} stages: each has a segment and a device",
+            f"pin {asked.pp} for {counted(segments, 'segment')} on {counted(devices, 'device')}",
+            f"at most {counted(min(segments, devices), 'stage')}: each has a segment and a device",
             "change the pin",
         )
     if asked.sizes is not None and sum(asked.sizes) != devices:
-        raise PlanError(f"pin {asked.pp} on {devices} devices", f"numbers that sum to {devices}", "change the pin")
+        raise PlanError(
+            f"pin {asked.pp} on {counted(devices, 'device')}", f"numbers that sum to {devices}", "change the pin"
+        )
     _check_axes(asked, devices)
     if asked.schedule == "interleaved":
         _check_interleaved(asked, segments, devices)
@@ -98,13 +100,15 @@ def _check_axes(asked: PipelinePins, devices: int) -> None:
         count = stages if asked.stages else "two or more"
         needs = f"{count} stages of {each} each need {stages * each}"
         raise PlanError(
-            f"no pipeline with {asked.text} on {devices} devices: "
+            f"no pipeline with {asked.text} on {counted(devices, 'device')}: "
             f"{needs if shape else f'{count} stages of a multiple of {each} each'}",
-            f"stages that take {devices} devices together",
+            f"stages that take {counted(devices, 'device')} together",
             "change the pins or the cluster",
         )
     if shape and asked.sizes and set(asked.sizes) != {each}:
-        raise PlanError(f"pins {asked.text}", f"stages of {each} devices, which the mesh has", "change one of the pins")
+        raise PlanError(
+            f"pins {asked.text}", f"stages of {counted(each, 'device')}, which the mesh has", "change one of the pins"
+        )
 
 
 def _check_interleaved(asked: PipelinePins, segments: int, devices: int) -> None:
@@ -112,13 +116,13 @@ def _check_interleaved(asked: PipelinePins, segments: int, devices: int) -> None
     stages = asked.stages or 2
     if segments < FEWEST_RUNS * stages:
         raise PlanError(
-            f"no pipeline with {asked.text} for a model of {segments} segments",
+            f"no pipeline with {asked.text} for a model of {counted(segments, 'segment')}",
             f"at least {FEWEST_RUNS * stages} segments: each of {stages} stages has {FEWEST_RUNS} runs of them or more",
             f"ask for another schedule{', fewer stages' if stages > 2 else ''} or a model of more segments",
         )
     if len(set(asked.sizes or ())) > 1 or (asked.stages and devices % asked.stages):
         raise PlanError(
-            f"no pipeline with {asked.text} on {devices} devices",
+            f"no pipeline with {asked.text} on {counted(devices, 'device')}",
             "stages of as many devices each, which interleaved ones have",
             "change the stages, or ask for another schedule",
         )
