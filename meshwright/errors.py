@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 stage`, `2 stages`."""
+    return f"{count} {noun}{'' if count == 1 else 'es' if noun.endswith(('s', 'ch')) else 's'}"
+
+
 class MeshwrightError(Exception):
     """Base of every error a user can cause; the CLI prints its message and no traceback."""
 

@@ -90,7 +90,7 @@ def test_a_world_size_or_model_that_is_not_the_plans(tmp_path: Path, capsys: pyt
 
 def test_a_failing_rank_ends_the_run_with_its_message(capfd: pytest.CaptureFixture[str]) -> None:
     small_vocabulary = SMALL.replace("vocab=128", "vocab=64")
-    assert main(["train", small_vocabulary, "--nproc", "2", "--steps", "2"]) == 2
+    assert main(["train", small_vocabulary, "--nproc", "2", "--steps", "2", "--data", __file__]) == 2
     shown = capfd.readouterr().err
     assert "a vocabulary of 64" in shown
     assert "Traceback" not in shown

@@ -25,7 +25,7 @@ from meshwright.capture.op import (
     map_leaves,
 )
 from meshwright.capture.sizes import BatchSize
-from meshwright.errors import CaptureError, VerifyError
+from meshwright.errors import CaptureError, VerifyError, counted
 
 __all__ = [
     "FLOATS", "ITEM_BYTES", "Coupling", "Op", "Parameter", "Program", "Ref", "RunDevice", "Scalar", "Segment",
@@ -134,7 +134,9 @@ class Program:
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        lines = [f"Program of {len(self.segments)} segments, {len(self.graphs)} distinct, batch {self.batch}"]
+        lines = [
+            f"Program of {counted(len(self.segments), 'segment')}, {len(self.graphs)} distinct, batch {self.batch}"
+        ]
         lines += [f"input {value}" for value in self.inputs]
         if self.prologue.ops:
             lines += ["prologue", str(self.prologue)]

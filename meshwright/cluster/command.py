@@ -106,7 +106,9 @@ def _detect(args: argparse.Namespace) -> int:
 def _tree(cluster: Cluster) -> Tree:
     from rich.tree import Tree
 
-    tree = Tree(f"{cluster.name}: {cluster.device_count} devices, {cluster.backend}")
+    from meshwright.errors import counted
+
+    tree = Tree(f"{cluster.name}: {counted(cluster.device_count, 'device')}, {cluster.backend}")
     _add(tree, cluster.root, cluster)
     return tree
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cluster.device import Device
-from meshwright.errors import ClusterError
+from meshwright.errors import ClusterError, counted
 
 if TYPE_CHECKING:
     from meshwright.cluster.mesh import Mesh
@@ -147,7 +147,9 @@ class Cluster:
         return cluster
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.name}: {self.device_count} devices, {self.backend}", *_tree_lines(self.root, "")])
+        return "\n".join(
+            [f"{self.name}: {counted(self.device_count, 'device')}, {self.backend}", *_tree_lines(self.root, "")]
+        )
 
     def verify(self) -> None:
         if self.backend not in BACKENDS:

@@ -9,7 +9,7 @@ from math import prod
 from meshwright.capture.program import Program, SegmentGraph, Value
 from meshwright.capture.sizes import BatchSize
 from meshwright.cluster import Mesh
-from meshwright.errors import PlanError, RunError, VerifyError
+from meshwright.errors import PlanError, RunError, VerifyError, counted
 from meshwright.generate.chunk import ChunkedPair, check_chunkable, chunked
 from meshwright.generate.chunk_inner import ChunkedBackward, check_inner_chunks, chunked_backward
 from meshwright.generate.pair import SegmentPair, compiled_pair, make_pair
@@ -70,7 +70,9 @@ def _check_samples(value: Value, layout: Layout, mesh: Mesh, batch: int) -> None
 def sharded_segments(program: Program, plan: Plan, places: Sequence[At] = ()) -> tuple[SegmentGraph, ...]:
     """One rank's graph of each segment; alike segments of a stage share one object. places: in each stage's mesh."""
     if len(plan.segments) != len(program.segments):
-        raise RunError(f"the plan has {len(plan.segments)} segments", f"{len(program.segments)}, as the model has")
+        raise RunError(
+            f"the plan has {counted(len(plan.segments), 'segment')}", f"{len(program.segments)}, as the model has"
+        )
     found = _sharded(program, plan, range(len(program.segments)))
     for stage, at in zip(plan.stages, places, strict=False):
         if at is not None:

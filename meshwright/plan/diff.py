@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from meshwright.errors import counted
 from meshwright.plan.plan import Plan
 from meshwright.plan.records import Stage
 from meshwright.plan.units import show_bytes, show_seconds
@@ -32,7 +33,7 @@ def diff(one: Plan, other: Plan) -> str:
         for i in range(min(len(one.segments), len(other.segments)))
     )
     if count:
-        lines.append(f"{count} segments shard their ops differently")
+        lines.append(f"{counted(count, 'segment')} {'shards its' if count == 1 else 'shard their'} ops differently")
     before_s, after_s = one.predicted.step_s, other.predicted.step_s
     before_bytes, after_bytes = one.predicted.peak_bytes, other.predicted.peak_bytes
     if lines or before_s != after_s:

@@ -13,7 +13,7 @@ import msgspec
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, counted
 from meshwright.layout import Layout
 from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.plan.frontier import Choice
@@ -196,7 +196,8 @@ class Plan:
         firsts = [stage.first for stage in self.stages]
         if not self.stages or firsts != [0, *ends[:-1]] or ends[-1] != len(self.segments):
             raise PlanError(
-                f"stages cover {list(zip(firsts, ends, strict=True))}", f"all {len(self.segments)} segments"
+                f"stages cover {list(zip(firsts, ends, strict=True))}",
+                f"all {counted(len(self.segments), 'segment')}",
             )
         if self.batch < 1:
             raise PlanError(f"batch is {self.batch}", "at least 1", "undo the edit")

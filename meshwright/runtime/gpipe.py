@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.program import Program
 from meshwright.cluster import Device, load_cluster
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint, Plan
 from meshwright.runtime.fit import one_device_mesh, this_device
 from meshwright.runtime.trainer import Trainer, parallelize
@@ -83,7 +84,8 @@ def gpipe_plan(
             f"a {type(model).__name__}", "an nn.Sequential", "wrap its layers in one, or let mw.plan find the stages"
         )
     if checkpoint not in CHECKPOINTS:
-        raise PlanError(f"checkpoint {checkpoint!r}", f"one of {', '.join(CHECKPOINTS)}")
+        raise PlanError(f"checkpoint {checkpoint!r}", f"one of {', '.join(CHECKPOINTS)}", "name one of these")
+    _check_counts(partitions=partitions, microbatches=microbatches, replicas=replicas)
     program = _capture(model, batch, loss, precision)
     _check_sizes(program, microbatches, replicas)
     inner = _inner(program, microbatches, replicas, optimizer, precision, device)
@@ -128,17 +130,27 @@ def _capture(model: nn.Sequential, batch: Batch, loss: Callable[..., Tensor] | N
             raise wrong[0]
 
 
+def _check_counts(**counts: object) -> None:
+    for name, given in counts.items():
+        if not _is_count(given):
+            raise PlanError(f"{name}={given!r}", "a whole number from 1", f"correct it, or use {name}=1")
+
+
+def _is_count(given: object) -> bool:
+    return not isinstance(given, bool) and isinstance(given, Integral) and int(given) >= 1
+
+
 def _check_sizes(program: Program, microbatches: int, replicas: int) -> None:
     if microbatches > program.batch:
         raise PlanError(
-            f"{microbatches} micro-batches of {program.batch} samples", f"1 to {program.batch}", "ask for fewer"
+            f"{counted(microbatches, 'micro-batch')} of {counted(program.batch, 'sample')}",
+            f"1 to {program.batch}",
+            "ask for fewer",
         )
-    if replicas < 1:
-        raise PlanError(f"{replicas} replicas", "1 or more: so many ranks run each partition", "ask for 1")
-    if microbatches < 1 or program.batch % (microbatches * replicas):
+    if program.batch % (microbatches * replicas):
         fits = [m for m in range(1, program.batch + 1) if program.batch % (m * replicas) == 0]
         raise PlanError(
-            f"{microbatches} micro-batches on {replicas} replicas of a batch of {program.batch}",
+            f"{counted(microbatches, 'micro-batch')} on {counted(replicas, 'replica')} of a batch of {program.batch}",
             "samples that divide evenly",
             f"micro-batches of {', '.join(map(str, fits))}" if fits else "make the batch larger",
         )
@@ -177,16 +189,18 @@ def _cuts(
     places = sorted(starts.values())
     if isinstance(balance, str):
         if balance not in ("time", "memory"):
-            raise PlanError(f"balance {balance!r}", "time, memory, or the number of modules in each partition")
+            raise _bad_balance(balance)
         if balance == "time":
             weights = [point.forward_s + point.backward_s for point in points]
         else:
             weights = [float(point.static_bytes + microbatches * point.resident_bytes) for point in points]
         return balanced_cuts(weights, partitions, places)
-    given = list(balance)
-    if len(given) != partitions or sum(given) != len(model) or min(given, default=0) < 1:
+    given = list(balance) if isinstance(balance, Iterable) else []
+    if not given or not all(map(_is_count, given)):
+        raise _bad_balance(balance)
+    if len(given) != partitions or sum(given) != len(model):
         raise PlanError(
-            f"balance {given}, which makes {sum(given)} modules in {len(given)} partitions",
+            f"balance {given}, which makes {counted(sum(given), 'module')} in {counted(len(given), 'partition')}",
             f"{partitions} numbers of one or more that sum to {len(model)}, the modules of the Sequential",
             "correct it, or use balance='time'",
         )
@@ -202,6 +216,14 @@ def _cuts(
             )
         cuts.append(starts[first])
     return (*cuts, len(program.segments))
+
+
+def _bad_balance(balance: object) -> PlanError:
+    return PlanError(
+        f"balance {balance!r}",
+        "time, memory, or the number of modules in each partition, whole numbers from 1",
+        "use balance='time', or count the modules",
+    )
 
 
 def _starts(model: nn.Sequential, program: Program) -> dict[int, int]:

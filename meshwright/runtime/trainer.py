@@ -15,7 +15,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
-from meshwright.errors import RunError
+from meshwright.errors import RunError, counted
 from meshwright.plan import Instruction, Plan
 from meshwright.price.check import check_plan
 from meshwright.runtime.device import own_device
@@ -225,7 +225,8 @@ def _check_world(plan: Plan) -> None:
     world = dist.get_world_size()
     if world != plan.world_size:
         raise RunError(
-            f"{world} processes are running",
+            f"{counted(world, 'process')} {'is' if world == 1 else 'are'} running",
             f"{plan.world_size}, the plan's world size",
-            f"launch {plan.world_size} processes (torchrun --nproc-per-node {plan.world_size}), or plan for {world}",
+            f"launch {counted(plan.world_size, 'process')} (torchrun --nproc-per-node {plan.world_size}), "
+            f"or plan for {world}",
         )

@@ -10,7 +10,7 @@ from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import meshes, per_host
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, counted
 from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import Setting
@@ -45,7 +45,7 @@ def allowed_meshes(cluster: Cluster, pins: tuple[str, ...], max_axes: int) -> li
         return meshes(cluster, max_axes=max_axes)
     if prod(shape) != cluster.device_count or len(shape) > 4:
         raise PlanError(
-            f"pin mesh={'x'.join(map(str, shape))} on {cluster.device_count} devices",
+            f"pin mesh={'x'.join(map(str, shape))} on {counted(cluster.device_count, 'device')}",
             f"at most four axis sizes whose product is {cluster.device_count}",
             "change the pin or the cluster",
         )

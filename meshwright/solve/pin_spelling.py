@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import prod
 
 from meshwright.cluster import Cluster
-from meshwright.errors import LayoutError, PlanError
+from meshwright.errors import LayoutError, PlanError, counted
 from meshwright.layout import Layout
 from meshwright.solve.pins import NUMBERS, no_room, pinned_mesh
 
@@ -53,7 +53,7 @@ def _check_sizes(given: dict[str, str], sizes: tuple[int, ...] | None, cluster: 
     devices = cluster.device_count
     if sizes is not None and prod(sizes) != devices:
         raise PlanError(
-            f"pin mesh={given['mesh']} ({prod(sizes)} devices) on {cluster.name} with {devices}",
+            f"pin mesh={given['mesh']} ({counted(prod(sizes), 'device')}) on {cluster.name} with {devices}",
             f"sizes whose product is {devices}",
             "change the pin or the cluster",
         )
@@ -63,7 +63,7 @@ def _check_sizes(given: dict[str, str], sizes: tuple[int, ...] | None, cluster: 
     if asked and devices % prod(asked.values()):
         words = " and ".join(f"{key}={size}" for key, size in asked.items())
         raise PlanError(
-            f"pin{'s' if len(asked) > 1 else ''} {words} on {devices} devices",
+            f"pin{'s' if len(asked) > 1 else ''} {words} on {counted(devices, 'device')}",
             f"axes, one for each pin, whose product divides {devices}",
             "change the pins or the cluster",
         )

@@ -23,7 +23,7 @@ from itertools import combinations
 from math import prod
 
 from meshwright.cluster import Mesh
-from meshwright.errors import LayoutError, PlanError
+from meshwright.errors import LayoutError, PlanError, counted
 from meshwright.layout import I, Layout, State
 
 NUMBERS = ("dp", "tp", "microbatch")
@@ -176,7 +176,7 @@ def _axes(mesh: Mesh, name: str, size: int | None, taken: tuple[int, ...]) -> li
         if found:
             return list(found.values())
     raise PlanError(
-        f"pin {name}={size} on {mesh.world_size} devices",
+        f"pin {name}={size} on {counted(mesh.world_size, 'device')}",
         f"axis sizes whose product is {mesh.world_size}, one for each pin",
         "change the pins or the cluster",
     )
@@ -185,7 +185,7 @@ def _axes(mesh: Mesh, name: str, size: int | None, taken: tuple[int, ...]) -> li
 def no_room(asked: Mapping[str, int], devices: int) -> PlanError:
     """Pins that speak of all axes, and not of all devices."""
     return PlanError(
-        f"pins {' and '.join(f'{key}={size}' for key, size in asked.items())} on {devices} devices",
+        f"pins {' and '.join(f'{key}={size}' for key, size in asked.items())} on {counted(devices, 'device')}",
         f"sizes whose product is {devices}: with tp=1 every device has samples of its own",
         "change the pins, or drop one of them",
     )

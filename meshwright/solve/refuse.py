@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshwright.cluster import Cluster, load_cluster
-from meshwright.errors import MeshwrightError, PlanError
+from meshwright.errors import MeshwrightError, PlanError, counted
 from meshwright.solve.intra.chain import least_bytes
 from meshwright.solve.least import Smallest
 from meshwright.solve.search import Candidate
@@ -20,7 +20,7 @@ def does_not_fit(cluster: Cluster, budget: int, least: Smallest, tight: Callable
     todo = [f"use {larger.name} ({larger.device_count} devices)"] if larger else []
     todo += ["raise the memory limit"] if least.bytes <= device.usable_bytes else []
     return PlanError(
-        f"no plan fits in {budget:,} bytes on each of {cluster.device_count} devices ({device.name})",
+        f"no plan fits in {budget:,} bytes on each of {counted(cluster.device_count, 'device')} ({device.name})",
         least.beside(budget),
         ", ".join([*todo, "or make the batch smaller"]) if todo else "make the batch smaller",
     )

@@ -102,7 +102,12 @@ class Unnamed(nn.Module):
         (layers(), {"microbatches": 5}, "micro-batches of 1, 2, 3, 4, 6, 12"),
         (layers(), {"balance": [3, 4]}, "sum to 6"),
         (layers(), {"balance": [1, 2, 3]}, "2 numbers"),
+        (layers(), {"microbatches": 0}, "microbatches=0\n  expected: a whole number from 1"),
+        (layers(), {"microbatches": 2.5}, "microbatches=2.5\n  expected: a whole number from 1"),
+        (layers(), {"replicas": 0}, "replicas=0\n  expected: a whole number from 1"),
         (layers(), {"balance": "fair"}, "time, memory"),
+        (layers(), {"balance": None}, "balance None\n  expected: time, memory"),
+        (layers(), {"balance": [2.0, 4.0]}, "whole numbers from 1"),
         (layers(), {"checkpoint": "some"}, "except_last"),
         (nn.Sequential(*(one for part in layers()[:3] for one in part)), {"balance": [1, 5]}, "before modules 2, 4"),
         (nn.Sequential(nn.Linear(16, 16), Named(), Unnamed(), nn.Linear(16, 4)), {}, "module 1 (Named) returns a dict"),
@@ -113,6 +118,7 @@ def test_it_refuses_by_name(model: nn.Module, options: dict[str, Any], fault: st
     with pytest.raises(PlanError) as caught:
         gpipe_plan(model.double(), samples(), nn.functional.cross_entropy, device=this_device(), **wanted)
     assert fault in str(caught.value)
+    assert caught.value.todo
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 4))

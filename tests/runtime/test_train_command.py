@@ -100,6 +100,7 @@ def test_a_rank_killed_in_a_save_is_named_and_nothing_complete_is_lost(
     assert not any(map(alive, ranks))
     newest = latest(tmp_path)
     assert newest is not None
+    assert f"go on from {newest}, the newest complete checkpoint, with --resume" in error
     steps = int(newest.name.removeprefix("step-"))
     damaged = newest / "__1_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-100] + b"\1" * 100)

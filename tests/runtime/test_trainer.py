@@ -11,8 +11,9 @@ from processes import GlooPool
 from small_models import small_model
 
 from meshwright.cluster import load_cluster
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, RunError
 from meshwright.plan import Plan
+from meshwright.runtime.step.batches import Batches
 from meshwright.solve.plan import make_plan
 
 
@@ -50,6 +51,17 @@ def test_one_message_each(
     for message in ranks(2).run(attempt, plan, name, rows, whole):
         assert fault in message
         assert bool(fault) == bool(message)
+
+
+@pytest.mark.parametrize(
+    ("batch", "fault"),
+    [((torch.zeros(6, 12),), "a batch that is a tuple of 1"), ({"words": torch.zeros(6, 12)}, "a batch of words")],
+)
+def test_a_batch_of_other_tensors(batch: object, fault: str) -> None:
+    with pytest.raises(RunError, match=fault) as refused:
+        Batches(Plan.from_json(a_plan(1)), torch.device("cpu"), 0).named(batch)
+    assert refused.value.expected.endswith("tokens, targets")
+    assert refused.value.todo
 
 
 def slices(rank: int, plan_json: bytes) -> tuple[dict[str, tuple[slice, ...]], bool, bool]:

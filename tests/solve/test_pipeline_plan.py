@@ -176,6 +176,35 @@ def test_pins_that_no_pipeline_has_are_refused(gpt: Program, pins: tuple[str, ..
         make_plan(gpt, load_cluster("local:4"), pins=pins)
 
 
+@pytest.mark.parametrize(
+    ("pins", "given", "expected"),
+    [
+        (("pp=3", "mesh=2x2"), "pp=3, mesh=2x2 on 4 devices: 3 stages of 4 each need 12", "4 devices together"),
+        (("schedule=1f1b", "mesh=2x2"), "two or more stages of 4 each need 8", "4 devices together"),
+        (("pp=1+3", "mesh=1x2"), "pins pp=1+3, mesh=1x2", "stages of 2 devices"),
+        (("pp=1+3", "schedule=interleaved"), "pp=1+3, schedule=interleaved on 4 devices", "as many devices each"),
+        (("pp=3", "schedule=interleaved"), "pp=3, schedule=interleaved on 4 devices", "as many devices each"),
+        (("pp=1+1+2+1",), "pin pp=1+1+2+1 on 4 devices", "sum to 4"),
+        (("pp=1+1+1+1+1",), "pin pp=1+1+1+1+1 for", "at most 4 stages"),
+    ],
+)
+def test_what_no_memory_would_help_is_refused_for_what_it_is(
+    gpt: Program, pins: tuple[str, ...], given: str, expected: str
+) -> None:
+    with pytest.raises(PlanError) as refused:
+        make_plan(gpt, load_cluster("local:4"), pins=pins)
+    assert given in refused.value.given
+    assert expected in refused.value.expected
+    assert refused.value.todo
+    assert "bytes" not in str(refused.value)
+
+
+def test_interleaved_stages_of_too_few_segments_are_refused(gpt: Program) -> None:
+    fault = "pp=1+1+1+1+1, schedule=interleaved for a model of 8 segments\n  expected: at least 10 segments"
+    with pytest.raises(PlanError, match=re.escape(fault)):
+        make_plan(gpt, load_cluster("local:5"), pins=("pp=1+1+1+1+1", "schedule=interleaved"))
+
+
 def test_a_plan_without_a_wire_is_refused(gpt: Program) -> None:
     plan = make_plan(gpt, load_cluster("local:2"), pins=("pp=2",))
     with pytest.raises(PlanError, match="wire"):

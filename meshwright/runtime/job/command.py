@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.errors import counted
 from meshwright.models.arguments import add_model_arguments, reference_of
 from meshwright.runtime.job.options import check_against, check_options, check_places
 
@@ -17,6 +18,7 @@ INTERRUPTED = 130
 
 if TYPE_CHECKING:
     from meshwright.cluster import Cluster
+    from meshwright.errors import RunError
     from meshwright.plan import Plan
 
 
@@ -56,6 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from meshwright.errors import RunError
     from meshwright.runtime.job.launch import ToldError, launch
     from meshwright.runtime.job.worker import Job
 
@@ -72,10 +75,24 @@ def run(args: argparse.Namespace) -> int:
             launch("meshwright.runtime.job.worker", job.arguments(), plan.world_size)
         except ToldError:
             return 2
+        except RunError as error:
+            raise _with_way_on(error, args.checkpoint_dir) from error
         except KeyboardInterrupt:
             if not result.exists():
                 raise
         return _report(args, plan, json.loads(result.read_text()))
+
+
+def _with_way_on(error: RunError, folder: str | None) -> RunError:
+    """A failure of ranks, and from where to go on: the newest complete checkpoint, if there is one."""
+    from meshwright.errors import RunError
+    from meshwright.runtime.state.folder import latest
+
+    found = latest(folder) if folder else None
+    if found is None:
+        return error
+    way = f"go on from {found}, the newest complete checkpoint, with --resume"
+    return RunError(error.given, error.expected, f"{error.todo}; {way}")
 
 
 def _join(args: argparse.Namespace) -> int:
@@ -152,7 +169,8 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
         cluster = measured or load_cluster(args.cluster or f"local:{world or 2}")
         if world not in (None, cluster.device_count):
             raise RunError(
-                f"{world} processes for cluster {cluster.name} of {cluster.device_count} devices",
+                f"{counted(world or 0, 'process')} for cluster {cluster.name} of "
+                f"{counted(cluster.device_count, 'device')}",
                 "one process for each device",
                 f"start {cluster.device_count}, or name a cluster of {world}",
             )
@@ -190,7 +208,8 @@ def _report(args: argparse.Namespace, plan: Plan, found: dict[str, Any]) -> int:
         else:
             Path(args.json).write_text(text + "\n", encoding="utf-8")
     if args.json != "-":
-        print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps on {plan.world_size} processes")
+        ran = f"{counted(len(losses), 'step')} on {counted(plan.world_size, 'process')}"
+        print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {ran}")
         if found["saved"]:
             print(f"saved in {found['saved']}; go on with --resume")
     return INTERRUPTED if found["stopped"] else 0

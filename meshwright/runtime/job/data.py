@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,29 +12,50 @@ from torch import Tensor
 
 from meshwright.errors import RunError
 from meshwright.plan import Plan
+from meshwright.runtime.step.ranges import Range
 
 CHARACTERS = 128
 SAMPLES = 4096
 """How many samples of noise there are; a text has one for each character."""
 
+_WHOLE = ("int64", "int32")
 _SHIFTED = ("targets",)
 """Text inputs that hold the next character; any other holds the same."""
 
 
 class BuiltIn:
-    """Samples with the names, sizes and dtypes of a plan's batch; a function of their number alone."""
+    """Samples with the names, sizes and dtypes of a plan's batch; a function of their number alone. Whole numbers are
+    folded into the ranges that the model reads."""
 
-    def __init__(self, plan: Plan, settings: Mapping[str, Any], text: str | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        settings: Mapping[str, Any],
+        text: str | None = None,
+        ranges: Mapping[str, Range] = MappingProxyType({}),
+    ) -> None:
         self.entries = {name: (entry.shape[1:], entry.dtype) for name, entry in plan.inputs.items()}
-        vocabulary = settings.get("vocab", settings.get("vocab_size", 0))
-        self.classes = settings.get("classes", settings.get("num_labels")) or 2
-        self.seq = max((shape[0] for shape, dtype in self.entries.values() if dtype == "int64" and shape), default=0)
+        self.ranges = ranges
+        self.classes = settings.get("classes", settings.get("num_labels")) or self._targets() or 2
+        read = [(name, shape) for name, (shape, dtype) in self.entries.items() if dtype in _WHOLE and shape]
+        self.seq = max((shape[0] for _, shape in read), default=0)
         self.text = torch.zeros(0, dtype=torch.int64)
         if self.seq:
             self.text = _codes(text)
-            _check_text(self.text, vocabulary, self.seq, text)
+            _check_text(self.text, self.seq, text)
         elif text:
-            raise RunError(f"--data {text} for a model that reads {', '.join(self.entries)}", "a model that reads text")
+            raise RunError(
+                f"--data {text} for a model that reads {', '.join(self.entries)}",
+                "a model that reads text",
+                "leave --data out",
+            )
+        if text:
+            _check_vocabulary([self.ranges[name].count for name, _ in read if name in self.ranges])
+
+    def _targets(self) -> int | None:
+        """How many classes a target of one number for each sample has."""
+        found = [self.ranges[name] for name, (shape, _) in self.entries.items() if name in self.ranges and not shape]
+        return next((allowed.count for allowed in found if allowed.targets), None)
 
     def __len__(self) -> int:
         return len(self.text) - self.seq - 1 if self.seq else SAMPLES
@@ -56,10 +78,17 @@ class BuiltIn:
             return (noise + colours.view(-1, *(1,) * (len(shape) - 1))).to(kind) if shape else noise.to(kind)
         if "mask" in name:
             return torch.ones(shape, dtype=kind)
+        return self._inside(name, self._numbers(name, shape, index, label)).to(kind)
+
+    def _numbers(self, name: str, shape: tuple[int, ...], index: int, label: int) -> Tensor:
         if not shape:
-            return torch.tensor(label if "label" in name else index % 1000, dtype=kind)
+            told = "label" in name or (name in self.ranges and self.ranges[name].targets)
+            return torch.tensor(label if told else index % 1000)
         start = index + (name in _SHIFTED)
-        return self.text[start : start + shape[0]].to(kind).reshape(shape[0], *(1,) * (len(shape) - 1)).expand(shape)
+        return self.text[start : start + shape[0]].reshape(shape[0], *(1,) * (len(shape) - 1)).expand(shape)
+
+    def _inside(self, name: str, numbers: Tensor) -> Tensor:
+        return numbers % self.ranges[name].count if name in self.ranges else numbers
 
 
 def _codes(path: str | None) -> Tensor:
@@ -72,11 +101,17 @@ def _codes(path: str | None) -> Tensor:
     return torch.frombuffer(read, dtype=torch.uint8).long().clamp(max=CHARACTERS - 1) if read else torch.zeros(0)
 
 
-def _check_text(text: Tensor, vocabulary: int, seq: int, path: str | None) -> None:
-    if vocabulary < CHARACTERS:
-        raise RunError(
-            f"a vocabulary of {vocabulary}", f"at least {CHARACTERS}, for the characters of a text", "--set vocab=128"
-        )
+def _check_text(text: Tensor, seq: int, path: str | None) -> None:
     if len(text) < seq + 2:
         name = path or "the built-in text"
         raise RunError(f"{name} has {len(text)} characters", f"more than {seq + 1}, one sample", "use a longer text")
+
+
+def _check_vocabulary(counts: Sequence[int]) -> None:
+    """Of a text that the user gives, which is not to be folded."""
+    if min(counts, default=CHARACTERS) < CHARACTERS:
+        raise RunError(
+            f"--data for a vocabulary of {min(counts)}",
+            f"at least {CHARACTERS}, for the characters of a text",
+            f"build the model for {CHARACTERS} (of a family: --set vocab={CHARACTERS}), or leave --data out",
+        )

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.errors import RunError
+from meshwright.errors import RunError, counted
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -34,7 +34,7 @@ def check_against(args: argparse.Namespace, plan: Plan, world: int | None) -> No
     """Against a plan that is made. world: how many processes there are to be, where that has been said."""
     if world not in (None, plan.world_size):
         raise RunError(
-            f"{world} processes for a plan of {plan.world_size}",
+            f"{counted(world or 0, 'process')} for a plan of {plan.world_size}",
             "as many as the plan has",
             f"pass --nproc {plan.world_size}, or plan again for {world}",
         )

@@ -22,6 +22,7 @@ from meshwright.runtime.job.launch import end_with_parent
 from meshwright.runtime.job.progress import Progress
 from meshwright.runtime.state.checkpoint import load, save
 from meshwright.runtime.state.loader import Loader, loader
+from meshwright.runtime.step.ranges import ranges_of
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.runtime.weights.optimizers import make_optimizer
 
@@ -55,7 +56,8 @@ def train(job: Job) -> dict[str, Any]:
     reference = parse_reference(plan.model)
     trainer = _trainer(reference, plan, job)
     optimizer = make_optimizer(plan.optimizer, trainer.parameters(), job.lr)
-    data = loader(BuiltIn(plan, dict(reference.settings), job.data), plan, seed=job.seed)
+    samples = BuiltIn(plan, dict(reference.settings), job.data, ranges_of(trainer.program))
+    data = loader(samples, plan, seed=job.seed)
     losses: list[float] = []
     if job.resume:
         assert job.folder is not None

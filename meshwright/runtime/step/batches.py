@@ -95,11 +95,16 @@ class Batches:
             given = dict(zip(every, batch, strict=True))
         else:
             size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-            raise RunError(f"a batch that is a {type(batch).__name__}{size}", f"a tuple or dict of {names}")
+            raise RunError(
+                f"a batch that is a {type(batch).__name__}{size}",
+                f"a tuple or dict of {names}",
+                f"pass {len(every)} in this order, or a dict by these names",
+            )
         missing, unknown = set(self.names) - set(given), set(given) - set(every)
         if missing or unknown:
             wanted = ", ".join(self.names) or "nothing, on this rank"
-            raise RunError(f"a batch of {', '.join(map(str, given)) or 'nothing'}", wanted)
+            todo = "pass a dict with these names; others of the planned batch may be left out"
+            raise RunError(f"a batch of {', '.join(map(str, given)) or 'nothing'}", wanted, todo)
         return given
 
     def _parts(self, name: str, tensor: object, whole: bool) -> Sequence[Tensor]:

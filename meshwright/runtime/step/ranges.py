@@ -45,6 +45,11 @@ class Range:
     def width(self) -> tuple[bool, int, bool]:
         return not self.whole, self.count, self.ignored is not None
 
+    @property
+    def targets(self) -> bool:
+        """Whether they are the targets of a loss."""
+        return self.ignored is not None
+
     def check(self, name: str, tensor: Tensor) -> None:
         if not tensor.numel():
             return

@@ -14,11 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from meshwright.errors import RunError
 from meshwright.torch_compat import RecordingMode, storage_key, written_arguments
 
 CPU, META = torch.device("cpu"), torch.device("meta")
+
+_GIVEN = (torch.tensor, torch.as_tensor, torch.asarray)
+"""Functions whose numbers come from Python, by no operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,22 @@ class _Call:
     writes: frozenset[int]
 
 
+class _GivenNumbers(TorchFunctionMode):
+    """Calls `note(made, result)` for each tensor on the meta device that is made of Python's numbers."""
+
+    def __init__(self, note: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        result = func(*args, **given)
+        if func in _GIVEN and result.is_meta and not any(True for _ in _tensors([args, given])):
+            # At once: a list that is given may change later.
+            self._note(func(*args, **given | {"device": CPU}).detach(), result)
+        return result
+
+
 class Deferred:
     """A model on the meta device, and how each of its tensors is made."""
 
@@ -40,7 +60,7 @@ class Deferred:
         self.seed = seed
         self._calls: list[_Call] = []
         try:
-            with torch.device("meta"), RecordingMode(self._note):
+            with torch.device("meta"), RecordingMode(self._note), _GivenNumbers(self._note_given):
                 self.model = build()
         except (RuntimeError, NotImplementedError) as error:
             raise RunError(
@@ -52,10 +72,10 @@ class Deferred:
     def tensor(self, name: str, like: Tensor) -> Tensor:
         """The tensor that `like`, one of the model's, stands for."""
         calls = self._needed(storage_key(like))
-        if all(str(call.function).startswith("aten.empty") for call in calls):
+        if all(str(call.function).startswith("aten.empty") for call in calls) or not _complete(calls):
             raise RunError(
                 f"{name} is never initialised where the model is built on the meta device",
-                "a function that initialises every parameter",
+                "a function that initialises every parameter and buffer",
                 "build the model and pass it, or pass weights=",
             )
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -67,6 +87,10 @@ class Deferred:
         written = {storage_key(tensor) for tensor in (*results, *written_arguments(function, args, kwargs))}
         read = {storage_key(tensor) for tensor in _tensors([args, kwargs])}
         self._calls.append(_Call(function, args, kwargs, results, frozenset(read), frozenset(written)))
+
+    def _note_given(self, made: Tensor, result: Tensor) -> None:
+        """A copy each time: operators may change it in place."""
+        self._calls.append(_Call(made.clone, (), {}, (result,), frozenset(), frozenset([storage_key(result)])))
 
     def _needed(self, storage: int) -> list[_Call]:
         wanted, found = {storage}, []
@@ -92,6 +116,16 @@ class Deferred:
         made = leaf(like)
         assert isinstance(made, Tensor)
         return made.detach()
+
+
+def _complete(calls: list[_Call]) -> bool:
+    """Whether everything that is read on the meta device was made there by a call before."""
+    made: set[int] = set()
+    for call in calls:
+        if any(tensor.is_meta and storage_key(tensor) not in made for tensor in _tensors([call.args, call.kwargs])):
+            return False
+        made |= call.writes
+    return True
 
 
 def _map(tree: Any, change: Callable[[Any], Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, counted
 
 
 def balanced_cuts(weights: Sequence[float], stages: int, allowed: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -14,7 +14,7 @@ def balanced_cuts(weights: Sequence[float], stages: int, allowed: Sequence[int] 
     ends = sorted({end for end in (range(1, count) if allowed is None else allowed) if 0 < end < count} | {count})
     if not 1 <= stages <= len(ends):
         raise PlanError(
-            f"{stages} partitions of a model that can be cut in {len(ends)} pieces",
+            f"{counted(stages, 'partition')} of a model that can be cut in {counted(len(ends), 'piece')}",
             f"1 to {len(ends)}",
             "ask for fewer partitions, or cut the model into more modules",
         )

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, counted
 from meshwright.layout import I, Layout
 from meshwright.plan import Choice, FrontierPoint, Plan, Prediction, Stage, StagePrediction
 from meshwright.schedule import in_flight_of
@@ -26,7 +26,9 @@ from meshwright.solve.points import plan_points
 def equal_cuts(segments: int, stages: int) -> tuple[int, ...]:
     """Ends of so many runs of segments, as equal as can be."""
     if not 1 <= stages <= segments:
-        raise PlanError(f"{stages} stages of {segments} segments", f"1 to {segments}", "ask for fewer stages")
+        raise PlanError(
+            f"{counted(stages, 'stage')} of {counted(segments, 'segment')}", f"1 to {segments}", "ask for fewer stages"
+        )
     return tuple(segments * (number + 1) // stages for number in range(stages))
 
 
@@ -90,7 +92,7 @@ def recomputing(plan: Plan, program: Program, stages: Sequence[bool] | None = No
 def _check(program: Program, plans: Sequence[Plan], cuts: Sequence[int]) -> None:
     if len(plans) != len(cuts) or not cuts or list(cuts) != sorted(set(cuts)) or cuts[-1] != len(program.segments):
         raise PlanError(
-            f"cuts {list(cuts)} for {len(plans)} stages of {len(program.segments)} segments",
+            f"cuts {list(cuts)} for {counted(len(plans), 'stage')} of {counted(len(program.segments), 'segment')}",
             f"one rising number for each stage, the last {len(program.segments)}",
         )
     if len({(plan.batch, plan.microbatches, plan.optimizer, plan.precision) for plan in plans}) != 1:

@@ -8,11 +8,15 @@ from math import prod
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, counted
 from meshwright.plan.cutting import check_cut
 from meshwright.plan.units import show_bytes
 from meshwright.schedule import ORDERS
 from meshwright.solve.least import Smallest
+from meshwright.solve.pins import pinned_mesh
+
+FEWEST_RUNS = 2
+"""Of a stage, under `interleaved`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,17 @@ class PipelinePins:
     schedule: str | None
     rest: tuple[str, ...]
     sizes: tuple[int, ...] | None = None
+
+    @property
+    def pp(self) -> str:
+        """The pin of stages as it is written."""
+        return f"pp={'+'.join(map(str, self.sizes)) if self.sizes else self.stages}" if self.stages else ""
+
+    @property
+    def text(self) -> str:
+        """All of them."""
+        schedule = f"schedule={self.schedule}" if self.schedule else ""
+        return ", ".join(text for text in (self.pp, schedule, *self.rest) if text)
 
     @property
     def one_stage(self) -> bool:
@@ -59,19 +74,58 @@ def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
 
 def check_pins(asked: PipelinePins, program: Program, cluster: Cluster) -> None:
     """Each stage has a segment and a device, all devices have a stage, micro-batches divide the batch."""
-    if asked.stages is not None and asked.stages > min(len(program.segments), cluster.device_count):
+    segments, devices = len(program.segments), cluster.device_count
+    if asked.stages is not None and asked.stages > min(segments, devices):
         raise PlanError(
-            f"pin pp={asked.stages} for {len(program.segments)} segments on {cluster.device_count} devices",
-            f"at most {min(len(program.segments), cluster.device_count)} stages: each has a segment and a device",
+            f"pin {asked.pp} for {counted(segments, 'segment')} on {counted(devices, 'device')}",
+            f"at most {counted(min(segments, devices), 'stage')}: each has a segment and a device",
             "change the pin",
         )
-    if asked.sizes is not None and sum(asked.sizes) != cluster.device_count:
+    if asked.sizes is not None and sum(asked.sizes) != devices:
         raise PlanError(
-            f"pin pp={'+'.join(map(str, asked.sizes))} on {cluster.device_count} devices",
-            f"numbers that sum to {cluster.device_count}",
-            "change the pin",
+            f"pin {asked.pp} on {counted(devices, 'device')}", f"numbers that sum to {devices}", "change the pin"
         )
+    _check_axes(asked, devices)
+    if asked.schedule == "interleaved":
+        _check_interleaved(asked, segments, devices)
     _check_microbatches(asked, program.batch)
+
+
+def _check_axes(asked: PipelinePins, devices: int) -> None:
+    """Stages have the devices of a mesh that is pinned, and of axes that are a multiple."""
+    shape, stages = pinned_mesh(asked.rest), asked.stages or 2
+    axes = {key: int(size) for key, _, size in (text.partition("=") for text in asked.rest) if key in ("dp", "tp")}
+    each = prod(axes.values() if shape is None else shape)
+    if stages * each > devices or devices % each or (shape and asked.stages and stages * each < devices):
+        count = stages if asked.stages else "two or more"
+        needs = f"{count} stages of {each} each need {stages * each}"
+        raise PlanError(
+            f"no pipeline with {asked.text} on {counted(devices, 'device')}: "
+            f"{needs if shape else f'{count} stages of a multiple of {each} each'}",
+            f"stages that take {counted(devices, 'device')} together",
+            "change the pins or the cluster",
+        )
+    if shape and asked.sizes and set(asked.sizes) != {each}:
+        raise PlanError(
+            f"pins {asked.text}", f"stages of {counted(each, 'device')}, which the mesh has", "change one of the pins"
+        )
+
+
+def _check_interleaved(asked: PipelinePins, segments: int, devices: int) -> None:
+    """Stages are equal, and each has several runs of segments."""
+    stages = asked.stages or 2
+    if segments < FEWEST_RUNS * stages:
+        raise PlanError(
+            f"no pipeline with {asked.text} for a model of {counted(segments, 'segment')}",
+            f"at least {FEWEST_RUNS * stages} segments: each of {stages} stages has {FEWEST_RUNS} runs of them or more",
+            f"ask for another schedule{', fewer stages' if stages > 2 else ''} or a model of more segments",
+        )
+    if len(set(asked.sizes or ())) > 1 or (asked.stages and devices % asked.stages):
+        raise PlanError(
+            f"no pipeline with {asked.text} on {counted(devices, 'device')}",
+            "stages of as many devices each, which interleaved ones have",
+            "change the stages, or ask for another schedule",
+        )
 
 
 def _check_microbatches(asked: PipelinePins, batch: int) -> None:
@@ -84,22 +138,17 @@ def _check_microbatches(asked: PipelinePins, batch: int) -> None:
 def no_pipeline(
     asked: PipelinePins, cluster: Cluster, budget_bytes: int, least: Callable[[], Smallest | None]
 ) -> PlanError:
-    """Where nothing but a pipeline was wanted: there are not the devices, or not the memory. least: that does."""
-    wanted = [f"pp={asked.stages}"] if asked.stages else []
-    wanted += [f"schedule={asked.schedule}"] if asked.schedule else []
-    given, devices = ", ".join((*wanted, *asked.rest)), cluster.device_count
-    axes = {key: int(size) for key, _, size in (text.partition("=") for text in asked.rest) if key in ("dp", "tp")}
-    each, stages = prod(axes.values()), asked.stages or 2
-    if stages * each > devices or devices % each:
-        return PlanError(
-            f"no pipeline with {given} on {devices} devices: {stages} stages of a multiple of {each} each",
-            f"stages that take {devices} devices together",
-            "change the pins or the cluster",
-        )
+    """Where nothing but a pipeline was wanted: there is not the memory, or none in any. least: that does."""
     found = least()
+    if found is None:
+        return PlanError(
+            f"no pipeline with {asked.text} on {cluster.name}, whatever memory there is",
+            "pins and a batch that some stages can have",
+            "drop a pin or use more devices",
+        )
     return PlanError(
-        f"no pipeline with {given} fits on {cluster.name} in {budget_bytes:,} bytes ({show_bytes(budget_bytes)}) "
+        f"no pipeline with {asked.text} fits on {cluster.name} in {budget_bytes:,} bytes ({show_bytes(budget_bytes)}) "
         "per device",
-        found.beside(budget_bytes) if found else "pins and a batch that some stages can have",
-        f"{'raise the memory limit, ' if found else ''}drop a pin or use more devices",
+        found.beside(budget_bytes),
+        "raise the memory limit, drop a pin or use more devices",
     )

@@ -23,7 +23,7 @@ from meshwright.simulate import Transfer
 from meshwright.solve.pipeline.fit import NEARLY, fitted
 from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import Offer, offers, with_levels
-from meshwright.solve.pipeline.pins import PipelinePins, check_pins
+from meshwright.solve.pipeline.pins import FEWEST_RUNS, PipelinePins, check_pins
 from meshwright.solve.pipeline.placing import crossings, parts_of
 from meshwright.solve.pipeline.plan import fully_predicted, pipeline_plan, relayed
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
@@ -39,7 +39,7 @@ SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
 
 LOOSE = 1.2
 """Of the memory there is, what the stage programme may use where nothing fits otherwise."""
-INTERLEAVE = (2, 3, 4, 8)
+INTERLEAVE = (FEWEST_RUNS, 3, 4, 8)
 """Runs a stage, under `interleaved`."""
 
 SAMPLES = 4

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, counted
 from meshwright.simulate import Timeline
 from meshwright.solve.stages.bound import Bound
 from meshwright.solve.stages.interleaved import Interleaved, interleavings
@@ -156,8 +156,8 @@ def check_method(method: str) -> None:
 def _why(problem: StageProblem) -> str:
     memory = max(mesh.memory_bytes for mesh in problem.meshes)
     return (
-        f"no pipeline of {problem.segments} segments on {' + '.join(map(str, problem.devices))} devices fits into "
-        f"{memory:,} bytes each"
+        f"no pipeline of {counted(problem.segments, 'segment')} on {' + '.join(map(str, problem.devices))} devices "
+        f"fits into {memory:,} bytes each"
     )
 
 

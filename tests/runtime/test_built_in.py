@@ -1,0 +1,63 @@
+"""Data for a first run lies in the ranges that the model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from captures import capture
+from torch import Tensor, nn
+
+from meshwright.cluster import load_cluster
+from meshwright.errors import RunError
+from meshwright.runtime.job.data import BuiltIn
+from meshwright.runtime.step.ranges import ranges_of
+from meshwright.solve.plan import make_plan
+
+
+class Tagger(nn.Module):
+    """Eleven words, five tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(11, 4), nn.Linear(4, 5)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.words(words)).transpose(1, 2)
+
+
+def built_in(model: nn.Module, batch: dict[str, Tensor], text: str | None = None) -> BuiltIn:
+    program = capture(model, batch, nn.functional.cross_entropy)
+    return BuiltIn(make_plan(program, load_cluster("local:1")), {}, text, ranges_of(program))
+
+
+def classifier() -> tuple[nn.Module, dict[str, Tensor]]:
+    return nn.Linear(8, 3), {"input": torch.randn(4, 8), "target": torch.randint(0, 3, (4,))}
+
+
+def tagger() -> tuple[nn.Module, dict[str, Tensor]]:
+    return Tagger(), {"words": torch.randint(0, 11, (4, 6)), "target": torch.randint(0, 5, (4, 6))}
+
+
+@pytest.mark.parametrize(
+    ("make", "counts"), [(classifier, {"target": 3}), (tagger, {"words": 11, "target": 5})], ids=("classes", "words")
+)
+def test_whole_numbers_lie_inside(
+    make: Callable[[], tuple[nn.Module, dict[str, Tensor]]], counts: dict[str, int]
+) -> None:
+    model, batch = make()
+    data = built_in(model, batch)
+    samples = [data[index] for index in range(200)]
+    for name, count in counts.items():
+        found = torch.stack([sample[name] for sample in samples])
+        assert found.dtype == torch.int64
+        assert found.unique().tolist() == list(range(count))
+
+
+def test_a_text_that_is_given_is_not_folded(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a text of one's own")
+    with pytest.raises(RunError, match="--data for a vocabulary of 5") as refused:
+        built_in(*tagger(), str(tmp_path / "text"))
+    assert refused.value.todo
