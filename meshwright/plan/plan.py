@@ -13,7 +13,7 @@ import msgspec
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
-from meshwright.errors import PlanError
+from meshwright.errors import ClusterError, PlanError
 from meshwright.layout import Layout
 from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.plan.frontier import Choice
@@ -161,7 +161,8 @@ class Plan:
         if schema is None:
             raise PlanError(f"{source} is not a plan: no field schema", "JSON written by `meshwright plan -o`")
         if schema != SCHEMA:
-            raise PlanError(f"{source} has schema {schema}", f"schema {SCHEMA}", "make the plan again")
+            given = f"the text {schema!r}" if isinstance(schema, str) else schema
+            raise PlanError(f"{source} has schema {given}", f"the number {SCHEMA}", "undo the edit, or plan again")
         try:
             plan = msgspec.json.decode(text, type=cls)
         except msgspec.ValidationError as error:
@@ -209,8 +210,12 @@ class Plan:
         for index, choice in enumerate(self.segments):
             if not 0 <= choice < len(self.choices):
                 raise PlanError(f"segments[{index}] is {choice}", f"0 to {len(self.choices) - 1}")
-        for stage in self.stages:
-            stage.mesh.verify()
+        for number, stage in enumerate(self.stages):
+            try:
+                stage.mesh.verify()
+            except ClusterError as error:
+                given = f"stages[{number}].mesh: {error.given}"
+                raise PlanError(given, error.expected, "undo the edit, or plan again") from error
         for field_name, text, axes in self._layouts():
             if len(Layout.parse(text).states) not in axes:
                 wanted = " or ".join(map(str, sorted(axes)))

@@ -53,6 +53,7 @@ UP = "layers.0.up.weight"
         (lambda p: p["choices"][-1].update(outputs=["[P]"]), "loss"),
         (lambda p: p["choices"][1].update(graph=0), "graph is 0"),
         (lambda p: p["choices"][1].update(recompute=["nonsense~2"]), ".offload names nonsense~2"),
+        (lambda p: p["choices"][0].update(offload=["tokens"]), r"choices[0].offload names tokens"),
         (lambda p: p.update(schedule="gpipe"), "schedule is 'gpipe'"),
         (lambda p: p["stages"][0]["prologue"].update(outputs=["[I]"]), "prologue has 0 inputs and 1 outputs"),
         (lambda p: p["stages"][0]["prologue"]["strategies"].update(cos="zz"), "strategies.cos"),
