@@ -73,10 +73,12 @@ class Plan:
         """What another plan decides differently."""
         from meshwright.plan.diff import diff
 
+        _check_type("Plan.diff", other, Plan, "give a plan that mw.plan made or Plan.load read")
         return diff(self, other)
 
     def price(self, program: Program) -> Plan:
         """The same plan with its prediction made anew from what it decides: what an edit costs."""
+        _check_type("Plan.price", program, Program, "give what mw.capture(model, batch, loss) gives")
         priced: Plan = import_module("meshwright.solve.reprice").reprice(self, program)  # solve stands after plan
         return priced
 
@@ -266,3 +268,8 @@ class Plan:
 
     def with_prediction(self, **changes: Any) -> Plan:
         return replace(self, predicted=replace(self.predicted, **changes))
+
+
+def _check_type(call: str, given: object, wanted: type, todo: str) -> None:
+    if not isinstance(given, wanted):
+        raise PlanError(f"{call} of a {type(given).__name__}", f"a {wanted.__name__}", todo)
