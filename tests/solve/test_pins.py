@@ -35,6 +35,7 @@ def gpt() -> Program:
         (("tokens.weight=R",), "S(dim) or I"),
         (("tokens.weight=S(2)",), "for tokens.weight of shape"),
         (("foo=2",), "one of pp=2"),
+        (("*.up.weight=S(0)", "layers.0.up.weight=S(1)"), "pins *.up.weight=S(0) and layers.0.up.weight=S(1)"),
     ],
 )
 def test_pins_that_cannot_be_are_refused_by_name(pins: tuple[str, ...], fault: str) -> None:
@@ -103,6 +104,11 @@ def test_storage_can_be_pinned_by_name() -> None:
     plan = make_plan(program, load_cluster("local:2"), pins=("layers.*.up.weight=S(1)",))
     stored = {name: entry.storage for name, entry in plan.parameters.items() if name.endswith(".up.weight")}
     assert stored == {"layers.0.up.weight": "[S(1)]", "layers.1.up.weight": "[S(1)]"}
+
+
+def test_two_pins_may_say_the_same_of_a_parameter() -> None:
+    plan = make_plan(gpt(), load_cluster("local:2"), pins=("*.up.weight=S(0)", "layers.0.up.weight=[S(0)]"))
+    assert plan.parameters["layers.0.up.weight"].storage == "[S(0)]"
 
 
 def test_a_batch_that_does_not_divide_is_refused_not_replicated() -> None:
