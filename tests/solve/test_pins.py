@@ -46,6 +46,34 @@ def test_pins_that_cannot_be_are_refused_by_name(pins: tuple[str, ...], fault: s
     assert any(pin.split("=")[0] in str(caught.value) for pin in pins)
 
 
+@pytest.mark.parametrize(
+    ("pins", "given"),
+    [
+        (("mesh=4", "dp=2"), "pins mesh=4 and dp=2"),
+        (("mesh=4", "tp=2"), "pins mesh=4 and tp=2"),
+        (("*.up.weight=S(0) on tp", "tp=1"), "pins '*.up.weight=S(0) on tp' and tp=1"),
+        (("*.up.weight=S(0) on dp", "mesh=2x2", "dp=4"), "pin '*.up.weight=S(0) on dp' with dp=4 over axes of 2x2"),
+        (("sp=on", "tp=1"), "pins sp=on and tp=1 on 4 devices"),
+        (("sp=on", "dp=4"), "pins sp=on and dp=4 on 4 devices"),
+    ],
+)
+def test_pins_that_contradict_each_other_are_both_named(pins: tuple[str, ...], given: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        make_plan(gpt(), load_cluster("local:4"), pins=pins)
+    assert caught.value.given == given
+    assert caught.value.todo.startswith(("change", "drop"))
+
+
+@pytest.mark.parametrize(
+    ("pin", "todo"),
+    [("*.up.weight=S(0) on tp", "add a pin such as tp=2"), ("*.up.weight=S(0) on foo", "correct the pin")],
+)
+def test_storage_on_an_axis_that_no_pin_names(pin: str, todo: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        make_plan(gpt(), load_cluster("local:2"), pins=(pin,))
+    assert caught.value.todo == todo
+
+
 def test_a_misspelt_pin_is_refused_before_torch_is_there() -> None:
     words = "import sys; from meshwright.solve.pin_spelling import check_spelling; assert 'torch' not in sys.modules; "
     words += "check_spelling(['dp=x'])"
