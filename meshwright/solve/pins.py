@@ -85,6 +85,11 @@ def pinned_mesh(texts: Iterable[str]) -> tuple[int, ...] | None:
     return None
 
 
+def pinned_devices(texts: Iterable[str]) -> int:
+    """A plan of one stage has a multiple of so many devices: the axes that are asked for."""
+    return prod(int(value) for key, value in map(split_pin, texts) if key in ("dp", "tp"))
+
+
 def parse_pins(texts: Iterable[str], mesh: Mesh) -> Pins:
     """The first of `pin_readings`."""
     return pin_readings(texts, mesh)[0]
