@@ -13,7 +13,7 @@ import msgspec
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
-from meshwright.errors import ClusterError, PlanError
+from meshwright.errors import ClusterError, LayoutError, PlanError
 from meshwright.layout import Layout
 from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.plan.frontier import Choice
@@ -219,9 +219,15 @@ class Plan:
                 given = f"stages[{number}].mesh: {error.given}"
                 raise PlanError(given, error.expected, "undo the edit, or plan again") from error
         for field_name, text, axes in self._layouts():
-            if len(Layout.parse(text).states) not in axes:
+            try:
+                count = len(Layout.parse(text))
+            except LayoutError as error:
+                raise PlanError(f"{field_name} is {text!r}", error.expected, "undo the edit") from error
+            if count not in axes:
                 wanted = " or ".join(map(str, sorted(axes)))
-                raise PlanError(f"{field_name} is {text}", f"one state for each of the {wanted} mesh axes")
+                raise PlanError(
+                    f"{field_name} is {text}", f"one state for each of the {wanted} mesh axes", "undo the edit"
+                )
         self._check_ranks()
 
     def _layouts(self) -> Iterator[tuple[str, str, set[int]]]:

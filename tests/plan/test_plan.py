@@ -12,7 +12,7 @@ from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
-from meshwright.errors import LayoutError, PlanError
+from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes, show_bytes, show_seconds
 from meshwright.solve.plan import make_plan
@@ -51,6 +51,8 @@ def edited(plan: Plan, change: Any) -> bytes:
         (lambda p: p["segments"].__setitem__(0, 77), r"segments\[0\] is 77"),
         (lambda p: p["choices"][0].update(outputs=["[I, I]"]), r"choices\[0\].outputs"),
         (lambda p: p["stages"][0].update(end=1), "stages cover"),
+        (lambda p: p["stages"][0]["mesh"].update(ranks=[0, 0]), r"stages\[0\].mesh: ranks are \[0, 0\] on axes of 2"),
+        (lambda p: p["stages"][0]["mesh"]["axes"][0]["hops"][0].update(size=1), r"stages\[0\].mesh: .* has size 1"),
         (lambda p: p.update(batch=0), "batch is 0"),
         (lambda p: p["choices"][-1].update(chunks=-1), r"choices\[2\].chunks is -1"),
         (lambda p: p["choices"][-1].update(chunks=7), r"choices\[2\].chunks is 7"),
@@ -109,7 +111,7 @@ def test_a_preset_with_other_devices_is_not_taken_for_it() -> None:
 
 
 def test_a_layout_that_is_none_is_refused(plan: Plan) -> None:
-    with pytest.raises(LayoutError, match="Q"):
+    with pytest.raises(PlanError, match=r"choices\[0\].outputs is '\[Q\]'"):
         Plan.from_json(edited(plan, lambda p: p["choices"][0].update(outputs=["[Q]"])))
 
 

@@ -50,6 +50,10 @@ UP = "layers.0.up.weight"
         (lambda p: p["inputs"]["tokens"].update(dtype="float33"), "float33"),
         (lambda p: p["choices"][1]["strategies"].update(nothing="-"), "nothing"),
         (lambda p: p["choices"][1]["strategies"].update(linear="zz"), "linear"),
+        (
+            lambda p: p["choices"][1]["strategies"].pop("linear"),
+            "choices[].strategies of graph 1 has none for op linear",
+        ),
         (lambda p: p["choices"][-1].update(outputs=["[P]"]), "loss"),
         (lambda p: p["choices"][1].update(graph=0), "graph is 0"),
         (lambda p: p["choices"][1].update(recompute=["nonsense~2"]), ".offload names nonsense~2"),
