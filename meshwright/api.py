@@ -34,14 +34,22 @@ def plan(
         raise PlanError(
             f"global_batch {global_batch!r}", "a whole number of samples, at least 1", "give a larger batch"
         )
-    found = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    check_words(pins := (pins,) if isinstance(pins, str) else tuple(pins), found)
+    found = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    check_words(pins := _texts(pins), found)
     program = capture(model, batch, loss, precision=precision)
     if global_batch is not None:
         program = program.at_batch(global_batch)
     return make_plan(
         program, found, memory_bytes=parse_bytes(memory), optimizer=optimizer, precision=precision, pins=pins
     )
+
+
+def _texts(pins: str | Iterable[str]) -> tuple[str, ...]:
+    if isinstance(pins, str):
+        return (pins,)
+    if not isinstance(pins, Iterable):
+        raise PlanError(f"pins={pins!r}", 'text such as "tp=2", or a list of such', "correct it, or give no pins")
+    return tuple(pins)
 
 
 __all__ = ["plan", "profile"]

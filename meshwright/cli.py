@@ -38,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             import_module(module).add_parser(subparsers)
         else:
             subparsers.add_parser(name, help=summary)
-    parsed = parser.parse_args(arguments)
+    parsed, more = parser.parse_known_args(arguments)
+    if more and ("names" not in parsed or any(word.startswith("-") for word in more)):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:  # argparse takes names only where they stand together
+        parsed.names = [*parsed.names, *more]
     try:
         return int(parsed.run(parsed))
     except MeshwrightError as error:

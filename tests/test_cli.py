@@ -94,3 +94,19 @@ def test_a_failing_rank_ends_the_run_with_its_message(capfd: pytest.CaptureFixtu
     shown = capfd.readouterr().err
     assert "a vocabulary of 64" in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("plan", "mlp", "-o"),
+        ("plan", "mlp", "--json"),
+        ("frontier", "mlp", "--json"),
+        ("simulate", "p.json", "--trace"),
+    ],
+)
+def test_a_folder_that_is_not_there_is_refused_at_once(
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*argv, "/nonexistent/x"]) == 2
+    assert f"{argv[-1]} /nonexistent/x: no folder /nonexistent" in capsys.readouterr().err

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from meshwright.cluster.frozen import HashedOnce
 from meshwright.errors import ClusterError
 
+DEVICE_KINDS = ("cuda", "cpu")
+
 # A dtype the hardware has no unit for is computed in the next wider one that it has.
 _FALLBACK = {"float8": "bfloat16", "bfloat16": "float32", "float16": "float32", "tf32": "float32"}
 
@@ -80,6 +82,8 @@ class Device(HashedOnce):
         return self.memory_bytes - self.reserve_bytes
 
     def verify(self) -> None:
+        if self.kind not in DEVICE_KINDS:
+            raise ClusterError(f"device {self.name}: kind is {self.kind!r}", " or ".join(DEVICE_KINDS), "correct it")
         figures = {
             "memory_bytes": self.memory_bytes,
             "memory_bandwidth": self.memory_bandwidth,

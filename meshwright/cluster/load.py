@@ -16,7 +16,11 @@ _MOST_HOSTS = 100_000
 def load_cluster(text: str | PathLike[str]) -> Cluster:
     """`local`, `local:3` (3 processes), `dgx-h100:32` (32 hosts), or a path to a TOML file."""
     if not isinstance(text, str | PathLike):
-        raise ClusterError(f"a cluster given as {text!r}", "a preset's name, or the path of a .toml file")
+        raise ClusterError(
+            f"a cluster given as {text!r}",
+            "a preset's name, or the path of a .toml file",
+            "write local:2 or dgx-h100:4",
+        )
     text = fspath(text)
     if text.endswith(".toml"):
         try:

@@ -173,7 +173,11 @@ class Mesh(HashedOnce):
         for axis in self.axes + self.flat:
             for hop in (hop for hops in axis.kinds for hop in hops):
                 if hop.size < 2 or hop.latency_s < 0 or not hop.bandwidth > 0 or hop.behind < 0:
-                    raise ClusterError(f"mesh axis {axis.name}: bad hop {hop}", "size > 1, positive bandwidth")
+                    given = f"mesh axis {axis.name}: its hop by {hop.level} has size {hop.size}, "
+                    given += f"latency_s {hop.latency_s}, bandwidth {hop.bandwidth}, behind {hop.behind}"
+                    expected = "size 2 or more, positive bandwidth, no negative latency_s or behind"
+                    raise ClusterError(given, expected, "correct it")
         if len(self.ranks) != self.world_size or len(set(self.ranks)) != len(self.ranks):
-            raise ClusterError(f"mesh of {self.sizes} lists ranks {self.ranks}", f"{self.world_size} different")
+            given = f"ranks are {list(self.ranks)} on axes of {'x'.join(map(str, self.sizes))}"
+            raise ClusterError(given, f"{self.world_size} different ranks", "correct the ranks or the axes' sizes")
         self.device.verify()

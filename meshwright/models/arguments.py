@@ -26,3 +26,13 @@ def reference_of(args: argparse.Namespace) -> Reference:
     if sequence and any(setting.startswith("seq=") for setting in args.set):
         raise ModelError(f"--seq {args.seq} and --set seq=...", "one of the two", "drop one")
     return parse_reference(args.model, [*args.set, *sequence])
+
+
+def check_folder(option: str, path: str | None) -> None:
+    """Refuses at once what could not be written after minutes."""
+    from pathlib import Path
+
+    from meshwright.errors import ModelError
+
+    if path and path != "-" and not (folder := Path(path).parent).is_dir():
+        raise ModelError(f"{option} {path}: no folder {folder}", "a folder that is there", "make it, or name another")

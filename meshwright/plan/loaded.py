@@ -32,6 +32,9 @@ UNDO = "undo the edit, or plan again"
 def check_loaded(plan: Plan) -> None:
     """Raises PlanError with the field."""
     _check_words(plan)
+    _check_rules(plan)
+    _check_relayed(plan)
+    _check_order(plan)
     _check_states(plan)
     _check_chunks(plan)
     _check_predicted(plan)
@@ -48,6 +51,26 @@ def _check_words(plan: Plan) -> None:
         count = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
         raise PlanError(f"schedule is {plan.schedule!r} with {count}", " or ".join(orders), UNDO)
     import_module("meshwright.price.parameter").check_optimizer(plan.optimizer)  # price stands after plan
+
+
+def _check_rules(plan: Plan) -> None:
+    tiers = import_module("meshwright.rules.rule").TIERS  # rules stand after plan
+    if unknown := [name for name in plan.rules if name not in tiers]:
+        raise PlanError(f"rules names {', '.join(unknown)}", f"of {', '.join(tiers)}", UNDO)
+
+
+def _check_relayed(plan: Plan) -> None:
+    if plan.relayed and len(plan.stages) == 1:
+        raise PlanError(f"relayed is {list(plan.relayed)} with 1 stage", "none: values go to no other stage", UNDO)
+    if any(not 0 <= segment < len(plan.segments) for segment in plan.relayed):
+        raise PlanError(f"relayed is {list(plan.relayed)}", f"segments from 0 to {len(plan.segments) - 1}", UNDO)
+
+
+def _check_order(plan: Plan) -> None:
+    if plan.order and len(plan.stages) > 1:
+        raise PlanError(f"order has {len(plan.order)} steps with {len(plan.stages)} stages", "none", UNDO)
+    if plan.order:
+        import_module("meshwright.schedule.nested").parse_order(plan.order, len(plan.segments))  # stands after plan
 
 
 def _check_states(plan: Plan) -> None:

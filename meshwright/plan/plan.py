@@ -13,7 +13,7 @@ import msgspec
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
-from meshwright.errors import PlanError, counted
+from meshwright.errors import ClusterError, LayoutError, PlanError, counted
 from meshwright.layout import Layout
 from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.plan.frontier import Choice
@@ -73,10 +73,12 @@ class Plan:
         """What another plan decides differently."""
         from meshwright.plan.diff import diff
 
+        _check_type("Plan.diff", other, Plan, "give a plan that mw.plan made or Plan.load read")
         return diff(self, other)
 
     def price(self, program: Program) -> Plan:
         """The same plan with its prediction made anew from what it decides: what an edit costs."""
+        _check_type("Plan.price", program, Program, "give what mw.capture(model, batch, loss) gives")
         priced: Plan = import_module("meshwright.solve.reprice").reprice(self, program)  # solve stands after plan
         return priced
 
@@ -161,7 +163,8 @@ class Plan:
         if schema is None:
             raise PlanError(f"{source} is not a plan: no field schema", "JSON written by `meshwright plan -o`")
         if schema != SCHEMA:
-            raise PlanError(f"{source} has schema {schema}", f"schema {SCHEMA}", "make the plan again")
+            given = f"the text {schema!r}" if isinstance(schema, str) else schema
+            raise PlanError(f"{source} has schema {given}", f"the number {SCHEMA}", "undo the edit, or plan again")
         try:
             plan = msgspec.json.decode(text, type=cls)
         except msgspec.ValidationError as error:
@@ -210,12 +213,22 @@ class Plan:
         for index, choice in enumerate(self.segments):
             if not 0 <= choice < len(self.choices):
                 raise PlanError(f"segments[{index}] is {choice}", f"0 to {len(self.choices) - 1}")
-        for stage in self.stages:
-            stage.mesh.verify()
+        for number, stage in enumerate(self.stages):
+            try:
+                stage.mesh.verify()
+            except ClusterError as error:
+                given = f"stages[{number}].mesh: {error.given}"
+                raise PlanError(given, error.expected, "undo the edit, or plan again") from error
         for field_name, text, axes in self._layouts():
-            if len(Layout.parse(text).states) not in axes:
+            try:
+                count = len(Layout.parse(text))
+            except LayoutError as error:
+                raise PlanError(f"{field_name} is {text!r}", error.expected, "undo the edit") from error
+            if count not in axes:
                 wanted = " or ".join(map(str, sorted(axes)))
-                raise PlanError(f"{field_name} is {text}", f"one state for each of the {wanted} mesh axes")
+                raise PlanError(
+                    f"{field_name} is {text}", f"one state for each of the {wanted} mesh axes", "undo the edit"
+                )
         self._check_ranks()
 
     def _layouts(self) -> Iterator[tuple[str, str, set[int]]]:
@@ -262,3 +275,8 @@ class Plan:
 
     def with_prediction(self, **changes: Any) -> Plan:
         return replace(self, predicted=replace(self.predicted, **changes))
+
+
+def _check_type(call: str, given: object, wanted: type, todo: str) -> None:
+    if not isinstance(given, wanted):
+        raise PlanError(f"{call} of a {type(given).__name__}", f"a {wanted.__name__}", todo)

@@ -125,9 +125,21 @@ def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGr
     if unknown:
         given = f"{field}.recompute, .keep or .offload names {', '.join(unknown)}"
         raise PlanError(given, "values of the segment, or `op~0` for what else an op makes", "undo the edit")
+    _check_offload(choice, field, graph)
     extra = sorted(set(choice.strategies) - {op.name for op in graph.ops})
     if extra:
         raise PlanError(f"{field}.strategies names {', '.join(extra)}", "ops of the segment", "undo the edit")
+
+
+def _check_offload(choice: Choice, field: str, graph: SegmentGraph) -> None:
+    """What waits on the host is the segment's own, and kept."""
+    replaced = {buffer for buffer, _ in graph.updates}
+    stay = {value.name for value in (*graph.commons, *graph.params, *graph.buffers)} - replaced
+    wrong = [name for name in choice.offload if name in stay or name in choice.recompute]
+    if wrong:
+        given = f"{field}.offload names {', '.join(wrong)}"
+        expected = "values that the segment makes or is handed, and keeps: no weights, batch or buffers"
+        raise PlanError(given, expected, "undo the edit, or plan again")
 
 
 def _check_handover(

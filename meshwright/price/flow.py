@@ -95,7 +95,8 @@ def flow(
 def _read(op: Op, values: Mapping[str, Value], choice: Choice, mesh: Mesh, at: tuple[int, ...] | None) -> Strategy:
     text = choice.strategies.get(op.name)
     if text is None:
-        raise PlanError(f"the plan has no strategy for op {op.name}", "one for each op of the segment")
+        given = f"choices[].strategies of graph {choice.graph} has none for op {op.name}"
+        raise PlanError(given, "one for each op of the segment", "undo the edit, or plan again")
     try:
         return strategy(op, values, mesh, text, at=at)
     except RuleError as error:

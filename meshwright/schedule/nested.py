@@ -19,6 +19,8 @@ Steps = tuple[tuple[str, int], ...]
 Reads = Sequence[tuple[int, int]]
 """(segment that makes a value, segment that reads it)."""
 
+RUNS = "passes, then one forward, then one backward of each segment"
+
 
 def parse_order(order: Sequence[str], segments: int) -> Steps:
     """Raises PlanError where a segment is not run forward and backward once each, in this order."""
@@ -27,16 +29,17 @@ def parse_order(order: Sequence[str], segments: int) -> Steps:
     for text in order:
         kind, _, number = text.partition(" ")
         if kind not in ("pass", "forward", "backward") or not number.isdigit() or int(number) >= segments:
-            raise PlanError(f"step {text!r} of the order", "one such as `pass 0` or `backward 3`", "undo the edit")
+            last = f"`backward {segments - 1}`"
+            raise PlanError(f"order has the step {text!r}", f"one such as `pass 0` or {last}", "undo the edit")
         segment = int(number)
         wanted = {"pass": (0,), "forward": (0,), "backward": (1,)}[kind]
         if ran.get(segment, 0) not in wanted:
-            raise PlanError(f"step {text!r} of the order", "passes, one forward and one backward of each segment")
+            raise PlanError(f"order has the step {text!r}, out of turn", RUNS, "undo the edit")
         ran[segment] = ran.get(segment, 0) + (kind != "pass")
         found.append((kind, segment))
     missing = [segment for segment in range(segments) if ran.get(segment, 0) != 2]
     if missing:
-        raise PlanError(f"an order without segment {missing[0]}", "one forward and one backward of each segment")
+        raise PlanError(f"order lacks segment {missing[0]}", RUNS, "undo the edit")
     return tuple(found)
 
 
@@ -51,7 +54,8 @@ def drops(steps: Steps, reads: Reads) -> list[list[int]]:
         if kind != "backward":
             missing = [maker for maker, reader in reads if reader == segment and maker not in there]
             if missing:
-                raise PlanError(f"`{kind} {segment}` of the order", f"what segment {missing[0]} makes, before it")
+                expected = f"what segment {missing[0]} makes, before it"
+                raise PlanError(f"order has the step '{kind} {segment}'", expected, "undo the edit")
             there.add(segment)
         gone = [maker for maker in there if not _read_later(maker, steps[at + 1 :], readers.get(maker, set()))]
         there -= set(gone)

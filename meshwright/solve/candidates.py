@@ -16,6 +16,7 @@ from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.frontier import Frontier, most_alive
 from meshwright.solve.intra.space import KnownOps
+from meshwright.solve.pin_spelling import check_spelling
 from meshwright.solve.pins import FREE, Pins, pin_readings, pinned_mesh, with_roles
 from meshwright.solve.search import Candidate
 
@@ -102,11 +103,22 @@ def _skips(mesh: Mesh, pins: Pins) -> Iterator[tuple[bool, ...]]:
     return product(*((True,) if axis in pins.dp_axes else (True, False) for axis in range(len(mesh.axes))))
 
 
-def tight_candidate(program: Program, cluster: Cluster, setting: Setting) -> Candidate:
-    """A mesh of hosts by devices of a host: where weights and activations can be cut most."""
+def tight_candidates(program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting) -> list[Candidate]:
+    """A mesh of hosts by devices of a host, where weights and activations can be cut most; those of few axes that pins
+    allow, where they speak of axes. None where the pins cannot be had on the cluster."""
+    try:
+        check_spelling(pins, cluster)
+        return candidates_on(program, _tight_meshes(cluster, pins), pins, setting)
+    except PlanError:
+        return []
+
+
+def _tight_meshes(cluster: Cluster, pins: tuple[str, ...]) -> list[Mesh]:
+    if any(text.startswith(("dp=", "tp=", "mesh=")) for text in pins):
+        return allowed_meshes(cluster, pins, FREE)
     inner = per_host(cluster)
     shape = (cluster.device_count // inner, inner) if inner < cluster.device_count else (inner,)
-    return _candidate(program, cluster.mesh(shape), Pins(), setting)
+    return [cluster.mesh(shape)]
 
 
 def _candidate(

@@ -31,6 +31,8 @@ def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None
     texts = tuple(texts)
     given: dict[str, str] = {}
     for text in texts:
+        if not isinstance(text, str):
+            raise PlanError(f"pin {text!r} is no text", f"`name=value`: {_known()}", "correct the pin")
         key, _, value = text.partition("=")
         if not value:
             raise PlanError(f"pin {text!r}", f"`name=value`: {_known()}", "correct the pin")

@@ -23,7 +23,8 @@ def check_words(texts: Iterable[str], cluster: Cluster | None = None) -> None:
 
 
 def check_storage(texts: Iterable[str], program: Program) -> None:
-    """Refuses storage of parameters that the model has not, or of dims that they have not."""
+    """Refuses storage of parameters that the model has not, or of dims that they have not, or two of one parameter."""
+    pinned: dict[str, tuple[str, object]] = {}
     for text in texts:
         key, _, value = text.partition("=")
         layout = storage_layout(value) if key not in WORDS else None
@@ -35,7 +36,12 @@ def check_storage(texts: Iterable[str], program: Program) -> None:
             raise PlanError(
                 f"pin {text} matches no parameter", f"a pattern over names such as {names}", "correct the pin"
             )
+        said = layout, value.partition(" on ")[2]
         for parameter in matching:
+            other, same = pinned.setdefault(parameter.name, (text, said))
+            if same != said:
+                given = f"pins {other} and {text}, which both match {parameter.name}"
+                raise PlanError(given, "one storage for each parameter", "drop one of them, or let them match others")
             deep = [state.dim for state in layout if state.dim is not None and state.dim >= len(parameter.type.sizes)]
             if deep:
                 raise PlanError(

@@ -85,6 +85,11 @@ def pinned_mesh(texts: Iterable[str]) -> tuple[int, ...] | None:
     return None
 
 
+def pinned_devices(texts: Iterable[str]) -> int:
+    """A plan of one stage has a multiple of so many devices: the axes that are asked for."""
+    return prod(int(value) for key, value in map(split_pin, texts) if key in ("dp", "tp"))
+
+
 def parse_pins(texts: Iterable[str], mesh: Mesh) -> Pins:
     """The first of `pin_readings`."""
     return pin_readings(texts, mesh)[0]
@@ -96,7 +101,7 @@ def pin_readings(texts: Iterable[str], mesh: Mesh) -> list[Pins]:
     Refuses what contradicts the mesh or another pin, by name. Their words were checked before: `pin_words`.
     """
     texts = tuple(texts)
-    given = dict(_split(text) for text in texts)
+    given = dict(split_pin(text) for text in texts)
     if len(given) < len(texts):
         raise PlanError(f"pins {', '.join(texts)}", "each name once", "drop one of them")
     numbers = {key: int(value) for key, value in given.items() if key in NUMBERS}
@@ -108,9 +113,11 @@ def pin_readings(texts: Iterable[str], mesh: Mesh) -> list[Pins]:
         if dp not in (None, mesh.world_size):
             raise no_room({"dp": dp, "tp": 1}, mesh.world_size)
         dp = mesh.world_size
-    for dp_axes in _axes(mesh, "dp", dp, ()):
+    if sequence and dp == mesh.world_size:
+        raise _no_sequence([f"{key}={numbers[key]}" for key in ("dp", "tp") if key in numbers], mesh.world_size)
+    for dp_axes in _axes(mesh, "dp", dp, (), given.get("mesh")):
         try:
-            for tp_axes in _axes(mesh, "tp", numbers.get("tp"), dp_axes):
+            for tp_axes in _axes(mesh, "tp", numbers.get("tp"), dp_axes, given.get("mesh")):
                 storage = _storage(given, mesh, {"dp": dp_axes, "tp": tp_axes})
                 split = "split=matmul" in texts
                 others = tuple(axis for axis in range(len(mesh.axes)) if axis not in (*dp_axes, *tp_axes))
@@ -154,17 +161,20 @@ def _storage(given: dict[str, str], mesh: Mesh, axes: dict[str, tuple[int, ...]]
     storage = []
     for key, value in given.items():
         if key not in (*NUMBERS, "zero", "mesh", "sp") and f"{key}={value}" != "split=matmul":
-            storage.append((key, _layout(f"{key}={value}", value, mesh, axes)))
+            storage.append((key, _layout(f"{key}={value}", given, mesh, axes)))
     return tuple(storage)
 
 
-def _split(text: str) -> tuple[str, str]:
+def split_pin(text: str) -> tuple[str, str]:
+    """(the name that it goes by, its value)."""
     key, _, value = text.partition("=")
     return ("microbatch" if key == "microbatches" else key), value
 
 
-def _axes(mesh: Mesh, name: str, size: int | None, taken: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The fewest axes of this size together that no other pin has taken; one of each kind."""
+def _axes(
+    mesh: Mesh, name: str, size: int | None, taken: tuple[int, ...], shape: str | None = None
+) -> list[tuple[int, ...]]:
+    """The fewest axes of this size together that no other pin has taken; one of each kind. shape: that a pin names."""
     if size is None or size == 1:
         return [()]
     free = [axis for axis in range(len(mesh.axes)) if axis not in taken]
@@ -175,6 +185,10 @@ def _axes(mesh: Mesh, name: str, size: int | None, taken: tuple[int, ...]) -> li
                 found.setdefault(_kinds(mesh, axes), axes)
         if found:
             return list(found.values())
+    if shape is not None:
+        left = ", ".join(str(mesh.sizes[axis]) for axis in free) or "none"
+        expected = f"axes of the mesh whose product is {size}; it has {left}{' left' if taken else ''}"
+        raise PlanError(f"pins mesh={shape} and {name}={size}", expected, "change one of them")
     raise PlanError(
         f"pin {name}={size} on {counted(mesh.world_size, 'device')}",
         f"axis sizes whose product is {mesh.world_size}, one for each pin",
@@ -188,6 +202,15 @@ def no_room(asked: Mapping[str, int], devices: int) -> PlanError:
         f"pins {' and '.join(f'{key}={size}' for key, size in asked.items())} on {counted(devices, 'device')}",
         f"sizes whose product is {devices}: with tp=1 every device has samples of its own",
         "change the pins, or drop one of them",
+    )
+
+
+def _no_sequence(others: list[str], devices: int) -> PlanError:
+    """Every device has samples of its own: nothing is left to be sharded otherwise."""
+    return PlanError(
+        f"pins sp=on and {' and '.join(others)} on {devices} devices",
+        "an axis that is not given to samples, for sp to shard values over",
+        "drop sp=on, or pin tp=2 or more",
     )
 
 
@@ -205,20 +228,37 @@ def _zero(value: str | None, mesh: Mesh) -> tuple[int | None, tuple[int, ...] | 
     return int(stage), tuple(last)
 
 
-def _layout(text: str, value: str, mesh: Mesh, named: dict[str, tuple[int, ...]]) -> Layout:
-    state, _, axis = value.partition(" on ")
+def _layout(text: str, given: Mapping[str, str], mesh: Mesh, named: dict[str, tuple[int, ...]]) -> Layout:
+    state, _, axis = text.partition("=")[2].partition(" on ")
     try:
         layout = Layout.parse(state if state.startswith("[") else f"[{state}]")
     except LayoutError as error:
         raise PlanError(f"pin {text!r}", "S(dim) or I after `=`, or split=matmul", "correct the pin") from error
     if axis:
-        if len(named.get(axis, ())) != 1 or len(layout.states) != 1:
-            raise PlanError(f"pin {text!r}", "one state on an axis that another pin names (dp or tp)", "add that pin")
+        if len(layout.states) != 1:
+            raise PlanError(f"pin {text!r}", "one state before ` on `", "correct the pin")
         states: list[State] = [I] * len(mesh.axes)
-        states[named[axis][0]] = layout.states[0]
+        states[_named_axis(text, axis, given, mesh, named)] = layout.states[0]
         layout = Layout(tuple(states))
     if len(layout.states) != len(mesh.axes) or any(state.kind not in "SI" for state in layout.states):
         raise PlanError(
             f"pin {text!r}", f"one of S(dim) or I for each of the {len(mesh.axes)} mesh axes", "correct the pin"
         )
     return layout
+
+
+def _named_axis(
+    text: str, name: str, given: Mapping[str, str], mesh: Mesh, named: Mapping[str, tuple[int, ...]]
+) -> int:
+    """The one axis that a storage pin means by `dp` or `tp`."""
+    if name not in named:
+        raise PlanError(f"pin {text!r}", "dp or tp after ` on `", "correct the pin")
+    if len(named[name]) == 1:
+        return named[name][0]
+    if name not in given:
+        raise PlanError(f"pin {text!r}", f"{name} pinned too", f"add a pin such as {name}=2")
+    expected = f"{name} over one axis, of 2 devices or more"
+    if named[name]:
+        sizes = "x".join(str(mesh.sizes[axis]) for axis in named[name])
+        raise PlanError(f"pin {text!r} with {name}={given[name]} over axes of {sizes}", expected, "change the mesh")
+    raise PlanError(f"pins {text!r} and {name}={given[name]}", expected, "change one of them")

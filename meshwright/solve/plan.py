@@ -17,13 +17,14 @@ from meshwright.rules import served, warn_of_fallbacks
 from meshwright.solve.anything import any_dearest, any_jointly, any_kept, any_pipeline, any_swept, dearest_plan
 from meshwright.solve.assemble import assemble, draft
 from meshwright.solve.by_method import ANYWHERE, method_search, pinned_method
-from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidate
+from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidates
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.joint import joint_search
 from meshwright.solve.least import Part, Smallest, Watch, least_accepted, least_pipeline
 from meshwright.solve.least_by_method import least_by_method, no_room
 from meshwright.solve.pin_words import check_storage, check_words
+from meshwright.solve.pins import pinned_devices
 from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
 from meshwright.solve.pipeline.plan import fully_predicted
 from meshwright.solve.pipeline.search import pipeline_search
@@ -207,7 +208,8 @@ class _OneStage:
         least = least_accepted(parts, budget, self._known(budget), len(self.program.segments), watch)
         if self.method not in ANYWHERE:
             return no_room(self.method, budget, least)
-        return does_not_fit(self.cluster, budget, least, partial(tight_candidate, self.program, setting=self.setting))
+        tight = partial(tight_candidates, self.program, pins=self.pins, setting=self.setting)
+        return does_not_fit(self.cluster, budget, least, tight, pinned_devices(self.pins))
 
     def _known(self, budget: int) -> Smallest:
         """Bytes in which a plan should fit that saves memory as it is to be saved."""

@@ -1,8 +1,9 @@
-"""When nothing fits: by how much, and what would: the smallest budget found here, the smallest cluster of the kind."""
+"""When nothing fits: by how much, and what would: the smallest budget found here, a larger cluster of the kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import process_time
 
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import MeshwrightError, PlanError, counted
@@ -12,12 +13,19 @@ from meshwright.solve.search import Candidate
 
 MOST_DEVICES = 1 << 14
 
+SECONDS = 10.0
+"""Of the processor, after which no other cluster is looked at."""
 
-def does_not_fit(cluster: Cluster, budget: int, least: Smallest, tight: Callable[[Cluster], Candidate]) -> PlanError:
-    """least: the fewest bytes found to do. tight: of a larger cluster, the mesh that leaves most room."""
+
+Tight = Callable[[Cluster], list[Candidate]]
+"""Of a larger cluster, the meshes that leave most room; none where the pins do not allow it."""
+
+
+def does_not_fit(cluster: Cluster, budget: int, least: Smallest, tight: Tight, unit: int) -> PlanError:
+    """least: the fewest bytes found to do. unit: devices come in multiples of it."""
     device = cluster.mesh((cluster.device_count,)).device
-    larger = _smallest_that_fits(cluster, budget, tight)
-    todo = [f"use {larger.name} ({larger.device_count} devices)"] if larger else []
+    larger = _larger_that_fits(cluster, budget, tight, unit)
+    todo = [f"use {larger.name} ({larger.device_count} devices do)"] if larger else []
     todo += ["raise the memory limit"] if least.bytes <= device.usable_bytes else []
     return PlanError(
         f"no plan fits in {budget:,} bytes on each of {counted(cluster.device_count, 'device')} ({device.name})",
@@ -33,25 +41,30 @@ def least_of(candidate: Candidate) -> Smallest:
     return min(Smallest(least_bytes(candidate.frontier(number)), how, number) for number in sorted(numbers))
 
 
-def _smallest_that_fits(cluster: Cluster, budget: int, tight: Callable[[Cluster], Candidate]) -> Cluster | None:
-    """Clusters `kind:n` with n doubled until one fits, then halved between."""
+def _larger_that_fits(cluster: Cluster, budget: int, tight: Tight, unit: int) -> Cluster | None:
+    """Clusters `kind:n` with n doubled until one fits, then halved between. What memory could be saved by making
+    values again is not counted: a smaller one may do."""
     kind, _, count = cluster.name.rpartition(":")
     if not kind or not count.isdigit():
         return None
+    each = cluster.device_count // int(count)
 
     def fitting(n: int) -> Cluster | None:
         larger = load_cluster(f"{kind}:{n}")
-        return larger if least_of(tight(larger)).bytes <= budget else None
+        return larger if any(least_of(one).bytes <= budget for one in tight(larger)) else None
 
-    low = int(count)
+    low, until_s = int(count), process_time() + SECONDS
     try:
         high = 2 * low
         while (found := fitting(high)) is None:
             low, high = high, 2 * high
-            if high * cluster.device_count > MOST_DEVICES * int(count):
+            if high * each > MOST_DEVICES or process_time() > until_s:
                 return None
-        while high - low > max(1, low // 8):
-            middle = (low + high) // 2
+        while high - low > max(1, low // 8) and process_time() < until_s:
+            between = [n for n in range(low + 1, high) if n * each % unit == 0]
+            if not between:
+                break
+            middle = between[len(between) // 2]
             better = fitting(middle)
             low, high, found = (low, middle, better) if better else (middle, high, found)
     except MeshwrightError:

@@ -8,6 +8,8 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
+from meshwright.solve.pin_spelling import WORDS
+from meshwright.solve.pins import split_pin
 from meshwright.solve.plan import make_plan
 
 
@@ -30,11 +32,16 @@ def what_if(plan: Plan, program: Program, pins: Iterable[str], cluster: str | Cl
 
 def changed_pins(given: Iterable[str], pins: Iterable[str]) -> tuple[str, ...]:
     """Pins by name, the later ones in the place of the earlier; one without a value goes."""
-    found = {text.partition("=")[0]: text for text in given}
+    found = {split_pin(text)[0]: text for text in given}
     for text in pins:
-        key, separator, value = text.partition("=")
-        if not separator or not key:
+        key, value = split_pin(text)
+        if "=" not in text or not key:
             raise PlanError(f"pin {text!r}", "`name=value`, or `name=` to drop it", "correct it")
+        if not value and key not in found and key not in WORDS:
+            known = ", ".join(found.values()) or "none"
+            raise PlanError(
+                f"pin {text!r} drops a pin that there is not", f"one of the plan's own: {known}", "correct it"
+            )
         found.pop(key, None)
         if value:
             found[key] = text

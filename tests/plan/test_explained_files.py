@@ -56,6 +56,14 @@ def test_explain_refuses_an_edit_to_nonsense(
     assert ("predicted step" in told.out) == (code == 0)
 
 
+def test_names_may_stand_after_options(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.save(path := tmp_path / "plan.json")
+    assert main(["explain", str(path), "--limit", "1", UP]) == 0
+    assert f"{UP}: " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["explain", str(path), "--limits", "1", UP])
+
+
 @pytest.mark.parametrize("batch", [0, -8, 2.5])
 def test_a_batch_of_nothing_is_refused_by_itself(batch: Any) -> None:
     model, samples, loss = parse_reference(MODEL).meta(4)

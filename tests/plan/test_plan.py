@@ -12,7 +12,7 @@ from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
-from meshwright.errors import LayoutError, PlanError
+from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes, show_bytes, show_seconds
 from meshwright.solve.plan import make_plan
@@ -39,11 +39,20 @@ def edited(plan: Plan, change: Any) -> bytes:
     ("change", "fault"),
     [
         (lambda p: p.update(schema=99), "schema 99"),
+        (lambda p: p.update(schema="2"), "schema the text '2'\n  expected: the number 2"),
         (lambda p: p.pop("schema"), "not a plan"),
+        (lambda p: p.update(rules={"foo": ["x"]}), "rules names foo"),
+        (lambda p: p.update(order=["x"]), "order has the step 'x'"),
+        (lambda p: p.update(order=["forward 0", "forward 0"]), "order has the step 'forward 0', out of turn"),
+        (lambda p: p.update(order=["forward 0", "backward 0"]), "order lacks segment 1"),
+        (lambda p: p.update(relayed=[1]), r"relayed is \[1\] with 1 stage"),
+        (lambda p: p["stages"][0]["mesh"]["device"].update(kind="tpu"), r"stages\[0\].mesh: .* kind is 'tpu'"),
         (lambda p: p.update(batch="many"), r"batch"),
         (lambda p: p["segments"].__setitem__(0, 77), r"segments\[0\] is 77"),
         (lambda p: p["choices"][0].update(outputs=["[I, I]"]), r"choices\[0\].outputs"),
         (lambda p: p["stages"][0].update(end=1), "stages cover"),
+        (lambda p: p["stages"][0]["mesh"].update(ranks=[0, 0]), r"stages\[0\].mesh: ranks are \[0, 0\] on axes of 2"),
+        (lambda p: p["stages"][0]["mesh"]["axes"][0]["hops"][0].update(size=1), r"stages\[0\].mesh: .* has size 1"),
         (lambda p: p.update(batch=0), "batch is 0"),
         (lambda p: p["choices"][-1].update(chunks=-1), r"choices\[2\].chunks is -1"),
         (lambda p: p["choices"][-1].update(chunks=7), r"choices\[2\].chunks is 7"),
@@ -102,7 +111,7 @@ def test_a_preset_with_other_devices_is_not_taken_for_it() -> None:
 
 
 def test_a_layout_that_is_none_is_refused(plan: Plan) -> None:
-    with pytest.raises(LayoutError, match="Q"):
+    with pytest.raises(PlanError, match=r"choices\[0\].outputs is '\[Q\]'"):
         Plan.from_json(edited(plan, lambda p: p["choices"][0].update(outputs=["[Q]"])))
 
 

@@ -35,6 +35,7 @@ def gpt() -> Program:
         (("tokens.weight=R",), "S(dim) or I"),
         (("tokens.weight=S(2)",), "for tokens.weight of shape"),
         (("foo=2",), "one of pp=2"),
+        (("*.up.weight=S(0)", "layers.0.up.weight=S(1)"), "pins *.up.weight=S(0) and layers.0.up.weight=S(1)"),
     ],
 )
 def test_pins_that_cannot_be_are_refused_by_name(pins: tuple[str, ...], fault: str) -> None:
@@ -43,6 +44,34 @@ def test_pins_that_cannot_be_are_refused_by_name(pins: tuple[str, ...], fault: s
         make_plan(program, load_cluster("local:2"), pins=pins)
     assert fault in str(caught.value)
     assert any(pin.split("=")[0] in str(caught.value) for pin in pins)
+
+
+@pytest.mark.parametrize(
+    ("pins", "given"),
+    [
+        (("mesh=4", "dp=2"), "pins mesh=4 and dp=2"),
+        (("mesh=4", "tp=2"), "pins mesh=4 and tp=2"),
+        (("*.up.weight=S(0) on tp", "tp=1"), "pins '*.up.weight=S(0) on tp' and tp=1"),
+        (("*.up.weight=S(0) on dp", "mesh=2x2", "dp=4"), "pin '*.up.weight=S(0) on dp' with dp=4 over axes of 2x2"),
+        (("sp=on", "tp=1"), "pins sp=on and tp=1 on 4 devices"),
+        (("sp=on", "dp=4"), "pins sp=on and dp=4 on 4 devices"),
+    ],
+)
+def test_pins_that_contradict_each_other_are_both_named(pins: tuple[str, ...], given: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        make_plan(gpt(), load_cluster("local:4"), pins=pins)
+    assert caught.value.given == given
+    assert caught.value.todo.startswith(("change", "drop"))
+
+
+@pytest.mark.parametrize(
+    ("pin", "todo"),
+    [("*.up.weight=S(0) on tp", "add a pin such as tp=2"), ("*.up.weight=S(0) on foo", "correct the pin")],
+)
+def test_storage_on_an_axis_that_no_pin_names(pin: str, todo: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        make_plan(gpt(), load_cluster("local:2"), pins=(pin,))
+    assert caught.value.todo == todo
 
 
 def test_a_misspelt_pin_is_refused_before_torch_is_there() -> None:
@@ -103,6 +132,11 @@ def test_storage_can_be_pinned_by_name() -> None:
     plan = make_plan(program, load_cluster("local:2"), pins=("layers.*.up.weight=S(1)",))
     stored = {name: entry.storage for name, entry in plan.parameters.items() if name.endswith(".up.weight")}
     assert stored == {"layers.0.up.weight": "[S(1)]", "layers.1.up.weight": "[S(1)]"}
+
+
+def test_two_pins_may_say_the_same_of_a_parameter() -> None:
+    plan = make_plan(gpt(), load_cluster("local:2"), pins=("*.up.weight=S(0)", "layers.0.up.weight=[S(0)]"))
+    assert plan.parameters["layers.0.up.weight"].storage == "[S(0)]"
 
 
 def test_a_batch_that_does_not_divide_is_refused_not_replicated() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshwright.cluster.device import Achievable, Device
+from meshwright.cluster.device import DEVICE_KINDS, Achievable, Device
 from meshwright.cluster.profile_load import device_of
 from meshwright.cluster.toml.table import Table
 from meshwright.cluster.units import parse_bytes, parse_count, parse_rate, parse_seconds
@@ -14,7 +14,6 @@ from meshwright.errors import ClusterError
 DEVICE_FIELDS = ("kind", "memory", "reserve", "memory_bandwidth", "launch", "peaks", "achievable", "profile")
 _DTYPES = ("float8", "bfloat16", "float16", "tf32", "float32", "float64")
 _OP_KINDS = ("matmul", "attention", "convolution", "memory")
-_DEVICE_KINDS = ("cuda", "cpu")
 
 
 def read_device(name: str, table: Table) -> Device:
@@ -27,7 +26,7 @@ def read_device(name: str, table: Table) -> Device:
         raise table.where.error(table.field("reserve"), f"is {table.data['reserve']!r}", "less than `memory`")
     return Device(
         name=name,
-        kind=table.one_of("kind", _DEVICE_KINDS, known.kind if known else "cuda"),
+        kind=table.one_of("kind", DEVICE_KINDS, known.kind if known else "cuda"),
         peaks=peaks,
         memory_bytes=memory_bytes,
         memory_bandwidth=table.figure(

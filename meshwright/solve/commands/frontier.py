@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from meshwright.models.arguments import add_model_arguments, reference_of
+from meshwright.models.arguments import add_model_arguments, check_folder, reference_of
 
 
 def add_parser(subparsers: Any) -> None:
@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.solve.commands.frontier_plot import svg, table, text_plot
     from meshwright.solve.memory.frontier import one_device_frontier
 
+    check_folder("-o", args.output)
+    check_folder("--json", args.json)
     if args.global_batch < 1 or args.points < 2:
         given = f"--global-batch {args.global_batch} --points {args.points}"
         raise ModelError(given, "at least 1 sample and 2 points", "give larger numbers")

@@ -10,7 +10,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from meshwright.models.arguments import add_model_arguments, reference_of
+from meshwright.models.arguments import add_model_arguments, check_folder, reference_of
 
 if TYPE_CHECKING:
     from meshwright.capture.program import Program
@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.solve.pin_spelling import check_spelling
 
     start_s = time.perf_counter()
+    check_folder("-o", args.output)
+    check_folder("--json", args.json)
     if args.global_batch < 1:
         raise ModelError(f"--global-batch {args.global_batch}", "at least 1", "give a larger batch")
     cluster = load_cluster(args.cluster)

@@ -15,10 +15,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from meshwright.models.arguments import check_folder
     from meshwright.plan import Plan
     from meshwright.plan.origin import program_of
     from meshwright.solve.simulated import simulate_plan
 
+    check_folder("--trace", args.trace)
     plan = Plan.load(args.plan)
     program = program_of(plan, args.plan)
     timeline = simulate_plan(plan, program, overlap=not args.wait)

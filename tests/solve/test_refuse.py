@@ -1,0 +1,34 @@
+"""The cluster that a refusal names is one that the pins can be had on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from small_models import small_model
+
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.price.parameter import Setting
+from meshwright.solve.candidates import tight_candidates
+from meshwright.solve.least import Smallest
+from meshwright.solve.pins import pinned_devices
+from meshwright.solve.plan import make_plan
+from meshwright.solve.refuse import does_not_fit
+
+
+@pytest.mark.parametrize(
+    ("count", "pins", "named"),
+    [
+        (2, ("dp=2",), "use local:4 (4 devices do)"),
+        (4, ("tp=4",), "use local:8 (8 devices do)"),
+        (2, ("mesh=2",), ""),
+        (2, ("dp=2", "tp=1"), ""),
+    ],
+)
+def test_a_cluster_that_is_named_can_have_the_pins(count: int, pins: tuple[str, ...], named: str) -> None:
+    program, cluster = capture(*small_model("llama")), load_cluster(f"local:{count}")
+    budget = make_plan(program, cluster, pins=pins).predicted.static_bytes * 4 // 5
+    tight = partial(tight_candidates, program, pins=pins, setting=Setting())
+    todo = does_not_fit(cluster, budget, Smallest(1, "kept", 1), tight, pinned_devices(pins)).todo
+    assert todo.startswith(named or "raise the memory limit")
