@@ -28,11 +28,13 @@ def capture(
     *,
     precision: Precision | None = None,
     keyed: bool = True,
+    fine: bool = False,
 ) -> Program:
     """The Program of one training step of `model` on `batch`. Allocates nothing of the model's size.
 
     precision: what the step computes in (see `precision`); by default, whatever dtypes model and batch have.
-    keyed: random ops draw by key (see `random`), as a planned run does; False leaves them as eager runs them.
+    keyed: random ops draw by key (see `random`), as a planned run does; False leaves them as eager runs them. fine:
+    segments end wherever they can, not with what repeats: for pipelines that are cut by hand.
     """
     check_precision(model, precision)
     named = named_batch(model, batch, loss)
@@ -54,7 +56,7 @@ def capture(
         warned += (BAKED,)
     for text in warned:
         warnings.warn(text, CaptureWarning, stacklevel=2)
-    return replace(build(found, size), warnings=warned)
+    return replace(build(found, size, fine=fine), warnings=warned)
 
 
 __all__ = ["Batch", "Precision", "Program", "capture", "named_batch"]

@@ -21,16 +21,16 @@ from meshwright.errors import CaptureError
 PROLOGUE = -1
 
 
-def build(flat: Flat, batch: int, *, max_ops: int = 24) -> Program:
+def build(flat: Flat, batch: int, *, max_ops: int = 24, fine: bool = False) -> Program:
     """Fuse, cut, fold and name. The passes: make mixtures of experts one op, set common ops aside, cut, merge to units,
-    place commons, share graphs."""
+    place commons, share graphs. fine: nothing is merged."""
     marks = couplings(flat)
     kept = {flat.loss, *(new for _, new in flat.updates)}
     flat = replace(flat, ops=tuple(fuse(without_lenders(flat.ops), _all_values(flat), kept)))
     chain, common = split_common(flat)
     _check_loss(flat, chain)
     natural = cut(chain, max_ops)
-    spans = merge(natural, max_ops)
+    spans = [(i, i + 1) for i in range(len(natural))] if fine else merge(natural, max_ops)
     bodies = [[op for piece in natural[start:end] for op in piece] for start, end in spans]
     inner = [_inner_cuts(natural[start:end]) for start, end in spans]
     placed = _place(common, bodies)

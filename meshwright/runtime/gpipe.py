@@ -87,6 +87,8 @@ def gpipe_plan(
         raise PlanError(f"checkpoint {checkpoint!r}", f"one of {', '.join(CHECKPOINTS)}", "name one of these")
     _check_counts(partitions=partitions, microbatches=microbatches, replicas=replicas)
     program = _capture(model, batch, loss, precision)
+    if not _can_be_cut(model, program, partitions, balance):
+        program = _capture(model, batch, loss, precision, fine=True)
     _check_sizes(program, microbatches, replicas)
     inner = _inner(program, microbatches, replicas, optimizer, precision, device)
     points = plan_points(inner, program)
@@ -97,7 +99,22 @@ def gpipe_plan(
     return recomputing(plan, program, _again(plan, checkpoint, device))
 
 
-def _capture(model: nn.Sequential, batch: Batch, loss: Callable[..., Tensor] | None, precision: Precision) -> Program:
+def _can_be_cut(model: nn.Sequential, program: Program, partitions: int, balance: Balance) -> bool:
+    """So often, or where the balance says, without cutting what repeats."""
+    starts = _starts(model, program)
+    if not isinstance(balance, str) and isinstance(balance, Iterable) and all(map(_is_count, balance)):
+        given = list(balance)
+        return all(sum(given[:k]) in starts for k in range(1, len(given)))
+    return len(starts) + 1 >= partitions
+
+
+def _capture(
+    model: nn.Sequential,
+    batch: Batch,
+    loss: Callable[..., Tensor] | None,
+    precision: Precision,
+    fine: bool = False,
+) -> Program:
     """With every module's result looked at on its way."""
     wrong: list[PlanError] = []
 
@@ -118,7 +135,7 @@ def _capture(model: nn.Sequential, batch: Batch, loss: Callable[..., Tensor] | N
 
     inner = [module.register_forward_hook(look(name)) for name, module in list(model.named_children())[:-1]]
     try:
-        return capture(model, batch, loss, precision=precision)
+        return capture(model, batch, loss, precision=precision, fine=fine)
     except Exception as error:
         if wrong:
             raise wrong[0] from error
@@ -232,9 +249,9 @@ def _starts(model: nn.Sequential, program: Program) -> dict[int, int]:
     found: dict[int, int] = {}
     for index, segment in enumerate(program.segments):
         head = segment.name.split(".")[0]
-        if index and head in names:
+        if head in names:
             found.setdefault(names.index(head), index)
-    return found
+    return {module: index for module, index in found.items() if index}
 
 
 def _again(plan: Plan, checkpoint: str, device: Device) -> list[bool]:

@@ -208,7 +208,10 @@ def parallelize(
     found = weights_of(model, weights, seed, place)
     mode = fake_mode()
     batch = {name: fake_tensor(entry.shape, getattr(torch, entry.dtype), mode) for name, entry in plan.inputs.items()}
-    program = capture(found.model, batch, loss, precision=cast(Precision, plan.precision))
+    precision = cast(Precision, plan.precision)
+    program = capture(found.model, batch, loss, precision=precision)
+    if len(program.segments) < len(plan.segments):  # cut by hand (`gpipe`), perhaps within what repeats
+        program = capture(found.model, batch, loss, precision=precision, fine=True)
     check_plan(plan, program)
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
     wait_s = default_timeout_s() if timeout_s is None else timeout_s

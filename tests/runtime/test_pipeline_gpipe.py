@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from processes import GlooPool
 from torch import Tensor, nn
 
+from meshwright.capture import capture
 from meshwright.errors import PlanError
 from meshwright.runtime.fit import this_device
 from meshwright.runtime.gpipe import gpipe_plan
@@ -33,10 +33,15 @@ def samples() -> tuple[Tensor, Tensor]:
     return torch.randn(BATCH, 16).double(), torch.randint(0, 4, (BATCH,))
 
 
-def train(rank: int, options: dict[str, Any]) -> dict[str, Any]:
+def unlike() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 12), nn.ReLU(), nn.Linear(12, 4)).double()
+
+
+def train(rank: int, options: dict[str, Any], make: Callable[[], nn.Sequential] = layers) -> dict[str, Any]:
     import meshwright as mw
 
-    trainer = mw.gpipe(layers(), samples(), nn.functional.cross_entropy, **options)
+    trainer = mw.gpipe(make(), samples(), nn.functional.cross_entropy, **options)
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-2)
     losses = []
     for _ in range(3):
@@ -47,8 +52,8 @@ def train(rank: int, options: dict[str, Any]) -> dict[str, Any]:
     return {"losses": losses, "weights": weights, "cuts": [stage.end for stage in trainer.plan.stages]}
 
 
-def plain() -> tuple[list[float], dict[str, Tensor]]:
-    model = copy.deepcopy(layers())
+def plain(make: Callable[[], nn.Sequential] = layers) -> tuple[list[float], dict[str, Tensor]]:
+    model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(3):
@@ -83,6 +88,15 @@ def test_it_trains_as_one_process(options: dict[str, Any], ranks: Callable[[int]
         assert found[0]["cuts"] == [2, 6]
 
 
+def test_modules_that_do_not_repeat_train_as_one_process(ranks: Callable[[int], GlooPool]) -> None:
+    losses, weights = plain(unlike)
+    for one in ranks(2).run(train, {"partitions": 2, "microbatches": 3, "balance": [3, 2]}, unlike):
+        assert one["losses"] == pytest.approx(losses, rel=1e-9)
+        assert all(
+            torch.allclose(weight, weights[name], rtol=1e-7, atol=1e-9) for name, weight in one["weights"].items()
+        )
+
+
 class Named(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"x": x}
@@ -91,6 +105,30 @@ class Named(nn.Module):
 class Unnamed(nn.Module):
     def forward(self, x: dict[str, Tensor]) -> Tensor:
         return x["x"]
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), x.cos()
+
+
+class Sum(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0] + pair[1]
+
+
+@pytest.mark.parametrize(
+    ("balance", "cuts"), [("time", None), ([1, 6], "1"), ([4, 3], "4")], ids=["time", "after one", "after four"]
+)
+def test_modules_that_do_not_repeat_are_cut_between_any_two(balance: Any, cuts: str | None) -> None:
+    widths = nn.Sequential(
+        nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 4)
+    ).double()
+    given = {"partitions": 2, "microbatches": 2, "balance": balance, "device": this_device()}
+    plan = gpipe_plan(widths, samples(), nn.functional.cross_entropy, **given)
+    assert len(plan.stages) == 2
+    second = capture(widths, samples(), nn.functional.cross_entropy, fine=True).segments[plan.stages[1].first]
+    assert cuts is None or second.name.split(".")[0] == cuts
 
 
 @pytest.mark.parametrize(
@@ -109,7 +147,11 @@ class Unnamed(nn.Module):
         (layers(), {"balance": None}, "balance None\n  expected: time, memory"),
         (layers(), {"balance": [2.0, 4.0]}, "whole numbers from 1"),
         (layers(), {"checkpoint": "some"}, "except_last"),
-        (nn.Sequential(*(one for part in layers()[:3] for one in part)), {"balance": [1, 5]}, "before modules 2, 4"),
+        (
+            nn.Sequential(nn.Linear(16, 16), Twice(), Sum(), nn.Linear(16, 4)),
+            {"balance": [2, 2]},
+            "before modules 1, 3",
+        ),
         (nn.Sequential(nn.Linear(16, 16), Named(), Unnamed(), nn.Linear(16, 4)), {}, "module 1 (Named) returns a dict"),
     ],
 )
