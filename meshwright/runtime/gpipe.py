@@ -14,6 +14,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Device, load_cluster
 from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint, Plan
+from meshwright.plan.cutting import cut_batch
 from meshwright.runtime.fit import one_device_mesh, this_device
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory.plan import one_device_plan
@@ -164,13 +165,19 @@ def _check_sizes(program: Program, microbatches: int, replicas: int) -> None:
             f"1 to {program.batch}",
             "ask for fewer",
         )
-    if program.batch % (microbatches * replicas):
-        fits = [m for m in range(1, program.batch + 1) if program.batch % (m * replicas) == 0]
+    if not _is_shared(program.batch, microbatches, replicas):
+        fits = [m for m in range(1, program.batch + 1) if _is_shared(program.batch, m, replicas)]
         raise PlanError(
             f"{counted(microbatches, 'micro-batch')} on {counted(replicas, 'replica')} of a batch of {program.batch}",
-            "samples that divide evenly",
+            "samples for every micro-batch, as many for each replica",
             f"micro-batches of {', '.join(map(str, fits))}" if fits else "make the batch larger",
         )
+
+
+def _is_shared(batch: int, microbatches: int, replicas: int) -> bool:
+    """Whether replicas have equal parts of each micro-batch, the last of which may be smaller."""
+    each, last = cut_batch(batch, microbatches)
+    return last > 0 and each % replicas == 0 and last % replicas == 0
 
 
 def _inner(

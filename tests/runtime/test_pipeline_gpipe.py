@@ -28,9 +28,9 @@ def layers() -> nn.Sequential:
     return nn.Sequential(*parts, nn.Linear(16, 4)).double()
 
 
-def samples() -> tuple[Tensor, Tensor]:
+def samples(count: int = BATCH) -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
-    return torch.randn(BATCH, 16).double(), torch.randint(0, 4, (BATCH,))
+    return torch.randn(count, 16).double(), torch.randint(0, 4, (count,))
 
 
 def unlike() -> nn.Sequential:
@@ -38,26 +38,28 @@ def unlike() -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 12), nn.ReLU(), nn.Linear(12, 4)).double()
 
 
-def train(rank: int, options: dict[str, Any], make: Callable[[], nn.Sequential] = layers) -> dict[str, Any]:
+def train(
+    rank: int, options: dict[str, Any], make: Callable[[], nn.Sequential] = layers, count: int = BATCH
+) -> dict[str, Any]:
     import meshwright as mw
 
-    trainer = mw.gpipe(make(), samples(), nn.functional.cross_entropy, **options)
+    trainer = mw.gpipe(make(), samples(count), nn.functional.cross_entropy, **options)
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-2)
     losses = []
     for _ in range(3):
-        losses.append(trainer.step(samples(), global_batch=True).item())
+        losses.append(trainer.step(samples(count), global_batch=True).item())
         optimizer.step()
         optimizer.zero_grad()
     weights = {name: entry.full_tensor().detach() for name, entry in trainer.named_parameters()}
     return {"losses": losses, "weights": weights, "cuts": [stage.end for stage in trainer.plan.stages]}
 
 
-def plain(make: Callable[[], nn.Sequential] = layers) -> tuple[list[float], dict[str, Tensor]]:
+def plain(make: Callable[[], nn.Sequential] = layers, count: int = BATCH) -> tuple[list[float], dict[str, Tensor]]:
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(3):
-        loss = nn.functional.cross_entropy(model(samples()[0]), samples()[1])
+        loss = nn.functional.cross_entropy(model(samples(count)[0]), samples(count)[1])
         loss.backward()
         losses.append(loss.item())
         optimizer.step()
@@ -88,13 +90,13 @@ def test_it_trains_as_one_process(options: dict[str, Any], ranks: Callable[[int]
         assert found[0]["cuts"] == [2, 6]
 
 
-def test_modules_that_do_not_repeat_train_as_one_process(ranks: Callable[[int], GlooPool]) -> None:
-    losses, weights = plain(unlike)
-    for one in ranks(2).run(train, {"partitions": 2, "microbatches": 3, "balance": [3, 2]}, unlike):
+@pytest.mark.parametrize("count", [BATCH, 10], ids=["even", "a smaller last micro-batch"])
+def test_modules_that_do_not_repeat_train_as_one_process(count: int, ranks: Callable[[int], GlooPool]) -> None:
+    losses, weights = plain(unlike, count)
+    for one in ranks(2).run(train, {"partitions": 2, "microbatches": 3, "balance": [3, 2]}, unlike, count):
         assert one["losses"] == pytest.approx(losses, rel=1e-9)
-        assert all(
-            torch.allclose(weight, weights[name], rtol=1e-7, atol=1e-9) for name, weight in one["weights"].items()
-        )
+        for name, weight in one["weights"].items():
+            assert torch.allclose(weight, weights[name], rtol=1e-7, atol=1e-9), name
 
 
 class Named(nn.Module):
