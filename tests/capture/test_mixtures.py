@@ -31,7 +31,10 @@ class Guarded(nn.Module):
         absent = (ids >= EXPERTS).unsqueeze(-1)
         ids.clamp_(max=EXPERTS - 1)
         rows.masked_fill_(absent, 0.0)
-        made = F.grouped_mm(rows, self.weight, offs=ends) + self.bias[ids]
+        made = F.grouped_mm(rows, self.weight, offs=ends).masked_fill(
+            absent, 0.0
+        )  # rows of no expert are never written
+        made = made + self.bias[ids]
         weighed = made * weights.flatten()[order].unsqueeze(-1)
         weighed.masked_fill_(absent, 0.0)
         return weighed[order.argsort()].view(-1, PICKS, WIDTH).sum(1).square().mean()

@@ -82,7 +82,7 @@ def test_any_number_of_ranks_is_detected_and_written(world: int, tmp_path: Path)
     if world > 1:
         assert "spread" in dict(found.sources)["host.bandwidth"]  # how sure it is
         assert 1e7 < found.root.link.bandwidth < 1e12
-    assert f"{world} devices" in printed
+    assert f"{world} device" in printed
 
 
 def test_a_rank_that_never_joins_is_named(tmp_path: Path) -> None:

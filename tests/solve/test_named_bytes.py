@@ -194,12 +194,6 @@ def test_the_least_of_all_parts_is_found_to_the_byte(known: int) -> None:
     assert (found.bytes, found.refused) == (613, True)
 
 
-def test_what_there_was_no_time_to_ask_is_called_an_estimate() -> None:
-    found = least_accepted([part_of(lambda size: size >= 700, 690)], 100, Smallest(1000, "so", 1), 4, Watch(-1.0))
-    assert (found.bytes, found.refused) == (1000, False)
-    assert found.beside(100) == "about 1,000 bytes (1000 B), 900 more, by an estimate: so, in one micro-batch"
-
-
 def test_parts_that_accept_less_and_refuse_more_are_asked_for_one_byte_less() -> None:
     odd = part_of(lambda size: size >= 900 or 600 <= size < 650, 2000)
     found = least_accepted([odd, part_of(lambda size: size >= 640, 2000)], 100, Smallest(1000, "so", 1), 4, Watch())
@@ -212,7 +206,7 @@ def test_what_there_is_no_time_for_is_not_claimed() -> None:
     part = part_of(lambda size: size >= 613, 2000)
     found = least_accepted([part], 100, Smallest(1000, "so", 1), 4, Watch(seconds=-1.0))
     assert (found.bytes, found.refused) == (1000, False)
-    assert found.beside(100) == "at most 1,000 bytes (1000 B), 900 more, which do: so, in one micro-batch"
+    assert found.beside(100) == "about 1,000 bytes (1000 B), 900 more, by an estimate: so, in one micro-batch"
 
 
 def test_of_many_segments_the_least_is_found_nearly() -> None:
