@@ -124,6 +124,11 @@ class Mesh(HashedOnce):
         is carried by the very cores that compute."""
         return self.device.kind != "cpu" or not all(hop.shared for hop in axis.hops)
 
+    @property
+    def anything_beside(self) -> bool:
+        """Whether parameters are gathered, and gradients reduced, while devices compute."""
+        return any(axis.size > 1 and self.runs_beside(axis) for axis in self.axes)
+
     def renamed(self, names: tuple[str, ...]) -> Mesh:
         """The same mesh with other axis names, flattened axes included."""
         new = dict(zip(self.names, names, strict=True))

@@ -17,14 +17,8 @@ from dataclasses import replace
 from operator import is_
 from typing import NamedTuple
 
-from meshwright.cluster import Mesh
 from meshwright.plan import FrontierPoint
 from meshwright.price.parameter import chain_uses
-
-
-def runs_beside(mesh: Mesh) -> bool:
-    """Whether parameters of this mesh are gathered, and their gradients reduced, while segments compute."""
-    return any(axis.size > 1 and mesh.runs_beside(axis) for axis in mesh.axes)
 
 
 def overlapped(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:

@@ -143,7 +143,7 @@ def _carried(moved: Sequence[Collective], mesh: Mesh) -> float:
     """The share of a way that the cores which compute carry themselves: casts and cuts too, where nothing runs beside
     them."""
     if not moved:
-        return 0.0 if any(axis.size > 1 and mesh.runs_beside(axis) for axis in mesh.axes) else 1.0
+        return 0.0 if mesh.anything_beside else 1.0
     if all(mesh.runs_beside(mesh.axis(one.axis)) for one in moved):
         return 0.0
     seconds = [collective_s(one.kind, one.bytes, mesh.axis(one.axis)) for one in moved]

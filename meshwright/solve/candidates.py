@@ -12,7 +12,6 @@ from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.errors import PlanError, counted
 from meshwright.plan.cutting import check_cut, cut_batch
-from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.frontier import Frontier, most_alive
 from meshwright.solve.intra.space import KnownOps
@@ -146,7 +145,7 @@ def _candidate(
         return made[number].weighed(beside)
 
     name = "x".join(map(str, mesh.sizes))
-    weights = BESIDE[:: 2 if few else 1] if runs_beside(mesh) and not recompute else BESIDE[:1]
+    weights = BESIDE[:: 2 if few else 1] if mesh.anything_beside and not recompute else BESIDE[:1]
     numbers, axes = _microbatches(program, mesh, pins), sum(size > 1 for size in mesh.sizes)
     return Candidate(name, numbers, frontier, made.clear, weights, len(mesh.axes) > FREE, axes)
 

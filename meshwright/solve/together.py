@@ -15,7 +15,6 @@ from math import inf, sqrt
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
-from meshwright.price.overlap import runs_beside
 from meshwright.solve.intra.chain import chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
@@ -185,7 +184,7 @@ class Together:
 
 def weighed(frontier: Frontier) -> list[Frontier]:
     """What is moved beside compute may hide behind it or not: each of these finds what is good in its case."""
-    return [frontier.weighed(weight) for weight in WEIGHTS] if runs_beside(frontier.mesh) else [frontier]
+    return [frontier.weighed(weight) for weight in WEIGHTS] if frontier.mesh.anything_beside else [frontier]
 
 
 def is_same(one: Chain, other: Chain) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshwright.cluster import Group, Link, Member, load_cluster
 from meshwright.plan import Choice, FrontierPoint
 from meshwright.price import overlap
-from meshwright.price.overlap import host_seconds, late_bytes, overlapped, runs_beside
+from meshwright.price.overlap import host_seconds, late_bytes, overlapped
 
 BLANK = FrontierPoint(Choice(0, (), (), {}), *(0.0,) * 7, *(0,) * 4)
 
@@ -144,16 +144,25 @@ def test_it_lies_between_compute_and_the_sum(rows: list[tuple[Any, ...]], microb
 
 
 def test_collectives_run_beside_compute_unless_the_same_cores_carry_them() -> None:
-    assert runs_beside(load_cluster("dgx-h100").mesh((8,)))
-    assert not runs_beside(load_cluster("dgx-h100").mesh((1,)))
+    assert load_cluster("dgx-h100").mesh((8,)).anything_beside
+    assert not load_cluster("dgx-h100").mesh((1,)).anything_beside
     local = load_cluster("local:2")
-    assert not runs_beside(local.mesh((2,)))
+    assert not local.mesh((2,)).anything_beside
     hosts = replace(local, root=Group("pod", Link(2e-4, 1e7), (Member(local.root, 2),)))
-    assert runs_beside(hosts.mesh((2, 2)))
+    assert hosts.mesh((2, 2)).anything_beside
     across, inside = hosts.mesh((2, 2)).axes
     assert hosts.mesh((2, 2)).runs_beside(across)
     assert not hosts.mesh((2, 2)).runs_beside(inside)
     assert hosts.mesh((4,)).runs_beside(hosts.mesh((4,)).axes[0])
+
+
+def test_what_the_same_cores_carry_keeps_pace_with_them() -> None:
+    """Reductions that would queue up on a lane: no more waits than beside one run, however many micro-batches."""
+    slow = [point(1, 2, 320, scatter_s=320.0, late_bytes=100, carried_s=320.0) for _ in range(4)]
+    assert late_bytes(slow) == late_bytes(slow, 32) == 100
+    assert late_bytes([replace(one, carried_s=0.0) for one in slow], 32) > 1000
+    early = [gathering(1.0, uses=2, early_bytes=size, carried_s=2.0) for size in (300, 100, 200)]
+    assert late_bytes(early) == 300
 
 
 def test_what_the_same_cores_carry_takes_their_time_whenever_it_runs() -> None:

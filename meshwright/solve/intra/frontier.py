@@ -10,7 +10,6 @@ from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan
-from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
 from meshwright.profile.spared import spared_segments
@@ -88,11 +87,11 @@ class Frontier:
     @property
     def bounds(self) -> bool:
         """Whether a chain's cost over `scale` is never above its step."""
-        return self.beside is not None or not runs_beside(self.mesh)
+        return self.beside is not None or not self.mesh.anything_beside
 
     @property
     def scale(self) -> float:
-        return 1.0 + self.beside if self.beside and runs_beside(self.mesh) else 1.0
+        return 1.0 + self.beside if self.beside and self.mesh.anything_beside else 1.0
 
     def capped(self, cap_bytes: int) -> Frontier:
         """The same without what needs more while it runs."""

@@ -25,7 +25,6 @@ from meshwright.errors import ProblemError
 from meshwright.layout import I, Layout, conversion
 from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import invariant, settled
-from meshwright.price.overlap import runs_beside
 from meshwright.price.parameter import parameter_price
 from meshwright.price.together import whole_bytes
 from meshwright.rules import Strategy
@@ -197,7 +196,7 @@ class SegmentProblem:
                 prices = [parameter_price(value, plan, mesh, setting, uses, together) for plan in options]
                 costs = np.array([price.total_s for price in prices])
                 held = np.array([float(price.static_bytes) for price in prices])
-                if runs_beside(self.space.mesh):
+                if self.space.mesh.anything_beside:
                     apart_s = np.array([(price.hideable_s, price.step_s) for price in prices]).T
             self.options[value.name] = options
             layouts = tuple(settled(Layout.parse(plan.compute), value.grad) for plan in options)
