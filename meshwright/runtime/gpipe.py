@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from numbers import Integral
 from typing import Any
 
@@ -87,6 +88,7 @@ def gpipe_plan(
     if checkpoint not in CHECKPOINTS:
         raise PlanError(f"checkpoint {checkpoint!r}", f"one of {', '.join(CHECKPOINTS)}", "name one of these")
     _check_counts(partitions=partitions, microbatches=microbatches, replicas=replicas)
+    balance = _checked(balance, partitions, len(model))
     program = _capture(model, batch, loss, precision)
     if not _can_be_cut(model, program, partitions, balance):
         program = _capture(model, batch, loss, precision, fine=True)
@@ -103,10 +105,9 @@ def gpipe_plan(
 def _can_be_cut(model: nn.Sequential, program: Program, partitions: int, balance: Balance) -> bool:
     """So often, or where the balance says, without cutting what repeats."""
     starts = _starts(model, program)
-    if not isinstance(balance, str) and isinstance(balance, Iterable) and all(map(_is_count, balance)):
-        given = list(balance)
-        return all(sum(given[:k]) in starts for k in range(1, len(given)))
-    return len(starts) + 1 >= partitions
+    if isinstance(balance, str):
+        return len(starts) + 1 >= partitions
+    return all(first in starts for first in _firsts(balance))
 
 
 def _capture(
@@ -212,42 +213,44 @@ def _cuts(
     starts = _starts(model, program)
     places = sorted(starts.values())
     if isinstance(balance, str):
-        if balance not in ("time", "memory"):
-            raise _bad_balance(balance)
         if balance == "time":
             weights = [point.forward_s + point.backward_s for point in points]
         else:
             weights = [float(point.static_bytes + microbatches * point.resident_bytes) for point in points]
         return balanced_cuts(weights, partitions, places)
-    given = list(balance) if isinstance(balance, Iterable) else []
-    if not given or not all(map(_is_count, given)):
-        raise _bad_balance(balance)
-    if len(given) != partitions or sum(given) != len(model):
-        raise PlanError(
-            f"balance {given}, which makes {counted(sum(given), 'module')} in {counted(len(given), 'partition')}",
-            f"{partitions} numbers of one or more that sum to {len(model)}, the modules of the Sequential",
-            "correct it, or use balance='time'",
-        )
-    cuts = []
-    for k in range(1, partitions):
-        first = sum(given[:k])
+    for first in _firsts(balance):
         if first not in starts:
             where = f"before modules {', '.join(map(str, sorted(starts)))}" if starts else "nowhere: it is one piece"
             raise PlanError(
-                f"balance {given} cuts before module {first}",
-                f"cuts where segments of the model begin, {where}",
-                "move it to one of these",
+                f"balance {list(balance)} cuts before module {first}",
+                f"cuts where one value is handed on, {where}",
+                "move it to one of these" if starts else "use partitions=1",
             )
-        cuts.append(starts[first])
-    return (*cuts, len(program.segments))
+    return (*(starts[first] for first in _firsts(balance)), len(program.segments))
 
 
-def _bad_balance(balance: object) -> PlanError:
-    return PlanError(
-        f"balance {balance!r}",
-        "time, memory, or the number of modules in each partition, whole numbers from 1",
-        "use balance='time', or count the modules",
-    )
+def _firsts(balance: Sequence[int]) -> list[int]:
+    """The module that each partition but the first begins with."""
+    return list(accumulate(balance))[:-1]
+
+
+def _checked(balance: object, partitions: int, modules: int) -> Balance:
+    if balance in ("time", "memory"):
+        return str(balance)
+    given = list(balance) if isinstance(balance, Iterable) and not isinstance(balance, str) else []
+    if not given or not all(map(_is_count, given)):
+        raise PlanError(
+            f"balance {balance!r}",
+            "time, memory, or the number of modules in each partition, whole numbers from 1",
+            "use balance='time', or count the modules",
+        )
+    if len(given) != partitions or sum(given) != modules:
+        raise PlanError(
+            f"balance {given}, which makes {counted(sum(given), 'module')} in {counted(len(given), 'partition')}",
+            f"{partitions} numbers of one or more that sum to {modules}, the modules of the Sequential",
+            "correct it, or use balance='time'",
+        )
+    return given
 
 
 def _starts(model: nn.Sequential, program: Program) -> dict[int, int]:
