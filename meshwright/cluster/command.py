@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.errors import ClusterError, counted
+
 if TYPE_CHECKING:
     from rich.tree import Tree
 
@@ -84,7 +86,6 @@ def _show(args: argparse.Namespace) -> int:
 def _detect(args: argparse.Namespace) -> int:
     from meshwright.cluster.detect.lead import detect
     from meshwright.cluster.toml.write import write_cluster
-    from meshwright.errors import ClusterError
 
     if not args.timeout > 0:
         raise ClusterError(f"--timeout {args.timeout:g}", "seconds, more than 0")
@@ -105,8 +106,6 @@ def _detect(args: argparse.Namespace) -> int:
 
 def _tree(cluster: Cluster) -> Tree:
     from rich.tree import Tree
-
-    from meshwright.errors import counted
 
     tree = Tree(f"{cluster.name}: {counted(cluster.device_count, 'device')}, {cluster.backend}")
     _add(tree, cluster.root, cluster)

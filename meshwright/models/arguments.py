@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.errors import ModelError
@@ -30,9 +31,5 @@ def reference_of(args: argparse.Namespace) -> Reference:
 
 def check_folder(option: str, path: str | None) -> None:
     """Refuses at once what could not be written after minutes."""
-    from pathlib import Path
-
-    from meshwright.errors import ModelError
-
     if path and path != "-" and not (folder := Path(path).parent).is_dir():
         raise ModelError(f"{option} {path}: no folder {folder}", "a folder that is there", "make it, or name another")

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.errors import counted
+from meshwright.errors import MeshwrightError, RunError, counted
 from meshwright.models.arguments import add_model_arguments, reference_of
 from meshwright.runtime.job.options import check_against, check_options, check_places
 
@@ -18,7 +18,6 @@ INTERRUPTED = 130
 
 if TYPE_CHECKING:
     from meshwright.cluster import Cluster
-    from meshwright.errors import RunError
     from meshwright.plan import Plan
 
 
@@ -58,7 +57,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.errors import RunError
     from meshwright.runtime.job.launch import ToldError, launch
     from meshwright.runtime.job.worker import Job
 
@@ -85,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _with_way_on(error: RunError, folder: str | None) -> RunError:
     """A failure of ranks, and from where to go on: the newest complete checkpoint, if there is one."""
-    from meshwright.errors import RunError
     from meshwright.runtime.state.folder import latest
 
     found = latest(folder) if folder else None
@@ -100,7 +97,6 @@ def _join(args: argparse.Namespace) -> int:
     import torch
     import torch.distributed as dist
 
-    from meshwright.errors import MeshwrightError
     from meshwright.plan import Plan
     from meshwright.runtime.fail import tell
     from meshwright.runtime.job.worker import Job, train
@@ -156,7 +152,6 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
 
     from meshwright.capture import Precision, capture
     from meshwright.cluster import load_cluster
-    from meshwright.errors import RunError
     from meshwright.plan import Plan
     from meshwright.plan.units import parse_bytes
     from meshwright.price.check import check_plan
