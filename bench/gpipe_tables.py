@@ -3,8 +3,8 @@
     python bench/gpipe_tables.py [--published FOLDER] [-o out/gpipe_tables.json]
 
 A partition keeps its input for each micro-batch and computes its layers again before their backward, as GPipe does. One
-device profile (`gpipe_layers.DEVICE`) prices all models; `Run` and SETTINGS hold what differs between the tables. Beside
-each figure stands the published one, where the folder has the files `gpipe_table1_max_model_size.csv` and
+device profile (`gpipe_layers.DEVICE`) prices all models; `Run` and SETTINGS hold what differs between the tables.
+Beside each figure stands the published one, where the folder has the files `gpipe_table1_max_model_size.csv` and
 `gpipe_tables2_3_throughput.csv`.
 
 What agreement here is worth: the paper gives neither the sizes of Transformer-48 and -24 nor kernel rates nor batches
