@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 from meshwright.capture.program import Program, Value
 from meshwright.cluster import Mesh
@@ -51,6 +52,15 @@ class Oracle:
             alive = {key: pareto(labels) for key, labels in following.items()}
         return pareto([label for labels in alive.values() for label in labels])
 
+    def size(self) -> int:
+        """About how many choices there are to price."""
+        return sum(self._size(index) for index in range(len(self.program.segments)))
+
+    def _size(self, index: int) -> int:
+        made = self._space(index)
+        crossing = [*(value.name for value in made.graph.inputs), *made.graph.outputs]
+        return prod(len(boundary_layouts(made, name)) for name in crossing) * prod(map(len, made.strategies))
+
     def best_s(self, budget: int) -> float:
         return min((s for s, held, transient in self.ways() if held + transient <= budget), default=float("inf"))
 
@@ -60,10 +70,14 @@ class Oracle:
         later = {name for segment in self.program.segments[index + 1 :] for name in (*segment.inputs, *segment.params)}
         return tuple(sorted((name, text) for name, text in (before | here).items() if name in later))
 
-    def _segment(self, index: int) -> dict[Boundary, list[Way]]:
+    def _space(self, index: int) -> Space:
         segment = self.program.segments[index]
         graph = self.program.graphs[segment.graph]
-        made = space(graph, segment.params, self.program.batch, self.mesh, Pins(), self.setting)
+        return space(graph, segment.params, self.program.batch, self.mesh, Pins(), self.setting)
+
+    def _segment(self, index: int) -> dict[Boundary, list[Way]]:
+        segment = self.program.segments[index]
+        made = self._space(index)
         found: dict[Boundary, list[Way]] = {}
         crossing = [*(value.name for value in made.graph.inputs), *made.graph.outputs]
         names = [*segment.inputs, *segment.outputs]
