@@ -108,7 +108,7 @@ class Together:
         bases = weighed(self.frontier)
         middle, scale = bases[len(bases) // 2], floor_s(self.frontier) / self.budget_bytes
         prices = (price, sqrt(max(price, scale) * FACTORS[-1] * scale), FACTORS[-1] * scale)
-        chains = (chain_at(middle, asked * middle.scale) for asked in prices)
+        chains = (self._lean(middle, chain_at(middle, asked * middle.scale)) for asked in prices)
         steps = (self.look_at(chain, slow=True) for chain in chains)
         return next((step_s for step_s in steps if step_s < inf), inf)
 
@@ -154,11 +154,19 @@ class Together:
         found: list[Chain] = []
         for base, asked_price in asked:
             chain = chain_at(base, asked_price * base.scale)
-            fits = sum(point.point.static_bytes for point in chain.points) <= ROOM * self.budget_bytes
-            if fits and not any(is_same(chain, other) for other in found):
-                found.append(chain)
+            for one in (self._lean(base, chain), chain):
+                fits = one.static_bytes <= ROOM * self.budget_bytes
+                if fits and not any(is_same(one, other) for other in found):
+                    found.append(one)
         least_s = min((chain.weighed_s(0.0) for chain in found), default=0.0)
         return [chain for chain in found if chain.weighed_s(0.0) <= TOO_SLOW * least_s]
+
+    def _lean(self, base: Frontier, chain: Chain) -> Chain:
+        """The same where, if its weights leave too little for what an op needs while it runs, none may need more."""
+        cap_bytes = self.budget_bytes - chain.static_bytes
+        if cap_bytes <= 0 or chain.transient_bytes <= cap_bytes:
+            return chain
+        return chain_at(base.capped(cap_bytes), chain.price)
 
     def _new(self, chain: Chain) -> int:
         """How many of its segments do what no mixture has."""

@@ -52,6 +52,10 @@ class Chain:
         return [point.point for point in self.points]
 
     @cached_property
+    def static_bytes(self) -> int:
+        return sum(point.point.static_bytes for point in self.points)
+
+    @cached_property
     def held_bytes(self) -> int:
         return sum(point.point.held_bytes for point in self.points)
 

@@ -1,0 +1,91 @@
+"""Where memory is short: what is found must fit, and something must be found."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meshwright.capture import capture
+from meshwright.capture.program import Program
+from meshwright.cluster import load_cluster
+from meshwright.price.parameter import Setting
+from meshwright.solve.candidates import allowed_meshes, candidates_on
+from meshwright.solve.intra.chain import chain_at, floor_s, solve_chain
+from meshwright.solve.intra.exact import exact_chain
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.plan import make_plan
+from meshwright.solve.together import Together
+
+LEAST = 892_000
+"""Bytes on each of two devices: hardly more than the weights with their states, cut in two, take (802,384)."""
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(64) for _ in range(layers)])
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x), y)
+
+
+@cache
+def program(layers: int = 3) -> Program:
+    return capture(Net(layers), {"x": torch.zeros(64, 64), "y": torch.zeros(64, dtype=torch.int64)})
+
+
+@cache
+def frontier(microbatches: int) -> Frontier:
+    candidates = candidates_on(program(), allowed_meshes(load_cluster("local:2"), (), 3), (), Setting("adamw", "fp32"))
+    return candidates[0].frontier(microbatches)
+
+
+def test_gradients_that_wait_are_given_room() -> None:
+    """The fastest whose ops fit leaves too little for what waits besides: a slower one is found, which fits."""
+    found, bound_s = exact_chain(frontier(16), LEAST, 0.0)
+    assert found is not None
+    assert found.peak_bytes <= LEAST
+    assert found.seconds > bound_s
+
+
+def test_a_sharding_is_found_at_hardly_more_than_the_weights() -> None:
+    found, bound_s = solve_chain(frontier(16), LEAST)
+    assert found is not None
+    assert found.peak_bytes <= LEAST
+    assert bound_s <= found.seconds
+
+
+def test_ops_need_no_more_than_the_weights_leave() -> None:
+    """At a high price weights are gathered for each use, two copies at a time; a lean sharding cuts what reads them."""
+    budget = 960_000
+    here = frontier(2).recomputing()
+    together = Together(here, program(), budget, lambda chain, frontier: None, float("inf"))  # type: ignore[arg-type,return-value]
+    chain = chain_at(here, 10 * floor_s(here) / budget)
+    assert chain.static_bytes + chain.transient_bytes > budget
+    lean = together._lean(here, chain)
+    assert lean.static_bytes + lean.transient_bytes <= budget
+    assert together._lean(here, lean) is lean
+
+
+def test_no_pin_is_faster_than_no_pin() -> None:
+    cluster, one, budget = load_cluster("local:2"), program(1), 380_000
+    free = make_plan(one, cluster, memory_bytes=budget).predicted
+    assert free.peak_bytes <= budget
+    for pins in (("tp=2",), ("zero=3",)):
+        assert free.step_s <= 1.001 * make_plan(one, cluster, memory_bytes=budget, pins=pins).predicted.step_s
