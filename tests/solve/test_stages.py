@@ -228,6 +228,25 @@ def test_interleaving_is_chosen_where_it_wins() -> None:
     assert found.step_s == pytest.approx(4 * (4 * 4 + 3))
 
 
+def test_equal_stages_of_another_size_are_hopeful() -> None:
+    """Four devices by one or by two, these 1.9 times as fast: a schedule of its own could make either the faster."""
+    meshes = (MeshClass("one", (1,), 10**9), MeshClass("two", (2,), 10**9))
+
+    def points(first: int, end: int, mesh: int, count: int) -> list[StagePoint]:
+        seconds = (end - first) / (1.0, 1.9)[mesh] * 16 / count / 3
+        return [StagePoint(SegmentCost(seconds, seconds, seconds, resident_bytes=end - first))]
+
+    problem = StageProblem(12, meshes, (4,), points, free, (16,), later=("searched",))
+    found = solve_stages(problem)
+    assert found is not None
+    sizes = {len(runs) for runs, _, _ in found.hopeful}
+    assert sizes == {2, 4} - {len(found.runs)}
+    for runs, schedule, count in found.hopeful:
+        assert (schedule, count) == ("1f1b", 16)
+        assert len({run.mesh for run in runs}) == 1
+    assert not solve_stages(replace(problem, later=())).hopeful  # type: ignore[union-attr]
+
+
 def every_interleaving(problem: StageProblem, stages: int, rounds: int) -> Iterator[tuple[PlacedRun, ...]]:
     """All ways to deal a chain out to equal submeshes, so many runs to each."""
     for mesh, made in enumerate(problem.meshes):
