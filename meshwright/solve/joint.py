@@ -80,7 +80,7 @@ class _State:
         def refined(chain: Chain, frontier: Frontier) -> Plan | None:
             return refine(self.assemble(chain, frontier), self.program, self.budget_bytes, FEWER, self.flat)
 
-        self.best = swept(candidates, self.budget_bytes, refined, self.best)
+        self.best = swept(candidates, self.budget_bytes, refined, self.best, exactly=False)
 
     def look_at(self, found: list[Entry]) -> None:
         """Those with the lowest bounds: all of what they have while nothing fits, in a glance then."""

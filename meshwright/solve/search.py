@@ -94,13 +94,14 @@ def search(
     progress: Progress | None = None,
     limit_s: float = float("inf"),
     first: bool = False,
+    exactly: bool = True,
 ) -> Found:
-    """Faster than `limit_s`, if any is. first: the first that is found is enough.
+    """Faster than `limit_s`, if any is. first: the first that is found is enough. exactly: as for `solve_chain`.
 
     Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further.
     """
     floors: dict[int, float] = {}
-    state = _State(budget_bytes, limit_s, progress, floors)
+    state = _State(budget_bytes, limit_s, progress, floors, exactly)
     refused: list[PlanError] = []
     for later in (False, True):
         found = []
@@ -173,6 +174,7 @@ class _State:
     limit_s: float
     progress: Progress | None
     floors: dict[int, float]
+    exactly: bool = True
     met: list[Met] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     price: float = 0.0
@@ -231,7 +233,7 @@ class _State:
                     continue
             free, proven_s = True, 0.0
             for weight in candidate.weights:
-                chain, bound_s = solve_chain(frontier.weighed(weight), self.budget_bytes, reach_s)
+                chain, bound_s = solve_chain(frontier.weighed(weight), self.budget_bytes, reach_s, self.exactly)
                 self._take(place, candidate, chain, frontier)
                 free &= chain is not None and not chain.price
                 proven_s, reach_s = max(proven_s, bound_s), self.reach_s(candidate, number)

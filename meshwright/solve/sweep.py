@@ -25,8 +25,10 @@ def swept(
     refined: Refined,
     best: Plan | None,
     parts: tuple[float, ...] = PARTS,
+    exactly: bool = True,
 ) -> Plan | None:
-    """The fastest of them, `best` where none is faster. refined: the plan of a sharding under the true budget."""
+    """The fastest of them, `best` where none is faster. refined: the plan of a sharding under the true budget. exactly:
+    as for `solve_chain`."""
     peak: int | None = None
     for part in parts:
         if peak is not None and peak <= part * budget_bytes:
@@ -34,7 +36,7 @@ def swept(
         known_s = best.predicted.step_s if best else float("inf")
         room = int(part * budget_bytes) if part < inf else 1 << 62
         try:
-            found = search(candidates, room, limit_s=known_s).best
+            found = search(candidates, room, limit_s=known_s, exactly=exactly).best
         except PlanError:
             return best
         if found is None:

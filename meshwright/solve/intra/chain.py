@@ -82,8 +82,12 @@ def bound_at(frontier: Frontier, price: float, budget_bytes: int) -> float:
     return (least_cost(frontier, price) - price * (budget_bytes - frontier.least_transient())) / frontier.scale
 
 
-def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("inf")) -> tuple[Chain | None, float]:
-    """(the fastest chain that fits, or None if none was found faster than `known_s`; a bound on all that fit)."""
+def solve_chain(
+    frontier: Frontier, budget_bytes: int, known_s: float = float("inf"), exactly: bool = True
+) -> tuple[Chain | None, float]:
+    """(the fastest chain that fits, or None if none was found faster than `known_s`; a bound on all that fit).
+
+    exactly: of a small program, also where prices per byte do not find it, which takes longer."""
     search = _Search(frontier, budget_bytes, budget_bytes - frontier.least_transient())
     free = search.ask(0.0)
     if search.fits(free) or search.bound_s >= known_s:
@@ -104,7 +108,8 @@ def solve_chain(frontier: Frontier, budget_bytes: int, known_s: float = float("i
     met = search.chains + mixed(search.frontier, search.chains, budget_bytes)
     fitting = [chain for chain in met if search.fits(chain)]
     best = min(fitting, key=lambda chain: chain.seconds, default=None)
-    if (best is None or best.seconds > search.bound_s * (1 + CLOSED)) and is_small(frontier):
+    is_open = best is None or best.seconds > search.bound_s * (1 + CLOSED)
+    if exactly and is_open and is_small(frontier):
         exact, bound_s = exact_chain(frontier, budget_bytes, least.price)
         if exact is not None and (best is None or exact.seconds < best.seconds):
             best = exact
