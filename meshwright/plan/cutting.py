@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil
 
 from meshwright.errors import PlanError
 
 WIDE = 4
+
+MOST = 1 << 16
+"""Micro-batches that are thought of, unless more are asked for."""
 
 MOST_NAMED = 12
 """Numbers that a refusal names: all that there are, or the nearest."""
@@ -18,22 +22,28 @@ def cut_batch(batch: int, microbatches: int) -> tuple[int, int]:
     return each, batch - (microbatches - 1) * each
 
 
-def batch_cuts(batch: int) -> list[int]:
+def even_cuts(batch: int) -> list[int]:
+    """Numbers of micro-batches that divide the batch, rising."""
+    return [n for n in range(1, min(batch, MOST) + 1) if batch % n == 0]
+
+
+def batch_cuts(batch: int, most: int = MOST) -> list[int]:
     """Numbers of micro-batches worth a look, rising: those that divide the batch, and where two of them are more than
     WIDE times apart, those of micro-batches of 2, 4, 8, ... samples between them, the last one smaller."""
-    even = [n for n in range(2, batch + 1) if batch % n == 0]
+    even = [*even_cuts(batch), batch]
     found = set(even)
-    for less, more in zip([1, *even], even, strict=False):
+    sizes = [1 << power for power in range(1, batch.bit_length())]
+    for less, more in pairwise(even):
         if more > WIDE * less:
-            sizes = (1 << power for power in range(1, batch.bit_length()))
             found |= {n for n in (ceil(batch / size) for size in sizes) if less < n < more}
-    return sorted(found) or [1]
+    return [n for n in sorted(found) if n <= most]
 
 
 def check_cut(given: str, batch: int, microbatches: int, hint: str) -> None:
     """Raises PlanError where a micro-batch would have no samples."""
     if microbatches < 1 or cut_batch(batch, microbatches)[1] < 1:
-        fits = [n for n in range(1, batch + 1) if cut_batch(batch, n)[1] > 0]
+        last = max(1, min(batch, microbatches + MOST))
+        fits = [n for n in range(max(1, last - 2 * MOST), last + 1) if cut_batch(batch, n)[1] > 0]
         near = sorted(sorted(fits, key=lambda n: abs(n - microbatches))[:MOST_NAMED])
         such = "one of " if len(near) == len(fits) else "such as "
         allowed = such + ", ".join(map(str, near))

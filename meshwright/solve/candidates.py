@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from math import prod
 
@@ -11,7 +11,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.errors import PlanError, counted
-from meshwright.plan.cutting import check_cut, cut_batch
+from meshwright.plan.cutting import check_cut, cut_batch, even_cuts
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.frontier import Frontier, most_alive
 from meshwright.solve.intra.space import KnownOps
@@ -153,14 +153,13 @@ def _candidate(
 def _microbatches(program: Program, mesh: Mesh, pins: Pins) -> tuple[int, ...]:
     """Numbers that cut the batch evenly, or one that is pinned; one where samples are coupled, since cutting changes
     the mathematics."""
-    numbers: Iterable[int] = range(1, program.batch + 1)
+    numbers = even_cuts(program.batch)
     if pins.microbatches:
-        numbers = (pins.microbatches,)
+        numbers = [pins.microbatches]
     elif program.couples_samples or not comes_apart(program):
-        numbers = (1,)
+        numbers = [1]
     ways = prod(mesh.sizes[axis] for axis in pins.dp_axes)
-    even = [not pins.microbatches and program.batch % number for number in numbers]
-    pairs = [(number, cut_batch(program.batch, number)) for number, left in zip(numbers, even, strict=True) if not left]
+    pairs = [(number, cut_batch(program.batch, number)) for number in numbers]
     return tuple(number for number, (each, last) in pairs if each % ways == 0 and last > 0 and last % ways == 0)
 
 

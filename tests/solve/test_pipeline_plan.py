@@ -20,7 +20,7 @@ from meshwright.price.parameter import Setting
 from meshwright.schedule import plan_lists, verify_lists
 from meshwright.schedule.reads import reads_of
 from meshwright.solve.pipeline import search as pipeline
-from meshwright.solve.pipeline.pins import pipeline_pins
+from meshwright.solve.pipeline.pins import PipelinePins, pipeline_pins
 from meshwright.solve.pipeline.plan import predicted
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.plan import make_plan
@@ -97,7 +97,7 @@ def test_a_smaller_last_micro_batch_is_priced_as_such(gpt: Program) -> None:
 
 def test_numbers_that_do_not_divide_the_batch_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where those that do are far apart."""
-    assert batch_cuts(22) == [2, 3, 6, 11, 22]
+    assert batch_cuts(22) == [1, 2, 3, 6, 11, 22]
     tried: dict[int, float] = {}
     look_at = pipeline._Search.try_count
 
@@ -111,6 +111,28 @@ def test_numbers_that_do_not_divide_the_batch_are_tried(monkeypatch: pytest.Monk
     make_plan(program, load_cluster("local:2"), pins=("pp=2", "schedule=1f1b"))
     assert list(tried)[:2] == [6, 11]
     assert tried[6] < tried[11] < float("inf")
+
+
+@pytest.mark.parametrize(("batch", "known_s", "last"), [(16, 1.0, 2), (16, float("inf"), 16), (10**6, 1.0, 50)])
+def test_which_numbers_of_micro_batches_are_tried(
+    batch: int, known_s: float, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is faster, one more and one fewer; where nothing fits, as many as there are. Of a very large batch
+    no more than fill the devices."""
+    tried: list[int] = []
+
+    def spied(self: pipeline._Search, count: int) -> float:
+        tried.append(count)
+        return float("inf")
+
+    monkeypatch.setattr(pipeline._Search, "try_count", spied)
+    program, pins = capture(*parse_reference("mlp?hidden=8&inputs=4").meta(batch)), PipelinePins(2, None, ())
+    search = pipeline._Search(
+        program, load_cluster("local:2"), None, Setting(), pins, known_s, None, recompute=False, method="auto"
+    )
+    search.climb(search.counts())
+    assert last in tried
+    assert max(tried) <= 80
 
 
 def test_stages_have_the_devices_that_were_asked_for(gpt: Program) -> None:

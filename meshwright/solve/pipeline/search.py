@@ -47,6 +47,11 @@ STAGES = 16
 """The first micro-batch that is tried has so many samples; on more than MOST_UNITS devices one for each host of a stage
 of so many, if that is more."""
 
+FILLED = 32
+MOST_COUNT = 1 << 12
+"""Micro-batches for each device from which on more hardly fill a pipeline better: with no more of them the search
+begins; and the most that it looks at."""
+
 SLACKS = (1.02, 1.3, inf)
 """How far above the first guess a step may be, if none is found below."""
 
@@ -170,21 +175,22 @@ class _Search:
             return pinned[:1]
         if self.program.couples_samples or not comes_apart(self.program):
             return [1]
-        return batch_cuts(self.program.batch)
+        return batch_cuts(self.program.batch, MOST_COUNT)
 
     def climb(self, counts: list[int]) -> None:
         """From micro-batches of SAMPLES on, to more, or to fewer where more do not help, as long as a step gets
-        shorter."""
+        shorter; while nothing fits, to as many as there are."""
         total = self.cluster.device_count
         hosts = total // STAGES // per_host(self.cluster) if total > MOST_UNITS else 1
-        start = min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - max(SAMPLES, hosts)))
+        samples = max(SAMPLES, hosts, self.program.batch / (FILLED * total))
+        start = min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - samples))
         worth = WORTH if total > MOST_UNITS else 1.0
         first_s = self.try_count(counts[start])
         for way in (1, -1):
             at, worse, known_s = start + way, 0, first_s
             while 0 <= at < len(counts) and worse < PATIENCE and not (self.first and self.best):
                 found_s = self.try_count(counts[at])
-                worse = 0 if found_s < worth * known_s else worse + 1
+                worse = 0 if found_s < worth * known_s or self.known_s == inf else worse + 1
                 known_s = min(known_s, found_s)
                 at += way
             if known_s < first_s:
