@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from meshwright.errors import PlanError
-from meshwright.solve.intra.chain import floor_s
+from meshwright.solve.intra.chain import floor_s, least_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.walk import least_cost
 from meshwright.solve.search import Candidate, any_evener
@@ -58,11 +58,12 @@ def entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> I
                 frontier = candidate.frontier(number).recomputing()
                 if frontier.least_static() > budget_bytes:
                     break  # nor is there less of it in more of them
-                if frontier.bounds and floor_s(frontier) >= known_s:
+                if frontier.bounds and least_s(frontier) >= known_s:
                     if any_evener(candidate, frontier):
                         continue
                     break  # more micro-batches are no faster
-                bound = best_bound([frontier], budget_bytes, known_s, Bound(floor_s(frontier), 0.0))
+                least = Bound(least_s(frontier) if frontier.bounds else floor_s(frontier), 0.0)
+                bound = best_bound([frontier], budget_bytes, known_s, least)
             except PlanError:
                 continue
             if bound.seconds < known_s:

@@ -18,7 +18,7 @@ from math import gcd
 from meshwright.capture.program import Program
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import PlanError
-from meshwright.solve.intra.chain import bound_at, floor_s, solve_chain
+from meshwright.solve.intra.chain import bound_at, least_s, solve_chain
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 
@@ -194,7 +194,7 @@ class _State:
     def floor(self, place: int, candidate: Candidate) -> float:
         """What no number of micro-batches is faster than."""
         frontier = candidate.frontier(candidate.microbatches[0])
-        floor = floor_s(frontier)
+        floor = least_s(frontier)
         if floor >= self.reach_s(candidate, candidate.microbatches[0]):
             self.slower[place] = candidate.microbatches[0]
             candidate.drop()
@@ -218,7 +218,7 @@ class _State:
             if frontier.least_held() + frontier.least_transient() > self.budget_bytes:
                 self.tight.add(place)
                 continue
-            floor, reach_s = floor_s(frontier), self.reach_s(candidate, number)
+            floor, reach_s = least_s(frontier), self.reach_s(candidate, number)
             if floor >= reach_s:
                 self.bounds.append(floor)
                 if any_evener(candidate, frontier):
@@ -231,7 +231,7 @@ class _State:
                     self.tight.add(place)
                     self.bounds.append(bound_s)
                     continue
-            free, proven_s = True, 0.0
+            free, proven_s = True, floor
             for weight in candidate.weights:
                 chain, bound_s = solve_chain(frontier.weighed(weight), self.budget_bytes, reach_s, self.exactly)
                 self._take(place, candidate, chain, frontier)

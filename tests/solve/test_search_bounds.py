@@ -15,8 +15,9 @@ from meshwright.cluster import load_cluster
 from meshwright.price.parameter import Setting
 from meshwright.solve.bounds import PRICES, Bound, best_bound
 from meshwright.solve.candidates import candidates_on
-from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.chain import chain_at, floor_s, least_s
 from meshwright.solve.intra.walk import least_cost
+from meshwright.solve.plan import make_plan
 from meshwright.solve.search import Least, in_proportion
 
 
@@ -32,6 +33,20 @@ def test_more_micro_batches_are_no_faster_and_take_no_less_than_their_part(name:
             assert least.bytes_at(number) <= frontier.least_held() + frontier.least_transient()
         floors = [floor_s(frontier) for frontier in made.values()]
         assert all(one <= other * (1 + 1e-12) for one, other in pairwise(floors))
+
+
+def test_what_the_host_has_to_ask_for_bounds_steps_that_wait_for_it() -> None:
+    """A small model on GPUs: devices would be done in a part of the time, and the bound says so of no sharding."""
+    program = capture(*small_model("llama")).at_batch(8)
+    mesh = load_cluster("dgx-h100:1").mesh((2, 2), ranks=(0, 1, 2, 3))
+    for candidate in candidates_on(program, [mesh], (), Setting()):
+        for number in candidate.microbatches:
+            frontier = candidate.frontier(number)
+            bound_s = least_s(frontier)
+            assert bound_s > 2 * floor_s(frontier)
+            assert all(chain_at(frontier, price).seconds >= bound_s * (1 - 1e-12) for price in (0.0, *PRICES))
+    plan = make_plan(program, load_cluster("dgx-h100:1"), pins=("pp=1",))
+    assert plan.predicted.gap == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_bound_with_recomputation_is_looked_for_between_the_prices_too() -> None:

@@ -77,6 +77,11 @@ def floor_s(frontier: Frontier) -> float:
     return frontier.floors[key]
 
 
+def least_s(frontier: Frontier) -> float:
+    """No chain is faster, if memory were free: by what devices compute, and by what the host has to ask for."""
+    return max(floor_s(frontier), frontier.least_host_s())
+
+
 def bound_at(frontier: Frontier, price: float, budget_bytes: int) -> float:
     """What no chain that fits is faster than, by one price."""
     return (least_cost(frontier, price) - price * (budget_bytes - frontier.least_transient())) / frontier.scale

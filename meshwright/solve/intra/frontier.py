@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,6 +70,7 @@ class Frontier:
     _prices: dict[object, Point] = field(default_factory=dict)
     _leasts: dict[int, tuple[float, list[int]]] = field(default_factory=dict)
     _transients: list[int] = field(default_factory=list)
+    _hosts: list[float] = field(default_factory=list)
     _boundaries: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _numbered: dict[int, SegmentProblem] = field(default_factory=dict)
     steps: list[Any] = field(default_factory=list)
@@ -158,6 +159,19 @@ class Frontier:
             firsts = map(self._first, range(len(self.program.graphs)))
             self._transients.append(max(self.space(segment).least_transient() for segment in firsts))
         return self._transients[0]
+
+    def least_host_s(self) -> float:
+        """What the host needs at least to ask for a step, however it is sharded; zero on a CPU."""
+        if not self._hosts:
+            asked_s = sum(sum(self.space(segment).op_host_s) for segment in self.program.segments)
+            updates = {name: update_s for one in self.program.segments for name, update_s in self._least_updates(one)}
+            self._hosts.append(self.setting.microbatches * asked_s + sum(updates.values()))
+        return self._hosts[0]
+
+    def _least_updates(self, segment: Segment) -> Iterator[tuple[str, float]]:
+        here = self.space(segment)
+        for name, value in zip(segment.params, here.graph.params, strict=True):
+            yield name, here.least_host_s(value)
 
     def _first(self, graph: int) -> Segment:
         return next(segment for segment in self.program.segments if segment.graph == graph)

@@ -53,8 +53,9 @@ class Kept:
 class Space:
     """graph: at a fixed batch. uses: where each value is read, as (op index, operand position).
 
-    op_costs: per op, seconds of each strategy. op_kept: per op, what each of its parts of memory takes under each
-    strategy. matrices: conversions priced so far. last: the values of the last micro-batch where that is smaller.
+    op_costs: per op, seconds of each strategy. op_host_s: per op, what the host needs to ask for it at least. op_kept:
+    per op, what each of its parts of memory takes under each strategy. matrices: conversions priced so far. last: the
+    values of the last micro-batch where that is smaller.
     """
 
     graph: SegmentGraph
@@ -70,6 +71,7 @@ class Space:
     outside: frozenset[str] = frozenset()
     last: dict[str, Value] = field(default_factory=dict)
     op_costs: list[Matrix] = field(default_factory=list)
+    op_host_s: list[float] = field(default_factory=list)
     op_kept: list[tuple[Kept, ...]] = field(default_factory=list)
     matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
 
@@ -91,6 +93,11 @@ class Space:
         """The fewest bytes that a parameter with its gradient and states can take."""
         options = self.parameters[value.name]
         return min(parameter_price(value, plan, self.mesh, self.setting).static_bytes for plan in options)
+
+    def least_host_s(self, value: Value) -> float:
+        """What the host needs at least to ask for a parameter's update."""
+        options = self.parameters[value.name]
+        return min(parameter_price(value, plan, self.mesh, self.setting).step_host_s for plan in options)
 
 
 KnownOps = dict[object, tuple[SegmentGraph, Space]]
@@ -156,6 +163,7 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
     )
     seconds = [[_seconds(made, index, one) for one in found[index]] for index in range(len(fixed.ops))]
     made.op_costs.extend(np.array([forward_s + backward_s for forward_s, backward_s in each]) for each in seconds)
+    made.op_host_s.extend(_least_host_s(made, index) for index in range(len(fixed.ops)))
     again_s = {
         v.name: min(one[0] for one in each) for op, each in zip(fixed.ops, seconds, strict=True) for v in op.results
     }
@@ -172,6 +180,12 @@ def _seconds(space: Space, index: int, made: Strategy) -> tuple[float, float]:
     if not any(value.grad for value in op.results):
         return forward_s, 0.0
     return forward_s, seconds.backward_s + collectives_s(made.collectives_backward, mesh)
+
+
+def _least_host_s(space: Space, index: int) -> float:
+    op, mesh = space.graph.ops[index], space.mesh
+    every = (op_seconds(op, one, space.values, mesh.sizes, mesh.device) for one in space.strategies[index])
+    return min((one.forward_pair_s + one.backward_pair_s for one in every), default=0.0)
 
 
 def _kept(space: Space, index: int, keepers: dict[str, int], again_s: dict[str, float]) -> Iterator[Kept]:
