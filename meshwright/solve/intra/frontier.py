@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
@@ -19,6 +19,8 @@ from meshwright.solve.intra.solved import Solved, solve_segment
 from meshwright.solve.intra.space import KnownOps, Space, skip_layout, space
 from meshwright.solve.pins import Pins
 
+T = TypeVar("T")
+
 Options = tuple[int, ...]
 """Which option each part of a segment's boundary takes: inputs, outputs, tied weights."""
 
@@ -29,6 +31,16 @@ class Point:
 
     point: FrontierPoint
     parameters: dict[str, ParameterPlan]
+
+
+class _Least(NamedTuple):
+    """What a segment takes whatever is chosen: bytes that its ops keep, and seconds of the host that asks for them; of
+    each of its weights the bytes, and seconds of the host that asks for its update."""
+
+    kept_bytes: float
+    host_s: float
+    static_bytes: list[int]
+    updates_s: list[float]
 
 
 @dataclass(slots=True)
@@ -68,7 +80,7 @@ class Frontier:
     _solved: dict[object, Solved] = field(default_factory=dict)
     _points: dict[object, Point] = field(default_factory=dict)
     _prices: dict[object, Point] = field(default_factory=dict)
-    _leasts: dict[int, tuple[float, list[int]]] = field(default_factory=dict)
+    _leasts: dict[int, _Least] = field(default_factory=dict)
     _transients: list[int] = field(default_factory=list)
     _hosts: list[float] = field(default_factory=list)
     _boundaries: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -143,15 +155,11 @@ class Frontier:
 
     def least_kept(self) -> float:
         """Of that, what ops keep for backward."""
-        return sum(self._least(segment)[0] for segment in self.program.segments)
+        return sum(self._least(segment).kept_bytes for segment in self.program.segments)
 
     def least_static(self) -> int:
         """Of that, what weights take with their gradients and states, whatever is made again in backward."""
-        least: dict[str, int] = {}
-        for segment in self.program.segments:
-            for name, held in zip(segment.params, self._least(segment)[1], strict=True):
-                least.setdefault(name, held)
-        return sum(least.values())
+        return sum(self._each_weight(lambda least: least.static_bytes))
 
     def least_transient(self) -> int:
         """Bytes that no chain has fewer of, beside what it holds, at its worst moment."""
@@ -163,25 +171,29 @@ class Frontier:
     def least_host_s(self) -> float:
         """What the host needs at least to ask for a step, however it is sharded; zero on a CPU."""
         if not self._hosts:
-            asked_s = sum(sum(self.space(segment).op_host_s) for segment in self.program.segments)
-            updates = {name: update_s for one in self.program.segments for name, update_s in self._least_updates(one)}
-            self._hosts.append(self.setting.microbatches * asked_s + sum(updates.values()))
+            asked_s = sum(self._least(segment).host_s for segment in self.program.segments)
+            updates_s = sum(self._each_weight(lambda least: least.updates_s))
+            self._hosts.append(self.setting.microbatches * asked_s + updates_s)
         return self._hosts[0]
 
-    def _least_updates(self, segment: Segment) -> Iterator[tuple[str, float]]:
-        here = self.space(segment)
-        for name, value in zip(segment.params, here.graph.params, strict=True):
-            yield name, here.least_host_s(value)
+    def _each_weight(self, figures: Callable[[_Least], list[T]]) -> Iterable[T]:
+        """A figure of each weight, once however many segments read it."""
+        found: dict[str, T] = {}
+        for segment in self.program.segments:
+            for name, figure in zip(segment.params, figures(self._least(segment)), strict=True):
+                found.setdefault(name, figure)
+        return found.values()
 
     def _first(self, graph: int) -> Segment:
         return next(segment for segment in self.program.segments if segment.graph == graph)
 
-    def _least(self, segment: Segment) -> tuple[float, list[int]]:
-        """The fewest bytes that its ops keep, and of each of its weights."""
+    def _least(self, segment: Segment) -> _Least:
         if segment.graph not in self._leasts:
             here = self.space(segment)
             kept = sum(float(part.bytes.min()) for parts in here.op_kept for part in parts)
-            self._leasts[segment.graph] = kept, [here.least_static(value) for value in here.graph.params]
+            weights = [here.least_weight(value) for value in here.graph.params]
+            held, updates_s = [one[0] for one in weights], [one[1] for one in weights]
+            self._leasts[segment.graph] = _Least(kept, sum(here.op_host_s), held, updates_s)
         return self._leasts[segment.graph]
 
     def solve(self, index: int, price_per_byte: float) -> Solved:

@@ -89,15 +89,11 @@ class Space:
     def each(self) -> Iterator[tuple[Op, tuple[Strategy, ...]]]:
         return zip(self.graph.ops, self.strategies, strict=True)
 
-    def least_static(self, value: Value) -> int:
-        """The fewest bytes that a parameter with its gradient and states can take."""
-        options = self.parameters[value.name]
-        return min(parameter_price(value, plan, self.mesh, self.setting).static_bytes for plan in options)
-
-    def least_host_s(self, value: Value) -> float:
-        """What the host needs at least to ask for a parameter's update."""
-        options = self.parameters[value.name]
-        return min(parameter_price(value, plan, self.mesh, self.setting).step_host_s for plan in options)
+    def least_weight(self, value: Value) -> tuple[int, float]:
+        """The fewest bytes that a parameter with its gradient and states can take; the fewest seconds of the host that
+        asks for its update."""
+        prices = [parameter_price(value, plan, self.mesh, self.setting) for plan in self.parameters[value.name]]
+        return min(price.static_bytes for price in prices), min(price.step_host_s for price in prices)
 
 
 KnownOps = dict[object, tuple[SegmentGraph, Space]]
