@@ -13,7 +13,8 @@ from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.errors import PlanError, counted
 from meshwright.plan.cutting import check_cut, cut_batch, even_cuts
 from meshwright.price.parameter import Setting
-from meshwright.solve.intra.frontier import Frontier, most_alive
+from meshwright.solve.intra.alive import most_alive
+from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.space import KnownOps
 from meshwright.solve.pin_spelling import check_spelling
 from meshwright.solve.pins import FREE, Pins, pin_readings, pinned_mesh, with_roles

@@ -13,7 +13,7 @@ from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
 from meshwright.price.parameter import Setting
-from meshwright.solve.intra.frontier import most_alive
+from meshwright.solve.intra.alive import most_alive
 from meshwright.solve.pipeline.meshes import stage_meshes
 from meshwright.solve.pipeline.offers import MOST_ALIVE, offers
 from meshwright.solve.pipeline.plan import predicted

@@ -147,7 +147,7 @@ def test_a_batch_that_does_not_divide_is_refused_not_replicated() -> None:
 
 def test_a_model_with_many_values_alive_at_once_is_planned() -> None:
     from meshwright.models.reference import parse_reference
-    from meshwright.solve.intra.frontier import most_alive
+    from meshwright.solve.intra.alive import most_alive
 
     program = capture(*parse_reference("unet?width=16").meta(8))
     assert most_alive(program) > 4

@@ -13,6 +13,7 @@ from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
 from meshwright.profile.spared import spared_segments
+from meshwright.solve.intra.alive import far_values
 from meshwright.solve.intra.pictures import freedoms
 from meshwright.solve.intra.segment import Answer, SegmentProblem, Tied
 from meshwright.solve.intra.solved import Solved, solve_segment
@@ -284,21 +285,3 @@ class Frontier:
                 found.update(dict.fromkeys(self.space(segment).parameters[local]))
             self._tied[name] = tuple(found)
         return self._tied[name]
-
-
-def far_values(program: Program) -> set[str]:
-    """Values that are alive while a segment runs that does not read them."""
-    made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
-    readers: dict[str, list[int]] = {}
-    for index, segment in enumerate(program.segments):
-        for name in segment.inputs:
-            readers.setdefault(name, []).append(index)
-    return {name for name, found in readers.items() if found[-1] > made[name] + 1}
-
-
-def most_alive(program: Program) -> int:
-    """How many values cross a boundary at most."""
-    made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
-    last = {name: index for index, segment in enumerate(program.segments) for name in segment.inputs}
-    spans = [(made[name], index) for name, index in last.items()]
-    return max((sum(a <= k < b for a, b in spans) for k in range(len(program.segments))), default=0)

@@ -24,8 +24,9 @@ from meshwright.plan.cutting import cut_batch
 from meshwright.price.parameter import Setting, local_bytes
 from meshwright.simulate import SegmentCost
 from meshwright.solve.candidates import MOST_ALIVE
+from meshwright.solve.intra.alive import most_alive
 from meshwright.solve.intra.chain import chain_at
-from meshwright.solve.intra.frontier import Frontier, Point, most_alive
+from meshwright.solve.intra.frontier import Frontier, Point
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.pipeline.curve import held_points
 from meshwright.solve.pipeline.meshes import StageMesh
