@@ -20,7 +20,7 @@ from meshwright.runtime.fit import one_device_mesh, this_device
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory.plan import one_device_plan
 from meshwright.solve.pipeline.balance import balanced_cuts
-from meshwright.solve.pipeline.by_hand import cut_stages, recomputing
+from meshwright.solve.pipeline.by_hand import cut_stages, priced_on, recomputing
 from meshwright.solve.plan import make_plan
 from meshwright.solve.points import plan_points
 
@@ -97,9 +97,10 @@ def gpipe_plan(
     points = plan_points(inner, program)
     cuts = _cuts(model, program, partitions, balance, points, microbatches)
     plan = cut_stages(program, [inner] * partitions, cuts, schedule="gpipe")
-    if len(plan.stages) == 1:
-        plan = inner
-    return recomputing(plan, program, _again(plan, checkpoint, device))
+    cluster = load_cluster(f"local:{plan.world_size}")
+    if checkpoint == "auto":
+        plan = priced_on(plan, program, cluster)
+    return priced_on(recomputing(plan, program, _again(plan, checkpoint, device)), program, cluster)
 
 
 def _can_be_cut(model: nn.Sequential, program: Program, partitions: int, balance: Balance) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -97,6 +98,26 @@ def test_modules_that_do_not_repeat_train_as_one_process(count: int, ranks: Call
         assert one["losses"] == pytest.approx(losses, rel=1e-9)
         for name, weight in one["weights"].items():
             assert torch.allclose(weight, weights[name], rtol=1e-7, atol=1e-9), name
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "except_last", "auto"])
+@pytest.mark.parametrize(("partitions", "replicas"), [(3, 1), (2, 2), (1, 1), (1, 2)])
+def test_its_plan_is_predicted_and_priced_as_any_other(partitions: int, replicas: int, checkpoint: str) -> None:
+    given = {"partitions": partitions, "replicas": replicas, "microbatches": 3, "checkpoint": checkpoint}
+    plan = gpipe_plan(layers(), samples(), nn.functional.cross_entropy, device=this_device(), **given)
+    found = plan.predicted
+    assert min(found.step_s, found.forward_s, found.backward_s, found.optimizer_s, found.peak_bytes) > 0
+    assert found.gap == 1.0
+    assert plan.price(capture(layers(), samples(), nn.functional.cross_entropy)) == plan
+    if partitions > 1:
+        assert found.bubble > (partitions - 1) / (3 + partitions - 1) / 2
+        assert all(stage.busy_s > 0 and stage.bubble_s > 0 and stage.traffic for stage in found.stages)
+
+
+def test_one_partition_recomputes_where_it_would_not_fit() -> None:
+    small = replace(this_device(), memory_bytes=1 << 10)
+    given = {"partitions": 1, "microbatches": 3, "checkpoint": "auto"}
+    assert gpipe_plan(layers(), samples(), nn.functional.cross_entropy, device=small, **given).recomputes
 
 
 class Named(nn.Module):
