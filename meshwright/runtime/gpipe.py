@@ -16,6 +16,7 @@ from meshwright.cluster import Device, load_cluster
 from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint, Plan
 from meshwright.plan.cutting import cut_batch
+from meshwright.price.parameter import check_optimizer
 from meshwright.runtime.fit import one_device_mesh, this_device
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory.plan import one_device_plan
@@ -87,6 +88,7 @@ def gpipe_plan(
         )
     if checkpoint not in CHECKPOINTS:
         raise PlanError(f"checkpoint {checkpoint!r}", f"one of {', '.join(CHECKPOINTS)}", "name one of these")
+    check_optimizer(optimizer)
     _check_counts(partitions=partitions, microbatches=microbatches, replicas=replicas)
     balance = _checked(balance, partitions, len(model))
     program = _capture(model, batch, loss, precision)

@@ -166,6 +166,7 @@ def test_modules_that_do_not_repeat_are_cut_between_any_two(balance: Any, cuts: 
         (layers(), {"microbatches": 0}, "microbatches=0\n  expected: a whole number from 1"),
         (layers(), {"microbatches": 2.5}, "microbatches=2.5\n  expected: a whole number from 1"),
         (layers(), {"replicas": 0}, "replicas=0\n  expected: a whole number from 1"),
+        (layers(), {"optimizer": "rmsprop"}, "optimizer 'rmsprop'\n  expected: one of adamw, momentum, sgd"),
         (layers(), {"balance": "fair"}, "time, memory"),
         (layers(), {"balance": None}, "balance None\n  expected: time, memory"),
         (layers(), {"balance": [2.0, 4.0]}, "whole numbers from 1"),
