@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 from meshwright.errors import PlanError
@@ -34,7 +35,11 @@ def check_cut(given: str, batch: int, microbatches: int, hint: str) -> None:
     """Raises PlanError where a micro-batch would have no samples."""
     if microbatches < 1 or cut_batch(batch, microbatches)[1] < 1:
         fits = [n for n in range(1, batch + 1) if cut_batch(batch, n)[1] > 0]
-        near = sorted(sorted(fits, key=lambda n: abs(n - microbatches))[:MOST_NAMED])
-        such = "one of " if len(near) == len(fits) else "such as "
-        allowed = such + ", ".join(map(str, near))
+        allowed = nearest(fits, microbatches)
         raise PlanError(given, f"a number of micro-batches that leaves samples for the last one, {allowed}", hint)
+
+
+def nearest(fits: Sequence[int], asked: int) -> str:
+    """What a refusal names of the numbers that do."""
+    near = sorted(sorted(fits, key=lambda n: abs(n - asked))[:MOST_NAMED])
+    return ("one of " if len(near) == len(fits) else "such as ") + ", ".join(map(str, near))

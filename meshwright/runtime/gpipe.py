@@ -15,7 +15,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Device, load_cluster
 from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint, Plan
-from meshwright.plan.cutting import cut_batch
+from meshwright.plan.cutting import cut_batch, nearest
 from meshwright.price.parameter import check_optimizer
 from meshwright.runtime.fit import one_device_mesh, this_device
 from meshwright.runtime.trainer import Trainer, parallelize
@@ -163,19 +163,15 @@ def _is_count(given: object) -> bool:
 
 
 def _check_sizes(program: Program, microbatches: int, replicas: int) -> None:
-    if microbatches > program.batch:
-        raise PlanError(
-            f"{counted(microbatches, 'micro-batch')} of {counted(program.batch, 'sample')}",
-            f"1 to {program.batch}",
-            "ask for fewer",
-        )
-    if not _is_shared(program.batch, microbatches, replicas):
-        fits = [m for m in range(1, program.batch + 1) if _is_shared(program.batch, m, replicas)]
-        raise PlanError(
-            f"{counted(microbatches, 'micro-batch')} on {counted(replicas, 'replica')} of a batch of {program.batch}",
-            "samples for every micro-batch, as many for each replica",
-            f"micro-batches of {', '.join(map(str, fits))}" if fits else "make the batch larger",
-        )
+    batch = program.batch
+    if _is_shared(batch, microbatches, replicas):
+        return
+    fits = [number for number in range(1, batch + 1) if _is_shared(batch, number, replicas)]
+    raise PlanError(
+        f"{counted(microbatches, 'micro-batch')} of {counted(batch, 'sample')} on {counted(replicas, 'replica')}",
+        "samples for every micro-batch, as many for each replica",
+        f"give {nearest(fits, microbatches)} as microbatches" if fits else f"make the batch a multiple of {replicas}",
+    )
 
 
 def _is_shared(batch: int, microbatches: int, replicas: int) -> bool:
@@ -226,7 +222,7 @@ def _cuts(
             where = f"before modules {', '.join(map(str, sorted(starts)))}" if starts else "nowhere: it is one piece"
             raise PlanError(
                 f"balance {list(balance)} cuts before module {first}",
-                f"cuts where one value is handed on, {where}",
+                f"cuts where one value that has a gradient is handed on, {where}",
                 "move it to one of these" if starts else "use partitions=1",
             )
     return (*(starts[first] for first in _firsts(balance)), len(program.segments))
