@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil
 
@@ -44,7 +45,11 @@ def check_cut(given: str, batch: int, microbatches: int, hint: str) -> None:
     if microbatches < 1 or cut_batch(batch, microbatches)[1] < 1:
         last = max(1, min(batch, microbatches + MOST))
         fits = [n for n in range(max(1, last - 2 * MOST), last + 1) if cut_batch(batch, n)[1] > 0]
-        near = sorted(sorted(fits, key=lambda n: abs(n - microbatches))[:MOST_NAMED])
-        such = "one of " if len(near) == len(fits) else "such as "
-        allowed = such + ", ".join(map(str, near))
+        allowed = nearest(fits, microbatches)
         raise PlanError(given, f"a number of micro-batches that leaves samples for the last one, {allowed}", hint)
+
+
+def nearest(fits: Sequence[int], asked: int) -> str:
+    """What a refusal names of the numbers that do."""
+    near = sorted(sorted(fits, key=lambda n: abs(n - asked))[:MOST_NAMED])
+    return ("one of " if len(near) == len(fits) else "such as ") + ", ".join(map(str, near))

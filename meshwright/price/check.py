@@ -86,6 +86,7 @@ def _check_parameters(plan: Plan, program: Program) -> None:
 def _check_segments(plan: Plan, program: Program) -> None:
     if len(plan.segments) != len(program.segments):
         raise PlanError(f"segments has {len(plan.segments)} entries", f"{len(program.segments)}, as the model has")
+    _check_guests(plan, program)
     made: dict[str, tuple[str, Stage]] = {}
     for index, segment in enumerate(program.segments):
         choice, field, stage = plan.choice(index), f"choices[{plan.segments[index]}]", plan.stage_of(index)
@@ -96,7 +97,6 @@ def _check_segments(plan: Plan, program: Program) -> None:
     last, wanted = made[program.loss][0], str(invariant(plan.stages[-1].mesh))
     if last != wanted:
         raise PlanError(f"the loss is handed over as {last}", wanted, "undo the edit")
-    _check_guests(plan, program)
     _check_strategies(plan, program)
 
 
@@ -105,8 +105,15 @@ def _check_guests(plan: Plan, program: Program) -> None:
     for number, stage in enumerate(plan.stages):
         read = {name for segment in program.segments[stage.first : stage.end] for name in segment.params}
         wanted = sorted(name for name in read if plan.home(program, name) is not stage)
+        missing = [name for name in wanted if name not in stage.guests]
+        if missing:
+            raise PlanError(
+                f"stages[{number}].guests lacks {', '.join(missing)}, which it reads and an earlier stage stores",
+                "a guest for each such weight, with the layout that the stage computes in",
+                "undo the edit, or add it",
+            )
         if sorted(stage.guests) != wanted:
-            given = f"stages[{number}].guests are {', '.join(sorted(stage.guests)) or 'none'}"
+            given = f"stages[{number}].guests are {', '.join(sorted(stage.guests))}"
             raise PlanError(given, ", ".join(wanted) or "none", "undo the edit")
         for name, text in stage.guests.items():
             shape = program.parameter(name).type.sizes

@@ -14,6 +14,7 @@ from meshwright.cluster import Device, Mesh, load_cluster
 from meshwright.cluster.device_table import GPUS
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes, show_bytes
+from meshwright.price.parameter import check_optimizer
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.methods import check_method
@@ -71,6 +72,7 @@ def fit_plan(
 ) -> Plan:
     """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
     check_method(f"method {method!r}", method)
+    check_optimizer(optimizer)
     program = capture(model, batch, loss, precision=precision)
     found = fit_curves(program, device, optimizer=optimizer, precision=precision, compile=compile)
     found = replace(found, static_bytes=found.static_bytes + unused_bytes(model, program))

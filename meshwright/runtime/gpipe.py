@@ -15,12 +15,13 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Device, load_cluster
 from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint, Plan
-from meshwright.plan.cutting import cut_batch
+from meshwright.plan.cutting import cut_batch, nearest
+from meshwright.price.parameter import check_optimizer
 from meshwright.runtime.fit import one_device_mesh, this_device
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory.plan import one_device_plan
 from meshwright.solve.pipeline.balance import balanced_cuts
-from meshwright.solve.pipeline.by_hand import cut_stages, recomputing
+from meshwright.solve.pipeline.by_hand import cut_stages, priced_on, recomputing
 from meshwright.solve.plan import make_plan
 from meshwright.solve.points import plan_points
 
@@ -87,6 +88,7 @@ def gpipe_plan(
         )
     if checkpoint not in CHECKPOINTS:
         raise PlanError(f"checkpoint {checkpoint!r}", f"one of {', '.join(CHECKPOINTS)}", "name one of these")
+    check_optimizer(optimizer)
     _check_counts(partitions=partitions, microbatches=microbatches, replicas=replicas)
     balance = _checked(balance, partitions, len(model))
     program = _capture(model, batch, loss, precision)
@@ -97,9 +99,10 @@ def gpipe_plan(
     points = plan_points(inner, program)
     cuts = _cuts(model, program, partitions, balance, points, microbatches)
     plan = cut_stages(program, [inner] * partitions, cuts, schedule="gpipe")
-    if len(plan.stages) == 1:
-        plan = inner
-    return recomputing(plan, program, _again(plan, checkpoint, device))
+    cluster = load_cluster(f"local:{plan.world_size}")
+    if checkpoint == "auto":
+        plan = priced_on(plan, program, cluster)
+    return priced_on(recomputing(plan, program, _again(plan, checkpoint, device)), program, cluster)
 
 
 def _can_be_cut(model: nn.Sequential, program: Program, partitions: int, balance: Balance) -> bool:
@@ -160,19 +163,15 @@ def _is_count(given: object) -> bool:
 
 
 def _check_sizes(program: Program, microbatches: int, replicas: int) -> None:
-    if microbatches > program.batch:
-        raise PlanError(
-            f"{counted(microbatches, 'micro-batch')} of {counted(program.batch, 'sample')}",
-            f"1 to {program.batch}",
-            "ask for fewer",
-        )
-    if not _is_shared(program.batch, microbatches, replicas):
-        fits = [m for m in range(1, program.batch + 1) if _is_shared(program.batch, m, replicas)]
-        raise PlanError(
-            f"{counted(microbatches, 'micro-batch')} on {counted(replicas, 'replica')} of a batch of {program.batch}",
-            "samples for every micro-batch, as many for each replica",
-            f"micro-batches of {', '.join(map(str, fits))}" if fits else "make the batch larger",
-        )
+    batch = program.batch
+    if _is_shared(batch, microbatches, replicas):
+        return
+    fits = [number for number in range(1, batch + 1) if _is_shared(batch, number, replicas)]
+    raise PlanError(
+        f"{counted(microbatches, 'micro-batch')} of {counted(batch, 'sample')} on {counted(replicas, 'replica')}",
+        "samples for every micro-batch, as many for each replica",
+        f"give {nearest(fits, microbatches)} as microbatches" if fits else f"make the batch a multiple of {replicas}",
+    )
 
 
 def _is_shared(batch: int, microbatches: int, replicas: int) -> bool:
@@ -223,7 +222,7 @@ def _cuts(
             where = f"before modules {', '.join(map(str, sorted(starts)))}" if starts else "nowhere: it is one piece"
             raise PlanError(
                 f"balance {list(balance)} cuts before module {first}",
-                f"cuts where one value is handed on, {where}",
+                f"cuts where one value that has a gradient is handed on, {where}",
                 "move it to one of these" if starts else "use partitions=1",
             )
     return (*(starts[first] for first in _firsts(balance)), len(program.segments))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from meshwright.errors import VerifyError
+from meshwright.errors import PlanError, VerifyError, counted
 from meshwright.plan import Instruction
 from meshwright.plan.instruction import RECEIVES, SENDS, verify
 from meshwright.schedule.messages import Messages, read_messages
@@ -24,8 +24,10 @@ def verify_lists(
     buffers: int = 1,
     in_flight: Sequence[int] | None = None,
 ) -> None:
-    """Raises VerifyError with the instruction and the stage. `in_flight`: the most of any segment's micro-batches,
-    summed over its runs, that a stage may hold; see `in_flight`."""
+    """Raises VerifyError with the instruction and the stage. `buffers`: with 0, a stage waits for each send to be over.
+    `in_flight`: the most of any segment's micro-batches, summed over its runs, that a stage may hold; see `in_flight`.
+    """
+    _check_limits(len(lists), buffers, in_flight)
     for instructions in lists:
         verify(instructions)
     messages = read_messages(lists, reads)
@@ -35,6 +37,19 @@ def verify_lists(
         for stage, (most, allowed) in enumerate(zip(map(most_in_flight, lists), in_flight, strict=True)):
             if most > allowed:
                 raise VerifyError(f"stage {stage} has {most} micro-batches in flight", f"{allowed} at most")
+
+
+def _check_limits(stages: int, buffers: object, in_flight: Sequence[int] | None) -> None:
+    if not isinstance(buffers, int) or buffers < 0:
+        raise PlanError(
+            f"buffers={buffers!r}", "a whole number from 0", "use 1, or what schedule.check.least_buffers finds"
+        )
+    if in_flight is not None and len(in_flight) != stages:
+        raise PlanError(
+            f"in_flight={list(in_flight)} for {counted(stages, 'stage')}",
+            f"{counted(stages, 'number')}, one for each stage",
+            "use in_flight(schedule, stages, microbatches)",
+        )
 
 
 def least_buffers(lists: Sequence[Sequence[Instruction]], reads: Reads | None = None) -> int:

@@ -86,12 +86,17 @@ def zero_bubble(pipeline: Pipeline) -> Order:
     return tuple(found)
 
 
-ORDERS: dict[str, Callable[[Pipeline], Order]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": interleaved,
-    "zero-bubble": zero_bubble,
-}
+class Orders(dict[str, Callable[[Pipeline], Order]]):
+    """Orders that need no more than a pipeline, by name."""
+
+    def __missing__(self, name: object) -> Callable[[Pipeline], Order]:
+        raise PlanError(
+            f"schedule {name!r}", f"one of {', '.join(self)}", SEARCHED if name == "searched" else "name one of these"
+        )
+
+
+SEARCHED = "call searched(pipeline, durations, in_flight), which makes an order of its own"
+ORDERS = Orders({"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zero-bubble": zero_bubble})
 SPLIT = frozenset({"zero-bubble"})
 """Orders whose backward comes in halves."""
 
@@ -106,7 +111,8 @@ def in_flight_of(schedule: str, stage: int, stages: int, microbatches: int, runs
         return min(microbatches * runs, _interleaved_ahead(stage, stages, microbatches, runs) + 1)
     if schedule == "zero-bubble":
         return min(microbatches, stages)
-    raise PlanError(f"schedule {schedule!r}", f"one of {', '.join(ORDERS)}")
+    todo = "a searched order holds what it is given" if schedule == "searched" else "name one of these"
+    raise PlanError(f"schedule {schedule!r}", f"one of {', '.join(ORDERS)}", todo)
 
 
 def in_flight(schedule: str, stages: int, microbatches: int, runs: int = 1) -> tuple[int, ...]:

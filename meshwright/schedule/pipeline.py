@@ -98,13 +98,29 @@ class Pipeline:
             raise PlanError(f"runs on stages {sorted({run.stage for run in self.runs})}", "stages 0, 1, 2, ...")
         if self.microbatches < 1:
             raise PlanError(f"{self.microbatches} micro-batches", "1 or more")
+        _check_pairs(self.reads)
         for producer, reader in self.all_reads():
             if not 0 <= producer < reader < self.segments:
                 raise PlanError(f"segment {reader} reads what {producer} makes", "what a segment before it makes")
 
 
+def _check_pairs(reads: object) -> None:
+    if reads is not None and not (isinstance(reads, Sequence) and all(map(_is_pair, reads))):
+        raise PlanError(
+            f"reads={reads!r}",
+            "pairs (a segment, one that reads what it makes)",
+            "write reads=((0, 1), (1, 2), (0, 2)), every pair of them",
+        )
+
+
+def _is_pair(given: object) -> bool:
+    return isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(one, int) for one in given)
+
+
 def pipeline(cuts: Sequence[int], microbatches: int, stages: int | None = None, **options: object) -> Pipeline:
-    """Runs that end at `cuts`, the last of which is the number of segments, dealt round to so many stages."""
+    """Runs that end at `cuts`, the last of which is the number of segments, dealt round to so many stages.
+
+    options: `reads`, every pair (a segment, one that reads what it makes), and the others of a Pipeline."""
     count = len(cuts) if stages is None else stages
     if count < 1 or len(cuts) % count:
         raise PlanError(f"{len(cuts)} runs for {count} stages", "the same number of runs for each stage")

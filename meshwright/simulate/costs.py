@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint
+
+LEAST_S = -1e-9
+"""Less than nothing by so little is that of adding seconds in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,16 @@ class SegmentCost:
     @property
     def backward_s(self) -> float:
         return self.backward_input_s + self.backward_weight_s
+
+    @property
+    def is_possible(self) -> bool:
+        """No seconds are negative, or not a number."""
+        return (
+            self.forward_s >= LEAST_S <= self.backward_input_s
+            and self.backward_weight_s >= LEAST_S <= self.first_s
+            and self.last_s >= LEAST_S <= self.step_s
+            and self.overlappable_s >= LEAST_S <= self.recompute_s
+        )
 
     @property
     def restored(self) -> int:
@@ -112,3 +126,33 @@ class Costs:
     def at(self, last: bool) -> Costs:
         """What holds for a micro-batch."""
         return self.last if last and self.last is not None else self
+
+    def check(self, stages: int, segments: int) -> None:
+        """Raises PlanError unless these are costs of so many stages and segments, none of them less than nothing."""
+        if len(self.segments) != segments:
+            raise PlanError(
+                f"costs of {counted(len(self.segments), 'segment')}",
+                f"{segments}, one for each segment of the lists",
+                "give one SegmentCost a segment, in order",
+            )
+        if self.ranks is not None and len(self.ranks) != stages:
+            raise PlanError(
+                f"ranks={list(self.ranks)} for {counted(stages, 'stage')}",
+                f"{counted(stages, 'number')}, one for each stage",
+                "say how many ranks each stage has, or leave it out",
+            )
+        for index, cost in enumerate(self.segments):
+            if not cost.is_possible:
+                raise _not_seconds(f"segment {index}", cost)
+        for key, transfer in self.transfers.items():
+            if not transfer.seconds >= LEAST_S <= transfer.latency_s:
+                raise _not_seconds(f"transfer {key}", transfer)
+        if self.last is not None:
+            self.last.check(stages, segments)
+
+
+def _not_seconds(whose: str, cost: SegmentCost | Transfer) -> PlanError:
+    """Names the first that are not, as NaN is neither more nor less."""
+    pairs = [(one.name, getattr(cost, one.name)) for one in fields(cost) if one.name.endswith(("_s", "seconds"))]
+    name, seconds = next(pair for pair in pairs if not pair[1] >= LEAST_S)
+    return PlanError(f"{whose} has {name}={seconds}", "seconds of 0 or more", "correct it")

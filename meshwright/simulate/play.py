@@ -41,7 +41,9 @@ def simulate(
 ) -> Timeline:
     """Time, idleness and memory of one step. `spans`: keep what ran when, for a trace; a search needs none.
     `messages`: of these lists, where they are known already."""
-    compiled = compile_lists(lists, costs, read_messages(lists, reads) if messages is None else messages)
+    found = read_messages(lists, reads) if messages is None else messages
+    costs.check(len(lists), len(found.stage_of))
+    compiled = compile_lists(lists, costs, found)
     player = _Player(compiled, spans)
     player.run(lists)
     step_s = max(player.clock)

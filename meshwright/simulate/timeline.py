@@ -91,7 +91,7 @@ class Timeline:
         return "\n".join(lines)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a Chrome trace, gzipped, that opens in Perfetto."""
+        """Write a Chrome trace that opens in Perfetto, gzipped where the name ends in .gz."""
         from meshwright.simulate.trace import write_trace
 
         write_trace(self, path)

@@ -1,4 +1,4 @@
-"""A Timeline as a Chrome trace: a process for each stage, tracks for compute, gathers and each peer, and bytes held."""
+"""A Timeline as a Chrome trace: a process for each stage, tracks for compute, gathers and each channel, bytes held."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Any
 from meshwright.errors import PlanError
 from meshwright.simulate.timeline import Message, Timeline
 
-COMPUTE, COLLECTIVES, FIRST_PEER = 0, 1, 2
+COMPUTE, COLLECTIVES, FIRST_CHANNEL = 0, 1, 2
 
 
 def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Gzipped JSON in the trace event format; times are microseconds."""
+    """JSON in the trace event format, gzipped where the name ends in .gz; times are microseconds."""
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events(timeline))}, separators=(",", ":"))
+    packed = os.fspath(path).endswith(".gz")
     try:
-        Path(path).write_bytes(gzip.compress(text.encode(), mtime=0))
+        Path(path).write_bytes(gzip.compress(text.encode(), mtime=0) if packed else text.encode())
     except OSError as error:
         raise PlanError(f"{path} cannot be written: {error.strerror}", "a writable path") from error
 
@@ -30,7 +31,8 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         raise PlanError("a Timeline without spans", "one simulated with spans=True", "simulate again")
     tracks = {(stage, COMPUTE): "compute" for stage in range(len(timeline.stages))}
     for message in spans.messages:
-        tracks[_track(message)] = "collectives" if message.source == message.target else f"to stage {message.target}"
+        inside = message.source == message.target
+        tracks[_track(message)] = "collectives" if inside else f"{message.kind}s to stage {message.target}"
     for stage, ranks in enumerate(timeline.ranks):
         many = f"{ranks} ranks" if ranks > 1 else "1 rank"
         yield {"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage {stage} ({many})"}}
@@ -50,7 +52,10 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _track(message: Message) -> tuple[int, int]:
-    return message.source, COLLECTIVES if message.source == message.target else FIRST_PEER + message.target
+    """Values and gradients to a stage are two channels: on each, one message comes after the other."""
+    if message.source == message.target:
+        return message.source, COLLECTIVES
+    return message.source, FIRST_CHANNEL + 2 * message.target + (message.kind == "gradient")
 
 
 def _span(name: str, category: str, track: tuple[int, int], began_s: float, over_s: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -99,6 +100,26 @@ def test_modules_that_do_not_repeat_train_as_one_process(count: int, ranks: Call
             assert torch.allclose(weight, weights[name], rtol=1e-7, atol=1e-9), name
 
 
+@pytest.mark.parametrize("checkpoint", ["never", "except_last", "auto"])
+@pytest.mark.parametrize(("partitions", "replicas"), [(3, 1), (2, 2), (1, 1), (1, 2)])
+def test_its_plan_is_predicted_and_priced_as_any_other(partitions: int, replicas: int, checkpoint: str) -> None:
+    given = {"partitions": partitions, "replicas": replicas, "microbatches": 3, "checkpoint": checkpoint}
+    plan = gpipe_plan(layers(), samples(), nn.functional.cross_entropy, device=this_device(), **given)
+    found = plan.predicted
+    assert min(found.step_s, found.forward_s, found.backward_s, found.optimizer_s, found.peak_bytes) > 0
+    assert found.gap == 1.0
+    assert plan.price(capture(layers(), samples(), nn.functional.cross_entropy)) == plan
+    if partitions > 1:
+        assert found.bubble > (partitions - 1) / (3 + partitions - 1) / 2
+        assert all(stage.busy_s > 0 and stage.bubble_s > 0 and stage.traffic for stage in found.stages)
+
+
+def test_one_partition_recomputes_where_it_would_not_fit() -> None:
+    small = replace(this_device(), memory_bytes=1 << 10)
+    given = {"partitions": 1, "microbatches": 3, "checkpoint": "auto"}
+    assert gpipe_plan(layers(), samples(), nn.functional.cross_entropy, device=small, **given).recomputes
+
+
 class Named(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"x": x}
@@ -138,13 +159,16 @@ def test_modules_that_do_not_repeat_are_cut_between_any_two(balance: Any, cuts: 
     [
         (nn.Linear(16, 4), {}, "an nn.Sequential"),
         (layers(), {"partitions": 7}, "7 partitions of a model that can be cut in 6 pieces"),
-        (layers(), {"microbatches": 13}, "13 micro-batches of 12 samples"),
-        (layers(), {"microbatches": 5}, "micro-batches of 1, 2, 3, 4, 6, 12"),
+        (layers(), {"microbatches": 13}, "13 micro-batches of 12 samples on 1 replica"),
+        (layers(), {"microbatches": 13}, "give one of 1, 2, 3, 4, 6, 12 as microbatches"),
+        (layers(), {"microbatches": 5}, "give one of 1, 2, 3, 4, 6, 12 as microbatches"),
+        (layers(), {"replicas": 5}, "make the batch a multiple of 5"),
         (layers(), {"balance": [3, 4]}, "sum to 6"),
         (layers(), {"balance": [1, 2, 3]}, "2 numbers"),
         (layers(), {"microbatches": 0}, "microbatches=0\n  expected: a whole number from 1"),
         (layers(), {"microbatches": 2.5}, "microbatches=2.5\n  expected: a whole number from 1"),
         (layers(), {"replicas": 0}, "replicas=0\n  expected: a whole number from 1"),
+        (layers(), {"optimizer": "rmsprop"}, "optimizer 'rmsprop'\n  expected: one of adamw, momentum, sgd"),
         (layers(), {"balance": "fair"}, "time, memory"),
         (layers(), {"balance": None}, "balance None\n  expected: time, memory"),
         (layers(), {"balance": [2.0, 4.0]}, "whole numbers from 1"),
@@ -153,6 +177,16 @@ def test_modules_that_do_not_repeat_are_cut_between_any_two(balance: Any, cuts: 
             nn.Sequential(nn.Linear(16, 16), Twice(), Sum(), nn.Linear(16, 4)),
             {"balance": [2, 2]},
             "before modules 1, 3",
+        ),
+        (
+            nn.Sequential(nn.Linear(16, 16).requires_grad_(False), nn.Linear(16, 16), nn.Linear(16, 4)),
+            {"balance": [1, 2]},
+            "cuts where one value that has a gradient is handed on, before modules 2",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 4)),
+            {"balance": [1, 2]},
+            "cuts where one value that has a gradient is handed on, before modules 2",
         ),
         (nn.Sequential(nn.Linear(16, 16), Named(), Unnamed(), nn.Linear(16, 4)), {}, "module 1 (Named) returns a dict"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -199,3 +200,26 @@ def test_a_receive_out_of_turn_is_found() -> None:
     swapped = text.replace("receive 0 mb0", "x").replace("receive 0 mb1", "receive 0 mb0").replace("x", "receive 0 mb1")
     with pytest.raises(VerifyError, match="out of turn"):
         verify_lists([found[0], from_text(swapped)])
+
+
+MADE = pipeline([1, 2, 3], 2)
+LISTS = lists(MADE, ORDERS["1f1b"](MADE))
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        (lambda: ORDERS["searched"], "call searched(pipeline, durations, in_flight)"),
+        (lambda: ORDERS["2f2b"], "schedule '2f2b'\n  expected: one of gpipe, 1f1b"),
+        (lambda: in_flight("searched", 4, 8), "a searched order holds what it is given"),
+        (lambda: pipeline([1, 2, 3], 2, reads={0: [1]}), "reads={0: [1]}\n  expected: pairs (a segment, one that"),
+        (lambda: pipeline([1, 2, 3], 2, reads=[0, 1]), "reads=[0, 1]\n  expected: pairs"),
+        (lambda: verify_lists(LISTS, in_flight=[4]), "in_flight=[4] for 3 stages\n  expected: 3 numbers"),
+        (lambda: verify_lists(LISTS, buffers=-1), "buffers=-1\n  expected: a whole number from 0"),
+    ],
+)
+def test_arguments_of_another_form_are_refused(call: Callable[[], object], fault: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        call()
+    assert fault in str(caught.value)
+    assert caught.value.todo

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import pairwise
+from math import nan
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.errors import VerifyError
+from meshwright.errors import PlanError, VerifyError
 from meshwright.plan.instruction import from_text
 from meshwright.schedule import ORDERS, Durations, in_flight, lists, one_stage, pipeline, searched
 from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
@@ -237,9 +239,41 @@ def test_the_trace_opens(tmp_path: Path) -> None:
     assert max(event["ts"] + event["dur"] for event in spans) == found.step_s * 1e6
     assert all(event["dur"] >= 0 for event in spans)
     names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
-    assert names == ["compute", "to stage 1", "compute", "to stage 0"]
+    assert names == ["compute", "values to stage 1", "compute", "gradients to stage 0"]
     assert any(event["ph"] == "C" for event in events)
     assert "bubble" in str(found)
+
+
+def test_slices_of_a_track_follow_one_another(tmp_path: Path) -> None:
+    made = pipeline(range(1, 5), 4, 2)
+    ways = {(segment, *ends): Transfer(1.7) for segment in range(4) for ends in ((0, 1), (1, 0))}
+    found = simulate(lists(made, ORDERS["interleaved"](made)), Costs([SegmentCost(1.0, 1.0, 1.0)] * 4, ways))
+    found.trace(tmp_path / "t.json")
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    assert len(tracks) == 6
+    for spans in map(sorted, tracks.values()):
+        assert all(after[0] >= before[1] - 1e-6 for before, after in pairwise(spans))
+
+
+@pytest.mark.parametrize(
+    ("costs", "fault"),
+    [
+        (Costs([SegmentCost(1.0, 1.0, 1.0)]), "costs of 1 segment\n  expected: 2, one for each"),
+        (Costs([SegmentCost(1.0, 1.0, 1.0)] * 2, ranks=[8]), "ranks=[8] for 2 stages\n  expected: 2 numbers"),
+        (Costs([SegmentCost(1.0, 1.0, 1.0), SegmentCost(1.0, -1.0, 1.0)]), "segment 1 has backward_input_s=-1.0"),
+        (Costs([SegmentCost(1.0, 1.0, 1.0), SegmentCost(1.0, 1.0, nan)]), "segment 1 has backward_weight_s=nan"),
+        (Costs([SegmentCost(1.0, 1.0, 1.0)] * 2, {(0, 0, 1): Transfer(-1.0)}), "(0, 0, 1) has seconds=-1.0"),
+    ],
+)
+def test_costs_that_are_none_are_refused(costs: Costs, fault: str) -> None:
+    made = pipeline([1, 2], 2)
+    with pytest.raises(PlanError) as caught:
+        simulate(lists(made, ORDERS["gpipe"](made)), costs)
+    assert fault in str(caught.value)
+    assert caught.value.todo
 
 
 def test_ranks_of_a_stage_count_once_and_weigh_in_the_shares() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from small_models import small_model
@@ -29,6 +30,33 @@ from meshwright.solve.simulated import simulate_plan
 from meshwright.solve.stages.problem import StageSolution
 
 DEEP = "gpt?layers=6&hidden=64&heads=4&ffn=128&vocab=256&seq=32&tied=false"
+
+MIXED = """
+name = "mix"
+backend = "gloo"
+[device.fast]
+kind = "cpu"
+memory = "8GiB"
+memory_bandwidth = "40GB/s"
+peaks = { float32 = "200G" }
+[device.slow]
+kind = "cpu"
+memory = "4GiB"
+memory_bandwidth = "10GB/s"
+peaks = { float32 = "50G" }
+[level.host]
+bandwidth = "2GB/s"
+latency = "50us"
+[level.net]
+bandwidth = "100MB/s"
+latency = "200us"
+[[host]]
+device = "fast"
+devices = 1
+[[host]]
+device = "slow"
+devices = 1
+"""
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +189,10 @@ def test_a_tied_weight_is_a_guest_of_the_last_stage() -> None:
     assert list(plan.stages[1].guests) == ["tokens.weight"]
     assert {(wire.source, wire.target) for wire in plan.wires} == {(0, 1), (1, 0)}
     holds(plan, program)
+    alone = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], guests={})))
+    with pytest.raises(PlanError, match=r"stages\[1\].guests lacks tokens.weight") as refused:
+        check_plan(alone, program)
+    assert refused.value.todo
 
 
 def test_values_that_skip_stages_are_sent() -> None:
@@ -206,6 +238,12 @@ def test_pins_that_no_pipeline_has_are_refused(gpt: Program, pins: tuple[str, ..
         (("pp=1+3", "mesh=1x2"), "pins pp=1+3, mesh=1x2", "stages of 2 devices"),
         (("pp=1+3", "schedule=interleaved"), "pp=1+3, schedule=interleaved on 4 devices", "as many devices each"),
         (("pp=3", "schedule=interleaved"), "pp=3, schedule=interleaved on 4 devices", "as many devices each"),
+        (
+            ("pp=1+2+1", "tp=2"),
+            "pp=1+2+1, tp=2 on 4 devices",
+            "for tp=2 a multiple of 2 devices on every stage, such as pp=2+2",
+        ),
+        (("pp=1+3", "tp=2"), "pp=1+3, tp=2 on 4 devices", "such as pp=2+2"),
         (("pp=1+1+2+1",), "pin pp=1+1+2+1 on 4 devices", "sum to 4"),
         (("pp=1+1+1+1+1",), "pin pp=1+1+1+1+1 for", "at most 4 stages"),
     ],
@@ -219,6 +257,13 @@ def test_what_no_memory_would_help_is_refused_for_what_it_is(
     assert expected in refused.value.expected
     assert refused.value.todo
     assert "bytes" not in str(refused.value)
+
+
+def test_interleaved_stages_of_two_device_types_are_refused(gpt: Program, tmp_path: Path) -> None:
+    (tmp_path / "mix.toml").write_text(MIXED)
+    with pytest.raises(PlanError, match="devices of one type: interleaved stages are all alike") as refused:
+        make_plan(gpt, load_cluster(str(tmp_path / "mix.toml")), pins=("schedule=interleaved",))
+    assert "whose devices are fast and slow" in refused.value.given
 
 
 def test_interleaved_stages_of_too_few_segments_are_refused(gpt: Program) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("simulate", help="play a plan with predicted durations and show where time goes")
     parser.add_argument("plan", help="a plan file written by `meshwright plan -o`")
-    parser.add_argument("--trace", metavar="FILE", help="write what runs when as a gzipped trace for ui.perfetto.dev")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write what runs when as a trace for ui.perfetto.dev, gzipped if named .gz"
+    )
     parser.add_argument("--wait", action="store_true", help="wait for every reduction instead of computing beside it")
     parser.set_defaults(run=run)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright.capture.program import Program
-from meshwright.cluster import Mesh
+from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import PlanError, counted
 from meshwright.layout import I, Layout
 from meshwright.plan import Choice, FrontierPoint, Plan, Prediction, Stage, StagePrediction
@@ -20,7 +20,13 @@ from meshwright.schedule.of_plan import plan_lists
 from meshwright.schedule.reads import reads_of
 from meshwright.simulate import Costs, SegmentCost, simulate
 from meshwright.solve.intra.inputs import input_layouts
+from meshwright.solve.pipeline.meshes import Wires
+from meshwright.solve.pipeline.plan import stage_wires
 from meshwright.solve.points import plan_points
+from meshwright.solve.reprice import reprice
+
+UNPROVEN = 1.0
+"""The gap of a plan that nobody searched: no bound is known but zero seconds."""
 
 
 def equal_cuts(segments: int, stages: int) -> tuple[int, ...]:
@@ -87,6 +93,12 @@ def recomputing(plan: Plan, program: Program, stages: Sequence[bool] | None = No
     return replace(
         plan, choices=tuple(distinct.values()), segments=tuple(order.index(_key(choice)) for choice in found)
     )
+
+
+def priced_on(plan: Plan, program: Program, cluster: Cluster) -> Plan:
+    """The plan with the wires that the cluster has between its stages, and with what the simulator predicts of it."""
+    wired = replace(plan, wires=stage_wires(plan, program, Wires(cluster))) if len(plan.stages) > 1 else plan
+    return reprice(wired, program).with_prediction(gap=UNPROVEN)
 
 
 def _check(program: Program, plans: Sequence[Plan], cuts: Sequence[int]) -> None:
@@ -157,7 +169,7 @@ def _predict(plan: Plan, program: Program, plans: Sequence[Plan]) -> Prediction:
         resident_bytes=rows[most].resident_bytes * rows[most].in_flight,
         transient_bytes=rows[most].transient_bytes,
         peak_bytes=rows[most].peak_bytes,
-        gap=0.0,
+        gap=UNPROVEN,
         collectives=(),
         stages=rows,
     )

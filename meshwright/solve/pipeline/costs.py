@@ -19,7 +19,7 @@ from meshwright.simulate import Costs, SegmentCost, Transfer
 from meshwright.solve.memory.curve import Kept
 from meshwright.solve.pipeline.meshes import stand_in
 from meshwright.solve.pipeline.offers import per_microbatch
-from meshwright.solve.pipeline.ways import bare, kept_point, model_of, stage_ways
+from meshwright.solve.pipeline.ways import bare, kept_point, model_of, stage_ways, way_of
 from meshwright.solve.points import setting_of
 
 
@@ -36,7 +36,7 @@ class Piece:
     def cost(self, microbatches: int, ways: tuple[Kept, ...] = (), kept: Kept | None = None) -> SegmentCost:
         """As the simulator takes it; with `kept`, as one of its ways."""
         point = self.point if kept is None else kept_point(self.point, self.gathered, ways, kept)
-        restored = None if kept is None else ways[0].resident_bytes - kept.resident_bytes
+        restored = None if kept is None else max(0, ways[0].resident_bytes - kept.resident_bytes)
         found = replace(per_microbatch(point, microbatches), gradient_bytes=self.gradients, restored_bytes=restored)
         if kept is not None:
             found = replace(found, rest_bytes=kept.rest_bytes, added_bytes=kept.added_bytes)
@@ -175,12 +175,13 @@ def _device_costs(
             found.append(piece.cost(micro))
             again.append(0.0)
             continue
-        if kept is None:
+        if kept is None and choice.chunks > 1:
             raise PlanError(
-                f"segment {program.segments[index].name} recomputes {list(choice.recompute)}",
+                f"segment {program.segments[index].name} runs backward in {choice.chunks} chunks",
                 f"one of its {len(options)} ways between keeping all and making all again",
                 "undo the edit, or plan again",
             )
+        kept = kept or way_of(plan, program, stage, index)
         found.append(piece.cost(micro, options, kept))
         again.append(max(0.0, kept.seconds - options[0].seconds))
     return found, pieces, again

@@ -96,6 +96,8 @@ def _check_axes(asked: PipelinePins, devices: int) -> None:
     shape, stages = pinned_mesh(asked.rest), asked.stages or 2
     axes = {key: int(size) for key, _, size in (text.partition("=") for text in asked.rest) if key in ("dp", "tp")}
     each = prod(axes.values() if shape is None else shape)
+    if shape is None and any(size % each for size in asked.sizes or ()):
+        raise _uneven(asked, [f"{axis}={size}" for axis, size in axes.items()], each, devices)
     if stages * each > devices or devices % each or (shape and asked.stages and stages * each < devices):
         count = stages if asked.stages else "two or more"
         needs = f"{count} stages of {each} each need {stages * each}"
@@ -109,6 +111,18 @@ def _check_axes(asked: PipelinePins, devices: int) -> None:
         raise PlanError(
             f"pins {asked.text}", f"stages of {counted(each, 'device')}, which the mesh has", "change one of the pins"
         )
+
+
+def _uneven(asked: PipelinePins, axes: Sequence[str], each: int, devices: int) -> PlanError:
+    """Stages have sizes of their own, and one of them cannot have the axes."""
+    count = min(len(asked.sizes or ()), devices // each)
+    sizes = [each] * (count - 1) + [devices - each * (count - 1)]
+    do = f", such as pp={'+'.join(map(str, sizes))}" if count > 1 and devices % each == 0 else ""
+    return PlanError(
+        f"no pipeline with {asked.text} on {counted(devices, 'device')}",
+        f"for {' and '.join(axes)} a multiple of {each} devices on every stage{do}",
+        "change one of the pins",
+    )
 
 
 def _check_interleaved(asked: PipelinePins, segments: int, devices: int) -> None:
@@ -139,7 +153,13 @@ def no_pipeline(
     asked: PipelinePins, cluster: Cluster, budget_bytes: int, least: Callable[[], Smallest | None]
 ) -> PlanError:
     """Where nothing but a pipeline was wanted: there is not the memory, or none in any. least: that does."""
-    found = least()
+    found, types = least(), [device.name for device in cluster.devices]
+    if found is None and asked.schedule == "interleaved" and len(types) > 1:
+        return PlanError(
+            f"no pipeline with {asked.text} on {cluster.name}, whose devices are {' and '.join(types)}",
+            "devices of one type: interleaved stages are all alike",
+            "ask for another schedule, or use the devices of one type",
+        )
     if found is None:
         return PlanError(
             f"no pipeline with {asked.text} on {cluster.name}, whatever memory there is",

@@ -89,7 +89,7 @@ def pipeline_plan(
         precision=setting.precision,
         optimizer=setting.optimizer,
     )
-    return name_axes(program, replace(plan, wires=_wires(plan, program, wires)))
+    return name_axes(program, replace(plan, wires=stage_wires(plan, program, wires)))
 
 
 def _parameters(program: Program, parts: Sequence[Part]) -> dict[str, ParameterPlan]:
@@ -113,7 +113,8 @@ def _guests(program: Program, part: Part) -> dict[str, str]:
     return found
 
 
-def _wires(plan: Plan, program: Program, wires: Wires) -> tuple[Wire, ...]:
+def stage_wires(plan: Plan, program: Program, wires: Wires) -> tuple[Wire, ...]:
+    """Both ways between all stages that exchange something, relayed or not."""
     direct = plan_pipeline(plan, program)
     relayed = replace(direct, relayed=frozenset(skipping(direct)))
     pairs = {(hop.source, hop.target) for one in (direct, relayed) for hop in one.hops()}

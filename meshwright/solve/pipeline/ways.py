@@ -8,6 +8,7 @@ from meshwright.capture.program import Program
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Choice, FrontierPoint, Plan, Stage
 from meshwright.solve.memory.curve import Kept, fastest_way, kept_curve
+from meshwright.solve.memory.methods import cut_way
 from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.traced import traced_for
 
@@ -36,20 +37,39 @@ def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) ->
     """Of each of the stage's segments, from keeping all to making all again. few: of those that keep all, the first."""
     mesh = stage.mesh
     costs, traced = NodeCosts(mesh.device, False, mesh), traced_for(mesh.device)
-    model, where = model_of(program), (mesh.axes, mesh.device)
     found = []
     for index in stage.segments:
         choice = bare(plan.choice(index))
-        commons = tuple(plan.common_layouts(program, index).items())
         alone = few and choice == plan.choice(index)
-        key = (model, plan.microbatch, where, str(choice), commons, program.segments[index].scalars, alone)
+        key = (*_as_sharded(plan, program, stage, index, choice), alone)
         if key not in _known:
-            if len(_known) >= MOST_KNOWN:
-                _known.clear()
             joint = traced(sharded_segment(program, plan, index, plan.microbatch))
-            _known[key] = (fastest_way(joint, costs),) if alone else kept_curve(joint, costs)
+            _remember(key, (fastest_way(joint, costs),) if alone else kept_curve(joint, costs))
         found.append(_known[key])
     return found
+
+
+def way_of(plan: Plan, program: Program, stage: Stage, index: int) -> Kept:
+    """The way that a Choice of the plan asks for, be it no point of its segment's curve."""
+    mesh, choice = stage.mesh, plan.choice(index)
+    key = _as_sharded(plan, program, stage, index, choice)
+    if key not in _known:
+        joint = traced_for(mesh.device)(sharded_segment(program, plan, index, plan.microbatch))
+        _remember(key, (cut_way(joint, NodeCosts(mesh.device, False, mesh), choice.recompute, choice.keep),))
+    return _known[key][0]
+
+
+def _as_sharded(plan: Plan, program: Program, stage: Stage, index: int, choice: Choice) -> tuple[object, ...]:
+    """What a segment's traced pair depends on."""
+    commons = tuple(plan.common_layouts(program, index).items())
+    where = (stage.mesh.axes, stage.mesh.device)
+    return model_of(program), plan.microbatch, where, str(choice), commons, program.segments[index].scalars
+
+
+def _remember(key: object, ways: tuple[Kept, ...]) -> None:
+    if len(_known) >= MOST_KNOWN:
+        _known.clear()
+    _known[key] = ways
 
 
 def kept_point(point: FrontierPoint, gathered: int, ways: tuple[Kept, ...], kept: Kept) -> FrontierPoint:
