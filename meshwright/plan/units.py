@@ -1,4 +1,4 @@
-"""Bytes and seconds as people write and read them."""
+"""Bytes, seconds and runs of segments as people write and read them."""
 
 from __future__ import annotations
 
@@ -39,3 +39,8 @@ def show_bytes(value: int) -> str:
         if value >= scale:
             return f"{value / scale:{'.3g' if value < 999.5 * scale else '.0f'}} {unit}"
     return f"{value} B"
+
+
+def show_span(first: int, end: int) -> str:
+    """Of the segments [first, end)."""
+    return f"segment {first}" if end - first == 1 else f"segments {first} to {end - 1}"
