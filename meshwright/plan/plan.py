@@ -18,7 +18,7 @@ from meshwright.layout import Layout
 from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.plan.frontier import Choice
 from meshwright.plan.grouped import grouped
-from meshwright.plan.loaded import check_loaded
+from meshwright.plan.loaded import check_fields, check_loaded
 from meshwright.plan.records import InputPlan, ParameterPlan, Prediction, Stage, Wire
 from meshwright.plan.stages import stage_commons
 
@@ -171,6 +171,7 @@ class Plan:
             raise PlanError(
                 f"{source} does not fit the schema: {error}", "the fields as planned", "undo the edit"
             ) from error
+        check_fields(plain, msgspec.json.decode(msgspec.json.encode(plan)), source)
         plan.verify()
         check_loaded(plan)
         return plan

@@ -41,6 +41,10 @@ def edited(plan: Plan, change: Any) -> bytes:
         (lambda p: p.update(schema=99), "schema 99"),
         (lambda p: p.update(schema="2"), "schema the text '2'\n  expected: the number 2"),
         (lambda p: p.pop("schema"), "not a plan"),
+        (lambda p: p.update(foo=1), "(?s)has the field foo, which plans have not.*fingerprint, model.*take it out"),
+        (lambda p: p.update(microbatch=2), "(?s)has the field microbatch, .*did you mean microbatches"),
+        (lambda p: p["choices"][1].update(recomputes=[]), r"(?s)choices\[1\].recomputes, .*choices\[1\].recompute\?"),
+        (lambda p: p["stages"][0]["mesh"]["device"].update(peak=1), r"stages\[0\].mesh.device.peak, which"),
         (lambda p: p.update(rules={"foo": ["x"]}), "rules names foo"),
         (lambda p: p.update(order=["x"]), "order has the step 'x'"),
         (lambda p: p.update(order=["forward 0", "forward 0"]), "order has the step 'forward 0', out of turn"),
@@ -101,6 +105,12 @@ def test_what_the_planner_writes_is_read(cluster: str, pins: tuple[str, ...], pa
     found = plan.predicted
     assert Plan.from_json(plan.to_json()) == plan
     assert found.static_bytes + found.resident_bytes + found.transient_bytes == found.peak_bytes
+
+
+def test_fields_that_have_a_default_may_be_left_out(plan: Plan) -> None:
+    for name in ("wires", "relayed", "order", "pins"):
+        Plan.from_json(edited(plan, lambda p, name=name: p.pop(name)))
+    Plan.from_json(edited(plan, lambda p: p["choices"][0].pop("recompute")))
 
 
 def test_a_preset_with_other_devices_is_not_taken_for_it() -> None:
