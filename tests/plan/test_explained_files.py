@@ -64,6 +64,27 @@ def test_names_may_stand_after_options(plan: Plan, tmp_path: Path, capsys: pytes
         main(["explain", str(path), "--limits", "1", UP])
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--limit", "0", UP], "--limit 0"),
+        (["--limit", "-1", UP], "--limit -1"),
+        (["nosuch"], "or head:OP, where OP is one of "),
+        (["tokens:nosuch"], "segment tokens has no op 'nosuch'\n  expected: one of its ops: "),
+        (["token:liner_1"], "or tokens:OP, where OP is one of linear_1, "),
+        (["--what-if", "dp="], "pin 'dp=' drops a pin that there is not\n  expected: one of the plan's own: tp=2"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(
+    plan: Plan, given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.save(path := tmp_path / "plan.json")
+    assert main(["explain", str(path), *given]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert not told.out
+
+
 @pytest.mark.parametrize("batch", [0, -8, 2.5])
 def test_a_batch_of_nothing_is_refused_by_itself(batch: Any) -> None:
     model, samples, loss = parse_reference(MODEL).meta(4)

@@ -31,11 +31,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from meshwright.errors import PlanError
     from meshwright.plan.diff import diff
     from meshwright.plan.explain import explain
     from meshwright.plan.origin import program_of
     from meshwright.solve.whatif import what_if
 
+    if args.limit < 1:
+        raise PlanError(f"--limit {args.limit}", "a number from 1", "give a larger number")
     plan, program = _checked(args.plan)
     if args.against:
         print(diff(plan, _checked(args.against)[0]) or "the two plans decide the same")
