@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
+from meshwright.cluster import collective_s
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
 from meshwright.plan.records import Stage, StagePrediction
@@ -112,16 +113,23 @@ def _listed(plan: Plan) -> bool:
 
 
 def _traffic(plan: Plan) -> list[str]:
-    """By stage: how often each kind over each axis, messages to and from each rank, and how many bytes in all."""
+    """By stage: how often each kind over each axis, messages to and from each rank, how many bytes in all, and
+    of collectives the seconds."""
     lines = []
     for number, stage in enumerate(plan.predicted.stages):
+        mesh = plan.groups[number][0].mesh
+        axes = {axis.name: axis for axis in (*mesh.axes, *mesh.flat)}
         counts, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         for one in stage.traffic:
             counts[one.kind, one.axis] += one.count
             sizes[one.kind, one.axis] += one.count * one.bytes
+            if one.axis in axes:
+                seconds[one.kind, one.axis] += one.count * collective_s(one.kind, one.bytes, axes[one.axis])
         for (kind, axis), size in sizes.most_common():
             where = _WORDS.get(kind, "over") + " " + axis
-            lines.append(f"  stage {number}: {counts[kind, axis]} x {kind} {where}, {show_bytes(size)}")
+            took = f", {show_seconds(seconds[kind, axis])}" if (kind, axis) in seconds else ""
+            lines.append(f"  stage {number}: {counts[kind, axis]} x {kind} {where}, {show_bytes(size)}{took}")
     return lines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from meshwright.cluster import collective_s
+from meshwright.cluster import Device, collective_s
 from meshwright.layout import Layout
 from meshwright.plan.describe import describe
 from meshwright.plan.describe_pipeline import explain_pipeline
@@ -25,7 +25,7 @@ ACTS = {"I": "the same on every device", "P": "partial sums", "R": "whole"}
 
 def explain(plan: Plan) -> str:
     if len(plan.stages) > 1:
-        return "\n".join([explain_pipeline(plan), *_rules(plan)])
+        return "\n".join([explain_pipeline(plan), "", _binding(plan), *_rules(plan)])
     lines = [describe(plan)]
     if plan.mesh.world_size > 1:
         lines += ["", "what segments do and hand on:", *_boundaries(plan)]
@@ -123,14 +123,22 @@ def _share(name: str, seconds: float, whole: float) -> str:
 
 
 def _binding(plan: Plan) -> str:
-    device = plan.mesh.device
-    limit = device.usable_bytes
-    source = (
-        f"the device's {show_bytes(device.memory_bytes)} less a reserve of {show_bytes(device.memory_bytes - limit)}"
-    )
-    if plan.memory_bytes is not None and plan.memory_bytes < limit:
-        limit, source = plan.memory_bytes, "the limit that was given"
-    free = limit - plan.predicted.peak_bytes
+    """Of the stage whose devices have least left."""
+    peaks = [stage.peak_bytes for stage in plan.predicted.stages] or [plan.predicted.peak_bytes] * len(plan.groups)
+    devices = [group[0].mesh.device for group in plan.groups]
+    rooms = [_room(device, plan.memory_bytes) for device in devices]
+    left = [room - peak for room, peak in zip(rooms, peaks, strict=True)]
+    number = left.index(min(left))
+    device, limit, free = devices[number], rooms[number], left[number]
+    reserve = show_bytes(device.memory_bytes - device.usable_bytes)
+    own = f"the device's {show_bytes(device.memory_bytes)} less a reserve of {reserve}"
+    source = "the limit that was given" if limit < device.usable_bytes else own
+    shown = f"{show_bytes(free) if free >= 0 else '-' + show_bytes(-free)} of {show_bytes(limit)} ({source})"
+    where = f" on stage {number}, the fullest" if len(plan.groups) > 1 else ""
     if free < 0.03 * limit:
-        return f"memory binds: {show_bytes(free)} of {show_bytes(limit)} ({source}) are left; more may be faster"
-    return f"memory does not bind: {show_bytes(free)} of {show_bytes(limit)} ({source}) are free; time decides"
+        return f"memory binds: {shown} are left{where}; more may be faster"
+    return f"memory does not bind: {shown} are free{where}; time decides"
+
+
+def _room(device: Device, given: int | None) -> int:
+    return device.usable_bytes if given is None else min(given, device.usable_bytes)
