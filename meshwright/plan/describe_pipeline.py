@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from meshwright.cluster import collective_s
+from meshwright.errors import counted
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
 from meshwright.plan.records import Stage, StagePrediction
-from meshwright.plan.units import show_bytes, show_seconds
+from meshwright.plan.units import show_bytes, show_seconds, show_spans
 
 
 def describe_pipeline(plan: Plan) -> str:
@@ -16,7 +17,7 @@ def describe_pipeline(plan: Plan) -> str:
     runs = f", {len(plan.stages) // len(groups)} runs each" if len(plan.stages) > len(groups) else ""
     lines = [
         f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}",
-        f"  pipeline of {len(groups)} stages{runs}, {parts(plan)}, {plan.schedule}",
+        f"  pipeline of {counted(len(groups), 'stage')}{runs}, {parts(plan)}, {plan.schedule}",
     ]
     for number, group in enumerate(groups):
         lines.append(_stage(plan, number, group))
@@ -37,14 +38,14 @@ def parts(plan: Plan) -> str:
     """How the batch is cut."""
     last = plan.batch - plan.microbatch * (plan.microbatches - 1)
     shorter = f", the last of {last}" if last < plan.microbatch else ""
-    return f"{plan.microbatches} micro-batches of {plan.microbatch}{shorter}"
+    return f"{counted(plan.microbatches, 'micro-batch')} of {plan.microbatch}{shorter}"
 
 
 def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> str:
     mesh = group[0].mesh
-    spans = ", ".join(f"{stage.first} to {stage.end - 1}" for stage in group)
+    spans = show_spans(*((stage.first, stage.end) for stage in group))
     axes = ", ".join(f"{axis.name} of {axis.size}" for axis in mesh.axes if axis.size > 1) or "no axis"
-    text = f"  stage {number}: segments {spans} on {mesh.world_size} x {mesh.device.name} ({axes})"
+    text = f"  stage {number}: {spans} on {mesh.world_size} x {mesh.device.name} ({axes})"
     choices = [plan.choice(i) for stage in group for i in stage.segments]
     again = sum(bool(choice.recompute) for choice in choices)
     text += f", {again} of {len(choices)} recompute" if again else ""
@@ -105,7 +106,8 @@ def _wires(plan: Plan) -> list[str]:
 def _relays(plan: Plan) -> list[str]:
     if not plan.relayed:
         return []
-    return [f"  values of segments {', '.join(map(str, plan.relayed))} go from stage to stage to those that read them"]
+    spans = show_spans(*((segment, segment + 1) for segment in plan.relayed))
+    return [f"  values of {spans} go from stage to stage to those that read them"]
 
 
 def _listed(plan: Plan) -> bool:

@@ -9,7 +9,7 @@ from meshwright.errors import counted
 from meshwright.plan.frontier import Choice
 from meshwright.plan.plan import Plan
 from meshwright.plan.records import Stage
-from meshwright.plan.units import show_bytes, show_seconds, show_span
+from meshwright.plan.units import show_bytes, show_seconds, show_spans
 
 ASKED = ("fingerprint", "model", "batch", "cluster", "microbatches", "precision", "optimizer", "schedule")
 SHOWN = 6
@@ -89,7 +89,7 @@ def _stage(before: Stage, after: Stage) -> list[str]:
 
 def _mesh(stage: Stage) -> str:
     axes = " x ".join(f"{axis.name}={axis.size}" for axis in stage.mesh.axes)
-    return f"{axes} for {show_span(stage.first, stage.end)}" if stage.first else axes
+    return f"{axes} for {show_spans((stage.first, stage.end))}" if stage.first else axes
 
 
 def _weights(one: Plan, other: Plan) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from meshwright.cluster import Device, collective_s
+from meshwright.errors import counted
 from meshwright.layout import Layout
 from meshwright.plan.describe import describe
 from meshwright.plan.describe_pipeline import explain_pipeline
 from meshwright.plan.frontier import Choice
 from meshwright.plan.plan import Plan
-from meshwright.plan.units import show_bytes, show_seconds
+from meshwright.plan.units import show_bytes, show_seconds, show_spans
 
 TIERS = {
     "table": "meshwright's table",
@@ -46,8 +47,9 @@ def _boundaries(plan: Plan) -> list[str]:
     lines, first = [], 0
     for choice, count in runs:
         made = plan.choices[choice]
-        span = f"segment {first}" if count == 1 else f"segments {first} to {first + count - 1}"
-        lines.append(f"  {span}: hand over {', '.join(_words(plan, text) for text in made.outputs)}")
+        span = show_spans((first, first + count))
+        hand = "hands over" if count == 1 else "hand over"
+        lines.append(f"  {span}: {hand} {', '.join(_words(plan, text) for text in made.outputs)}")
         lines += [f"    {text}" for text in _weights(plan, made)]
         first += count
     return lines
@@ -112,7 +114,7 @@ def _rules(plan: Plan) -> list[str]:
     """Where the rules of the ops came from; the table's are many and counted."""
     lines = []
     for tier, targets in plan.rules.items():
-        shown = f"{len(targets)} kinds of op" if tier == "table" else ", ".join(targets)
+        shown = f"{counted(len(targets), 'kind')} of op" if tier == "table" else ", ".join(targets)
         lines.append(f"  {TIERS[tier]}: {shown}")
     return ["", "where the rules of ops came from:", *lines] if lines else []
 

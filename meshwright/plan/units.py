@@ -41,6 +41,7 @@ def show_bytes(value: int) -> str:
     return f"{value} B"
 
 
-def show_span(first: int, end: int) -> str:
-    """Of the segments [first, end)."""
-    return f"segment {first}" if end - first == 1 else f"segments {first} to {end - 1}"
+def show_spans(*spans: tuple[int, int]) -> str:
+    """Of the segments [first, end), in one run or several: `segment 0`, `segments 0, 4 to 7`."""
+    texts = [str(first) if end - first == 1 else f"{first} to {end - 1}" for first, end in spans]
+    return f"segment{'' if sum(end - first for first, end in spans) == 1 else 's'} {', '.join(texts)}"

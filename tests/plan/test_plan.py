@@ -13,8 +13,9 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
+from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.plan.units import parse_bytes, show_bytes, show_seconds
+from meshwright.plan.units import parse_bytes, show_bytes, show_seconds, show_spans
 from meshwright.solve.plan import make_plan
 
 
@@ -137,6 +138,14 @@ def test_a_plan_for_another_model_is_refused(plan: Plan) -> None:
     with pytest.raises(PlanError, match="another model"):
         plan.check_program(capture(*small_model("gpt")))
     plan.check_program(capture(*small_model("llama")))
+
+
+def test_one_of_a_kind_is_singular() -> None:
+    program = capture(*parse_reference("gpt?layers=2&hidden=32&heads=4&ffn=64&vocab=128&seq=16").meta(8))
+    text = make_plan(program, load_cluster("local:4"), pins=("pp=4", "microbatch=1")).explain()
+    assert ", 1 micro-batch of 8, " in text
+    assert "stage 0: segment 0 on 1 x cpu" in text
+    assert show_spans((0, 1), (4, 8)) == "segments 0, 4 to 7"
 
 
 def test_units() -> None:
