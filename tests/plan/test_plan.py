@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from small_models import small_model
 
+import meshwright as mw
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
@@ -155,3 +156,19 @@ def test_units() -> None:
     assert show_seconds(0.00123) == "1.23 ms"
     with pytest.raises(PlanError, match="memory 'lots'"):
         parse_bytes("lots")
+
+
+def test_the_ten_lines_of_the_readme_print_what_it_shows() -> None:
+    text = (Path(mw.__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    code, _, rest = text.partition("```python\n")[2].partition("```")
+    names: dict[str, Any] = {}
+    exec(code.replace("print(plan)", ""), names)
+    assert str(names["plan"]) == rest.partition("```\n")[2].partition("\n```")[0]
+
+
+def test_the_table_of_fields_has_every_field(plan: Plan) -> None:
+    text = (Path(mw.__file__).parent.parent / "docs" / "plan.md").read_text(encoding="utf-8")
+    table = text.partition("## The plan file")[2].partition("## The summary")[0]
+    plain = json.loads(plan.to_json())
+    fields = (*plain, *plain["choices"][0], *plain["stages"][0], *next(iter(plain["parameters"].values())))
+    assert [name for name in fields if f"`{name}`" not in table and f"`{name}[]`" not in table] == []
