@@ -158,7 +158,7 @@ def _check_pins(plan: Plan) -> None:
     try:
         import_module("meshwright.solve.pin_spelling").check_spelling(plan.pins)
         shape = pins.pinned_mesh(plan.pins)
-        rest = [text for text in plan.pins if text.partition("=")[0] not in ("pp", "schedule", "recompute")]
+        rest = [text for text in plan.pins if pins.pin_parts(text)[0] not in ("pp", "schedule", "recompute")]
         for stage in plan.stages if rest else ():
             if shape is not None and stage.mesh.sizes != shape:
                 raise PlanError(f"pin mesh={'x'.join(map(str, shape))}", f"the mesh's own sizes, {stage.mesh.sizes}")
@@ -170,7 +170,8 @@ def _check_pins(plan: Plan) -> None:
 
 def _check_stages(plan: Plan) -> None:
     sizes = [group[0].mesh.world_size for group in plan.groups]
-    for key, _, value in (text.partition("=") for text in plan.pins):
+    parts_of = import_module("meshwright.solve.pins").pin_parts  # solve stands after plan
+    for key, value in map(parts_of, plan.pins):
         if key != "pp":
             continue
         parts = value.split("+")
