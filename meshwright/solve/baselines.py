@@ -113,7 +113,7 @@ def _ways(cluster: Cluster) -> Iterator[tuple[str, list[Way] | str]]:
         name = "fully sharded (ZeRO-3)" if stage == 3 else f"ZeRO-{stage}"
         yield name, [(f"mesh={n}", f"dp={n}", f"zero={stage}")]
     inner = per_host(cluster)
-    hybrid = [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}")] if 1 < inner < n else []
+    hybrid: list[Way] = [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}")] if 1 < inner < n else []
     yield "hybrid sharded", hybrid or _alone(n, inner, "one host has no others to be whole on")
     degrees = [size for size in range(2, inner + 1) if n % size == 0 and inner % size == 0]
     none = _alone(n, inner, f"no part of {inner} devices of a host divides all {n}")
