@@ -115,12 +115,19 @@ def _parameter(plan: Plan, name: str) -> str:
     return f"{entry.dtype} {entry.storage} used {entry.compute}{extra}"
 
 
+def _used(plan: Plan, name: str) -> str:
+    entry = plan.parameters.get(name)
+    return entry.compute if entry else "none"
+
+
 def _segments(one: Plan, other: Plan) -> list[str]:
     """Of each thing that a segment decides: in how many it differs, and how."""
     both = range(min(len(one.segments), len(other.segments)))
     pairs = [(number, one.choice(number), other.choice(number)) for number in both]
     lines = [f"segments: {len(one.segments)} -> {len(other.segments)}"] * (len(one.segments) != len(other.segments))
     for name, words in COUNTED.items():
+        if name == "parameters" and any(_used(one, weight) != _used(other, weight) for weight in one.parameters):
+            continue  # said of the weights themselves
         count = sum(getattr(before, name) != getattr(after, name) for _, before, after in pairs)
         lines += [f"{counted(count, 'segment')} {words[count > 1]}"] if count else []
     for name, what in DECIDED.items():
@@ -166,6 +173,9 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _wires(one: Plan, other: Plan) -> list[str]:
+    """Of as many stages: between other numbers of them they differ anyway."""
+    if len(one.groups) != len(other.groups):
+        return []
     wires = [{(wire.source, wire.target): wire for wire in plan.wires} for plan in (one, other)]
     ends = [end for end in dict.fromkeys([*wires[0], *wires[1]]) if wires[0].get(end) != wires[1].get(end)]
     if not ends:

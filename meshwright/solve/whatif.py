@@ -37,7 +37,9 @@ def changed_pins(given: Iterable[str], pins: Iterable[str]) -> tuple[str, ...]:
         if "=" not in text or not key:
             raise PlanError(f"pin {text!r}", "`name=value`, or `name=` to drop it", "correct it")
         if not value and key not in found:
-            own = f"one of the plan's own: {', '.join(found.values())}" if found else "nothing to drop: it has no pins"
+            own = (
+                f"one of the plan's own: {', '.join(found.values())}" if found else "a pin of the plan, which has none"
+            )
             raise PlanError(f"pin {text!r} drops a pin that there is not", own, "correct it, or leave it out")
         found.pop(key, None)
         if value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,18 @@ def test_what_cannot_be_explained_is_refused(
     told = capsys.readouterr()
     assert said in told.err
     assert not told.out
+
+
+def test_a_pin_that_changes_nothing_leaves_the_plan(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.save(path := tmp_path / "plan.json")
+    assert main(["explain", str(path), "--what-if", f"microbatch={plan.microbatches}"]) == 0
+    assert capsys.readouterr().out == "the plan stays as it is\n"
+    changed = replace(plan, pins=(*plan.pins, f"microbatch={plan.microbatches}"))
+    changed.save(other := tmp_path / "other.json")
+    assert main(["explain", str(path), "--against", str(other)]) == 0
+    assert capsys.readouterr().out.startswith("pins: tp=2 -> tp=2, microbatch=")
 
 
 @pytest.mark.parametrize("batch", [0, -8, 2.5])

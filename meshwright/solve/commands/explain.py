@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     program = program or program_of(plan, args.plan)  # which says why there is none
     if args.what_if:
         other = what_if(plan, program, args.what_if, args.cluster)
-        print(diff(plan, other) or "the plan stays as it is")
+        same = replace(other, pins=plan.pins)  # what was asked for is known
+        print(diff(plan, same) or "the plan stays as it is")
     _alternatives(plan, program, args.names, args.limit)
     return 0
 
