@@ -8,6 +8,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
+def what_is(given: object) -> str:
+    """`None`, `the class Linear`, `the text 'mse'`, `a list`: of what cannot be used."""
+    if given is None:
+        return "None"
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    name = type(given).__name__
+    return f"the text {given!r}" if isinstance(given, str) else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 class MeshwrightError(Exception):
     """Base of every error a user can cause; the CLI prints its message and no traceback."""
 

@@ -50,9 +50,21 @@ def test_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         "ZeRO-1",
         "ZeRO-2",
         "fully sharded (ZeRO-3)",
+        "hybrid sharded",
         "tensor parallel",
         "tensor + sequence",
+        "2-D (sharded x tensor)",
     ]
+    why = {entry["name"]: entry["why"] for entry in found["baselines"] if entry["step_seconds"] is None}
+    assert why["hybrid sharded"] == "one host has no others to be whole on"
+    assert why["2-D (sharded x tensor)"].startswith("2 devices make no two axes")
+
+
+def test_a_baseline_that_does_not_exist_speaks_of_no_pin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", SMALL, "--cluster", "local:3", "--global-batch", "7"]) == 0
+    shown = capsys.readouterr().out
+    assert "not possible: dp=3 with a global batch of 7; it needs a batch that divides evenly" in shown
+    assert "pin " not in shown
 
 
 def test_train_on_two_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from meshwright.capture.batch import Batch, batch_size, named_batch
+from meshwright.capture.batch import Batch, batch_size, check_given, named_batch
 from meshwright.capture.build import build, varies
 from meshwright.capture.flat import Flat
 from meshwright.capture.precision import Precision, check_precision
@@ -36,6 +36,7 @@ def capture(
     keyed: random ops draw by key (see `random`), as a planned run does; False leaves them as eager runs them. fine:
     segments end wherever they can, not with what repeats: for pipelines that are cut by hand.
     """
+    check_given(model, batch, loss)
     check_precision(model, precision)
     named = named_batch(model, batch, loss)
     size = batch_size(named)

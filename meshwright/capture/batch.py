@@ -8,12 +8,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from meshwright.errors import ModelError
+from meshwright.errors import ModelError, what_is
 from meshwright.models.batch import batch_names, for_the_loss
 
 Batch = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """One tensor, or several by position or by name."""
 Loss = Callable[..., Tensor]
+
+
+def check_given(model: object, batch: object, loss: object) -> None:
+    """Refuses what is no model, no batch or no loss function at all."""
+    if not isinstance(model, nn.Module):
+        todo = "make an instance of it" if isinstance(model, type) else "give the model itself"
+        raise ModelError(f"{what_is(model)} as the model", "an nn.Module", todo)
+    if not isinstance(batch, Tensor | tuple | list | Mapping):
+        raise ModelError(f"{what_is(batch)} as the batch", "a tensor, a tuple of tensors or a dict by name", "give one")
+    if loss is not None and (not callable(loss) or (isinstance(loss, type) and issubclass(loss, nn.Module))):
+        todo = "write `lambda output, target: ...`, or give none where the model returns its loss"
+        raise ModelError(f"{what_is(loss)} as the loss", "a callable that returns the loss", todo)
 
 
 def named_batch(model: nn.Module, batch: Batch, loss: Loss | None = None) -> dict[str, Tensor]:

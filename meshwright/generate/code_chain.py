@@ -10,6 +10,7 @@ from meshwright.capture.program import Program, SegmentGraph, Value
 from meshwright.layout import I, Layout
 from meshwright.plan import Plan
 from meshwright.plan.stages import stage_commons
+from meshwright.plan.units import show_spans
 
 End = tuple[int, str]
 """A stage and the layout there."""
@@ -136,7 +137,7 @@ def chain(
     outputs = _handed_on(program, plan, number)
     ranks = ", ".join(map(str, stage.mesh.ranks))
     lines = [f"def stage_{number}(batch, params, buffers, values):"]
-    lines.append(f'{INDENT}"""segments {stage.first} to {stage.end - 1}, on ranks {ranks}"""')
+    lines.append(f'{INDENT}"""{show_spans((stage.first, stage.end))}, on ranks {ranks}"""')
     made: dict[str, str] = {}
 
     def read(name: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.errors import MeshwrightError, ModelError
+from meshwright.errors import MeshwrightError, ModelError, what_is
 from meshwright.models.batch import batch_names
 from meshwright.models.family import Family, Settings, Shapes
 
@@ -93,12 +93,18 @@ def _call(reference: str, factory: Callable[[], Any]) -> Any:
 
 
 def _checked(reference: str, found: Any) -> tuple[nn.Module, Shapes, Callable[..., Tensor] | None]:
-    if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[0], nn.Module):
-        raise ModelError(
-            f"{reference} returned {type(found).__name__}", "(model, batch) or (model, batch, loss)", "return these"
-        )
+    wanted = "(model, batch) or (model, batch, loss)"
+    if not isinstance(found, tuple):
+        raise ModelError(f"{reference} returned {what_is(found)}", wanted, "return these")
+    if len(found) not in (2, 3):
+        raise ModelError(f"{reference} returned a tuple of {len(found)}", wanted, "return these")
     model, batch, *rest = found
     loss = rest[0] if rest else None
+    if not isinstance(model, nn.Module):
+        todo = "return an instance of it" if isinstance(model, type) else "return the model there"
+        raise ModelError(f"{reference} returned {what_is(model)} as the model", f"{wanted}, with an nn.Module", todo)
+    if loss is not None and not callable(loss):
+        raise ModelError(f"{reference} returned {what_is(loss)} as the loss", "a callable", "return a function there")
     return model, _shapes(reference, model, batch, loss), loss
 
 

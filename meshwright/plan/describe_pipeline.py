@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
+from meshwright.cluster import collective_s
+from meshwright.errors import counted
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
 from meshwright.plan.records import Stage, StagePrediction
-from meshwright.plan.units import show_bytes, show_seconds
+from meshwright.plan.units import show_bytes, show_seconds, show_spans
 
 
 def describe_pipeline(plan: Plan) -> str:
@@ -15,7 +17,7 @@ def describe_pipeline(plan: Plan) -> str:
     runs = f", {len(plan.stages) // len(groups)} runs each" if len(plan.stages) > len(groups) else ""
     lines = [
         f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}",
-        f"  pipeline of {len(groups)} stages{runs}, {parts(plan)}, {plan.schedule}",
+        f"  pipeline of {counted(len(groups), 'stage')}{runs}, {parts(plan)}, {plan.schedule}",
     ]
     for number, group in enumerate(groups):
         lines.append(_stage(plan, number, group))
@@ -36,14 +38,14 @@ def parts(plan: Plan) -> str:
     """How the batch is cut."""
     last = plan.batch - plan.microbatch * (plan.microbatches - 1)
     shorter = f", the last of {last}" if last < plan.microbatch else ""
-    return f"{plan.microbatches} micro-batches of {plan.microbatch}{shorter}"
+    return f"{counted(plan.microbatches, 'micro-batch')} of {plan.microbatch}{shorter}"
 
 
 def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> str:
     mesh = group[0].mesh
-    spans = ", ".join(f"{stage.first} to {stage.end - 1}" for stage in group)
+    spans = show_spans(*((stage.first, stage.end) for stage in group))
     axes = ", ".join(f"{axis.name} of {axis.size}" for axis in mesh.axes if axis.size > 1) or "no axis"
-    text = f"  stage {number}: segments {spans} on {mesh.world_size} x {mesh.device.name} ({axes})"
+    text = f"  stage {number}: {spans} on {mesh.world_size} x {mesh.device.name} ({axes})"
     choices = [plan.choice(i) for stage in group for i in stage.segments]
     again = sum(bool(choice.recompute) for choice in choices)
     text += f", {again} of {len(choices)} recompute" if again else ""
@@ -104,7 +106,8 @@ def _wires(plan: Plan) -> list[str]:
 def _relays(plan: Plan) -> list[str]:
     if not plan.relayed:
         return []
-    return [f"  values of segments {', '.join(map(str, plan.relayed))} go from stage to stage to those that read them"]
+    spans = show_spans(*((segment, segment + 1) for segment in plan.relayed))
+    return [f"  values of {spans} go from stage to stage to those that read them"]
 
 
 def _listed(plan: Plan) -> bool:
@@ -112,16 +115,23 @@ def _listed(plan: Plan) -> bool:
 
 
 def _traffic(plan: Plan) -> list[str]:
-    """By stage: how often each kind over each axis, messages to and from each rank, and how many bytes in all."""
+    """By stage: how often each kind over each axis, messages to and from each rank, how many bytes in all, and
+    of collectives the seconds."""
     lines = []
     for number, stage in enumerate(plan.predicted.stages):
+        mesh = plan.groups[number][0].mesh
+        axes = {axis.name: axis for axis in (*mesh.axes, *mesh.flat)}
         counts, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         for one in stage.traffic:
             counts[one.kind, one.axis] += one.count
             sizes[one.kind, one.axis] += one.count * one.bytes
+            if one.axis in axes:
+                seconds[one.kind, one.axis] += one.count * collective_s(one.kind, one.bytes, axes[one.axis])
         for (kind, axis), size in sizes.most_common():
             where = _WORDS.get(kind, "over") + " " + axis
-            lines.append(f"  stage {number}: {counts[kind, axis]} x {kind} {where}, {show_bytes(size)}")
+            took = f", {show_seconds(seconds[kind, axis])}" if (kind, axis) in seconds else ""
+            lines.append(f"  stage {number}: {counts[kind, axis]} x {kind} {where}, {show_bytes(size)}{took}")
     return lines
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from meshwright.cluster import collective_s
+from meshwright.cluster import Device, collective_s
+from meshwright.errors import counted
 from meshwright.layout import Layout
 from meshwright.plan.describe import describe
 from meshwright.plan.describe_pipeline import explain_pipeline
 from meshwright.plan.frontier import Choice
 from meshwright.plan.plan import Plan
-from meshwright.plan.units import show_bytes, show_seconds
+from meshwright.plan.units import show_bytes, show_seconds, show_spans
 
 TIERS = {
     "table": "meshwright's table",
@@ -25,7 +26,7 @@ ACTS = {"I": "the same on every device", "P": "partial sums", "R": "whole"}
 
 def explain(plan: Plan) -> str:
     if len(plan.stages) > 1:
-        return "\n".join([explain_pipeline(plan), *_rules(plan)])
+        return "\n".join([explain_pipeline(plan), "", _binding(plan), *_rules(plan)])
     lines = [describe(plan)]
     if plan.mesh.world_size > 1:
         lines += ["", "what segments do and hand on:", *_boundaries(plan)]
@@ -46,8 +47,9 @@ def _boundaries(plan: Plan) -> list[str]:
     lines, first = [], 0
     for choice, count in runs:
         made = plan.choices[choice]
-        span = f"segment {first}" if count == 1 else f"segments {first} to {first + count - 1}"
-        lines.append(f"  {span}: hand over {', '.join(_words(plan, text) for text in made.outputs)}")
+        span = show_spans((first, first + count))
+        hand = "hands over" if count == 1 else "hand over"
+        lines.append(f"  {span}: {hand} {', '.join(_words(plan, text) for text in made.outputs)}")
         lines += [f"    {text}" for text in _weights(plan, made)]
         first += count
     return lines
@@ -112,7 +114,7 @@ def _rules(plan: Plan) -> list[str]:
     """Where the rules of the ops came from; the table's are many and counted."""
     lines = []
     for tier, targets in plan.rules.items():
-        shown = f"{len(targets)} kinds of op" if tier == "table" else ", ".join(targets)
+        shown = f"{counted(len(targets), 'kind')} of op" if tier == "table" else ", ".join(targets)
         lines.append(f"  {TIERS[tier]}: {shown}")
     return ["", "where the rules of ops came from:", *lines] if lines else []
 
@@ -123,14 +125,22 @@ def _share(name: str, seconds: float, whole: float) -> str:
 
 
 def _binding(plan: Plan) -> str:
-    device = plan.mesh.device
-    limit = device.usable_bytes
-    source = (
-        f"the device's {show_bytes(device.memory_bytes)} less a reserve of {show_bytes(device.memory_bytes - limit)}"
-    )
-    if plan.memory_bytes is not None and plan.memory_bytes < limit:
-        limit, source = plan.memory_bytes, "the limit that was given"
-    free = limit - plan.predicted.peak_bytes
+    """Of the stage whose devices have least left."""
+    peaks = [stage.peak_bytes for stage in plan.predicted.stages] or [plan.predicted.peak_bytes] * len(plan.groups)
+    devices = [group[0].mesh.device for group in plan.groups]
+    rooms = [_room(device, plan.memory_bytes) for device in devices]
+    left = [room - peak for room, peak in zip(rooms, peaks, strict=True)]
+    number = left.index(min(left))
+    device, limit, free = devices[number], rooms[number], left[number]
+    reserve = show_bytes(device.memory_bytes - device.usable_bytes)
+    own = f"the device's {show_bytes(device.memory_bytes)} less a reserve of {reserve}"
+    source = "the limit that was given" if limit < device.usable_bytes else own
+    shown = f"{show_bytes(free) if free >= 0 else '-' + show_bytes(-free)} of {show_bytes(limit)} ({source})"
+    where = f" on stage {number}, the fullest" if len(plan.groups) > 1 else ""
     if free < 0.03 * limit:
-        return f"memory binds: {show_bytes(free)} of {show_bytes(limit)} ({source}) are left; more may be faster"
-    return f"memory does not bind: {show_bytes(free)} of {show_bytes(limit)} ({source}) are free; time decides"
+        return f"memory binds: {shown} are left{where}; more may be faster"
+    return f"memory does not bind: {shown} are free{where}; time decides"
+
+
+def _room(device: Device, given: int | None) -> int:
+    return device.usable_bytes if given is None else min(given, device.usable_bytes)

@@ -6,8 +6,9 @@ Plans that are made need not be asked: these fields come from a search, and disa
 from __future__ import annotations
 
 from dataclasses import fields
+from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.cluster import load_cluster
 from meshwright.errors import ClusterError, PlanError
@@ -27,6 +28,23 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "searched")
 PRECISIONS = ("fp32", "bf16", "mixed")
 
 UNDO = "undo the edit, or plan again"
+
+
+def check_fields(given: Any, read: Any, source: str, where: str = "") -> None:
+    """Refuses what the file says and the plan read from it does not: a field that there is not. where: within it."""
+    if given == read:
+        return
+    if isinstance(given, dict):
+        for name, value in given.items():
+            if name not in read:
+                close = get_close_matches(name, read, n=1) or get_close_matches(name.lower(), read, n=1)
+                expected = ", ".join(read) or "nothing there"
+                todo = f"did you mean {where}{close[0]}?" if close else "take it out"
+                raise PlanError(f"{source} has the field {where}{name}, which plans have not", expected, todo)
+            check_fields(value, read[name], source, f"{where}{name}.")
+    elif isinstance(given, list):
+        for number, (value, other) in enumerate(zip(given, read, strict=True)):
+            check_fields(value, other, source, f"{where.removesuffix('.')}[{number}].")
 
 
 def check_loaded(plan: Plan) -> None:
@@ -140,7 +158,7 @@ def _check_pins(plan: Plan) -> None:
     try:
         import_module("meshwright.solve.pin_spelling").check_spelling(plan.pins)
         shape = pins.pinned_mesh(plan.pins)
-        rest = [text for text in plan.pins if text.partition("=")[0] not in ("pp", "schedule", "recompute")]
+        rest = [text for text in plan.pins if pins.pin_parts(text)[0] not in ("pp", "schedule", "recompute")]
         for stage in plan.stages if rest else ():
             if shape is not None and stage.mesh.sizes != shape:
                 raise PlanError(f"pin mesh={'x'.join(map(str, shape))}", f"the mesh's own sizes, {stage.mesh.sizes}")
@@ -152,7 +170,8 @@ def _check_pins(plan: Plan) -> None:
 
 def _check_stages(plan: Plan) -> None:
     sizes = [group[0].mesh.world_size for group in plan.groups]
-    for key, _, value in (text.partition("=") for text in plan.pins):
+    parts_of = import_module("meshwright.solve.pins").pin_parts  # solve stands after plan
+    for key, value in map(parts_of, plan.pins):
         if key != "pp":
             continue
         parts = value.split("+")

@@ -13,12 +13,12 @@ import msgspec
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
-from meshwright.errors import ClusterError, LayoutError, PlanError, counted
+from meshwright.errors import ClusterError, LayoutError, PlanError, counted, what_is
 from meshwright.layout import Layout
 from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.plan.frontier import Choice
 from meshwright.plan.grouped import grouped
-from meshwright.plan.loaded import check_loaded
+from meshwright.plan.loaded import check_fields, check_loaded
 from meshwright.plan.records import InputPlan, ParameterPlan, Prediction, Stage, Wire
 from meshwright.plan.stages import stage_commons
 
@@ -171,13 +171,14 @@ class Plan:
             raise PlanError(
                 f"{source} does not fit the schema: {error}", "the fields as planned", "undo the edit"
             ) from error
+        check_fields(plain, msgspec.json.decode(msgspec.json.encode(plan)), source)
         plan.verify()
         check_loaded(plan)
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON, whole or not at all."""
-        target = Path(path)
+        target = _path("Plan.save", path)
         scratch = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             scratch.write_bytes(self.to_json())
@@ -188,7 +189,7 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         try:
-            text = Path(path).read_bytes()
+            text = _path("Plan.load", path).read_bytes()
         except OSError as error:
             raise PlanError(f"{path} cannot be read: {error.strerror}", "a plan file", "check the path") from error
         return cls.from_json(text, str(path))
@@ -275,6 +276,12 @@ class Plan:
 
     def with_prediction(self, **changes: Any) -> Plan:
         return replace(self, predicted=replace(self.predicted, **changes))
+
+
+def _path(call: str, given: object) -> Path:
+    if not isinstance(given, str | os.PathLike):
+        raise PlanError(f"{call} of {what_is(given)}", "the path of a plan file", "give its path")
+    return Path(given)
 
 
 def _check_type(call: str, given: object, wanted: type, todo: str) -> None:

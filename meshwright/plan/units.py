@@ -1,4 +1,4 @@
-"""Bytes and seconds as people write and read them."""
+"""Bytes, seconds and runs of segments as people write and read them."""
 
 from __future__ import annotations
 
@@ -39,3 +39,9 @@ def show_bytes(value: int) -> str:
         if value >= scale:
             return f"{value / scale:{'.3g' if value < 999.5 * scale else '.0f'}} {unit}"
     return f"{value} B"
+
+
+def show_spans(*spans: tuple[int, int]) -> str:
+    """Of the segments [first, end), in one run or several: `segment 0`, `segments 0, 4 to 7`."""
+    texts = [str(first) if end - first == 1 else f"{first} to {end - 1}" for first, end in spans]
+    return f"segment{'' if sum(end - first for first, end in spans) == 1 else 's'} {', '.join(texts)}"

@@ -48,7 +48,7 @@ def part_of_bucket_s(moved: Collective, company: float, mesh: Mesh, *, leaves: b
     gradient, whose buckets are smaller where that costs little."""
     axis, every = mesh.axis(moved.axis), int(moved.bytes * company)
     parts = departures(moved.kind, every, axis) if leaves else 1
-    bucket = max(moved.bytes, min(BUCKET_BYTES, every // parts))
+    bucket = max(1, moved.bytes, min(BUCKET_BYTES, every // parts))  # a parameter may have no elements
     return collective_s(moved.kind, bucket, axis) * moved.bytes / bucket
 
 

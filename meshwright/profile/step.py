@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from meshwright.capture.precision import Precision
 from meshwright.capture.program import FLOATS, Program
-from meshwright.errors import ModelError
+from meshwright.errors import ModelError, what_is
 from meshwright.profile.chain import Chain, Link, walk
 from meshwright.profile.operands import type_bytes
 from meshwright.profile.profile import PHASES, Peak, Phase, Profile, SegmentProfile
@@ -31,6 +31,7 @@ def profile_step(
     the step. `implementation`: the optimizer's; torch's own choice on a GPU is foreach.
     """
     start = time.process_time()
+    _check_given(program)
     chosen = _precision(program, precision)
     if device not in ("cpu", "cuda"):
         raise ModelError(f"device {device!r}", "cpu or cuda", "name one of these")
@@ -68,6 +69,12 @@ def profile_step(
         phase_peaks=worst,
         profile_seconds=time.process_time() - start,
     )
+
+
+def _check_given(program: object) -> None:
+    if not isinstance(program, Program):
+        given = f"a profile of {what_is(program)}"
+        raise ModelError(given, "a Program", "give what mw.capture(model, batch, loss) gives")
 
 
 def _precision(program: Program, wanted: Precision | None) -> Precision:

@@ -67,7 +67,7 @@ def prove_user_rule(rule: Rule, call: Call) -> None:
     try:
         rule.bind(call).sizes(call.types, call.result_types)
     except RuleError as error:
-        raise _wrong(call, error) from error
+        raise _wrong(rule, call, error) from error
     small = sample(call)
     if small is not None:
         _prove(rule, call, small)
@@ -89,13 +89,14 @@ def _prove(rule: Rule, call: Call, small: Any) -> None:
             for one in strategies_of(rule, given.op, given.values(), mesh):
                 prove_strategy(given, one, mesh, tolerance=small.tolerance)
     except MeshwrightError as error:
-        raise _wrong(call, error) from error
+        raise _wrong(rule, call, error) from error
     except Exception as error:  # the op and its lowering are the user's: on pieces they may raise anything
-        raise _wrong(call, RuleError(f"{type(error).__name__}: {error}")) from error
+        raise _wrong(rule, call, RuleError(f"{type(error).__name__}: {error}")) from error
 
 
-def _wrong(call: Call, error: MeshwrightError) -> RuleError:
-    return RuleError(f"the rule registered for {call.op.target} is wrong: {error.given}", error.expected, "correct it")
+def _wrong(rule: Rule, call: Call, error: MeshwrightError) -> RuleError:
+    given = f"the rule {rule.text!r} registered for {call.op.target} is wrong: {error.given}"
+    return RuleError(given, error.expected, "correct it")
 
 
 def _check_counts(target: str, pattern: Pattern) -> None:

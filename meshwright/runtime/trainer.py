@@ -15,7 +15,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
-from meshwright.errors import RunError, counted
+from meshwright.errors import RunError, counted, what_is
 from meshwright.plan import Instruction, Plan
 from meshwright.price.check import check_plan
 from meshwright.runtime.device import own_device
@@ -203,6 +203,7 @@ def parallelize(
     by default CUDA where it is, unless the backend is gloo.
     """
     unit = check_unit(compile)
+    _check_given(model, plan)
     _check_world(plan)
     place = own_device(device)
     found = weights_of(model, weights, seed, place)
@@ -216,6 +217,14 @@ def parallelize(
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
     wait_s = default_timeout_s() if timeout_s is None else timeout_s
     return Trainer(found, plan, program, place, Settings(seed, wanted, wait_s, unit))
+
+
+def _check_given(model: object, plan: object) -> None:
+    """Refuses what is no model and no plan at all, before processes meet."""
+    if not callable(model):
+        raise RunError(f"{what_is(model)} as the model", "an nn.Module, or a function that builds one", "give one")
+    if not isinstance(plan, Plan):
+        raise RunError(f"{what_is(plan)} as the plan", "a Plan", "give what mw.plan or Plan.load gives")
 
 
 def _check_world(plan: Plan) -> None:

@@ -18,6 +18,9 @@ from meshwright.solve.intra.space import space
 from meshwright.solve.pins import Pins
 from meshwright.solve.points import setting_of
 
+SHOWN = 8
+"""Ops that a refusal lists at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
@@ -95,16 +98,34 @@ def op_of(plan: Plan, program: Program, name: str) -> tuple[int, Op, SegmentGrap
     where, _, op_name = name.rpartition(":")
     index = next((i for i, s in enumerate(program.segments) if s.name == where), None)
     if index is None:
-        known = [*plan.parameters, *(segment.name for segment in program.segments)]
-        close = get_close_matches(name, known, n=3)
-        raise PlanError(
-            f"{name!r} is no parameter and no `segment:op` of the plan",
-            f"a parameter such as {next(iter(plan.parameters), '-')}, or {program.segments[-1].name}:OP",
-            f"did you mean {' or '.join(close)}?" if close else "see `meshwright explain PLAN`",
-        )
+        raise _no_such(plan, program, name)
     segment = program.segments[index]
     graph = program.graph(segment).at(plan.microbatch)
     op = next((one for one in graph.ops if one.name == op_name), None)
     if op is None:
-        raise PlanError(f"segment {where} has no op {op_name!r}", ", ".join(one.name for one in graph.ops))
+        expected = f"one of its ops: {_nearest(op_name, graph)}"
+        raise PlanError(f"segment {where} has no op {op_name!r}", expected, "name one of these")
     return index, op, graph
+
+
+def _no_such(plan: Plan, program: Program, name: str) -> PlanError:
+    """With the segment whose name is nearest, or the last, and some of its ops."""
+    segments = {segment.name: segment for segment in program.segments}
+    where, _, op_name = name.rpartition(":")
+    close = get_close_matches(name, [*plan.parameters, *segments], n=3)
+    near = get_close_matches(where or name, segments, n=1) or [program.segments[-1].name]
+    ops = _nearest(op_name, program.graph(segments[near[0]]))
+    return PlanError(
+        f"{name!r} is no parameter and no `segment:op` of the plan",
+        f"a parameter such as {next(iter(plan.parameters), '-')}, or {near[0]}:OP, where OP is one of {ops}",
+        f"did you mean {' or '.join(close)}?" if close else "name one of these",
+    )
+
+
+def _nearest(name: str, graph: SegmentGraph) -> str:
+    """The ops of a graph; where they are many, those whose names are nearest."""
+    names = [op.name for op in graph.ops]
+    if len(names) <= SHOWN:
+        return ", ".join(names)
+    found = get_close_matches(name, names, n=SHOWN, cutoff=0.0)
+    return f"{', '.join(found)} and {len(names) - len(found)} more"

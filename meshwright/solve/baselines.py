@@ -6,6 +6,7 @@ tensor-parallel degree inside a host, everything kept. The solver does not see t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -55,6 +56,9 @@ def baselines(
     found: list[Baseline] = []
     ddp = None
     for name, ways in _ways(cluster):
+        if isinstance(ways, str):
+            found.append(Baseline(name, why=ways))
+            continue
         searched = {way: _candidates(program, cluster, (*way, *cut), setting, ops) for way in ways}
         best, met = _best(name, searched, limit)
         ddp = ddp if found else met
@@ -88,28 +92,40 @@ def _best(name: str, ways: Mapping[Way, list[Candidate] | PlanError], limit: int
     except PlanError as error:
         refused.append(error)
     if not tried:
-        return Baseline(name, next(iter(ways)), why=refused[0].given), None
+        return Baseline(name, next(iter(ways)), why=_why(refused[0])), None
     way, met = min(tried, key=lambda one: one[1].chain.peak_bytes)
     peak_bytes = met.chain.peak_bytes
     return Baseline(name, way, met.chain.seconds, peak_bytes, peak_bytes <= limit), met
 
 
-def _ways(cluster: Cluster) -> Iterator[tuple[str, list[Way]]]:
+def _why(error: PlanError) -> str:
+    """A refusal without the word pin: the pins are a way's own, and nobody gave them."""
+    given = re.sub(r"\bpins? (?=\S+=)", "", error.given).replace("the pins leave", "it leaves")
+    needs = error.expected.replace("pinned axes", "axes")
+    return given if not needs or "pin" in needs else f"{given}; it needs {needs}"
+
+
+def _ways(cluster: Cluster) -> Iterator[tuple[str, list[Way] | str]]:
+    """By name; or why there is none of this name on the cluster."""
     n = cluster.device_count
     yield "data parallel (DDP)", [(f"mesh={n}", f"dp={n}", "zero=0")]
     for stage in (1, 2, 3):
         name = "fully sharded (ZeRO-3)" if stage == 3 else f"ZeRO-{stage}"
         yield name, [(f"mesh={n}", f"dp={n}", f"zero={stage}")]
     inner = per_host(cluster)
-    if 1 < inner < n:
-        yield "hybrid sharded", [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}")]
+    hybrid: list[Way] = [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}")] if 1 < inner < n else []
+    yield "hybrid sharded", hybrid or _alone(n, inner, "one host has no others to be whole on")
     degrees = [size for size in range(2, inner + 1) if n % size == 0 and inner % size == 0]
-    if degrees:
-        yield "tensor parallel", [(*_split(n, tp), "zero=0", "sp=off") for tp in degrees]
-        yield "tensor + sequence", [(*_split(n, tp), "zero=0", "sp=on") for tp in degrees]
-    flat = [tp for tp in degrees if tp < n]
-    if flat:
-        yield "2-D (sharded x tensor)", [(*_split(n, tp), "zero=3") for tp in flat]
+    none = _alone(n, inner, f"no part of {inner} devices of a host divides all {n}")
+    yield "tensor parallel", [(*_split(n, tp), "zero=0", "sp=off") for tp in degrees] or none
+    yield "tensor + sequence", [(*_split(n, tp), "zero=0", "sp=on") for tp in degrees] or none
+    flat = [(*_split(n, tp), "zero=3") for tp in degrees if tp < n]
+    yield "2-D (sharded x tensor)", flat or (f"{n} devices make no two axes of several each" if degrees else none)
+
+
+def _alone(n: int, inner: int, otherwise: str) -> str:
+    """Why nothing can be shared within a host."""
+    return "one device shares with no other" if n == 1 else "a host has one device" if inner == 1 else otherwise
 
 
 def _split(n: int, tp: int) -> Way:

@@ -16,6 +16,7 @@ from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.memory.methods import ORDERED, check_method, fixed_ways
 from meshwright.solve.ordered import refine_nested
+from meshwright.solve.pins import pin_parts
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import refine_ways
 from meshwright.solve.search import Candidate
@@ -30,7 +31,7 @@ ANYWHERE = ("auto", "keep")
 
 def pinned_method(texts: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """(the method that pins ask for, `auto` if none does; the other pins)."""
-    found = list(dict.fromkeys(text.partition("=")[2] for text in texts if is_method(text)))
+    found = list(dict.fromkeys(pin_parts(text)[1] for text in texts if is_method(text)))
     if len(found) > 1:
         given = " and ".join(f"{WORD}={name}" for name in found)
         raise PlanError(f"pins {given}", f"one {WORD}", "drop one of them")
@@ -40,7 +41,7 @@ def pinned_method(texts: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def is_method(text: str) -> bool:
-    return text.partition("=")[0] == WORD
+    return pin_parts(text)[0] == WORD
 
 
 def method_search(

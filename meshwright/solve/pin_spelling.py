@@ -8,7 +8,7 @@ from math import prod
 from meshwright.cluster import Cluster
 from meshwright.errors import LayoutError, PlanError, counted
 from meshwright.layout import Layout
-from meshwright.solve.pins import NUMBERS, no_room, pinned_mesh
+from meshwright.solve.pins import NUMBERS, no_room, pin_parts, pinned_mesh
 
 WORDS = {
     "pp": "pp=2 or pp=2+2+4",
@@ -33,7 +33,7 @@ def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None
     for text in texts:
         if not isinstance(text, str):
             raise PlanError(f"pin {text!r} is no text", f"`name=value`: {_known()}", "correct the pin")
-        key, _, value = text.partition("=")
+        key, value = pin_parts(text)
         if not value:
             raise PlanError(f"pin {text!r}", f"`name=value`: {_known()}", "correct the pin")
         if key not in WORDS and storage_layout(value) is None:

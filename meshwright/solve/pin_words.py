@@ -10,6 +10,7 @@ from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
 from meshwright.solve.by_method import ANYWHERE, no_stages, pinned_method
 from meshwright.solve.pin_spelling import WORDS, check_spelling, storage_layout
+from meshwright.solve.pins import pin_parts
 from meshwright.solve.pipeline.pins import pipeline_pins
 
 
@@ -26,7 +27,7 @@ def check_storage(texts: Iterable[str], program: Program) -> None:
     """Refuses storage of parameters that the model has not, or of dims that they have not, or two of one parameter."""
     pinned: dict[str, tuple[str, object]] = {}
     for text in texts:
-        key, _, value = text.partition("=")
+        key, value = pin_parts(text)
         layout = storage_layout(value) if key not in WORDS else None
         if layout is None:
             continue

@@ -76,7 +76,7 @@ class Pins:
 def pinned_mesh(texts: Iterable[str]) -> tuple[int, ...] | None:
     """The axis sizes of a `mesh=` pin."""
     for text in texts:
-        key, _, value = text.partition("=")
+        key, value = pin_parts(text)
         if key == "mesh":
             parts = value.split("x")
             if not all(part.isdigit() and int(part) for part in parts):
@@ -165,9 +165,15 @@ def _storage(given: dict[str, str], mesh: Mesh, axes: dict[str, tuple[int, ...]]
     return tuple(storage)
 
 
+def pin_parts(text: str) -> tuple[str, str]:
+    """(name, value), parted by the last `=`: a parameter's name may have some, and no value has."""
+    key, mark, value = text.rpartition("=")
+    return (key, value) if mark else (text, "")
+
+
 def split_pin(text: str) -> tuple[str, str]:
     """(the name that it goes by, its value)."""
-    key, _, value = text.partition("=")
+    key, value = pin_parts(text)
     return ("microbatch" if key == "microbatches" else key), value
 
 
@@ -229,7 +235,7 @@ def _zero(value: str | None, mesh: Mesh) -> tuple[int | None, tuple[int, ...] | 
 
 
 def _layout(text: str, given: Mapping[str, str], mesh: Mesh, named: dict[str, tuple[int, ...]]) -> Layout:
-    state, _, axis = text.partition("=")[2].partition(" on ")
+    state, _, axis = pin_parts(text)[1].partition(" on ")
     try:
         layout = Layout.parse(state if state.startswith("[") else f"[{state}]")
     except LayoutError as error:

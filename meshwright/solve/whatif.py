@@ -8,7 +8,6 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.solve.pin_spelling import WORDS
 from meshwright.solve.pins import split_pin
 from meshwright.solve.plan import make_plan
 
@@ -37,11 +36,11 @@ def changed_pins(given: Iterable[str], pins: Iterable[str]) -> tuple[str, ...]:
         key, value = split_pin(text)
         if "=" not in text or not key:
             raise PlanError(f"pin {text!r}", "`name=value`, or `name=` to drop it", "correct it")
-        if not value and key not in found and key not in WORDS:
-            known = ", ".join(found.values()) or "none"
-            raise PlanError(
-                f"pin {text!r} drops a pin that there is not", f"one of the plan's own: {known}", "correct it"
+        if not value and key not in found:
+            own = (
+                f"one of the plan's own: {', '.join(found.values())}" if found else "a pin of the plan, which has none"
             )
+            raise PlanError(f"pin {text!r} drops a pin that there is not", own, "correct it, or leave it out")
         found.pop(key, None)
         if value:
             found[key] = text

@@ -93,6 +93,14 @@ def labelled():
     return nn.Linear(4, 2), (torch.zeros(3, 4), ((3,), torch.int64)), nn.CrossEntropyLoss()
 def wrong():
     return nn.Linear(4, 2)
+def of_a_class():
+    return nn.Linear, (torch.zeros(3, 4),)
+def of_text():
+    return "linear", (torch.zeros(3, 4),)
+def single():
+    return (nn.Linear(4, 2),)
+def text_loss():
+    return nn.Linear(4, 2), (torch.zeros(3, 4),), "mse"
 def odd():
     return nn.Linear(4, 2), {"input": "many"}
 """
@@ -124,7 +132,15 @@ def test_a_factory_whose_model_returns_no_loss(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("wrong", r"returned Linear"), ("odd", "for the batch entry 'input'"), ("missing", "one of .*with_loss")],
+    [
+        ("wrong", "returned a Linear"),
+        ("odd", "for the batch entry 'input'"),
+        ("missing", "one of .*with_loss"),
+        ("of_a_class", "(?s)returned the class Linear as the model.*an nn.Module.*return an instance of it"),
+        ("of_text", "returned the text 'linear' as the model"),
+        ("single", "returned a tuple of 1"),
+        ("text_loss", "(?s)returned the text 'mse' as the loss.*a callable"),
+    ],
 )
 def test_bad_factories(file: Path, name: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):

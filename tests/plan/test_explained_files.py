@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,39 @@ def test_names_may_stand_after_options(plan: Plan, tmp_path: Path, capsys: pytes
     assert f"{UP}: " in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["explain", str(path), "--limits", "1", UP])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--limit", "0", UP], "--limit 0"),
+        (["--limit", "-1", UP], "--limit -1"),
+        (["nosuch"], "or head:OP, where OP is one of "),
+        (["tokens:nosuch"], "segment tokens has no op 'nosuch'\n  expected: one of its ops: "),
+        (["token:liner_1"], "or tokens:OP, where OP is one of linear_1, "),
+        (["--what-if", "dp="], "pin 'dp=' drops a pin that there is not\n  expected: one of the plan's own: tp=2"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(
+    plan: Plan, given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.save(path := tmp_path / "plan.json")
+    assert main(["explain", str(path), *given]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert not told.out
+
+
+def test_a_pin_that_changes_nothing_leaves_the_plan(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.save(path := tmp_path / "plan.json")
+    assert main(["explain", str(path), "--what-if", f"microbatch={plan.microbatches}"]) == 0
+    assert capsys.readouterr().out == "the plan stays as it is\n"
+    changed = replace(plan, pins=(*plan.pins, f"microbatch={plan.microbatches}"))
+    changed.save(other := tmp_path / "other.json")
+    assert main(["explain", str(path), "--against", str(other)]) == 0
+    assert capsys.readouterr().out.startswith("pins: tp=2 -> tp=2, microbatch=")
 
 
 @pytest.mark.parametrize("batch", [0, -8, 2.5])

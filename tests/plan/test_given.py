@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from small_models import small_model
+from torch import nn
 
 import meshwright as mw
 from meshwright.cluster import load_cluster
@@ -45,4 +47,46 @@ def test_what_is_no_plan_or_program(plan: Plan, given: Any) -> None:
         with pytest.raises(mw.MeshwrightError, match=f"Plan.(price|diff) of a {name}") as caught:
             asked(given)
         assert wanted in caught.value.expected
+        assert caught.value.todo
+
+
+BATCH = (torch.empty(4, 8),)
+
+
+def loss_of(made: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return (made - x).square().mean()
+
+
+@pytest.mark.parametrize("call", [mw.plan, mw.capture, lambda *given, **more: mw.fit(*given, "1GiB", **more)])
+@pytest.mark.parametrize(
+    ("model", "batch", "loss", "said", "expected"),
+    [
+        (None, BATCH, None, "None as the model", "an nn.Module"),
+        (nn.Linear, BATCH, loss_of, "the class Linear as the model", "an nn.Module"),
+        (nn.Linear(8, 8), None, loss_of, "None as the batch", "a tensor"),
+        (nn.Linear(8, 8), 5, loss_of, "an int as the batch", "a tensor"),
+        (nn.Linear(8, 8), BATCH, "mse", "the text 'mse' as the loss", "a callable"),
+        (nn.Linear(8, 8), BATCH, nn.MSELoss, "the class MSELoss as the loss", "a callable"),
+    ],
+)
+def test_what_is_no_model_batch_or_loss(call: Any, model: Any, batch: Any, loss: Any, said: str, expected: str) -> None:
+    with pytest.raises(mw.MeshwrightError) as caught:
+        call(model, batch, loss=loss)
+    assert caught.value.given == said
+    assert caught.value.expected.startswith(expected)
+    assert caught.value.todo
+
+
+def test_paths_models_and_plans_that_are_none(plan: Plan) -> None:
+    model: Any = None
+    for call, said in (
+        (lambda: Plan.load(model), "Plan.load of None"),
+        (lambda: plan.save(model), "Plan.save of None"),
+        (lambda: mw.parallelize(model, plan), "None as the model"),
+        (lambda: mw.parallelize(nn.Linear(8, 8), model), "None as the plan"),
+        (lambda: mw.profile(model), "a profile of None"),
+    ):
+        with pytest.raises(mw.MeshwrightError, match=said) as caught:
+            call()
+        assert caught.value.expected
         assert caught.value.todo

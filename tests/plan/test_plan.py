@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from small_models import small_model
 
+import meshwright as mw
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
+from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.plan.units import parse_bytes, show_bytes, show_seconds
+from meshwright.plan.units import parse_bytes, show_bytes, show_seconds, show_spans
 from meshwright.solve.plan import make_plan
 
 
@@ -41,6 +43,10 @@ def edited(plan: Plan, change: Any) -> bytes:
         (lambda p: p.update(schema=99), "schema 99"),
         (lambda p: p.update(schema="2"), "schema the text '2'\n  expected: the number 2"),
         (lambda p: p.pop("schema"), "not a plan"),
+        (lambda p: p.update(foo=1), "(?s)has the field foo, which plans have not.*fingerprint, model.*take it out"),
+        (lambda p: p.update(microbatch=2), "(?s)has the field microbatch, .*did you mean microbatches"),
+        (lambda p: p["choices"][1].update(recomputes=[]), r"(?s)choices\[1\].recomputes, .*choices\[1\].recompute\?"),
+        (lambda p: p["stages"][0]["mesh"]["device"].update(peak=1), r"stages\[0\].mesh.device.peak, which"),
         (lambda p: p.update(rules={"foo": ["x"]}), "rules names foo"),
         (lambda p: p.update(order=["x"]), "order has the step 'x'"),
         (lambda p: p.update(order=["forward 0", "forward 0"]), "order has the step 'forward 0', out of turn"),
@@ -103,6 +109,12 @@ def test_what_the_planner_writes_is_read(cluster: str, pins: tuple[str, ...], pa
     assert found.static_bytes + found.resident_bytes + found.transient_bytes == found.peak_bytes
 
 
+def test_fields_that_have_a_default_may_be_left_out(plan: Plan) -> None:
+    for name in ("wires", "relayed", "order", "pins"):
+        Plan.from_json(edited(plan, lambda p, name=name: p.pop(name)))
+    Plan.from_json(edited(plan, lambda p: p["choices"][0].pop("recompute")))
+
+
 def test_a_preset_with_other_devices_is_not_taken_for_it() -> None:
     changed = replace(load_cluster("local:2"), name="local:3")
     plan = make_plan(capture(*small_model("llama")), changed, pins=("dp=2",))
@@ -129,6 +141,14 @@ def test_a_plan_for_another_model_is_refused(plan: Plan) -> None:
     plan.check_program(capture(*small_model("llama")))
 
 
+def test_one_of_a_kind_is_singular() -> None:
+    program = capture(*parse_reference("gpt?layers=2&hidden=32&heads=4&ffn=64&vocab=128&seq=16").meta(8))
+    text = make_plan(program, load_cluster("local:4"), pins=("pp=4", "microbatch=1")).explain()
+    assert ", 1 micro-batch of 8, " in text
+    assert "stage 0: segment 0 on 1 x cpu" in text
+    assert show_spans((0, 1), (4, 8)) == "segments 0, 4 to 7"
+
+
 def test_units() -> None:
     assert parse_bytes("1.5GiB") == 3 << 29
     assert parse_bytes("20 MB") == 20_000_000
@@ -136,3 +156,19 @@ def test_units() -> None:
     assert show_seconds(0.00123) == "1.23 ms"
     with pytest.raises(PlanError, match="memory 'lots'"):
         parse_bytes("lots")
+
+
+def test_the_ten_lines_of_the_readme_print_what_it_shows() -> None:
+    text = (Path(mw.__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    code, _, rest = text.partition("```python\n")[2].partition("```")
+    names: dict[str, Any] = {}
+    exec(code.replace("print(plan)", ""), names)
+    assert str(names["plan"]) == rest.partition("```\n")[2].partition("\n```")[0]
+
+
+def test_the_table_of_fields_has_every_field(plan: Plan) -> None:
+    text = (Path(mw.__file__).parent.parent / "docs" / "plan.md").read_text(encoding="utf-8")
+    table = text.partition("## The plan file")[2].partition("## The summary")[0]
+    plain = json.loads(plan.to_json())
+    fields = (*plain, *plain["choices"][0], *plain["stages"][0], *next(iter(plain["parameters"].values())))
+    assert [name for name in fields if f"`{name}`" not in table and f"`{name}[]`" not in table] == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from meshwright.capture import capture
 from meshwright.cluster import Group, Link, Member, collective_s, load_cluster
@@ -41,3 +43,13 @@ def test_over_slow_links_gradients_leave_in_the_order_of_backward() -> None:
             items = parameter_collectives(plan, program)
             spent_s = sum(collective_s(item.kind, item.bytes, plan.mesh.axis(item.axis)) for item in items)
             assert plan.predicted.parameters_s == pytest.approx(spent_s, rel=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("pins", [("dp=2", "zero=0"), ("dp=2", "zero=3"), ("tp=2",)])
+def test_a_weight_without_elements_costs_nothing(pins: tuple[str, ...]) -> None:
+    model = nn.Sequential(nn.Linear(0, 4), nn.Linear(4, 4))
+    program = capture(model, (torch.empty(8, 0),), lambda made, _: made.square().mean())
+    plan = make_plan(program, load_cluster("local:2"), pins=pins)
+    assert plan.parameters["0.weight"]
+    assert plan.predicted.step_s > 0

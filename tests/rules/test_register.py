@@ -61,12 +61,16 @@ def test_a_name_without_overload_stands_for_all_of_them() -> None:
 def test_a_wrong_rule_is_refused_when_it_first_serves_an_op() -> None:
     mw.register_rule("user_ops:softened", "b n -> b n")
     given = case("user_ops:softened", f(4, 6))
-    with pytest.raises(RuleError, match=r"the rule registered for user_ops:softened is wrong: .*is off by"):
+    with pytest.raises(
+        RuleError, match=r"the rule 'b n -> b n' registered for user_ops:softened is wrong: .*is off by"
+    ):
         strategies(given.op, given.values(), logical_mesh({"x": 3}))
 
 
 def test_a_rule_that_does_not_fit_a_call_names_the_op() -> None:
     mw.register_rule(INNER, "m k!, n k! -> m n")
     given = case(INNER, f(4, 6, 8), f(2, 8))
-    with pytest.raises(RuleError, match=r"the rule registered for aten\.inner\.default is wrong: a tensor float64"):
+    with pytest.raises(
+        RuleError, match=r"the rule 'm k!, n k! -> m n' registered for aten\.inner\.default is wrong: a tensor float64"
+    ):
         strategies(given.op, given.values(), logical_mesh({"x": 2}))

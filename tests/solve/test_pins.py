@@ -6,15 +6,19 @@ from functools import cache
 from math import prod
 
 import pytest
+import torch
 from small_models import small_model
+from torch import nn
 
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
+from meshwright.plan import Plan
 from meshwright.solve.baselines import baselines
 from meshwright.solve.plan import make_plan
+from meshwright.solve.whatif import changed_pins
 
 
 @cache
@@ -132,6 +136,24 @@ def test_storage_can_be_pinned_by_name() -> None:
     plan = make_plan(program, load_cluster("local:2"), pins=("layers.*.up.weight=S(1)",))
     stored = {name: entry.storage for name, entry in plan.parameters.items() if name.endswith(".up.weight")}
     assert stored == {"layers.0.up.weight": "[S(1)]", "layers.1.up.weight": "[S(1)]"}
+
+
+@pytest.mark.parametrize("name", ["a=b", "tp=a", "pp=2", "recompute=x"])
+def test_a_parameter_whose_name_has_an_equals_sign(name: str) -> None:
+    """A pin is parted at its last `=`."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_parameter(name, nn.Parameter(torch.ones(4, 4)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x @ getattr(self, name)).square().mean()
+
+    plan = make_plan(capture(Named(), (torch.ones(8, 4),)), load_cluster("local:2"), pins=("dp=2", f"{name}=S(1)"))
+    assert plan.parameters[name].storage == "[S(1)]"
+    assert Plan.from_json(plan.to_json()) == plan
+    assert changed_pins(plan.pins, [f"{name}="]) == ("dp=2",)
 
 
 def test_two_pins_may_say_the_same_of_a_parameter() -> None:

@@ -16,6 +16,7 @@ from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.cutting import batch_cuts
+from meshwright.plan.units import show_bytes
 from meshwright.price.check import check_plan
 from meshwright.price.parameter import Setting
 from meshwright.schedule import plan_lists, verify_lists
@@ -284,3 +285,14 @@ def test_describing_a_pipeline_names_its_stages(gpt: Program) -> None:
     assert "pipeline of 2 stages" in text
     assert "bubble" in text
     assert "stage 1" in text
+
+
+def test_explaining_a_pipeline_says_whether_memory_binds_and_how_long_collectives_take(gpt: Program) -> None:
+    plan = make_plan(gpt, load_cluster("local:4"), pins=("pp=2", "dp=2"))
+    peaks = [stage.peak_bytes for stage in plan.predicted.stages]
+    fullest = f"on stage {peaks.index(max(peaks))}, the fullest"
+    text = plan.explain()
+    assert re.search(f"memory does not bind: .* are free {fullest}; time decides", text)
+    assert re.search(r"stage 1: \d+ x all_reduce over dp, .*B, .*s\n", text)
+    tight = replace(plan, memory_bytes=max(peaks)).explain()
+    assert f"memory binds: 0 B of {show_bytes(max(peaks))} (the limit that was given) are left {fullest}" in tight

@@ -110,7 +110,11 @@ def test_one_pin_changed_gives_the_plan_of_that_pin(pinned: tuple[Plan, Program]
         changed_pins(plan.pins, ["zero"])
     with pytest.raises(PlanError, match="pin 'zz=' drops a pin that there is not"):
         changed_pins(plan.pins, ["zz="])
-    assert changed_pins(("microbatch=2",), ["microbatches=4", "tp="]) == ("microbatches=4",)
+    with pytest.raises(PlanError, match=r"(?s)pin 'tp=' drops a pin that there is not.*own: dp=2, zero=3"):
+        changed_pins(plan.pins, ["tp="])
+    with pytest.raises(PlanError, match="a pin of the plan, which has none"):
+        changed_pins((), ["tp="])
+    assert changed_pins(("microbatch=2", "tp=2"), ["microbatches=4", "tp="]) == ("microbatches=4",)
 
 
 def test_a_plan_explains_itself_and_says_what_another_does_differently(pinned: tuple[Plan, Program]) -> None:

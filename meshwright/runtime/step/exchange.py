@@ -16,6 +16,7 @@ from meshwright.layout.crossrun import Channel, Handover, begin
 from meshwright.layout.record import note
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction, Plan
+from meshwright.plan.units import show_spans
 from meshwright.runtime.step.guests import HOME, OUT, Guests
 from meshwright.runtime.step.microbatch import MicroBatch
 from meshwright.runtime.step.parts import Part
@@ -50,9 +51,9 @@ class Exchange:
         return str(instruction) if len(self.plan.stages) == 1 else f"stage {self.stage}: {instruction}"
 
     def failure(self, instruction: Instruction, error: Exception) -> RunError:
-        runs = ", ".join(f"{part.stage.first} to {part.stage.end - 1}" for part in self.parts.values())
+        runs = show_spans(*((part.stage.first, part.stage.end) for part in self.parts.values()))
         return RunError(
-            f"stage {self.stage} (segments {runs}) failed on rank {self.rank} at `{instruction}`: "
+            f"stage {self.stage} ({runs}) failed on rank {self.rank} at `{instruction}`: "
             f"{type(error).__name__}: {error}",
             "a step that runs",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,11 +32,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from meshwright.errors import PlanError
     from meshwright.plan.diff import diff
     from meshwright.plan.explain import explain
     from meshwright.plan.origin import program_of
     from meshwright.solve.whatif import what_if
 
+    if args.limit < 1:
+        raise PlanError(f"--limit {args.limit}", "a number from 1", "give a larger number")
     plan, program = _checked(args.plan)
     if args.against:
         print(diff(plan, _checked(args.against)[0]) or "the two plans decide the same")
@@ -46,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     program = program or program_of(plan, args.plan)  # which says why there is none
     if args.what_if:
         other = what_if(plan, program, args.what_if, args.cluster)
-        print(diff(plan, other) or "the plan stays as it is")
+        same = replace(other, pins=plan.pins)  # what was asked for is known
+        print(diff(plan, same) or "the plan stays as it is")
     _alternatives(plan, program, args.names, args.limit)
     return 0
 

@@ -13,7 +13,7 @@ from meshwright.plan.cutting import check_cut
 from meshwright.plan.units import show_bytes
 from meshwright.schedule import ORDERS
 from meshwright.solve.least import Smallest
-from meshwright.solve.pins import pinned_mesh
+from meshwright.solve.pins import pin_parts, pinned_mesh
 
 FEWEST_RUNS = 2
 """Of a stage, under `interleaved`."""
@@ -45,7 +45,7 @@ class PipelinePins:
         """No pipeline is wanted: pins that speak of a mesh mean that of all devices, unless stages are pinned too."""
         if self.stages is not None or self.schedule is not None:
             return self.stages == 1 or self.schedule == "one-stage"
-        return any(text.partition("=")[0] not in ("microbatch", "microbatches") for text in self.rest)
+        return any(pin_parts(text)[0] not in ("microbatch", "microbatches") for text in self.rest)
 
     @property
     def pipeline(self) -> bool:
@@ -55,7 +55,7 @@ class PipelinePins:
 
 def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
     given: dict[str, str] = {}
-    for key, _, value in (text.partition("=") for text in texts):
+    for key, value in map(pin_parts, texts):
         if key in ("pp", "schedule") and given.setdefault(key, value) != value:
             raise PlanError(f"pins {key}={given[key]} and {key}={value}", f"one {key}", "drop one of them")
     stages, schedule = given.get("pp"), given.get("schedule")
@@ -66,7 +66,7 @@ def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
         raise PlanError(f"pin schedule={schedule}", f"one of {', '.join(ORDERS)}, searched", "correct the pin")
     if parts == ["1"] and schedule not in (None, "one-stage"):
         raise PlanError(f"pins pp=1 and schedule={schedule}", "a schedule where there are stages", "drop one of them")
-    rest = tuple(text for text in texts if text.partition("=")[0] not in ("pp", "schedule"))
+    rest = tuple(text for text in texts if pin_parts(text)[0] not in ("pp", "schedule"))
     if len(parts) > 1:
         return PipelinePins(len(parts), schedule, rest, tuple(map(int, parts)))
     return PipelinePins(int(parts[0]) if parts else None, schedule, rest)
@@ -94,7 +94,7 @@ def check_pins(asked: PipelinePins, program: Program, cluster: Cluster) -> None:
 def _check_axes(asked: PipelinePins, devices: int) -> None:
     """Stages have the devices of a mesh that is pinned, and of axes that are a multiple."""
     shape, stages = pinned_mesh(asked.rest), asked.stages or 2
-    axes = {key: int(size) for key, _, size in (text.partition("=") for text in asked.rest) if key in ("dp", "tp")}
+    axes = {key: int(size) for key, size in map(pin_parts, asked.rest) if key in ("dp", "tp")}
     each = prod(axes.values() if shape is None else shape)
     if shape is None and any(size % each for size in asked.sizes or ()):
         raise _uneven(asked, [f"{axis}={size}" for axis, size in axes.items()], each, devices)
@@ -143,7 +143,7 @@ def _check_interleaved(asked: PipelinePins, segments: int, devices: int) -> None
 
 
 def _check_microbatches(asked: PipelinePins, batch: int) -> None:
-    for name, _, number in (text.partition("=") for text in asked.rest):
+    for name, number in map(pin_parts, asked.rest):
         if name in ("microbatch", "microbatches") and number.isdigit():
             given = f"pin {name}={number} with a global batch of {batch}"
             check_cut(given, batch, int(number), "change the batch or the pin")
