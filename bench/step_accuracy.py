@@ -14,10 +14,13 @@ error of 8 % per kind of op; a mean of 8 % and a worst of 15 % over the steps.
 
 from __future__ import annotations
 
+import os
 import sys
 
 if __name__ == "__main__":  # the folder of this file would hide modules of the standard library: it has a `select`
     sys.path[0] = sys.path[0].rpartition("/")[0]
+    # The process is held to one core: threads of a linear algebra library that share it wait for each other for minutes.
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import argparse
 import json
