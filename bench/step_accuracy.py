@@ -19,7 +19,7 @@ import sys
 
 if __name__ == "__main__":  # the folder of this file would hide modules of the standard library: it has a `select`
     sys.path[0] = sys.path[0].rpartition("/")[0]
-    # The process is held to one core: threads of a linear algebra library that share it wait for each other for minutes.
+    # The process is held to one core: threads of linear algebra that share it wait for each other for minutes.
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import argparse
