@@ -40,7 +40,8 @@ def test_plan_shows_alternatives_and_writes_a_file(tmp_path: Path, capsys: pytes
 
 
 def test_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", SMALL, "--cluster", "local:2", "--json", "-"]) == 0
+    """Of one stage: what bounds pipelines is less close."""
+    assert main(["plan", SMALL, "--cluster", "local:2", "--pin", "pp=1", "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert 0 <= found["optimality_gap"] < 0.005  # what runs beside compute is a maximum, bounded from below
     assert found["predicted"]["step_seconds"] > 0
