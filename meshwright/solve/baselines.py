@@ -6,7 +6,6 @@ tensor-parallel degree inside a host, everything kept. The solver does not see t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -99,10 +98,8 @@ def _best(name: str, ways: Mapping[Way, list[Candidate] | PlanError], limit: int
 
 
 def _why(error: PlanError) -> str:
-    """A refusal without the word pin: the pins are a way's own, and nobody gave them."""
-    given = re.sub(r"\bpins? (?=\S+=)", "", error.given).replace("the pins leave", "it leaves")
-    needs = error.expected.replace("pinned axes", "axes")
-    return given if not needs or "pin" in needs else f"{given}; it needs {needs}"
+    """Without what it says of pins: they are a way's own, and nobody gave them."""
+    return error.given if "pin" in error.expected else f"{error.given}; it needs {error.expected}"
 
 
 def _ways(cluster: Cluster) -> Iterator[tuple[str, list[Way] | str]]:

@@ -172,7 +172,7 @@ def _check_batch(program: Program, mesh: Mesh, pins: Pins) -> None:
     ways = prod(mesh.sizes[axis] for axis in pins.dp_axes)
     if any(samples % ways for samples in cut_batch(program.batch, number)):
         raise PlanError(
-            f"pin dp={ways} with {at_a_time}",
+            f"dp={ways} with {at_a_time}",
             "a batch that divides evenly",
             "change the batch or the pins",
         )

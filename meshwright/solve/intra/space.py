@@ -243,7 +243,7 @@ def boundary_layouts(space: Space, name: str, freedom: int = ALL) -> tuple[Layou
         found = crossing(found, freedom)
     if not found:
         given = f"{name} of shape {shape} on a mesh of {'x'.join(map(str, mesh.sizes))}"
-        raise PlanError(given, "samples that the pinned axes divide together", "change the batch or the pins")
+        raise PlanError(given, "samples that the axes divide together", "change the batch or the pins")
     return found
 
 

@@ -26,7 +26,7 @@ def parameter_options(
     pinned = pins.storage_of(full_name)
     found = _options(tuple(computes), value.type.sizes, value.grad, dtype, mesh, pins, pinned, several)
     if not found:
-        raise PlanError(f"the pins leave no way to use parameter {full_name}", "pins that agree", "drop one of them")
+        raise PlanError(f"no way is left to use parameter {full_name}", "pins that agree", "drop one of them")
     return found
 
 

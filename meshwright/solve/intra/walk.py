@@ -66,7 +66,7 @@ def _weighed(frontier: Frontier, index: int, step: _Step, reached: Floats, price
 def _check(frontier: Frontier, index: int, reached: Floats) -> None:
     if not np.isfinite(reached).any():
         name = frontier.program.segments[index].name
-        raise PlanError(f"the pins leave no way to run segment {name}", "pins that agree", "drop one of them")
+        raise PlanError(f"no way is left to run segment {name}", "pins that agree", "drop one of them")
 
 
 def _steps(frontier: Frontier) -> list[_Step]:
