@@ -9,7 +9,7 @@ from meshwright.cluster import Axis
 from meshwright.layout import Collective, Layout
 from meshwright.plan.describe_pipeline import describe_pipeline, parts
 from meshwright.plan.plan import Plan
-from meshwright.plan.units import show_bytes, show_seconds
+from meshwright.plan.units import show_bytes, show_gap, show_seconds
 
 ROLES = {
     "dp": "samples are split",
@@ -43,7 +43,7 @@ def describe(plan: Plan) -> str:
     less = f", less {show_seconds(found.hidden_s)} hidden behind them" if found.hidden_s > LITTLE * found.step_s else ""
     lines.append(
         f"  predicted step {show_seconds(found.step_s)}: {', '.join(shown)}{less}; "
-        f"of it communication {show_seconds(found.communication_s)}; gap {found.gap:.2%}"
+        f"of it communication {show_seconds(found.communication_s)}; {show_gap(found.gap)}"
     )
     lines.append(
         f"  predicted peak {show_bytes(found.peak_bytes)} per device: "

@@ -9,7 +9,7 @@ from meshwright.errors import counted
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
 from meshwright.plan.records import Stage, StagePrediction
-from meshwright.plan.units import show_bytes, show_seconds, show_spans
+from meshwright.plan.units import show_bytes, show_gap, show_seconds, show_spans
 
 
 def describe_pipeline(plan: Plan) -> str:
@@ -24,7 +24,7 @@ def describe_pipeline(plan: Plan) -> str:
     lines.append(
         f"  predicted step {show_seconds(found.step_s)}, bubble {found.bubble:.1%}; the busiest stage: forward "
         f"{show_seconds(found.forward_s)}, backward {show_seconds(found.backward_s)}, weights and gradients "
-        f"{show_seconds(found.parameters_s)}, optimizer {show_seconds(found.optimizer_s)}; gap {found.gap:.2%}"
+        f"{show_seconds(found.parameters_s)}, optimizer {show_seconds(found.optimizer_s)}; {show_gap(found.gap)}"
     )
     lines.append(
         f"  predicted peak {show_bytes(found.peak_bytes)} on the fullest device: parameters, gradients, optimizer "

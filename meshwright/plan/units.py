@@ -41,6 +41,11 @@ def show_bytes(value: int) -> str:
     return f"{value} B"
 
 
+def show_gap(gap: float) -> str:
+    """Of a plan that nobody searched no bound is known."""
+    return f"gap {gap:.2%}" if gap < 1 else "no bound known"
+
+
 def show_spans(*spans: tuple[int, int]) -> str:
     """Of the segments [first, end), in one run or several: `segment 0`, `segments 0, 4 to 7`."""
     texts = [str(first) if end - first == 1 else f"{first} to {end - 1}" for first, end in spans]
