@@ -87,5 +87,6 @@ def test_no_pin_is_faster_than_no_pin() -> None:
     cluster, one, budget = load_cluster("local:2"), program(1), 380_000
     free = make_plan(one, cluster, memory_bytes=budget).predicted
     assert free.peak_bytes <= budget
-    pinned = make_plan(one, cluster, memory_bytes=budget, pins=("zero=3",)).predicted
-    assert free.step_s <= 1.001 * pinned.step_s
+    pinned = make_plan(one, cluster, memory_bytes=budget, pins=("zero=3",))
+    assert free.step_s <= 1.001 * pinned.predicted.step_s
+    assert pinned.microbatches <= 4  # twice as many where ops may need what they like
