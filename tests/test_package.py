@@ -26,6 +26,7 @@ ORDER = [
     "schedule",
     "generate",
     "simulate",
+    "predict",
     "solve",
     "runtime",
     "report",
