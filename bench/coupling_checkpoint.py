@@ -14,10 +14,12 @@ import numpy as np
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
+from meshwright.cost.traced.kernels import loaded
+from meshwright.cost.traced.nodes import NodeCosts
+from meshwright.cost.traced.storage import storage_bytes
 from meshwright.generate.cut import cut_at, read_by_backward
 from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segments
-from meshwright.generate.storage import storage_bytes
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import kept_values
@@ -30,8 +32,6 @@ from meshwright.solve.intra.segment import SegmentProblem
 from meshwright.solve.intra.solved import Solved
 from meshwright.solve.memory.curve import Kept, in_memory_anyway, measure
 from meshwright.solve.memory.inner import CHUNKS, inner_options
-from meshwright.solve.memory.kernels import loaded
-from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.traced import traced_for
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import Options

@@ -64,7 +64,7 @@ def compare(cases: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare_ops(ops: list[dict[str, Any]], measured: list[dict[str, Any]], device: Any) -> dict[str, Any]:
-    from meshwright.price.compute import whole_op_seconds
+    from meshwright.cost.op.compute import whole_op_seconds
 
     rows: dict[str, list[dict[str, Any]]] = {}
     for case, real in zip(ops, measured, strict=False):

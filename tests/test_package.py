@@ -21,6 +21,7 @@ ORDER = [
     "layout",
     "rules",
     "profile",
+    "cost",
     "plan",
     "price",
     "schedule",

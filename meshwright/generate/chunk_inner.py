@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 
 from meshwright.capture.program import Program, SegmentGraph
+from meshwright.cost.traced.storage import outputs_of
 from meshwright.errors import PlanError
 from meshwright.generate.chunk import NARROW
 from meshwright.generate.pair import SegmentPair
 from meshwright.generate.split import Halves
-from meshwright.generate.storage import outputs_of
 
 
 @dataclass(frozen=True, slots=True)

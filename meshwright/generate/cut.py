@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from meshwright.generate.joint import Joint
-from meshwright.generate.split import Halves, extract
-from meshwright.generate.storage import (
+from meshwright.cost.traced.storage import (
     ancestors,
     base,
     depends_on,
@@ -26,6 +24,8 @@ from meshwright.generate.storage import (
     runs_once,
     written_to,
 )
+from meshwright.generate.joint import Joint
+from meshwright.generate.split import Halves, extract
 
 
 @dataclass(frozen=True, slots=True)

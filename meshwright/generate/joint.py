@@ -16,9 +16,9 @@ from torch import Tensor, fx
 
 from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.capture.targets import call
+from meshwright.cost.traced.storage import base, depends_on, is_part, is_view, outputs_of, producer
 from meshwright.generate.gpu_norm import rms_norm_as_on_gpu
 from meshwright.generate.settle import settle
-from meshwright.generate.storage import base, depends_on, is_part, is_view, outputs_of, producer
 from meshwright.generate.strides import memory_format
 from meshwright.profile.attention import attention_kernel
 from meshwright.torch_compat import fake_mode, fake_tensor, functional, trace_joint

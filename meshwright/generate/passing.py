@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from meshwright.capture.program import SegmentGraph
+from meshwright.cost.traced.storage import outputs_of
 from meshwright.generate import rehearse
 from meshwright.generate.boxed import Boxed, boxed
 from meshwright.generate.pair import SegmentPair
 from meshwright.generate.split import extract
-from meshwright.generate.storage import outputs_of
 
 
 @dataclass(frozen=True, slots=True)

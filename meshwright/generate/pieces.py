@@ -16,11 +16,11 @@ from typing import Protocol
 
 from torch import Tensor, fx
 
+from meshwright.cost.traced.storage import depends_on, is_view
 from meshwright.generate.boxed import Boxed, boxed
 from meshwright.generate.joint import grad_outputs, label
 from meshwright.generate.pair import SegmentPair
 from meshwright.generate.split import split_at, split_backward
-from meshwright.generate.storage import depends_on, is_view
 from meshwright.torch_compat import compile_boxed
 
 Gradients = dict[str, Tensor | None]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from meshwright.generate.storage import is_view
+from meshwright.cost.traced.storage import is_view
 
 aten = torch.ops.aten
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from meshwright.capture.program import Op, Program, Ref, Segment, SegmentGraph, Value
+from meshwright.cost.traced.storage import base, outputs_of
 from meshwright.generate.joint import label
 from meshwright.generate.pair import SegmentPair, compiled_pair, make_pair
-from meshwright.generate.storage import base, outputs_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from meshwright.generate.storage import ancestors, base, depends_on, is_part, is_view, outputs_of
+from meshwright.cost.traced.storage import ancestors, base, depends_on, is_part, is_view, outputs_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from functools import lru_cache
 
 from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.cluster import Axis, Mesh, collective_s
+from meshwright.cost.op.compute import op_seconds
 from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, FrontierPoint, ParameterPlan
-from meshwright.price.compute import op_seconds
 from meshwright.price.flow import Flow, flow
 from meshwright.price.parameter import ParameterPrice, Setting, local_bytes, parameter_price
 from meshwright.price.together import departures, parts_of, whole_bytes

@@ -16,8 +16,8 @@ from meshwright.capture.program import Op, Program, Segment, SegmentGraph, Tenso
 from meshwright.cluster import Device
 from meshwright.cluster.device_profile import DeviceProfile
 from meshwright.cluster.profile_load import profile_of
-from meshwright.price.compute import whole_op_seconds
-from meshwright.price.gradients import Made, copied_gradients
+from meshwright.cost.op.compute import whole_op_seconds
+from meshwright.cost.op.gradients import Made, copied_gradients
 from meshwright.profile.chain import walk
 from meshwright.profile.count import ATTENTIONS, VIEWS
 from meshwright.profile.operands import packet, type_bytes

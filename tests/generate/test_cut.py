@@ -13,10 +13,10 @@ from small_models import small_model
 from torch import Tensor, fx, nn
 
 from meshwright.capture.program import SegmentGraph
+from meshwright.cost.traced.storage import base, is_view, runs_once
 from meshwright.generate.cut import cut, cut_at, read_by_backward
 from meshwright.generate.joint import Joint, trace
 from meshwright.generate.pair import SegmentPair, compiled_pair, make_pair, pair_of
-from meshwright.generate.storage import base, is_view, runs_once
 
 
 def step(pair: SegmentPair) -> tuple[list[Tensor | None], list[Tensor]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from meshwright.cost.traced.storage import base, is_part, storage_bytes
 from meshwright.generate.settle import settle
-from meshwright.generate.storage import base, is_part, storage_bytes
 from meshwright.layout.collectives import exchange_rows
 from meshwright.torch_compat import fake_mode, fake_tensor, trace_joint
 

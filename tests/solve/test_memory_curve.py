@@ -20,15 +20,15 @@ from meshwright.capture import capture
 from meshwright.capture.program import SegmentGraph
 from meshwright.cluster import Device, load_cluster
 from meshwright.cluster.enumerate import meshes
+from meshwright.cost.traced.nodes import NodeCosts
+from meshwright.cost.traced.storage import is_statistic
 from meshwright.generate.cut import cut_at
 from meshwright.generate.joint import Joint, trace
 from meshwright.generate.pair import pair_of
 from meshwright.generate.program import sharded_segments
-from meshwright.generate.storage import is_statistic
 from meshwright.runtime.fit import fit_curves
 from meshwright.solve.memory import curves
 from meshwright.solve.memory.curve import Kept, fastest_way, kept_curve
-from meshwright.solve.memory.nodes import NodeCosts
 
 
 def device() -> Device:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from meshwright.capture.program import Op, SegmentGraph, TensorType, Value
 from meshwright.capture.sizes import BatchSize
 from meshwright.cluster import Mesh
+from meshwright.cost.op.compute import op_seconds
 from meshwright.errors import PlanError
 from meshwright.layout import I, Layout, S, State
 from meshwright.layout.table import conversion_matrix
 from meshwright.plan import ParameterPlan
-from meshwright.price.compute import op_seconds
 from meshwright.price.flow import settled
 from meshwright.price.parameter import Setting, local_bytes, parameter_price
 from meshwright.price.segment import (

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from meshwright.cluster import Device
 from meshwright.cluster.profile_load import read_profile
+from meshwright.cost.traced.storage import storage_bytes
 from meshwright.generate.joint import Joint, label
-from meshwright.generate.storage import storage_bytes
 from meshwright.solve.memory.curve import Kept, in_memory_anyway
 
 

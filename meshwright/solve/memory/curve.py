@@ -13,10 +13,10 @@ from functools import lru_cache
 from torch import fx
 
 from meshwright.cluster import Device, Mesh
-from meshwright.generate.cut import Cut, cut, read_by_backward
-from meshwright.generate.joint import Joint, label
-from meshwright.generate.split import read_late
-from meshwright.generate.storage import (
+from meshwright.cost.traced.kernels import graph_seconds, loaded
+from meshwright.cost.traced.nodes import NodeCosts
+from meshwright.cost.traced.peak import peak_bytes
+from meshwright.cost.traced.storage import (
     ancestors,
     base,
     depends_on,
@@ -27,9 +27,9 @@ from meshwright.generate.storage import (
     storage_bytes,
     written_to,
 )
-from meshwright.solve.memory.kernels import graph_seconds, loaded
-from meshwright.solve.memory.nodes import NodeCosts
-from meshwright.solve.memory.peak import peak_bytes
+from meshwright.generate.cut import Cut, cut, read_by_backward
+from meshwright.generate.joint import Joint, label
+from meshwright.generate.split import read_late
 from meshwright.solve.memory.recompute import PICO, Answer, Recomputation, Rerun, Storage, fastest, frontier
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program, SegmentGraph
 from meshwright.cluster import Device
+from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.errors import PlanError
 from meshwright.generate.joint import label
 from meshwright.generate.program import sharded_segments
@@ -23,7 +24,6 @@ from meshwright.solve.memory.held import optimizer_s, static_bytes
 from meshwright.solve.memory.inner import CHUNKS, inner_options
 from meshwright.solve.memory.methods import FIXED, ORDERED, check_method, cut_way, fixed_ways, order_by
 from meshwright.solve.memory.nested import Chained, with_order
-from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.memory.refuse import Least, NoRoomError, least_where
 from meshwright.solve.memory.tail import tail_options

@@ -10,17 +10,17 @@ from torch import fx
 
 from meshwright.capture.program import Program, SegmentGraph
 from meshwright.cluster import Device, Mesh
+from meshwright.cost.traced.kernels import graph_seconds, loaded
+from meshwright.cost.traced.nodes import NodeCosts
+from meshwright.cost.traced.peak import peak_bytes
+from meshwright.cost.traced.storage import base, outputs_of, storage_bytes
 from meshwright.errors import PlanError
 from meshwright.generate.chunk_inner import check_inner_chunks, slices
 from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segment
-from meshwright.generate.storage import base, outputs_of, storage_bytes
 from meshwright.plan import Plan
 from meshwright.solve.memory.curve import Kept, in_memory_anyway
-from meshwright.solve.memory.kernels import graph_seconds, loaded
-from meshwright.solve.memory.nodes import NodeCosts
-from meshwright.solve.memory.peak import peak_bytes
 from meshwright.solve.memory.tail import WIDE
 from meshwright.solve.memory.traced import Tracer
 

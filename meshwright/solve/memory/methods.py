@@ -17,16 +17,16 @@ from dataclasses import replace
 from math import isqrt
 
 from meshwright.capture.program import Program
+from meshwright.cost.traced.kernels import loaded
+from meshwright.cost.traced.nodes import PRODUCTS, NodeCosts
+from meshwright.cost.traced.storage import producer, storage_bytes
 from meshwright.errors import PlanError
 from meshwright.generate.cut import cut_at, read_by_backward
 from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segments
-from meshwright.generate.storage import producer, storage_bytes
 from meshwright.plan import Plan
 from meshwright.solve.memory.curve import Kept, in_memory_anyway, measure
-from meshwright.solve.memory.kernels import loaded
 from meshwright.solve.memory.nested import Chained, Nested, nested_order, played
-from meshwright.solve.memory.nodes import PRODUCTS, NodeCosts
 from meshwright.solve.memory.rotor import Move
 from meshwright.solve.memory.traced import traced_for
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program, SegmentGraph
+from meshwright.cost.traced.storage import runs_once
 from meshwright.generate.joint import label
 from meshwright.generate.program import sharded_segments
-from meshwright.generate.storage import runs_once
 from meshwright.plan import Plan
 from meshwright.profile.operands import type_bytes
 from meshwright.schedule.nested import Steps, drops

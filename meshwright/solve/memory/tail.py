@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.capture.program import Program, SegmentGraph, Value
+from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.errors import PlanError
 from meshwright.generate.chunk import check_chunkable
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Plan
 from meshwright.profile.operands import type_bytes
 from meshwright.solve.memory.curve import Kept, fastest_way
-from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.traced import Tracer
 
 MOST_CHUNKS = 64

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from meshwright.capture.program import SegmentGraph
 from meshwright.cluster import Mesh
+from meshwright.cost.op.compute import op_seconds
 from meshwright.layout import Layout
 from meshwright.plan import Choice
-from meshwright.price.compute import op_seconds
 from meshwright.price.flow import Flow, flow, settled
 from meshwright.price.parameter import local_bytes
 from meshwright.price.segment import collectives_s, kept_values, kernels, shards, storage_bases

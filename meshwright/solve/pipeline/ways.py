@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.capture.program import Program
+from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Choice, FrontierPoint, Plan, Stage
 from meshwright.solve.memory.curve import Kept, fastest_way, kept_curve
 from meshwright.solve.memory.methods import cut_way
-from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.solve.memory.traced import traced_for
 
 _known: dict[object, tuple[Kept, ...]] = {}

@@ -13,8 +13,8 @@ from meshwright.capture import capture
 from meshwright.capture.program import Op, Program, Ref, TensorType, Value
 from meshwright.cluster import load_cluster
 from meshwright.cluster.profile_load import device_of, profile_of, shipped
+from meshwright.cost.op.compute import OpSeconds, op_seconds, whole_op_seconds
 from meshwright.models.reference import parse_reference
-from meshwright.price.compute import OpSeconds, op_seconds, whole_op_seconds
 from meshwright.price.step import StepSeconds, step_seconds
 from meshwright.rules import strategies
 

@@ -14,9 +14,9 @@ from torch import Tensor, fx
 
 from meshwright.cluster import Device, Mesh, collective_s
 from meshwright.cluster.profile_load import profile_of
-from meshwright.generate.storage import is_part, is_view
-from meshwright.solve.memory.fusible import bytes_of, is_fusible, readers, stored, tensors_of
-from meshwright.solve.memory.slow import extra_s
+from meshwright.cost.traced.fusible import bytes_of, is_fusible, readers, stored, tensors_of
+from meshwright.cost.traced.slow import extra_s
+from meshwright.cost.traced.storage import is_part, is_view
 from meshwright.torch_compat import argument_names
 
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")

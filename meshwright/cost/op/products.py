@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from meshwright.price.case import Case, Seconds
+from meshwright.cost.op.case import Case, Seconds
 
 GROUPS = (4, 16)
 """Of how many the host's cost was measured."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from meshwright.generate.storage import base, is_part, is_view, outputs_of, storage_bytes
-from meshwright.solve.memory.fusible import is_fusible
-from meshwright.solve.memory.nodes import SHORTEST_S, NodeCosts
+from meshwright.cost.traced.fusible import is_fusible
+from meshwright.cost.traced.nodes import SHORTEST_S, NodeCosts
+from meshwright.cost.traced.storage import base, is_part, is_view, outputs_of, storage_bytes
 
 
 def graph_seconds(module: fx.GraphModule, costs: NodeCosts) -> float:

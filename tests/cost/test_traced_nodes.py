@@ -13,11 +13,11 @@ from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster.device_table import GPUS
 from meshwright.cluster.profile_load import profile_of
+from meshwright.cost.traced.kernels import loaded
+from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.generate.joint import trace
 from meshwright.models.reference import parse_reference
 from meshwright.runtime.fit import fit_curves
-from meshwright.solve.memory.kernels import loaded
-from meshwright.solve.memory.nodes import NodeCosts
 from meshwright.torch_compat import fake_mode, fake_tensor, trace_joint
 
 H200 = GPUS["H200-SXM-141GB"].device

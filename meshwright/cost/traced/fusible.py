@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, fx
 
-from meshwright.generate.storage import base, is_part, is_view
+from meshwright.cost.traced.storage import base, is_part, is_view
 
 ELEMENTWISE = torch.Tag.pointwise
 FUSED_BESIDES = frozenset(

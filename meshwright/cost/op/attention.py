@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from meshwright.price.case import Case, Seconds
+from meshwright.cost.op.case import Case, Seconds
 from meshwright.profile.attention import is_causal
 from meshwright.profile.count import RING
 

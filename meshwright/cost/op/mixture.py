@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from meshwright.capture.program import TensorType, Value
-from meshwright.price.case import Case, Seconds, tensor
+from meshwright.cost.op.case import Case, Seconds, tensor
 from meshwright.profile.mixture import inner_ops
 from meshwright.profile.operands import packet
 

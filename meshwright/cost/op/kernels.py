@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from meshwright.capture.program import Op
-from meshwright.price import attention, convolution, elementwise, products, rows
-from meshwright.price.case import Case, Seconds
-from meshwright.price.mixture import dispatch_host, dispatch_seconds, experts
+from meshwright.cost.op import attention, convolution, elementwise, products, rows
+from meshwright.cost.op.case import Case, Seconds
+from meshwright.cost.op.mixture import dispatch_host, dispatch_seconds, experts
 from meshwright.profile.count import ATTENTIONS, CONVOLUTIONS, RING, VIEWS
 from meshwright.profile.mixture import MIXTURES
 from meshwright.profile.operands import packet

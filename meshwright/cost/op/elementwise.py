@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from meshwright.price.case import Case, Seconds, Tensor
+from meshwright.cost.op.case import Case, Seconds, Tensor
 
 
 def broadcasts(case: Case) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor, fx
 
-from meshwright.generate.storage import base, is_part, is_view, outputs_of, storage_bytes
-from meshwright.solve.memory.fusible import is_fusible
-from meshwright.solve.memory.kernels import kernel_numbers, one_kernel
-from meshwright.solve.memory.nodes import NodeCosts
+from meshwright.cost.traced.fusible import is_fusible
+from meshwright.cost.traced.kernels import kernel_numbers, one_kernel
+from meshwright.cost.traced.nodes import NodeCosts
+from meshwright.cost.traced.storage import base, is_part, is_view, outputs_of, storage_bytes
 
 
 def peak_bytes(

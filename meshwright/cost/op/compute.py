@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from meshwright.capture.program import Op, Value
 from meshwright.cluster import Device
 from meshwright.cluster.profile_load import profile_of
-from meshwright.price.case import Case, tensor
-from meshwright.price.kernels import device_seconds, host_seconds, literals, name_of, waits
-from meshwright.price.mixture import experts
+from meshwright.cost.op.case import Case, tensor
+from meshwright.cost.op.kernels import device_seconds, host_seconds, literals, name_of, waits
+from meshwright.cost.op.mixture import experts
 from meshwright.profile.mixture import MIXTURES
 from meshwright.rules import Strategy
 

@@ -7,7 +7,7 @@ from math import prod
 
 from meshwright.capture.program import ITEM_BYTES
 from meshwright.cluster.device_profile import LOOKED_UP, VOCABULARY
-from meshwright.price.case import Case, Seconds
+from meshwright.cost.op.case import Case, Seconds
 from meshwright.profile.kept import literal
 
 

@@ -8,8 +8,8 @@ from math import prod
 from torch import Tensor, fx
 
 from meshwright.cluster.device_profile import DeviceProfile
-from meshwright.generate.storage import base, is_part
-from meshwright.solve.memory.fusible import bytes_of, is_fusible, tensors_of
+from meshwright.cost.traced.fusible import bytes_of, is_fusible, tensors_of
+from meshwright.cost.traced.storage import base, is_part
 
 CONTENDED_S = 3.7e-7
 """Of one addition to a row of a table that others are added to: 262,144 positions and 32 rows."""

@@ -1,0 +1,1 @@
+"""Seconds of the ops of a Program, on local shapes."""

@@ -1,0 +1,1 @@
+"""Seconds and bytes of the nodes of a traced graph."""
