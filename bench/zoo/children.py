@@ -1,0 +1,106 @@
+"""One forked process per model: a few at a time, each with its limits, and what it died of told."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from bench.zoo.lists import PACKAGES, entry_of
+from bench.zoo.packages import declare_vision_ops
+from bench.zoo.rows import Row
+from bench.zoo.trial import Trial
+
+NICE = 5
+WALL = 10
+"""How many seconds of the clock go by for one CPU second, at the most, on a machine that others use too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """cpu_s: of each process of a model."""
+
+    cpu_s: int
+    every_pin: bool = False
+    reuse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    name: str
+    folder: tempfile.TemporaryDirectory[str]
+    late_s: float
+
+
+def run_all(names: Sequence[str], jobs: int, limits: Limits) -> Iterator[Row]:
+    """Rows as they come. Packages are imported here, once, so that children do not pay for it."""
+    torch.set_num_threads(1)
+    declare_vision_ops()
+    left, running = list(names), dict[int, Child]()
+    while left or running:
+        while left and len(running) < jobs:
+            name = left.pop(0)
+            running |= dict([_start(name, limits)])
+        time.sleep(0.1)
+        for pid, child in list(running.items()):
+            if (code := _ended(pid, child)) is not None:
+                del running[pid]
+                yield _row(child, code, limits)
+
+
+def _start(name: str, limits: Limits) -> tuple[int, Child]:
+    with suppress(ImportError):
+        import_module(PACKAGES[name.partition(":")[0]])
+    folder = tempfile.TemporaryDirectory()
+    if (pid := os.fork()) == 0:
+        os.setsid()
+        os.nice(NICE)
+        resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 5))
+        said = os.open(f"{folder.name}/said", os.O_CREAT | os.O_WRONLY)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        path = Path(folder.name) / "row.json"
+        Trial(entry_of(name), path, every_pin=limits.every_pin, reuse=limits.reuse).run()
+        os._exit(0)
+    return pid, Child(name, folder, time.monotonic() + WALL * limits.cpu_s)
+
+
+def _ended(pid: int, child: Child) -> int | None:
+    """The code that the child ended with; None of one that is at work. One that is late is ended; so are its ranks."""
+    late = time.monotonic() > child.late_s
+    if late:
+        _kill_group(pid)
+    done, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+    if not done:
+        return None
+    _kill_group(pid)
+    return -signal.SIGXCPU if late else os.waitstatus_to_exitcode(status)
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _row(child: Child, code: int, limits: Limits) -> Row:
+    path = Path(child.folder.name) / "row.json"
+    row: Row = {"name": child.name, "source": child.name.partition(":")[0], "phase": "start", "cpu_s": {}}
+    if path.exists():
+        row = json.loads(path.read_text(encoding="utf-8"))
+    if code == -signal.SIGXCPU:
+        row |= {"outcome": "timeout", "text": f"over {limits.cpu_s} CPU seconds"}
+    elif code != 0:
+        said = (Path(child.folder.name) / "said").read_text(encoding="utf-8", errors="replace")
+        row |= {"outcome": "abort", "text": f"exit {code}: {said[-600:]}"}
+    child.folder.cleanup()
+    return row

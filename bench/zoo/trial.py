@@ -1,0 +1,148 @@
+"""The trial of one entry, in a process of its own.
+
+The row is written to a file after each phase, so that whatever kills the process is told with its phase.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.zoo.compare import difference
+from bench.zoo.entry import Entry
+from bench.zoo.steps import RankError, Trace, kind_of, plain, ranks
+from meshwright.capture import capture
+from meshwright.capture.program import Program
+from meshwright.cluster import load_cluster
+from meshwright.errors import MeshwrightError, PlanError
+from meshwright.plan.plan import Plan
+from meshwright.runtime import trainer
+from meshwright.solve.plan import make_plan
+
+EIGHT, TWO = "dgx-h100:1", "local:2"
+
+Row = dict[str, Any]
+"""name, source, outcome, phase, note, warned, cpu_s by phase, ops, segments, free, pinned (what was run), text."""
+
+
+class UnequalError(Exception):
+    """Not what the reference computes."""
+
+
+def cpu_s() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+class Trial:
+    """The phases of one entry's trial, in order."""
+
+    def __init__(self, entry: Entry, path: Path, *, every_pin: bool, reuse: bool) -> None:
+        self.entry, self.path, self.every_pin, self.reuse = entry, path, every_pin, reuse
+        self.row: Row = {"name": entry.name, "source": entry.source, "outcome": "abort", "phase": "", "cpu_s": {}}
+
+    def run(self) -> None:
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                self._phases()
+            self.row["warned"] = sorted({str(w.message) for w in caught if "meshwright" in w.category.__module__})
+            self._end("equal")
+        except UnequalError as error:
+            self._end("WRONG", str(error))
+        except RankError as error:
+            self._end(error.kind, str(error))
+        except MeshwrightError as error:
+            self._end(kind_of(error), f"{type(error).__name__}: {error}")
+        except ModuleNotFoundError as error:
+            self._end("not installed" if self.row["phase"] == "build" else "traceback", str(error))
+        except BaseException:
+            self._end("traceback", traceback.format_exc())
+
+    def _phases(self) -> None:
+        case = self._phase("build", self.entry.made)
+        wanted = None if case.reference == "alone" else self._phase("eager", lambda: plain(self.entry))
+        program = self._phase("capture", lambda: capture(case.model, case.batches[0], case.loss, precision="fp32"))
+        self.row |= {"ops": sum(1 for _ in program.ops()), "segments": len(program.segments)}
+        if self.reuse:
+            trainer.capture = lambda *_, **__: program
+        self._phase("plan of 8", lambda: self._plan(program, EIGHT))
+        free = self._phase("plan of 2", lambda: self._plan(program, TWO))
+        if wanted is None:
+            alone = self._plan(program, "local:1")
+            wanted = self._phase("alone", lambda: ranks(self.entry, alone, 1)[0])
+        self.row["free"] = method_of(free)
+        self._run("free", free, wanted)
+        for pin, plan in self._phase("pinned plan", lambda: self._pinned(program)):
+            self._run(pin, plan, wanted)
+        for pin in self.entry.also:
+            self._also(pin, program, wanted)
+
+    def _pinned(self, program: Program) -> list[tuple[str, Plan]]:
+        """The plan of the first pin that the planner accepts, or of all of them."""
+        found, refused = [], []
+        for pin in self.entry.pins:
+            try:
+                found.append((pin, self._plan(program, TWO, (pin,))))
+            except PlanError as error:
+                refused.append(error)
+            if found and not self.every_pin:
+                break
+        if not found:
+            raise refused[0]
+        self.row["pinned"] = ", ".join(pin for pin, _ in found)
+        return found
+
+    def _also(self, pin: str, program: Program, wanted: Trace) -> None:
+        """Under a pin that may be refused; what is planned must compute the same."""
+        try:
+            plan = self._phase(f"plan {pin}", lambda: self._plan(program, TWO, (pin,)))
+            self._run(pin, plan, wanted)
+            self.row["pinned"] += f", {pin}"
+        except (MeshwrightError, RankError) as error:
+            if (error.kind if isinstance(error, RankError) else kind_of(error)) != "refused":
+                raise
+            self.row["pinned"] += f"; {pin} refused"
+
+    def _plan(self, program: Program, cluster: str, pins: tuple[str, ...] = ()) -> Plan:
+        """What `mw.plan` makes of the model, without capturing it again."""
+        settings = {"memory_bytes": None, "optimizer": self.entry.optimizer, "precision": "fp32"}
+        return make_plan(program, load_cluster(cluster), pins=pins, **settings)
+
+    def _run(self, name: str, plan: Plan, wanted: Trace) -> None:
+        def both() -> None:
+            found = ranks(self.entry, plan, 2)
+            if told := difference(wanted, found):
+                raise UnequalError(f"{name}: {told}")
+
+        self._phase(f"run {name}", both)
+
+    def _phase(self, name: str, work: Callable[[], Any]) -> Any:
+        self.row["phase"] = name
+        self._write()
+        start_s = cpu_s()
+        try:
+            return work()
+        finally:
+            self.row["cpu_s"][name] = round(cpu_s() - start_s, 2)
+
+    def _end(self, outcome: str, text: str = "") -> None:
+        if outcome in ("traceback", "abort") and self.row["phase"] in ("build", "eager"):
+            outcome = "broken"  # the entry itself: plain PyTorch does not run it
+        self.row |= {"outcome": outcome, "text": text}
+        self._write()
+
+    def _write(self) -> None:
+        self.path.with_suffix(".part").write_text(json.dumps(self.row), encoding="utf-8")
+        os.replace(self.path.with_suffix(".part"), self.path)
+
+
+def method_of(plan: Plan) -> str:
+    """The line of a plan's summary that says what it does."""
+    return str(plan).splitlines()[1].strip()
