@@ -88,7 +88,7 @@ class Turns:
         if self.way.plan:
             model, plan = self._model(self.device), Plan.load(self.way.plan)
             self.trainer = parallelize(model, plan, compile=self.way.compiled, device=self.way.device)
-            del model  # the trainer has its own weights
+            del model  # the trainer has adopted its weights
         else:
             hand_rotary_tables(dict(self.reference.settings), self.device)
             self.rival = Rival(self.way.name, self._model(self.device), self.batch, self.acquire)

@@ -263,13 +263,19 @@ def local_tensor(tensor: Any) -> Tensor:
     return found
 
 
-def has_step_hooks(optimizer: Any) -> bool:
-    """Whether somebody besides us is called around this optimizer's steps."""
+def has_step_hooks(optimizer: Any, ours: int = 0) -> bool:
+    """Whether somebody besides us is called around this optimizer's steps. ours: how many hooks we have before it, and
+    as many after it."""
     from torch.optim import optimizer as module
 
     own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     every = (module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks)
-    return any(own) or any(len(hooks) > 1 for hooks in every)
+    return any(len(hooks) > ours for hooks in own) or any(every)
+
+
+def writes_seen(tensor: Tensor) -> int:
+    """A number that grows with every write in place, through whichever view."""
+    return int(tensor._version)
 
 
 def storage_users(tensor: Tensor) -> int:

@@ -275,11 +275,18 @@ def test_hooks_of_others_around_a_step_are_seen() -> None:
     assert not torch_compat.has_step_hooks(optimizer)
     handle = optimizer.register_step_post_hook(lambda *_: None)
     assert torch_compat.has_step_hooks(optimizer)
+    assert not torch_compat.has_step_hooks(optimizer, ours=1)
     handle.remove()
-    first, second = (register_optimizer_step_pre_hook(lambda *_: None) for _ in range(2))
-    assert torch_compat.has_step_hooks(optimizer), "one may be ours, two are not"
-    first.remove()
-    second.remove()
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    assert torch_compat.has_step_hooks(optimizer, ours=1), "of every optimizer's steps"
+    handle.remove()
+
+
+def test_writes_through_views_are_seen() -> None:
+    whole = torch.zeros(4)
+    before = torch_compat.writes_seen(whole)
+    whole.detach()[1:].add_(1)
+    assert torch_compat.writes_seen(whole) > before
 
 
 def test_users_of_memory_are_counted() -> None:

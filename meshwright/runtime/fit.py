@@ -36,8 +36,12 @@ def fit(
     precision: Precision = "fp32",
     compile: bool = False,
     method: str = "auto",
+    copy: bool = False,
 ) -> Trainer:
     """A trainer on this process's device that stays inside `memory` (`"20GiB"`) and is as fast as it can be so.
+
+    The model is adopted, and may be kept: its parameters are the trainer's. `copy=True` leaves it as it is; where it is
+    on a GPU, its weights are then not in the budget.
 
     The budget covers parameters, gradients, optimizer state, activations, what kernels hold while they run and what the
     allocator loses; not the CUDA context. `compile`: each distinct segment by inductor. `method`: what saves memory, by
@@ -55,7 +59,7 @@ def fit(
         compile=compile,
         method=method,
     )
-    return parallelize(model, plan, loss, compile=compile)
+    return parallelize(model, plan, loss, compile=compile, copy=copy)
 
 
 def fit_plan(

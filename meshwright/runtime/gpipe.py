@@ -42,12 +42,14 @@ def gpipe(
     optimizer: str = "adamw",
     precision: Precision = "fp32",
     seed: int = 0,
+    copy: bool = False,
 ) -> Trainer:
     """A Sequential cut into `partitions`, on as many ranks times `replicas`; call it on every one of them.
 
     batch: one global batch, or fakes of its shapes. balance: cut so that the partitions' predicted "time" or "memory"
     is as equal as can be, or the number of modules in each. checkpoint: segments recompute in backward "always", in all
-    micro-batches "except_last", "never", or where their partition would not fit otherwise ("auto").
+    micro-batches "except_last", "never", or where their partition would not fit otherwise ("auto"). copy: leave the
+    model as it is, instead of adopting it (`parallelize`).
     """
     plan = gpipe_plan(
         model,
@@ -62,7 +64,7 @@ def gpipe(
         precision=precision,
         device=this_device(),
     )
-    trainer = parallelize(model, plan, loss, seed=seed)
+    trainer = parallelize(model, plan, loss, seed=seed, copy=copy)
     trainer.keep_last(checkpoint == "except_last")
     return trainer
 

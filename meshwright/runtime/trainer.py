@@ -28,9 +28,11 @@ from meshwright.runtime.step.ranges import check_ranges, explained, ranges_of
 from meshwright.runtime.step.segments import Segments
 from meshwright.runtime.step.units import check_unit
 from meshwright.runtime.watch import Watch, default_timeout_s
+from meshwright.runtime.weights.adoption import Adopted, Cut, places_of, settled
 from meshwright.runtime.weights.clip import clip_gradients
 from meshwright.runtime.weights.optimizers import expect_optimizer
 from meshwright.runtime.weights.sources import Weights, weights_of
+from meshwright.runtime.weights.stepping import Stepping
 from meshwright.schedule.of_plan import forward_only, plan_lists
 from meshwright.torch_compat import fake_mode, fake_tensor
 
@@ -63,14 +65,23 @@ class Trainer:
         self._batches = Batches(plan, device)
         self._ranges = ranges_of(program)
         parts = make_parts(weights, plan, program, Place(device, self.watch, self.instructions, settings.unit))
-        used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
-        named = weights.model.named_parameters(remove_duplicate=False)
-        self._unused = {name: weights.whole(name).cpu() for name, _ in named if name not in used}
         self._saved = frozenset(weights.model.state_dict())
         exchange = Exchange(plan, program, parts, device)
         buffers = _buffers(weights, program, device)
         self._interpreter = Interpreter(Segments(program, parts, exchange, buffers, self._batches), self.watch.at)
         expect_optimizer(self.parameters(), plan.optimizer)
+        self._adopt(weights, {name: cut for part in parts for name, cut in part.cuts.items()})
+
+    def _adopt(self, weights: Weights, cuts: dict[str, Cut]) -> None:
+        """The model's parameters and buffers become those that are stored here."""
+        self.model = weights.model
+        self._unused = _idle(weights, self.program)
+        stored = dict(self.named_parameters())
+        old = {parameter.name: weights.named[parameter.name] for parameter in self.program.parameters}
+        self._stepping = Stepping(stored, old if weights.adopts else {}, () if weights.adopts else old.values())
+        self._adopted = Adopted(self.model, self.program, stored, cuts)
+        self._adopted.keep_buffers(self._interpreter.buffers)
+        self._stepping.hand_over(cuts)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Those that live on this rank's stage; each lives on one."""
@@ -92,7 +103,7 @@ class Trainer:
             if parameter.name in stored:
                 for name in (parameter.name, *parameter.aliases):
                     found[name] = stored[parameter.name].data
-        return found | self._own_buffers() | self._unused
+        return found | self._own_buffers() | {name: parameter.data for name, parameter in self._unused.items()}
 
     def _own_buffers(self) -> dict[str, Tensor]:
         """Those that this rank's segments keep up to date, and those that no segment changes; not those that the model
@@ -144,15 +155,20 @@ class Trainer:
 
     def step(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """Forward and backward; returns the loss of the global batch. `batch`: this rank's slice, or the whole."""
+        self._adopted.check()
+        self._stepping.before()
         with torch.no_grad(), self.watch.during(f"step {self.steps}"), explained(self._ranges, self._batches, batch):
             parts = self._parts(batch, global_batch)
             random = RandomState(self.seed, self.steps)
             loss = self._interpreter.run(self.instructions, parts, random)
+        self._adopted.take_buffers(self._interpreter.buffers)
+        self._stepping.after()
         self.steps += 1
         return loss
 
     def evaluate(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """The loss of a batch as the model in eval mode has it; changes nothing."""
+        self._adopted.check()
         with torch.no_grad(), self.watch.during("evaluate"), explained(self._ranges, self._batches, batch):
             parts = self._parts(batch, global_batch)
             return self._interpreter.evaluate(forward_only(self._once_each()), parts)
@@ -181,6 +197,21 @@ def _buffers(weights: Weights, program: Program, device: torch.device) -> dict[s
     return found
 
 
+def _idle(weights: Weights, program: Program) -> dict[str, nn.Parameter]:
+    """Parameters that the loss does not depend on, on the trainer's device: they stay the model's own."""
+    used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
+    places = places_of(weights.model)
+    made: dict[int, nn.Parameter] = {}
+    found: dict[str, nn.Parameter] = {}
+    for name, parameter in list(weights.model.named_parameters(remove_duplicate=False)):
+        if name in used:
+            continue
+        if id(parameter) not in made:
+            made[id(parameter)] = settled(parameter, weights.whole(name).to(weights.device), places[id(parameter)])
+        found[name] = made[id(parameter)]
+    return found
+
+
 def parallelize(
     model: nn.Module | Callable[[], nn.Module],
     plan: Plan,
@@ -192,8 +223,12 @@ def parallelize(
     timeout_s: float | None = None,
     compile: bool | str = False,
     device: str | None = None,
+    copy: bool = False,
 ) -> Trainer:
     """The model under the plan, on this process's share of it. Call it on every rank, under torchrun.
+
+    The model is adopted, as `fully_shard` does: its parameters become the stored DTensors, so that optimizers, made
+    before or after, and `state_dict` mean the trainer's. With `copy=True` it is left as it is.
 
     model: one with weights; or a function that builds one, whose weights are then made one at a time, from `seed`,
     and never all on one rank; or one on the meta device, with `weights`. weights: safetensors, a file or a folder, of
@@ -206,7 +241,7 @@ def parallelize(
     _check_given(model, plan)
     _check_world(plan)
     place = own_device(device)
-    found = weights_of(model, weights, seed, place)
+    found = weights_of(model, weights, seed, place, copy)
     mode = fake_mode()
     batch = {name: fake_tensor(entry.shape, getattr(torch, entry.dtype), mode) for name, entry in plan.inputs.items()}
     precision = cast(Precision, plan.precision)
@@ -214,6 +249,7 @@ def parallelize(
     if len(program.segments) < len(plan.segments):  # cut by hand (`gpipe`), perhaps within what repeats
         program = capture(found.model, batch, loss, precision=precision, fine=True)
     check_plan(plan, program)
+    found.check(program)
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
     wait_s = default_timeout_s() if timeout_s is None else timeout_s
     return Trainer(found, plan, program, place, Settings(seed, wanted, wait_s, unit))

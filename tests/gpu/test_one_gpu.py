@@ -24,7 +24,7 @@ def test_loss_and_gradients_equal_eager_on_the_gpu(name: str, pins: tuple[str, .
     torch.backends.cudnn.allow_tf32 = False
     model, batch = small_model(name)
     plan = make_plan(capture(model, batch), load_cluster("local:1"), pins=pins)
-    trainer = parallelize(model, plan)
+    trainer = parallelize(model, plan, copy=True)
     loss = trainer.step(batch, global_batch=True)
     assert loss.is_cuda
     model.cuda()

@@ -189,7 +189,7 @@ def sourced(rank: int, plan_json: bytes, folder: str) -> dict[str, Any]:
         empty = build().double()
     losses = [trainer.step(batch, global_batch=True).item()]
     for source in ("model.safetensors", "several"):
-        again = mw.parallelize(empty, plan, weights=Path(folder) / source)
+        again = mw.parallelize(empty, plan, weights=Path(folder) / source, copy=True)
         losses.append(again.step(batch, global_batch=True).item())
     try:
         mw.parallelize(empty, plan)

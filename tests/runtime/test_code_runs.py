@@ -18,7 +18,7 @@ from meshwright.layout import Layout
 from meshwright.layout.transport import ProcessTransport, use_transport
 from meshwright.plan import Plan
 from meshwright.runtime.step.batches import Batches, own_coordinates
-from meshwright.runtime.weights.sources import region
+from meshwright.runtime.weights.regions import region
 
 PLANS: dict[str, Callable[[], tuple[str, Plan]]] = {
     "gathered weights": lambda: ("gpt", inner_plan("gpt", 2, ("dp=2", "zero=3"), 1)),

@@ -103,7 +103,7 @@ def test_every_budget_trains_as_the_plain_model_does(name: str) -> None:
 def test_batch_norm_is_updated_once_a_step() -> None:
     model, batch = small_model("resnet")
     _, limits = budgets("resnet")
-    trainer = mw.fit(model, batch, limits[-1])
+    trainer = mw.fit(model, batch, limits[-1], copy=True)
     trainer.step(batch)
     true = copy.deepcopy(model).to(HERE)
     true(**{key: tensor.to(HERE) for key, tensor in batch.items()})
@@ -124,7 +124,7 @@ class Dropped(nn.Module):
 def test_dropout_replays() -> None:
     torch.manual_seed(0)
     model, batch = Dropped(), {"x": torch.randn(16, 32)}
-    ample = mw.fit(model, batch, "1GiB")
+    ample = mw.fit(model, batch, "1GiB", copy=True)
     with pytest.raises(PlanError) as caught:
         mw.fit(model, batch, 1000)
     least = int(caught.value.expected.split(" bytes")[0].removeprefix("at least ").replace(",", ""))

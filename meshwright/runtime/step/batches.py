@@ -16,7 +16,7 @@ from torch import Tensor
 from meshwright.errors import RunError
 from meshwright.layout import Layout
 from meshwright.plan import Plan, Stage
-from meshwright.runtime.weights.sources import region
+from meshwright.runtime.weights.regions import region
 
 Index = tuple[slice | list[int], ...]
 """Where a rank reads a tensor of the global batch: `tensor[index]` is its part."""

@@ -16,6 +16,7 @@ from meshwright.plan import Instruction, Plan, Stage
 from meshwright.runtime.step.batches import own_coordinates, own_stages
 from meshwright.runtime.step.units import units
 from meshwright.runtime.watch import Watch, WatchedTransport
+from meshwright.runtime.weights.adoption import Cut
 from meshwright.runtime.weights.sources import Weights
 from meshwright.runtime.weights.store import Store
 
@@ -32,6 +33,12 @@ class Part:
     at: tuple[int, ...]
     compiled: bool = False
     last: Generated | None = None
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        """Which piece of each parameter that lives here is this rank's."""
+        store, sizes = self.store, self.stage.mesh.sizes
+        return {name: Cut(store.layouts[name][0], sizes, self.at, like) for name, like in store.like.items()}
 
     @property
     def every(self) -> list[Generated]:
@@ -68,11 +75,12 @@ def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> 
             continue
         mesh, transport, beside = made
         at = own_coordinates(plan, stage, rank)
-        source = weights.source(stage.mesh.sizes, at)
-        store = Store(program, plan, source, mesh, beside, stage, thread)
         joined = _joined(plan, program, stage, place)
         device = place.device.type
         made_for = [generate(program, one, device, place.compiled, stage, joined, at) for one, _ in plan.cut]
+        # Last: the model's own weights are let go as they are taken.
+        source = weights.source(stage.mesh.sizes, at)
+        store = Store(program, plan, source, mesh, beside, stage, thread)
         smaller = made_for[1] if len(made_for) > 1 else None
         found.append(Part(stage, made_for[0], store, transport, at, place.compiled, smaller))
     return tuple(found)

@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.torch_compat import dtensor_like, has_step_hooks, local_tensor
 
+HOOKS = 1
+"""How many hooks of ours stand before an optimizer's step, and after it (`optimizers`)."""
 ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _PIECE = "meshwright_piece"
 
@@ -86,7 +88,8 @@ _LENDING: WeakKeyDictionary[torch.optim.Optimizer, _Lending] = WeakKeyDictionary
 def lend_pieces(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Before a step; nothing where it may look at more than one element at a time, or somebody else looks at it."""
     closure = any(one is not None for one in (*args[1:], *kwargs.values()))  # the first is the optimizer
-    if type(optimizer) not in ELEMENTWISE or closure or has_step_hooks(optimizer) or hasattr(optimizer, "grad_scale"):
+    watched = has_step_hooks(optimizer, HOOKS) or hasattr(optimizer, "grad_scale")
+    if type(optimizer) not in ELEMENTWISE or closure or watched:
         return
     lending = _LENDING.get(optimizer)
     if lending is None or not lending.fits(optimizer):

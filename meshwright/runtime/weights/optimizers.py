@@ -1,13 +1,17 @@
-"""The optimizer that was planned for: making it, and refusing one that keeps another amount of state."""
+"""The optimizer that was planned for: making it, and refusing one that keeps another amount of state.
+
+Only optimizers that hold a trainer's parameters are watched (`stepping` finds them); those of others are let alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from meshwright.errors import RunError
 from meshwright.price.parameter import STATES
@@ -24,18 +28,46 @@ def make_optimizer(name: str, parameters: Iterable[nn.Parameter], lr: float) -> 
 
 
 def expect_optimizer(parameters: Iterable[nn.Parameter], planned: str) -> None:
-    """From now on, a step of an optimizer with other state than planned on these parameters raises RunError."""
+    """A watched optimizer that keeps other state than planned on these parameters raises RunError when it steps."""
     for parameter in parameters:
         setattr(parameter, _PLANNED, planned)
         prepare(parameter)
-    if not _Hooks.handles:
-        _Hooks.handles = [register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)]
 
 
-class _Hooks:
-    """Registered with the first trainer: torch calls them around every optimizer's step."""
+_STEPS: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+"""How many steps a watched optimizer has taken."""
 
-    handles: list[Any] = []  # noqa: RUF012
+
+def watch(optimizer: torch.optim.Optimizer) -> None:
+    """Hooks of this one optimizer, and of no other: its state is checked, and it steps on pieces where it can."""
+    if optimizer not in _STEPS:
+        _STEPS[optimizer] = 0
+        optimizer.register_step_pre_hook(_before)
+        optimizer.register_step_post_hook(_after)
+
+
+def steps_of(optimizer: torch.optim.Optimizer) -> int:
+    return _STEPS.get(optimizer, 0)
+
+
+def is_stored(parameter: Tensor) -> bool:
+    """Whether some trainer stores it."""
+    return hasattr(parameter, _PLANNED)
+
+
+def optimizers_alive() -> list[torch.optim.Optimizer]:
+    """Those of this process that the garbage collector knows."""
+    kinds, waiting = set[type](), [torch.optim.Optimizer]
+    while waiting:
+        kind = waiting.pop()
+        kinds.add(kind)
+        waiting += [one for one in kind.__subclasses__() if one not in kinds]
+    found: list[torch.optim.Optimizer] = [one for one in gc.get_objects() if type(one) in kinds]
+    return [one for one in found if "param_groups" in vars(one)]  # one may be under construction
+
+
+def held(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -55,6 +87,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """What it keeps: for a class that we do not know. A tensor of the parameter's size counts."""
     take_back(optimizer)
+    _STEPS[optimizer] = steps_of(optimizer) + 1
     if type(optimizer) in ELEMENTWISE:
         return
     for parameter, state in optimizer.state.items():

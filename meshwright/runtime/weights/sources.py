@@ -14,53 +14,68 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.capture.program import Parameter
+from meshwright.capture.program import Parameter, Program
 from meshwright.errors import RunError
 from meshwright.layout import Layout
+from meshwright.runtime.weights.adoption import forget, skeleton
 from meshwright.runtime.weights.deferred import Deferred
+from meshwright.runtime.weights.regions import Region, region
 from meshwright.runtime.weights.store import Source
-
-Region = tuple[slice, ...]
-
-
-def region(layout: Layout, shape: Sequence[int], mesh_sizes: Sequence[int], coordinates: Sequence[int]) -> Region:
-    """Which part of a tensor the rank at these coordinates holds; pieces are cut as `torch.chunk` does."""
-    found = []
-    for dim, length in enumerate(shape):
-        start, end = 0, length
-        for axis in layout.sharding(dim):
-            width = -(-(end - start) // mesh_sizes[axis])
-            start = min(end, start + coordinates[axis] * width)
-            end = min(end, start + width)
-        found.append(slice(start, end))
-    return tuple(found)
+from meshwright.runtime.weights.whole import whole
 
 
 class Weights:
-    """A model's tensors, by name: of a model that is there, of one that is deferred, or of files."""
+    """A model's tensors, by name: of a model that is there, of one that is deferred, or of files.
+
+    model: the one that the trainer adopts. named: its tensors, or those of the model that it is a copy of. adopts:
+    whether the memory of these is let go as ranks take their pieces.
+    """
 
     def __init__(
-        self, model: nn.Module, deferred: Deferred | None, files: SafetensorsFiles | None, device: torch.device
+        self,
+        model: nn.Module,
+        deferred: Deferred | None,
+        files: SafetensorsFiles | None,
+        device: torch.device,
+        copy: bool = False,
     ) -> None:
-        self.model, self.deferred, self.files, self.device = model, deferred, files, device
+        self.deferred, self.files, self.device, self.adopts = deferred, files, device, not copy
         self.named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         self.named |= dict(model.named_buffers(remove_duplicate=False))
+        self.model = skeleton(model) if copy else model
 
     def source(self, mesh_sizes: Sequence[int], coordinates: Sequence[int]) -> Source:
         def piece(parameter: Parameter, storage: Layout, dtype: torch.dtype) -> Tensor:
             where = region(storage, parameter.type.sizes, mesh_sizes, coordinates)
-            # A copy in any case: the user's model is not trained behind their back.
             found = self._piece((parameter.name, *parameter.aliases), where, parameter.type.sizes)
-            return found.to(self.device, dtype, copy=True).contiguous()
+            made = found.to(self.device, dtype, copy=not self._may_keep(found)).contiguous()
+            if self.adopts:
+                forget(self.named[parameter.name], parameter.name)
+            return made
 
         return piece
+
+    def _may_keep(self, found: Tensor) -> bool:
+        """Whether an adopted model's own memory may become the stored one: all of it, which no other process has."""
+        alone = found.is_cuda and found.untyped_storage().nbytes() == found.nbytes and found.is_contiguous()
+        return self.adopts and alone and not self.files and self.deferred is None
+
+    def check(self, program: Program) -> None:
+        """Refuses a model without values, before any of it is let go."""
+        for parameter in program.parameters:
+            names = (parameter.name, *parameter.aliases)
+            if self.named[parameter.name].is_meta and self.deferred is None and not self._in_files(names):
+                self._whole(parameter.name)
+
+    def _in_files(self, names: Sequence[str]) -> bool:
+        return self.files is not None and any(name in self.files for name in names)
 
     def whole(self, name: str) -> Tensor:
         """A buffer, or a parameter that nothing trains."""
         tensor = self.named[name]
         if self.files and name in self.files:
             return self.files.piece(name, tuple(slice(0, n) for n in tensor.shape), tuple(tensor.shape)).clone()
-        return self._whole(name).clone()
+        return self._whole(name) if self.adopts else self._whole(name).clone()
 
     def _piece(self, names: Sequence[str], where: Region, shape: tuple[int, ...]) -> Tensor:
         if self.files:
@@ -69,7 +84,7 @@ class Weights:
         return self._whole(names[0])[where]
 
     def _whole(self, name: str) -> Tensor:
-        tensor = self.named[name].detach()
+        tensor = whole(self.named[name].detach())
         if self.deferred and tensor.is_meta:
             return self.deferred.tensor(name, tensor)
         if tensor.is_meta:
@@ -142,9 +157,11 @@ def weights_of(
     files: str | os.PathLike[str] | None,
     seed: int,
     device: torch.device,
+    copy: bool = False,
 ) -> Weights:
+    """copy: leave a model that is given as it is."""
     if isinstance(model, nn.Module):
-        return Weights(model, None, SafetensorsFiles(files) if files else None, device)
+        return Weights(model, None, SafetensorsFiles(files) if files else None, device, copy)
     deferred = Deferred(model, seed)
     if not isinstance(deferred.model, nn.Module):
         raise RunError(

@@ -76,7 +76,7 @@ class Store:
         self.handed = {n: self._handed(n) for n in here.segments}
         self.regathered = {name for name in own if plan.parameters[name].regather}
         self._flats: dict[Bucket, Tensor] = {}
-        self._like: dict[str, DTensor] = {}
+        self.like: dict[str, DTensor] = {}
         self._shapes: dict[Bucket, Shape] = {}
         self._load(own, source, mesh)
         self.device = next((local.device for local in self.locals.values()), torch.device("cpu"))
@@ -99,8 +99,8 @@ class Store:
             for bucket in (bucket for transfers in found for bucket in transfers.buckets):
                 self._lay_side_by_side(bucket)
         for name, parameter in own.items():
-            self._like[name] = as_dtensor(self.locals[name], mesh, self.layouts[name][0], self.shapes[name])
-            self.stored[name] = nn.Parameter(self._like[name], requires_grad=parameter.trainable)
+            self.like[name] = as_dtensor(self.locals[name], mesh, self.layouts[name][0], self.shapes[name])
+            self.stored[name] = nn.Parameter(self.like[name], requires_grad=parameter.trainable)
 
     def _lay_side_by_side(self, bucket: Bucket) -> None:
         """Pieces that are gathered together: so nothing is copied first. A tied weight can lie in one bucket only."""
@@ -283,7 +283,7 @@ class Store:
         if isinstance(old, DTensor):
             local_tensor(old).add_(local)
         else:
-            stored.grad = dtensor_like(local, self._like[name])
+            stored.grad = dtensor_like(local, self.like[name])
 
     def reduced_gradients(self) -> list[Tensor]:
         """This rank's pieces of those that are in their storage layout by now."""

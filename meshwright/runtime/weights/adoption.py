@@ -1,0 +1,199 @@
+"""A model that a trainer has adopted: its parameters are the stored DTensors, its buffers those that the step reads.
+
+A Parameter object cannot become a DTensor, so the places in the modules that hold it are given the stored one, as
+`fully_shard` does. Optimizers that were made over the old objects are handed the stored ones (`optimizers`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from meshwright.capture.program import Program
+from meshwright.errors import RunError
+from meshwright.layout import Layout
+from meshwright.runtime.weights.regions import region
+from meshwright.torch_compat import dtensor_like, local_tensor
+
+REPLACED = "meshwright_replaced"
+"""Set on a Parameter object that the model no longer holds: the name of the parameter that took its place."""
+STORED = "meshwright_stored"
+"""Set on a stored parameter: its name."""
+
+Place = tuple[nn.Module, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which piece of a parameter this rank stores: its layout, the mesh's sizes and this rank's coordinates."""
+
+    storage: Layout
+    sizes: tuple[int, ...]
+    at: tuple[int, ...]
+    like: DTensor
+
+    def piece(self, tensor: Tensor) -> DTensor:
+        """This rank's piece of a whole tensor of the parameter's shape, in memory of its own."""
+        where = region(self.storage, tuple(tensor.shape), self.sizes, self.at)
+        own = local_tensor(self.like)
+        local = tensor.detach()[where].to(own.device, own.dtype, copy=True).contiguous()
+        found: DTensor = dtensor_like(local, self.like)
+        return found
+
+
+def places_of(model: nn.Module) -> dict[int, list[Place]]:
+    """Where modules hold each parameter, by the object's id; a tied one is held in several places."""
+    found: dict[int, list[Place]] = {}
+    for module in model.modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                found.setdefault(id(parameter), []).append((module, leaf))
+    return found
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy of the model whose parameters are on the meta device; buffers are copied."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        blank = torch.empty_like(parameter, device="meta", requires_grad=False)
+        memo[id(parameter)] = nn.Parameter(blank, requires_grad=parameter.requires_grad)
+    return copy.deepcopy(model, memo)
+
+
+class Adopted:
+    """What a model's places hold. stored: this rank's parameters by name; elsewhere: those of other stages, which are
+    meta tensors and no parameters of the model; buffers: by name, with the objects that the model keeps."""
+
+    def __init__(
+        self, model: nn.Module, program: Program, stored: Mapping[str, nn.Parameter], cuts: Mapping[str, Cut]
+    ) -> None:
+        self.model, self.cuts, self.stored = model, cuts, dict(stored)
+        named, held = dict(model.named_parameters(remove_duplicate=False)), places_of(model)
+        self.olds = {parameter.name: named[parameter.name] for parameter in program.parameters}
+        self.places = {name: held[id(old)] for name, old in self.olds.items()}
+        self.names = {parameter.name: (parameter.name, *parameter.aliases) for parameter in program.parameters}
+        self.elsewhere = {
+            parameter.name: torch.empty(parameter.type.sizes, dtype=old.dtype, device="meta")
+            for parameter, old in zip(program.parameters, self.olds.values(), strict=True)
+            if parameter.name not in stored
+        }
+        self.buffers: dict[str, tuple[nn.Module, str, Tensor]] = {}
+        self._starts = {name: local_tensor(parameter).data_ptr() for name, parameter in stored.items()}
+        for name, old in self.olds.items():
+            forget(old, name)
+        self.put_stored()
+        model.register_load_state_dict_pre_hook(_cutting(self.names, cuts, set(self.elsewhere)))  # type: ignore[no-untyped-call]
+
+    def put_stored(self) -> None:
+        """Every place holds what this rank stores."""
+        for name, places in self.places.items():
+            for module, leaf in places:
+                if name in self.stored:
+                    setattr(module, leaf, self.stored[name])
+                else:
+                    module._parameters[leaf] = None
+                    module.__dict__[leaf] = self.elsewhere[name]
+        for name, parameter in self.stored.items():
+            setattr(parameter, STORED, name)
+
+    def keep_buffers(self, buffers: dict[str, Tensor]) -> None:
+        """The model's buffers and the step's are the same objects from now on."""
+        modules = dict(self.model.named_modules())
+        for name, tensor in buffers.items():
+            path, _, leaf = name.rpartition(".")
+            module = modules[path]
+            old = module._buffers[leaf]
+            assert old is not None
+            if old.is_meta or isinstance(old, DTensor):
+                _replace_buffer(self.model, old, tensor)
+            elif old is not tensor:
+                old.data = tensor
+                buffers[name] = old
+            self.buffers[name] = (module, leaf, buffers[name])
+
+    def take_buffers(self, buffers: dict[str, Tensor]) -> None:
+        """What a step made of buffers becomes the content of the model's objects."""
+        for name, (_, _, held) in self.buffers.items():
+            made = buffers[name]
+            if made is not held:
+                held.data = made
+                buffers[name] = held
+
+    def check(self) -> None:
+        """Refuses parameters that somebody has replaced; a buffer that was is taken over."""
+        for name, places in self.places.items():
+            stored = self.stored.get(name)
+            if stored is None:
+                continue
+            module, leaf = places[0]
+            kept = module._parameters.get(leaf) is stored
+            if not kept or local_tensor(stored).data_ptr() != self._starts[name]:
+                raise RunError(
+                    f"{name} of the model is another tensor than the one that the trainer stores",
+                    "parameters that stay where mw.parallelize put them",
+                    "change values in place (load_state_dict without assign=True), cast and move the model before; "
+                    "for several trainers of one model pass copy=True",
+                )
+        for name, (module, leaf, held) in self.buffers.items():
+            given = module._buffers.get(leaf)
+            if given is not held:
+                self._take(name, given, held)
+                module._buffers[leaf] = held
+
+    def _take(self, name: str, given: Tensor | None, held: Tensor) -> None:
+        if given is None or given.shape != held.shape:
+            kind = "None" if given is None else f"of shape {tuple(given.shape)}"
+            raise RunError(f"buffer {name} was set to one {kind}", f"{tuple(held.shape)}, as planned", "plan again")
+        held.data = given.detach().to(held.device, held.dtype, copy=True)
+
+
+def settled(parameter: nn.Parameter, value: Tensor, places: Iterable[Place]) -> nn.Parameter:
+    """A parameter with this value: the same object, unless it is on the meta device."""
+    if not parameter.is_meta:
+        parameter.data = value
+        return parameter
+    made = nn.Parameter(value, requires_grad=parameter.requires_grad)
+    for module, leaf in places:
+        setattr(module, leaf, made)
+    return made
+
+
+def _replace_buffer(model: nn.Module, old: Tensor, new: Tensor) -> None:
+    for module in model.modules():
+        for leaf, tensor in module._buffers.items():
+            if tensor is old:
+                module._buffers[leaf] = new
+
+
+def forget(old: Tensor, name: str) -> None:
+    """Frees the memory of a Parameter object that nobody should use any more; whoever holds it can be told so."""
+    setattr(old, REPLACED, name)
+    if not old.is_meta and not isinstance(old, DTensor):
+        old.grad = None
+        old.data = old.data.new_empty(0)
+
+
+def _cutting(names: Mapping[str, tuple[str, ...]], cuts: Mapping[str, Cut], elsewhere: set[str]) -> Callable[..., None]:
+    """A hook that lets `load_state_dict` take whole plain tensors; those of other stages are left out."""
+
+    def hook(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name, key in _keys(names, prefix):
+            found = state.get(key)
+            if name in elsewhere:
+                state.pop(key, None)
+            elif isinstance(found, Tensor) and not isinstance(found, DTensor) and found.shape == cuts[name].like.shape:
+                state[key] = cuts[name].piece(found)
+
+    return hook
+
+
+def _keys(names: Mapping[str, Iterable[str]], prefix: str) -> Iterator[tuple[str, str]]:
+    for name, every in names.items():
+        for own in every:
+            yield name, prefix + own
