@@ -250,3 +250,11 @@ def test_checkpointed_layers_keep_their_gradients(reentrant: bool) -> None:
     model, plain, batch = Checkpointed(reentrant), Checkpointed(reentrant=False), {"x": torch.randn(3, 4)}
     plain.load_state_dict(model.state_dict())
     assert_runs_like(capture(model, batch), plain, batch)
+
+
+def test_cat_passes_over_an_empty_cache() -> None:
+    def joined(_: Any, x: Tensor) -> Tensor:
+        return torch.cat([torch.tensor([]), x.unsqueeze(1)], dim=-2)
+
+    program = captured(joined)
+    assert [len(op.args[0]) for _, op in program.ops() if op.target == "aten.cat.default"] == [1]

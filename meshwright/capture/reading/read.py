@@ -160,6 +160,8 @@ class _Reader:
         if target == "aten.batch_norm.default" and args[5] and isinstance(args[3], Ref):
             self.leaf[node] = self._batch_norm(node, args)
             return
+        if target == "aten.cat.default":
+            args = (self._with_elements(args[0], tensor_type(value)), *args[1:])
         if changes_nothing(node, target, value):
             self.leaf[node] = self.leaf[node.args[0]]  # type: ignore[index]
             return
@@ -176,6 +178,13 @@ class _Reader:
         refs = tuple(Ref(result.name) for result in op.results)
         self.leaf[node] = refs if several else refs[0]
         self._note_view(node, op, tensors)
+
+    def _with_elements(self, parts: tuple[Ref, ...], whole: TensorType) -> tuple[Ref, ...]:
+        """What `cat` joins, without the empty vectors that it passes over whatever the others' dims are (a cache that
+        holds nothing yet)."""
+        empty = TensorType((0,), whole.dtype)
+        kept = tuple(part for part in parts if self.out.types[part.name] != empty)
+        return kept or parts[:1]
 
     def _opaque(self, node: fx.Node, value: list[Tensor]) -> None:
         """A function kept whole: the op calls it with the arguments it was recorded with."""
