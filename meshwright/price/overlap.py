@@ -93,12 +93,15 @@ def _played(points: Sequence[FrontierPoint], microbatches: int) -> _Played:
 
 
 class _Way(NamedTuple):
-    """Of one run: seconds of its gather and of its reduction, those that run beside compute and those waited for."""
+    """Of one run: seconds of its gather, of the reduction after each micro-batch and of that after the last: those that
+    run beside compute, and those waited for."""
 
-    gather_beside_s: float
-    gather_s: float
-    reduce_beside_s: float
-    reduce_s: float
+    gather_beside_s: float = 0.0
+    gather_s: float = 0.0
+    scatter_beside_s: float = 0.0
+    scatter_s: float = 0.0
+    reduce_beside_s: float = 0.0
+    reduce_s: float = 0.0
 
 
 class _Rests(NamedTuple):
@@ -168,11 +171,13 @@ class _Lane:
             gather_s = self._gather_s(k, index, first, last)
             beside_s = gather_s * max(0.0, point.overlappable_s - point.last_s) / point.first_s if gather_s else 0.0
             if k < count:
-                found.append(_Way(beside_s, gather_s - beside_s, 0.0, 0.0))
+                found.append(_Way(beside_s, gather_s - beside_s))
                 continue
-            reduced_s = point.scatter_s / self.microbatches + (point.last_s - point.scatter_s if last else 0.0)
-            hidden_s = reduced_s * min(1.0, point.overlappable_s / point.last_s) if point.last_s else 0.0
-            found.append(_Way(beside_s, gather_s - beside_s, hidden_s, reduced_s - hidden_s))
+            share = min(1.0, point.overlappable_s / point.last_s) if point.last_s else 0.0
+            scatter_s = point.scatter_s / self.microbatches
+            reduce_s = point.last_s - point.scatter_s if last else 0.0
+            sides = [seconds * part for seconds in (scatter_s, reduce_s) for part in (share, 1.0 - share)]
+            found.append(_Way(beside_s, gather_s - beside_s, *sides))
         return found
 
     def _gather_s(self, k: int, index: int, first: bool, last: bool) -> float:
@@ -223,7 +228,7 @@ class _Lane:
 
     def _run(self, number: int) -> None:
         """One micro-batch."""
-        ways, count = self.of(number), len(self.points)
+        ways = self.of(number)
         following = self.of(number + 1)[:2] if number + 1 < self.microbatches else [_NOTHING] * 2
         now_s, lane_s, held, most = self.now_s, self.lane_s, self.held, self.most
         ready_s, next_s = self.ready_s
@@ -236,18 +241,22 @@ class _Lane:
                 shift = rests.put_off(waiting, shift)
             now_s = done_s = now_s + self.seconds[k]
             ready_s, next_s = next_s, 0.0
-            early = way.reduce_beside_s and self.early_s[k]
+            leaves_s = way.scatter_beside_s
+            early = self.early_s[k] and leaves_s + way.reduce_beside_s > 0
             if early:
-                last_s = now_s + way.reduce_beside_s / points[chain[k]].departures
-                done_s = lane_s = max(max(lane_s, now_s - self.early_s[k]) + way.reduce_beside_s, last_s)
+                leaves_s += way.reduce_beside_s
+                last_s = now_s + leaves_s / points[chain[k]].departures
+                done_s = lane_s = max(max(lane_s, now_s - self.early_s[k]) + leaves_s, last_s)
+            elif leaves_s:
+                done_s = lane_s = max(lane_s, now_s) + leaves_s
+            now_s += way.scatter_s
             if then.gather_beside_s:
                 next_s = lane_s = max(lane_s, now_s) + then.gather_beside_s
-            waited_s = then.gather_s
-            if k >= count:
-                waited_s += way.reduce_s
-                if way.reduce_beside_s and not early:
-                    done_s = lane_s = max(lane_s, now_s) + way.reduce_beside_s
-            now_s += waited_s
+            now_s += then.gather_s
+            if way.reduce_beside_s and not early:
+                done_s = lane_s = max(lane_s, now_s) + way.reduce_beside_s
+            now_s += way.reduce_s
+            waited_s = way.scatter_s + then.gather_s + way.reduce_s
             while waiting and waiting[0][0] + shift <= now_s - (self.seconds[k] + waited_s):
                 held -= waiting.popleft()[1]
             most = max(most, self.early[k] + held)
@@ -269,7 +278,7 @@ class _Lane:
         self.shift += seconds
 
 
-_NOTHING = _Way(0.0, 0.0, 0.0, 0.0)
+_NOTHING = _Way()
 
 SAME = 1e-13
 """Of a micro-batch's seconds: rounding."""

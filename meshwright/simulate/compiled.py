@@ -11,15 +11,20 @@ from meshwright.plan.instruction import AWAY, BACKWARDS, RECEIVES, SENDS
 from meshwright.schedule.messages import Messages
 from meshwright.simulate.costs import FREE, Costs, SegmentCost, Transfer
 
-COMPUTE, BLOCKING, POST = range(3)
+COMPUTE, BLOCKING, POST, LANE = range(4)
+COLLECTIVES, AWAY_LANE, BACK_LANE = range(3)
+"""Lanes of a stage: gathers and reductions, copies to the host, copies back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """kind: COMPUTE; BLOCKING, for communication that compute waits for; POST, which begins a message.
+    """kind: COMPUTE; BLOCKING, for communication that compute waits for; POST, which begins a message; LANE, which
+    begins a job beside compute.
 
-    index: of the instruction it comes from. takes: bytes from its begin on; works: bytes while it lasts; gives: bytes
-    back at its end. moving: of its seconds, the share in which compute waits for a collective.
+    index: of the instruction it comes from. waits: messages; jobs: (lane, number). takes: bytes from its begin on;
+    works: bytes while it lasts; gives: bytes back at its end. moving: of its seconds, the share in which compute waits
+    for a collective; wire_s: the seconds of them in which the lane rests. job: what it begins, which lasts lane_s and
+    holds late bytes until it is over; of COMPUTE in so many parts, the last at its end.
     """
 
     kind: int
@@ -31,16 +36,24 @@ class Action:
     works: int = 0
     gives: int = 0
     moving: float = 0.0
+    wire_s: float = 0.0
+    jobs: tuple[tuple[int, int], ...] = ()
+    job: tuple[int, int] | None = None
+    lane_s: float = 0.0
+    parts: int = 1
+    late: int = 0
 
 
 @dataclass(slots=True)
 class Compiled:
-    """Messages are the transfers, then the gathers and reductions that run beside compute: `ends` is how many sides
-    have to begin one, `owner` whose buffer its end gives back, `names` and `lanes` are for a reader. What computes on a
-    shared core is one too, over that core: `computes`."""
+    """Messages are the transfers: `ends` is how many sides have to begin one, `owner` whose buffer its end gives back,
+    `names` and `lanes` are for a reader. What computes on a shared core is one too, over that core: `computes`.
+    jobs[stage]: names of what runs beside its compute, by (lane, number). host_s: what each stage's host asks for."""
 
     actions: list[list[Action]]
     static_bytes: list[int]
+    host_s: list[float]
+    jobs: list[dict[tuple[int, int], tuple[str, int, int | None]]]
     seconds: list[float] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)
     links: list[tuple[str, ...]] = field(default_factory=list)
@@ -73,7 +86,7 @@ class Compiled:
 
 
 def compile_lists(lists: Sequence[Sequence[Instruction]], costs: Costs, messages: Messages) -> Compiled:
-    made = Compiled([], [0] * len(lists))
+    made = Compiled([], [0] * len(lists), [0.0] * len(lists), [{} for _ in lists])
     last = _last(lists) if costs.last is not None else None
     for segment, stage in messages.stage_of.items():
         cost = costs.segments[segment]
@@ -109,14 +122,21 @@ class _Stage:
         counts = Counter((one.kind, one.segment) for one in instructions)
         self.gathers = {segment: n for (kind, segment), n in counts.items() if kind == "gather"}
         self.reduces = {segment: n for (kind, segment), n in counts.items() if kind == "reduce"}
+        self.made_by = Counter(one.segment for one in instructions if one.kind in ("backward", "backward_weight"))
+        self.ends = {
+            one.segment: i for i, one in enumerate(instructions) if one.kind in ("backward", "backward_weight")
+        }
         self.recomputed = {(one.segment, one.microbatch) for one in instructions if one.kind == "recompute"}
-        self.gathering: dict[int, int] = {}
-        self.collective = -1
-        self.reducing = -1
+        self.gathering: dict[int, tuple[int, int]] = {}
+        self.early: dict[int, int] = {}
+        self.away: dict[tuple[int | None, int | None], tuple[int, int]] = {}
+        self.reducing: tuple[int, int] | None = None
+        self.left: set[int] = set()
         self.unread: set[int] = set()
         self.summing: set[int] = set()
         own = [segment for segment, at in messages.stage_of.items() if at == stage]
         self.step_s = sum(costs.segments[segment].step_s for segment in own)
+        made.host_s[stage] = sum(costs.segments[segment].step_host_s for segment in own)
 
     def compile(self) -> list[Action]:
         found: list[Action] = []
@@ -125,11 +145,13 @@ class _Stage:
             if one.kind in SENDS or one.kind in RECEIVES:
                 found += self._transfer(one, index, self.messages.own[self.stage][index], waits)
             elif one.kind == "step":
-                found.append(Action(COMPUTE, index, self.step_s, (self.reducing,) if self.reducing >= 0 else ()))
+                found.append(Action(COMPUTE, index, self.step_s, jobs=(self.reducing,) if self.reducing else ()))
             elif one.kind in ("gather", "reduce"):
                 found += self._collective(one, index)
-            elif one.kind not in ("free", "drop", *AWAY):
-                found.append(self._compute(one, index, waits))
+            elif one.kind in AWAY:
+                found += self._copied(one, index)
+            elif one.kind not in ("free", "drop"):
+                found += self._compute(one, index, waits)
         cores = self.costs.cores.get(self.stage, ())
         return [part for action in found for part in self._shared(action, cores)] if cores else found
 
@@ -142,8 +164,9 @@ class _Stage:
         self.made.names.append(("compute", -1 if one.segment is None else one.segment, one.microbatch))
         self.made.lanes.append((self.stage, self.stage))
         self.made.computes.add(message)
-        begin = replace(action, kind=POST, seconds=0.0, message=message, takes=action.takes + action.works)
-        return begin, replace(action, seconds=0.0, waits=(message,), takes=-action.works)
+        takes = action.takes + action.works
+        begin = replace(action, kind=POST, seconds=0.0, message=message, takes=takes, job=None, lane_s=0.0)
+        return begin, replace(action, seconds=0.0, waits=(message,), jobs=(), takes=-action.works, wire_s=0.0)
 
     def _transfer(self, one: Instruction, index: int, message: int, waits: tuple[int, ...]) -> list[Action]:
         transfer = self._priced(message)
@@ -159,55 +182,121 @@ class _Stage:
                 found.append(Action(BLOCKING, index, 0.0, (oldest,)))
         return found
 
-    def _collective(self, one: Instruction, index: int) -> list[Action]:
+    def _job(self, lane: int, kind: str, one: Instruction) -> tuple[int, int]:
         assert one.segment is not None
-        cost = self.costs.segments[one.segment]
-        if one.kind == "gather":
-            seconds = cost.first_s / self.gathers[one.segment]
-        else:
-            seconds = cost.last_s / self.reduces[one.segment]
-        beside = cost.beside(one.kind) * seconds if self.costs.overlap else 0.0
-        found = [Action(BLOCKING, index, seconds - beside)]
-        if beside:
-            links = self.costs.links.get(self.stage, ())
-            late = cost.late_bytes if one.kind == "reduce" else 0
-            message = self.made.add(beside, 0.0, links, 1, self.collective, late, self.stage)
-            self.made.names.append((one.kind, one.segment, None))
-            self.made.lanes.append((self.stage, self.stage))
-            self.collective = message
-            if one.kind == "gather":
-                self.gathering[one.segment] = message
-            else:
-                self.reducing = message
-            found.append(Action(POST, index, message=message, takes=late))
-        return found
+        job = (lane, len(self.made.jobs[self.stage]))
+        self.made.jobs[self.stage][job] = (kind, one.segment, one.microbatch)
+        return job
 
-    def _compute(self, one: Instruction, index: int, waits: tuple[int, ...]) -> Action:
+    def _collective(self, one: Instruction, index: int) -> list[Action]:
+        """Its part beside compute is begun, the rest waited for. Gradients that left while backward ran are on their
+        way."""
+        segment = one.segment
+        assert segment is not None
+        cost = self.costs.segments[segment]
+        if one.kind == "gather":
+            self.early[segment] = cost.early_bytes
+            return self._beside(one, index, cost.first_s / self.gathers[segment], takes=cost.early_bytes)
+        seconds = (cost.last_s - cost.scatter_s) / self.reduces[segment]
+        return self._beside(one, index, seconds, late=cost.late_bytes, left=segment in self.left)
+
+    def _beside(
+        self, one: Instruction, index: int, seconds: float, takes: int = 0, late: int = 0, left: bool = False
+    ) -> list[Action]:
+        assert one.segment is not None
+        lane_s = self._lane_s(one.kind, self.costs.segments[one.segment], seconds)
+        found = []
+        if lane_s and not left:
+            job = self._job(COLLECTIVES, one.kind, one)
+            if one.kind == "gather":
+                self.gathering[one.segment] = job
+            else:
+                self.reducing = job
+            found.append(Action(LANE, index, takes=takes, job=job, lane_s=lane_s, late=late))
+        elif takes:
+            found.append(Action(LANE, index, takes=takes))
+        return [*found, Action(BLOCKING, index, seconds - lane_s)] if seconds > lane_s else found
+
+    def _lane_s(self, kind: str, cost: SegmentCost, seconds: float) -> float:
+        return cost.beside(kind) * seconds if self.costs.overlap else 0.0
+
+    def _copied(self, one: Instruction, index: int) -> list[Action]:
+        """To the host and back: what leaves is let go of once its copy is done."""
+        assert one.segment is not None
+        cost, key = self.costs.at(one.microbatch == self.last).segments[one.segment], (one.segment, one.microbatch)
+        if one.kind == "release":
+            return [Action(COMPUTE, index, jobs=(self.away[key],), gives=cost.away_bytes)]
+        self.away[key] = self._job(AWAY_LANE if one.kind == "offload" else BACK_LANE, one.kind, one)
+        takes = cost.away_bytes if one.kind == "fetch" else 0
+        return [Action(LANE, index, takes=takes, job=self.away[key], lane_s=cost.away_s)]
+
+    def _compute(self, one: Instruction, index: int, waits: tuple[int, ...]) -> list[Action]:
         assert one.segment is not None
         cost = self.costs.at(one.microbatch == self.last).segments[one.segment]
-        again = (one.segment, one.microbatch) in self.recomputed
-        if one.segment in self.gathering:
-            waits = (*waits, self.gathering[one.segment])
-        arrived = self._arrived(waits)
+        jobs = (self.gathering[one.segment],) if one.segment in self.gathering else ()
+        arrived, takes = self._arrived(waits), -self.early.pop(one.segment, 0)
         if one.kind in ("forward", "pass"):
-            takes = cost.resident_bytes - arrived if one.kind == "forward" else 0
-            works, moving = cost.forward_transient_bytes, _share(cost.forward_wire_s, cost.forward_s)
-            return Action(COMPUTE, index, cost.forward_s, waits, takes=takes, works=works, moving=moving)
+            self.made.host_s[self.stage] += cost.forward_host_s
+            takes += cost.resident_bytes + cost.away_bytes - arrived if one.kind == "forward" else 0
+            works, moving = cost.forward_transient_bytes, _share(cost.forward_comm_s, cost.forward_s)
+            wire_s = min(cost.forward_wire_s, cost.forward_s)
+            return [Action(COMPUTE, index, cost.forward_s, waits, -1, takes, works, 0, moving, wire_s, jobs)]
         if one.kind == "recompute":
+            self.made.host_s[self.stage] += cost.recompute_host_s
             works = cost.backward_transient_bytes - cost.restored
-            return Action(COMPUTE, index, cost.recompute_s, waits, takes=cost.restored, works=works)
+            return [Action(COMPUTE, index, cost.recompute_s, waits, -1, takes + cost.restored, works, jobs=jobs)]
+        if (one.segment, one.microbatch) in self.away:
+            jobs = (*jobs, self.away.pop((one.segment, one.microbatch)))
+        return self._backward(one, index, cost, (waits, jobs), takes, arrived)
+
+    def _backward(
+        self,
+        one: Instruction,
+        index: int,
+        cost: SegmentCost,
+        after: tuple[tuple[int, ...], tuple[tuple[int, int], ...]],
+        takes: int,
+        arrived: int,
+    ) -> list[Action]:
+        """after: what it waits for."""
+        again, whole = (one.segment, one.microbatch) in self.recomputed, one.kind == "backward"
         works = cost.backward_transient_bytes - (cost.restored if again else 0)
-        if one.kind == "backward" and not again and one.segment in self.summing:
+        if whole and not again and one.segment in self.summing:
             works -= cost.added_bytes
-        held = cost.resident_bytes + (cost.restored if again else 0)
+        held = cost.resident_bytes + cost.away_bytes + (cost.restored if again else 0)
         rest = held if cost.rest_bytes is None else cost.rest_bytes
         gives = arrived + {"backward": held, "backward_input": held - rest, "backward_weight": rest}[one.kind]
         if one.kind != "backward_input" and one.segment not in self.summing:
+            assert one.segment is not None
             self.summing.add(one.segment)
             gives -= cost.gradient_bytes  # while it lasts they are among its transients
-        seconds = _backward_s(one.kind, cost)
-        moving = _share(cost.backward_wire_s / (1 if one.kind == "backward" else 2), seconds)
-        return Action(COMPUTE, index, seconds, waits, works=works, gives=gives, moving=moving)
+        seconds, moving, wire_s = _backward_s(one.kind, cost), 0.0, 0.0
+        if one.kind != "backward_weight":
+            self.made.host_s[self.stage] += cost.backward_host_s
+            moving, wire_s = _share(cost.backward_comm_s, seconds), min(cost.backward_wire_s, seconds)
+        made = Action(COMPUTE, index, seconds, after[0], -1, takes, works, gives, moving, wire_s, after[1])
+        if one.kind == "backward_input" or not cost.last_s:
+            return [made]
+        return self._leaving(one, made, whole and not again)
+
+    def _leaving(self, one: Instruction, made: Action, apart: bool) -> list[Action]:
+        """With its gradients on the lane: those of every micro-batch, and the others where this is their last. They
+        leave in parts where backward comes apart and leaves the lane's links alone."""
+        segment = one.segment
+        assert segment is not None
+        cost = self.costs.segments[segment]
+        scatter_s = cost.scatter_s / self.made_by[segment]
+        lane_s = self._lane_s("reduce", cost, scatter_s)
+        blocks = [Action(BLOCKING, made.index, scatter_s - lane_s)] if scatter_s > lane_s else []
+        apart &= cost.departures > 1 and made.seconds > 0 and not made.wire_s
+        if apart and self.ends[segment] == made.index and self.reduces.get(segment) == 1:
+            lane_s += self._lane_s("reduce", cost, cost.last_s - cost.scatter_s)
+            self.left.add(segment)
+        if not lane_s:
+            return [made, *blocks]
+        self.reducing = job = self._job(COLLECTIVES, "reduce", one)
+        parts = cost.departures if apart else 1
+        return [replace(made, job=job, lane_s=lane_s, parts=parts, late=cost.late_bytes), *blocks]
 
     def _arrived(self, waits: tuple[int, ...]) -> int:
         """Bytes of the messages that are read here for the first time: their buffers go."""

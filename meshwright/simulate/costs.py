@@ -14,13 +14,22 @@ LEAST_S = -1e-9
 
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
-    """A FrontierPoint's figures. recompute_s: of a `recompute` instruction; what a point recomputes inside its backward
-    is in backward_input_s. gradient_bytes: what of static_bytes is there only from the segment's first backward on.
-    restored_bytes: what of backward_transient_bytes is what a `recompute` brings back, held until backward is over; all
-    of it unless said. rest_bytes: what is held from the input half of a backward to its weight half; all that was held
-    before unless said. added_bytes: what of backward_transient_bytes is not there once gradients of another micro-batch
-    are, to which its own are added as they are made. late_bytes: what its gradients take until a reduction that runs
-    beside compute is over. forward_wire_s, backward_wire_s: what of forward_s and backward_s collectives take."""
+    """What one segment takes and holds; a FrontierPoint's figures, and what only a list of Instructions asks for.
+
+    Per micro-batch: forward_s, the halves of a backward, recompute_s of a `recompute` (what is made again inside a
+    backward is in backward_input_s). Per step: first_s of all its gathers, last_s of all its reductions, scatter_s of
+    them after each micro-batch; overlappable_s: what of these the lane carries beside compute; step_s: the optimizer.
+    departures: in how many parts gradients leave while a whole backward runs. forward_wire_s, backward_wire_s: of the
+    segment's own collectives, those on the lane's links; forward_comm_s, backward_comm_s: all of them. The host's
+    seconds to ask for it: forward_host_s, backward_host_s, recompute_host_s per micro-batch, step_host_s.
+
+    gradient_bytes: what of static_bytes is there only from the segment's first backward on. restored_bytes: what of
+    backward_transient_bytes a `recompute` brings back, held until backward is over; all of it unless said. rest_bytes:
+    held from the input half of a backward to its weight half; all that was held before unless said. added_bytes: what
+    of backward_transient_bytes is not there once gradients of another micro-batch are, to which its own are added as
+    they are made. late_bytes: of gradients until a reduction that runs beside compute is over. early_bytes: of
+    parameters from their gather to the run that reads them, whose transients they are among. away_bytes: of what is
+    kept, what waits on the host; away_s: of the copy there, and of that back."""
 
     forward_s: float
     backward_input_s: float
@@ -41,6 +50,17 @@ class SegmentCost:
     late_bytes: int = 0
     forward_wire_s: float = 0.0
     backward_wire_s: float = 0.0
+    forward_comm_s: float = 0.0
+    backward_comm_s: float = 0.0
+    scatter_s: float = 0.0
+    departures: int = 1
+    forward_host_s: float = 0.0
+    backward_host_s: float = 0.0
+    recompute_host_s: float = 0.0
+    step_host_s: float = 0.0
+    early_bytes: int = 0
+    away_bytes: int = 0
+    away_s: float = 0.0
 
     @classmethod
     def of(cls, point: FrontierPoint) -> SegmentCost:
@@ -56,6 +76,15 @@ class SegmentCost:
             point.resident_bytes,
             point.forward_transient_bytes,
             point.backward_transient_bytes,
+            late_bytes=point.late_bytes,
+            forward_wire_s=point.forward_wire_s,
+            backward_wire_s=point.backward_wire_s,
+            scatter_s=point.scatter_s,
+            departures=point.departures,
+            forward_host_s=point.forward_host_s,
+            backward_host_s=point.backward_host_s,
+            step_host_s=point.step_host_s,
+            early_bytes=point.early_bytes,
         )
 
     @property
@@ -108,17 +137,16 @@ FREE = Transfer(0.0)
 class Costs:
     """transfers: by (segment, from stage, to stage); a gradient goes from the reader's stage to the maker's. Those not
     named are free. overlap: gathers and reductions run beside compute as far as their points say. buffers: unfinished
-    sends that a stage may have to another; any number if None. links: what a stage's gathers and reductions use.
-    ranks: how many ranks each stage has, all alike; one if not said. cores: what a stage computes on where others do
-    too: those that compute at the same time get equal parts of it. last: of the last micro-batch, where that is smaller
-    than the others: seconds and bytes of its forward, backward and messages.
+    sends that a stage may have to another; any number if None. ranks: how many ranks each stage has, all alike; one if
+    not said. cores: what a stage computes on where others do too: those that compute at the same time get equal parts
+    of it. last: of the last micro-batch, where that is smaller than the others: seconds and bytes of its forward,
+    backward and messages.
     """
 
     segments: Sequence[SegmentCost]
     transfers: Mapping[tuple[int, int, int], Transfer] = field(default_factory=dict)
     overlap: bool = False
     buffers: int | None = None
-    links: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     ranks: Sequence[int] | None = None
     cores: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     last: Costs | None = None

@@ -5,6 +5,9 @@ waits. Stages that share a core compute at a speed that falls with their number.
 ends have begun it and the one before it on its channel is over; latency first, then its bytes, at a speed that falls
 with the number of messages on its links. A stage that need not wait runs on by itself; only messages that share links
 are taken in order of time. So a step costs what its instructions and messages number, whatever the number of ranks.
+
+Beside compute a stage has lanes (`lane`): gathers and reductions, copies to the host, copies back. Its host runs ahead
+of its device; over many steps a step takes the longer of what the two need.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from meshwright.errors import VerifyError
 from meshwright.plan import Instruction
 from meshwright.schedule.messages import Messages, read_messages
 from meshwright.schedule.pipeline import Reads
-from meshwright.simulate.compiled import COMPUTE, POST, Compiled, compile_lists
+from meshwright.simulate.compiled import COLLECTIVES, COMPUTE, LANE, POST, Compiled, compile_lists
 from meshwright.simulate.costs import Costs
+from meshwright.simulate.lane import Lane
 from meshwright.simulate.links import Event, Wires
 from meshwright.simulate.timeline import Message, Spans, StageTimes, Timeline
 
@@ -46,8 +50,9 @@ def simulate(
     compiled = compile_lists(lists, costs, found)
     player = _Player(compiled, spans)
     player.run(lists)
-    step_s = max(player.clock)
-    stages = tuple(player.times(stage, step_s) for stage in range(len(lists)))
+    device_s = max(player.clock)
+    step_s = max(device_s, *compiled.host_s)
+    stages = tuple(player.times(stage, device_s, step_s) for stage in range(len(lists)))
     ranks = tuple(costs.ranks) if costs.ranks is not None else (1,) * len(lists)
     return Timeline(step_s, stages, ranks, tuple(map(tuple, lists)), player.kept() if spans else None)
 
@@ -65,6 +70,7 @@ class _Player:
         self.began = [nan] * count
         self.over = [nan] * count
         self.asleep: dict[int, list[int]] = {}
+        self.lanes = [(Lane(), Lane(), Lane()) for _ in range(stages)]
         self.heap: list[Event] = []
         self.wires = Wires(compiled.links, compiled.seconds, self.heap)
         self.awake = list(range(stages))
@@ -93,7 +99,7 @@ class _Player:
             raise VerifyError(f"stages {stuck} wait for ever", "lists that `verify_lists` passes with these buffers")
 
     def _advance(self, stage: int) -> None:
-        actions, memory = self.compiled.actions[stage], self.memory[stage]
+        actions, memory, lanes = self.compiled.actions[stage], self.memory[stage], self.lanes[stage]
         now_s = self.clock[stage]
         for place in range(self.place[stage], len(actions)):
             action = actions[place]
@@ -112,12 +118,32 @@ class _Player:
                     else:
                         self.exposed[stage] += waited_s
                     now_s = over_s
+            for lane, job in action.jobs:
+                over_s = lanes[lane].over[job]
+                if over_s > now_s:
+                    self.exposed[stage] += over_s - now_s
+                    now_s = over_s
+            if action.kind == LANE:
+                if action.takes:
+                    memory.append((now_s, action.takes))
+                if action.job is not None:
+                    if action.late:
+                        memory.append((now_s, action.late))
+                    lanes[action.job[0]].begin(action.job[1], now_s, action.lane_s, action.late)
+                continue
             if action.kind == POST:
                 if action.takes:
                     memory.append((now_s, action.takes))
                 self._begin(action.message, now_s)
                 continue
             end_s = now_s + action.seconds
+            if action.wire_s:
+                lanes[COLLECTIVES].rest(now_s, action.seconds, action.wire_s)
+            if action.job is not None:
+                number, late = action.job[1], action.late
+                lanes[COLLECTIVES].leave(number, now_s, end_s, action.lane_s, action.parts, late)
+                if late:
+                    memory.append((end_s, late))
             if action.kind == COMPUTE:
                 self._computed(stage, action.seconds, action.moving)
                 memory.append((now_s, action.takes + action.works))
@@ -162,9 +188,9 @@ class _Player:
         if self.after[message] >= 0:
             self._start(self.after[message])
 
-    def times(self, stage: int, step_s: float) -> StageTimes:
+    def times(self, stage: int, device_s: float, step_s: float) -> StageTimes:
         peak_bytes, peak_s = self._peak(stage)
-        idle_s = step_s - self.busy[stage] - self.exposed[stage]
+        idle_s = device_s - self.busy[stage] - self.exposed[stage]
         return StageTimes(
             end_s=self.clock[stage],
             busy_s=self.busy[stage],
@@ -173,6 +199,7 @@ class _Player:
             static_bytes=self.compiled.static_bytes[stage],
             peak_bytes=peak_bytes,
             peak_s=peak_s,
+            host_s=step_s - device_s,
         )
 
     def _peak(self, stage: int) -> tuple[int, float]:
@@ -182,7 +209,8 @@ class _Player:
 
     def _curve(self, stage: int) -> tuple[Floats, Ints]:
         """Bytes held after each change. A buffer that a message gives back is free before what begins then."""
-        changes = [(0.0, self.compiled.static_bytes[stage]), *self.returned[stage], *self.memory[stage]]
+        returned = [*self.returned[stage], *(one for lane in self.lanes[stage] for one in lane.returned())]
+        changes = [(0.0, self.compiled.static_bytes[stage]), *returned, *self.memory[stage]]
         times = np.array([change[0] for change in changes])
         order = np.argsort(times, kind="stable")
         sizes = np.array([change[1] for change in changes], dtype=np.int64)[order]
@@ -195,6 +223,11 @@ class _Player:
             for number in range(len(made.names))
             if number not in made.computes
         )
+        for stage, (names, lanes) in enumerate(zip(made.jobs, self.lanes, strict=True)):
+            messages += tuple(
+                Message(*name, stage, stage, lanes[lane].began[job], lanes[lane].over[job])
+                for (lane, job), name in names.items()
+            )
         curves = [self._curve(stage) for stage in range(len(made.actions))]
         memory = tuple(tuple(zip(times.tolist(), held.tolist(), strict=True)) for times, held in curves)
         return Spans(tuple(self.ran), messages, memory)

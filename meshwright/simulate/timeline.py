@@ -12,8 +12,8 @@ from meshwright.plan.units import show_bytes, show_seconds
 @dataclass(frozen=True, slots=True)
 class StageTimes:
     """One rank of a stage. exposed_s: compute waits for communication that is under way, the collectives of its
-    segments among it; bubble_s: it waits for anything else. peak_bytes: the most held at once, static_bytes of them
-    parameters, gradients and optimizer."""
+    segments among it; host_s: it waits for its host; bubble_s: for anything else. peak_bytes: the most held at once,
+    static_bytes of them parameters, gradients and optimizer."""
 
     end_s: float
     busy_s: float
@@ -22,11 +22,12 @@ class StageTimes:
     static_bytes: int
     peak_bytes: int
     peak_s: float
+    host_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """kind: value or gradient, between stages; gather or reduce, within one."""
+    """kind: value or gradient, between stages; gather, reduce, offload or fetch, within one."""
 
     kind: str
     segment: int

@@ -45,7 +45,7 @@ def _with_wires(plan: Plan, program: Program, costs: Costs) -> Costs:
                 for wanted in (True, False)
             )
             alike[key] = forward_s, backward_s
-        found.append(replace(cost, forward_wire_s=alike[key][0], backward_wire_s=alike[key][1]))
+        found.append(replace(cost, forward_comm_s=alike[key][0], backward_comm_s=alike[key][1]))
     last, smaller = costs.last, plan.remainder
     if last is not None and smaller is not None:
         last = _with_wires(smaller, program, last)

@@ -102,7 +102,7 @@ def test_one_stage_is_the_sum_of_its_points() -> None:
 
 
 def test_what_collectives_take_of_a_segment_is_exposed() -> None:
-    cost = SegmentCost(1.0, 2.0, 2.0, forward_wire_s=0.25, backward_wire_s=1.0)
+    cost = SegmentCost(1.0, 2.0, 2.0, forward_comm_s=0.25, backward_comm_s=1.0)
     made = pipeline([1, 2], 3)
     for schedule in ("1f1b", "zero-bubble"):
         found = simulate(lists(made, ORDERS[schedule](made)), Costs([cost] * 2))
