@@ -197,6 +197,14 @@ def per_microbatch(point: FrontierPoint, microbatches: int) -> SegmentCost:
         last_s=max(0.0, cost.last_s - point.scatter_s),
         overlappable_s=max(0.0, cost.overlappable_s - point.again_s - point.scatter_s),
         late_bytes=point.late_bytes if microbatches == 1 else 0,
+        forward_wire_s=0.0,
+        backward_wire_s=0.0,
+        scatter_s=0.0,
+        departures=1,
+        forward_host_s=0.0,
+        backward_host_s=0.0,
+        step_host_s=0.0,
+        early_bytes=0,
     )
 
 
