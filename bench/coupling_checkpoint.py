@@ -23,6 +23,9 @@ from meshwright.generate.program import sharded_segments
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import kept_values
+from meshwright.remat.curve import Kept, in_memory_anyway, measure
+from meshwright.remat.inner import CHUNKS, inner_options
+from meshwright.remat.traced import traced_for
 from meshwright.solve.assemble import draft
 from meshwright.solve.bounds import Bound, best_bound
 from meshwright.solve.candidates import allowed_meshes, candidates_on
@@ -30,9 +33,6 @@ from meshwright.solve.intra.chain import floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.segment import SegmentProblem
 from meshwright.solve.intra.solved import Solved
-from meshwright.solve.memory.curve import Kept, in_memory_anyway, measure
-from meshwright.solve.memory.inner import CHUNKS, inner_options
-from meshwright.solve.memory.traced import traced_for
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import Options
 from meshwright.solve.search import Candidate

@@ -26,6 +26,7 @@ ORDER = [
     "price",
     "schedule",
     "generate",
+    "remat",
     "simulate",
     "predict",
     "solve",

@@ -16,7 +16,7 @@ from meshwright.plan.order import passes_of
 from meshwright.price.buckets import parameter_collectives
 from meshwright.price.flow import flow
 from meshwright.price.weigh import count_collectives
-from meshwright.solve.memory.traced import traced_for
+from meshwright.remat.traced import traced_for
 
 COUNT_BYTES = 8
 """Of a number of targets."""

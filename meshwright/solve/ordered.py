@@ -15,15 +15,15 @@ from meshwright.plan import FrontierPoint, Plan, Prediction
 from meshwright.plan.order import gathers_of, passes_of
 from meshwright.price.overlap import host_seconds, late_bytes
 from meshwright.price.parameter import chain_uses
+from meshwright.remat.curve import Kept
+from meshwright.remat.traced import traced_for
 from meshwright.schedule.nested import parse_order
 from meshwright.schedule.one_stage import plan_instructions
 from meshwright.simulate import Costs, SegmentCost, simulate
 from meshwright.solve.account import accounted
-from meshwright.solve.memory.curve import Kept
 from meshwright.solve.memory.methods import order_by
 from meshwright.solve.memory.nested import Chained, played
 from meshwright.solve.memory.plan import with_kept
-from meshwright.solve.memory.traced import traced_for
 from meshwright.solve.points import Ways, prediction
 
 

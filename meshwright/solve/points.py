@@ -16,9 +16,9 @@ from meshwright.price.overlap import late_bytes, overlapped
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.profile.spared import spared_segments
-from meshwright.solve.memory.curve import Kept
+from meshwright.remat.curve import Kept
+from meshwright.remat.inner import CHUNKS
 from meshwright.solve.memory.curves import Curves, curves
-from meshwright.solve.memory.inner import CHUNKS
 from meshwright.solve.memory.plan import with_choices
 
 

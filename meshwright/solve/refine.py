@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from meshwright.capture.program import Program
 from meshwright.plan import FrontierPoint, Plan, Prediction
 from meshwright.price.overlap import late_bytes
+from meshwright.remat.curve import Kept
+from meshwright.remat.inner import CHUNKS
 from meshwright.solve.account import accounted
 from meshwright.solve.memory.chain import Instance, least_peak_bytes, solve_instances
-from meshwright.solve.memory.curve import Kept
-from meshwright.solve.memory.inner import CHUNKS
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.points import Ways
 

@@ -14,7 +14,7 @@ from meshwright.cluster import load_cluster
 from meshwright.models.llama import Llama
 from meshwright.plan import Plan
 from meshwright.plan.instruction import to_text
-from meshwright.solve.memory.away import Copies
+from meshwright.remat.away import Copies
 from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.plan import one_device_plan
 

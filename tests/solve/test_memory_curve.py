@@ -26,9 +26,9 @@ from meshwright.generate.cut import cut_at
 from meshwright.generate.joint import Joint, trace
 from meshwright.generate.pair import pair_of
 from meshwright.generate.program import sharded_segments
+from meshwright.remat.curve import Kept, fastest_way, kept_curve
 from meshwright.runtime.fit import fit_curves
 from meshwright.solve.memory import curves
-from meshwright.solve.memory.curve import Kept, fastest_way, kept_curve
 
 
 def device() -> Device:

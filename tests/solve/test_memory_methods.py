@@ -12,7 +12,7 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.solve.memory.away import Copies
+from meshwright.remat.away import Copies
 from meshwright.solve.pin_words import check_words
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.solve.memory.recompute import Answer, Recomputation, Rerun, Storage, cheapest, evaluate, frontier
+from meshwright.remat.recompute import Answer, Recomputation, Rerun, Storage, cheapest, evaluate, frontier
 
 
 @st.composite

@@ -17,17 +17,18 @@ from meshwright.generate.joint import label
 from meshwright.generate.program import sharded_segments
 from meshwright.plan import Choice, Plan
 from meshwright.plan.units import show_bytes
-from meshwright.solve.memory.away import Copies, away_options, copies_of
+from meshwright.remat.away import Copies, away_options, copies_of
+from meshwright.remat.curve import Kept, kept_curve, undominated
+from meshwright.remat.inner import CHUNKS, inner_options
+from meshwright.remat.tail import tail_options
+from meshwright.remat.traced import Tracer, traced_for
+from meshwright.remat.way import cut_way
 from meshwright.solve.memory.chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
-from meshwright.solve.memory.curve import Kept, kept_curve, undominated
 from meshwright.solve.memory.held import optimizer_s, static_bytes
-from meshwright.solve.memory.inner import CHUNKS, inner_options
-from meshwright.solve.memory.methods import FIXED, ORDERED, check_method, cut_way, fixed_ways, order_by
+from meshwright.solve.memory.methods import FIXED, ORDERED, check_method, fixed_ways, order_by
 from meshwright.solve.memory.nested import Chained, with_order
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.memory.refuse import Least, NoRoomError, least_where
-from meshwright.solve.memory.tail import tail_options
-from meshwright.solve.memory.traced import Tracer, traced_for
 
 MOST_NESTED, SLOWER = 40, 1.05
 """Where a flat plan fits, nested ones are looked for among so many segments, and if it takes so much longer than it

@@ -17,7 +17,7 @@ from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.generate.program import sharded_segments
 from meshwright.profile.operands import type_bytes
-from meshwright.solve.memory.curve import Kept
+from meshwright.remat.curve import Kept
 from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.methods import all_kept, chen
 from meshwright.solve.memory.plan import one_device_plan

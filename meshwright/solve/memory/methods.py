@@ -17,18 +17,18 @@ from dataclasses import replace
 from math import isqrt
 
 from meshwright.capture.program import Program
-from meshwright.cost.traced.kernels import loaded
 from meshwright.cost.traced.nodes import PRODUCTS, NodeCosts
-from meshwright.cost.traced.storage import producer, storage_bytes
+from meshwright.cost.traced.storage import producer
 from meshwright.errors import PlanError
-from meshwright.generate.cut import cut_at, read_by_backward
+from meshwright.generate.cut import read_by_backward
 from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segments
 from meshwright.plan import Plan
-from meshwright.solve.memory.curve import Kept, in_memory_anyway, measure
+from meshwright.remat.curve import Kept
+from meshwright.remat.traced import traced_for
+from meshwright.remat.way import cut_way
 from meshwright.solve.memory.nested import Chained, Nested, nested_order, played
 from meshwright.solve.memory.rotor import Move
-from meshwright.solve.memory.traced import traced_for
 
 FIXED = ("keep", "full", "selective")
 """What they keep does not depend on the limit."""
@@ -82,15 +82,6 @@ def _selective(joint: Joint, costs: NodeCosts) -> Kept:
     again = tuple(joint.names[node] for node in read)
     keep = tuple(name for node, name in joint.names.items() if is_kept(str(producer(node).target)))
     return cut_way(joint, costs, again, keep)
-
-
-def cut_way(joint: Joint, costs: NodeCosts, recompute: tuple[str, ...], keep: tuple[str, ...]) -> Kept:
-    """The pair that is cut where a Choice says."""
-    cut = cut_at(joint, recompute, keep, run=False)
-    counted = set(cut.saved) - in_memory_anyway(joint)
-    held = sum(storage_bytes(node) for node, name in joint.names.items() if name in counted)
-    costs = loaded(joint.module, costs)
-    return measure(joint, cut, costs, recompute=recompute, keep=keep, resident_bytes=held, recompute_s=0.0)
 
 
 def order_by(chained: Chained, method: str, room_bytes: int) -> Nested | None:

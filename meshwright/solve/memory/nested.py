@@ -16,11 +16,11 @@ from meshwright.generate.joint import label
 from meshwright.generate.program import sharded_segments
 from meshwright.plan import Plan
 from meshwright.profile.operands import type_bytes
+from meshwright.remat.curve import Kept
+from meshwright.remat.traced import Tracer
 from meshwright.schedule.nested import Steps, drops
 from meshwright.schedule.reads import reads_of
-from meshwright.solve.memory.curve import Kept
 from meshwright.solve.memory.rotor import Link, Saving, rotor
-from meshwright.solve.memory.traced import Tracer
 
 SHARES = (1.5, 1.3, 1.2, 1.1, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 """What Rotor is told of the room, one after the other: it rounds up, and counts some values twice."""

@@ -10,8 +10,8 @@ from meshwright.cluster import Mesh
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
 from meshwright.price.flow import invariant
 from meshwright.price.parameter import Setting
+from meshwright.remat.curve import Kept
 from meshwright.solve.intra.inputs import input_layouts, input_plans
-from meshwright.solve.memory.curve import Kept
 
 
 def with_kept(plan: Plan, picked: Sequence[Kept]) -> Plan:

@@ -13,10 +13,10 @@ from meshwright.price.guest import GuestPrice, gradient_bytes, guest_price
 from meshwright.price.handover import Rate, hand_over_s, inner_rate, keeps_sent, rates
 from meshwright.price.parameter import local_bytes
 from meshwright.price.segment import parameter_prices, price_segment
+from meshwright.remat.curve import Kept
 from meshwright.schedule import Pipeline
 from meshwright.schedule.edges import Edge, Edges, whole
 from meshwright.simulate import Costs, SegmentCost, Transfer
-from meshwright.solve.memory.curve import Kept
 from meshwright.solve.pipeline.meshes import stand_in
 from meshwright.solve.pipeline.offers import per_microbatch
 from meshwright.solve.pipeline.ways import bare, kept_point, model_of, stage_ways, way_of

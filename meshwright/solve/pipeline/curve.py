@@ -18,7 +18,7 @@ from meshwright.price.flow import Flow, flow, settled
 from meshwright.price.parameter import local_bytes
 from meshwright.price.segment import collectives_s, kept_values, kernels, shards, storage_bases
 from meshwright.profile import is_view, saved
-from meshwright.solve.memory.recompute import PICO, Recomputation, Rerun, Storage, cheapest
+from meshwright.remat.recompute import PICO, Recomputation, Rerun, Storage, cheapest
 
 Key = tuple[str, Layout | None]
 

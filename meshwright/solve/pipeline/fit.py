@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
 from meshwright.plan import Choice, Plan, Stage, StagePrediction
+from meshwright.remat.curve import Kept
 from meshwright.schedule.orders import SPLIT
 from meshwright.simulate import SegmentCost, Timeline
 from meshwright.solve.memory.chain import Instance, solve_instances
-from meshwright.solve.memory.curve import Kept
 from meshwright.solve.memory.plan import with_choices
 from meshwright.solve.pipeline.costs import Piece, stage_pieces
 from meshwright.solve.pipeline.plan import held_bytes, predicted

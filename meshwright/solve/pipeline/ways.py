@@ -8,9 +8,9 @@ from meshwright.capture.program import Program
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Choice, FrontierPoint, Plan, Stage
-from meshwright.solve.memory.curve import Kept, fastest_way, kept_curve
-from meshwright.solve.memory.methods import cut_way
-from meshwright.solve.memory.traced import traced_for
+from meshwright.remat.curve import Kept, fastest_way, kept_curve
+from meshwright.remat.traced import traced_for
+from meshwright.remat.way import cut_way
 
 _known: dict[object, tuple[Kept, ...]] = {}
 MOST_KNOWN = 256

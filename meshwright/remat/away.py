@@ -16,7 +16,7 @@ from meshwright.cluster import Device
 from meshwright.cluster.profile_load import read_profile
 from meshwright.cost.traced.storage import storage_bytes
 from meshwright.generate.joint import Joint, label
-from meshwright.solve.memory.curve import Kept, in_memory_anyway
+from meshwright.remat.curve import Kept, in_memory_anyway
 
 
 @dataclass(frozen=True, slots=True)

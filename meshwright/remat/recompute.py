@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from meshwright.errors import VerifyError
-from meshwright.solve.memory.flow import Network
+from meshwright.remat.flow import Network
 
 PICO = 10**12
 

@@ -11,8 +11,8 @@ from meshwright.generate.chunk import check_chunkable
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Plan
 from meshwright.profile.operands import type_bytes
-from meshwright.solve.memory.curve import Kept, fastest_way
-from meshwright.solve.memory.traced import Tracer
+from meshwright.remat.curve import Kept, fastest_way
+from meshwright.remat.traced import Tracer
 
 MOST_CHUNKS = 64
 WIDE = 4

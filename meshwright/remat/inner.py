@@ -20,9 +20,9 @@ from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Plan
-from meshwright.solve.memory.curve import Kept, in_memory_anyway
-from meshwright.solve.memory.tail import WIDE
-from meshwright.solve.memory.traced import Tracer
+from meshwright.remat.curve import Kept, in_memory_anyway
+from meshwright.remat.tail import WIDE
+from meshwright.remat.traced import Tracer
 
 CHUNKS = (2, 4)
 

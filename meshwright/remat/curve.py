@@ -30,7 +30,7 @@ from meshwright.cost.traced.storage import (
 from meshwright.generate.cut import Cut, cut, read_by_backward
 from meshwright.generate.joint import Joint, label
 from meshwright.generate.split import read_late
-from meshwright.solve.memory.recompute import PICO, Answer, Recomputation, Rerun, Storage, fastest, frontier
+from meshwright.remat.recompute import PICO, Answer, Recomputation, Rerun, Storage, fastest, frontier
 
 
 @dataclass(frozen=True, slots=True)

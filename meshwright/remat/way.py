@@ -1,0 +1,19 @@
+"""The pair of a segment as one Choice cuts it."""
+
+from __future__ import annotations
+
+from meshwright.cost.traced.kernels import loaded
+from meshwright.cost.traced.nodes import NodeCosts
+from meshwright.cost.traced.storage import storage_bytes
+from meshwright.generate.cut import cut_at
+from meshwright.generate.joint import Joint
+from meshwright.remat.curve import Kept, in_memory_anyway, measure
+
+
+def cut_way(joint: Joint, costs: NodeCosts, recompute: tuple[str, ...], keep: tuple[str, ...]) -> Kept:
+    """The pair that is cut where a Choice says."""
+    cut = cut_at(joint, recompute, keep, run=False)
+    counted = set(cut.saved) - in_memory_anyway(joint)
+    held = sum(storage_bytes(node) for node, name in joint.names.items() if name in counted)
+    costs = loaded(joint.module, costs)
+    return measure(joint, cut, costs, recompute=recompute, keep=keep, resident_bytes=held, recompute_s=0.0)
