@@ -155,8 +155,8 @@ def _at(case: Case, path: Path, pace: float, share: float) -> Any:
     plan = mw.Plan.load(path)
     program = capture(*parse_reference(plan.model).meta(plan.batch))
     rate = payload_rate(case.mbit)
-    wires = (replace(one, bandwidth=rate * share) if one.bandwidth <= 1.001 * rate else one for one in plan.wires)
-    plan = replace(plan, wires=tuple(wires))
+    links = (replace(one, bandwidth=rate * share) if one.bandwidth <= 1.001 * rate else one for one in plan.links)
+    plan = replace(plan, links=tuple(links))
     crowded = plan.world_size > len(os.sched_getaffinity(0))
     return plan_at_pace(
         plan, program, pace, (lambda rank: cores_of_host(rank // case.ranks, case.hosts)) if crowded else None

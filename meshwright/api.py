@@ -26,10 +26,12 @@ def plan(
     global_batch: int | None = None,
     optimizer: str = "adamw",
     precision: Precision = "fp32",
+    compile: bool = False,
     pins: str | Iterable[str] = (),
     loss: Callable[..., Tensor] | None = None,
 ) -> Plan:
-    """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`); `batch` may be on the meta device."""
+    """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`); `batch` may be on the meta device. `compile`:
+    segments are compiled by inductor; the plan is priced and run so."""
     if global_batch is not None and (type(global_batch) is not int or global_batch < 1):
         raise PlanError(
             f"global_batch {global_batch!r}", "a whole number of samples, at least 1", "give a larger batch"
@@ -40,7 +42,13 @@ def plan(
     if global_batch is not None:
         program = program.at_batch(global_batch)
     return make_plan(
-        program, found, memory_bytes=parse_bytes(memory), optimizer=optimizer, precision=precision, pins=pins
+        program,
+        found,
+        memory_bytes=parse_bytes(memory),
+        optimizer=optimizer,
+        precision=precision,
+        compile=compile,
+        pins=pins,
     )
 
 

@@ -192,7 +192,7 @@ def whole(program: Program, plan: Plan) -> list[str]:
     numbers = count()
     lines += ["rank, params, values, ends = dist.get_rank(), parameters(stored), {}, []"]
     for number, stage in enumerate(plan.stages):
-        for name, layout in stage.guests.items():
+        for name, layout in stage.tied_replicas.items():
             home = _home(program, plan, name)
             kind, used = program.parameter(name).type, plan.parameters[name].compute
             message = (f'params["{name}"]', (home, used), (number, layout), Value(name, kind, True))

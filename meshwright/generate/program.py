@@ -99,7 +99,7 @@ def _check_spared(program: Program, plan: Plan, pairs: Mapping[int, Pair]) -> No
         pair, names = pairs[index], program.segments[index].params
         if isinstance(pair, SegmentPair):
             own = dict(zip((value.name for value in pair.graph.params), names, strict=True))
-            wrong = [own[name] for name in pair.backward_params if plan.parameters[own[name]].regather]
+            wrong = [own[name] for name in pair.backward_params if plan.parameters[own[name]].reshard_after_forward]
             if wrong:
                 raise VerifyError(f"backward of {program.segments[index].name} reads {wrong[0]}", "no parameter")
 

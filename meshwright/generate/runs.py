@@ -69,7 +69,7 @@ def _meet(one: Instruction, other: Instruction) -> bool:
 def _idle(plan: Plan, program: Program, stage: Stage, one: Instruction) -> bool:
     """A reduction that only hands over: its gradients are where, and in the dtype in which, they are stored; a gather
     of what is computed with as it is stored."""
-    if one.segment is None or one.segment not in stage.segments or stage.guests:
+    if one.segment is None or one.segment not in stage.segments or stage.tied_replicas:
         return False
     names = program.segments[one.segment].params
     if one.kind in ("gather", "free"):

@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from meshwright.models.reference import Reference
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+    """optional: a command may do without the model, and says itself when it may not."""
     parser.add_argument(
-        "model", help="a family with settings (gpt, llama?layers=4), a named size, hf:TYPE, file.py:function"
+        "model",
+        nargs="?" if optional else None,
+        help="a family with settings (gpt, llama?layers=4), a named size, hf:TYPE, file.py:function",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
     parser.add_argument("--seq", type=int, metavar="S", help="sequence length; the same as --set seq=S")

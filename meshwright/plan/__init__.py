@@ -3,9 +3,9 @@
 from meshwright.plan.frontier import Choice, FrontierPoint
 from meshwright.plan.instruction import Instruction
 from meshwright.plan.plan import Plan
-from meshwright.plan.records import InputPlan, ParameterPlan, Prediction, Stage, StagePrediction, Wire
+from meshwright.plan.records import InputPlan, ParameterPlan, Prediction, Stage, StageLink, StagePrediction
 
 __all__ = [
     "Choice", "FrontierPoint", "InputPlan", "Instruction", "ParameterPlan", "Plan", "Prediction", "Stage",
-    "StagePrediction", "Wire",
+    "StageLink", "StagePrediction",
 ]  # fmt: skip

@@ -59,7 +59,7 @@ def _role(axis: Axis) -> str:
 
 
 def _parameters(plan: Plan) -> list[str]:
-    counts = Counter((entry.storage, entry.compute, entry.regather) for entry in plan.parameters.values())
+    counts = Counter((entry.storage, entry.compute, entry.reshard_after_forward) for entry in plan.parameters.values())
     lines = []
     for (storage, compute, again), count in counts.most_common():
         states = zip(plan.mesh.axes, Layout.parse(compute), strict=True)

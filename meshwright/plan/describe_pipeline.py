@@ -49,8 +49,8 @@ def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> str:
     choices = [plan.choice(i) for stage in group for i in stage.segments]
     again = sum(bool(choice.recompute) for choice in choices)
     text += f", {again} of {len(choices)} recompute" if again else ""
-    guests = [name for stage in group for name in stage.guests]
-    text += f", reads {', '.join(guests)} of an earlier stage" if guests else ""
+    tied = [name for stage in group for name in stage.tied_replicas]
+    text += f", reads {', '.join(tied)} of an earlier stage" if tied else ""
     if plan.predicted.stages:
         found = plan.predicted.stages[number]
         text += f"; {found.in_flight} in flight, peak {show_bytes(found.peak_bytes)}"
@@ -79,7 +79,7 @@ def explain_pipeline(plan: Plan) -> str:
             f"  stage {number}: parameters, gradients, optimizer {static}; {stage.in_flight} x {kept} for backward; "
             f"{more} while a segment runs{_rest(stage)}; at most {show_bytes(stage.peak_bytes)} at once"
         )
-    lines += ["", "between stages:", *_wires(plan), *_relays(plan)]
+    lines += ["", "between stages:", *_links(plan), *_relays(plan)]
     lines += ["", "what a rank of each stage communicates in a step:", *_traffic(plan)] if _listed(plan) else []
     lines += ["", "weights:", *_weights(plan)]
     return "\n".join(lines)
@@ -95,18 +95,18 @@ def _rest(stage: StagePrediction) -> str:
     )
 
 
-def _wires(plan: Plan) -> list[str]:
+def _links(plan: Plan) -> list[str]:
     return [
-        f"  stage {wire.source} to {wire.target}: {wire.bandwidth / 1e9:.4g} GB/s a device, {wire.latency_s:.2g} s"
-        for wire in plan.wires
-        if wire.source < wire.target
+        f"  stage {link.source} to {link.target}: {link.bandwidth / 1e9:.4g} GB/s a device, {link.latency_s:.2g} s"
+        for link in plan.links
+        if link.source < link.target
     ]
 
 
 def _relays(plan: Plan) -> list[str]:
-    if not plan.relayed:
+    if not plan.routed_via_stages:
         return []
-    spans = show_spans(*((segment, segment + 1) for segment in plan.relayed))
+    spans = show_spans(*((segment, segment + 1) for segment in plan.routed_via_stages))
     return [f"  values of {spans} go from stage to stage to those that read them"]
 
 
@@ -140,7 +140,7 @@ _WORDS = {"send": "to", "receive": "from", "broadcast": "to"}
 
 def _weights(plan: Plan) -> list[str]:
     """How many are stored and used in which layouts."""
-    counts = Counter((entry.storage, entry.compute, entry.regather) for entry in plan.parameters.values())
+    counts = Counter((entry.storage, entry.compute, entry.reshard_after_forward) for entry in plan.parameters.values())
     lines = []
     for (storage, compute, again), count in counts.most_common():
         text = f"  {count} used {compute}"

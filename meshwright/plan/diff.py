@@ -11,7 +11,7 @@ from meshwright.plan.plan import Plan
 from meshwright.plan.records import Stage
 from meshwright.plan.units import show_bytes, show_seconds, show_spans
 
-ASKED = ("fingerprint", "model", "batch", "cluster", "microbatches", "precision", "optimizer", "schedule")
+ASKED = ("fingerprint", "model", "batch", "cluster", "microbatches", "precision", "optimizer", "schedule", "compile")
 SHOWN = 6
 """Names to list at most."""
 
@@ -35,7 +35,7 @@ COUNTED = {
 def diff(one: Plan, other: Plan) -> str:
     """Nothing where the two decide the same."""
     lines = [*_asked(one, other), *_stages(one, other), *_weights(one, other), *_segments(one, other)]
-    lines += [*_wires(one, other), *_lists(one, other)]
+    lines += [*_links(one, other), *_lists(one, other)]
     before_s, after_s = one.predicted.step_s, other.predicted.step_s
     before_bytes, after_bytes = one.predicted.peak_bytes, other.predicted.peak_bytes
     if lines or (before_s, before_bytes) != (after_s, after_bytes):
@@ -79,7 +79,7 @@ def _stage(before: Stage, after: Stage) -> list[str]:
     same = before.mesh.names == after.mesh.names and before.mesh.sizes == after.mesh.sizes
     if same and (before.mesh.axes, before.mesh.flat) != (after.mesh.axes, after.mesh.flat):
         lines.append("other links of its axes")
-    for what, reads in (("batch tensor", "inputs"), ("weight of another stage", "guests")):
+    for what, reads in (("batch tensor", "inputs"), ("weight of another stage", "tied_replicas")):
         layouts = getattr(before, reads), getattr(after, reads)
         for name in dict.fromkeys([*layouts[0], *layouts[1]]):
             texts = [layout.get(name, "not read") for layout in layouts]
@@ -111,7 +111,8 @@ def _parameter(plan: Plan, name: str) -> str:
     entry = plan.parameters.get(name)
     if entry is None:
         return "none"
-    extra = (" regathered" if entry.regather else "") + (" scattered" if entry.scatter else "")
+    extra = " resharded after forward" if entry.reshard_after_forward else ""
+    extra += " reduced every micro-batch" if entry.reduce_scatter_every_microbatch else ""
     return f"{entry.dtype} {entry.storage} used {entry.compute}{extra}"
 
 
@@ -172,25 +173,30 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(found[:SHOWN]) + more or "none"
 
 
-def _wires(one: Plan, other: Plan) -> list[str]:
+def _links(one: Plan, other: Plan) -> list[str]:
     """Of as many stages: between other numbers of them they differ anyway."""
     if len(one.groups) != len(other.groups):
         return []
-    wires = [{(wire.source, wire.target): wire for wire in plan.wires} for plan in (one, other)]
-    ends = [end for end in dict.fromkeys([*wires[0], *wires[1]]) if wires[0].get(end) != wires[1].get(end)]
+    links = [{(link.source, link.target): link for link in plan.links} for plan in (one, other)]
+    ends = [end for end in dict.fromkeys([*links[0], *links[1]]) if links[0].get(end) != links[1].get(end)]
     if not ends:
         return []
-    return [f"wires: other rates or none from stage {_names(f'{source} to {target}' for source, target in ends)}"]
+    return [f"links: other rates or none from stage {_names(f'{source} to {target}' for source, target in ends)}"]
 
 
 def _lists(one: Plan, other: Plan) -> list[str]:
-    """The order of a step, what is relayed, and the batch tensors."""
+    """The order of a step, which values are routed via stages, and the batch tensors."""
     lines = []
-    if one.relayed != other.relayed:
-        lines.append(f"relayed segments: {_listed(*(tuple(map(str, plan.relayed)) for plan in (one, other)))}")
+    if one.routed_via_stages != other.routed_via_stages:
+        routed = [tuple(map(str, plan.routed_via_stages)) for plan in (one, other)]
+        lines.append(f"values routed via stages, by segment: {_listed(*routed)}")
     if one.order != other.order:
         same = " of others" if _steps(one) == _steps(other) else ""
         lines.append(f"order: {_steps(one)} -> {_steps(other)}{same}")
+    if one.tasks != other.tasks and one.schedule == other.schedule:
+        lines.append("tasks: another order of the searched schedule")
+    if one.answers != other.answers:
+        lines.append(f"answers that capture was allowed: {_listed(one.answers, other.answers)}")
     if one.inputs != other.inputs:
         names = [name for name in {**one.inputs, **other.inputs} if one.inputs.get(name) != other.inputs.get(name)]
         lines.append(f"batch tensors of another shape or dtype: {_names(names)}")

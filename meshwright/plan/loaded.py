@@ -11,8 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cluster import load_cluster
-from meshwright.errors import ClusterError, PlanError
+from meshwright.errors import ClusterError, PlanError, counted
 from meshwright.layout import Layout
+from meshwright.plan.tasks import check_tasks
+from meshwright.rules.rule import TIERS
 
 if TYPE_CHECKING:
     from meshwright.cluster import Cluster
@@ -51,8 +53,9 @@ def check_loaded(plan: Plan) -> None:
     """Raises PlanError with the field."""
     _check_words(plan)
     _check_rules(plan)
-    _check_relayed(plan)
+    _check_routed(plan)
     _check_order(plan)
+    _check_tasks(plan)
     _check_states(plan)
     _check_chunks(plan)
     _check_predicted(plan)
@@ -72,16 +75,16 @@ def _check_words(plan: Plan) -> None:
 
 
 def _check_rules(plan: Plan) -> None:
-    tiers = import_module("meshwright.rules.rule").TIERS  # rules stand after plan
-    if unknown := [name for name in plan.rules if name not in tiers]:
-        raise PlanError(f"rules names {', '.join(unknown)}", f"of {', '.join(tiers)}", UNDO)
+    if unknown := [name for name in plan.rules if name not in TIERS]:
+        raise PlanError(f"rules names {', '.join(unknown)}", f"of {', '.join(TIERS)}", UNDO)
 
 
-def _check_relayed(plan: Plan) -> None:
-    if plan.relayed and len(plan.stages) == 1:
-        raise PlanError(f"relayed is {list(plan.relayed)} with 1 stage", "none: values go to no other stage", UNDO)
-    if any(not 0 <= segment < len(plan.segments) for segment in plan.relayed):
-        raise PlanError(f"relayed is {list(plan.relayed)}", f"segments from 0 to {len(plan.segments) - 1}", UNDO)
+def _check_routed(plan: Plan) -> None:
+    routed = list(plan.routed_via_stages)
+    if routed and len(plan.stages) == 1:
+        raise PlanError(f"routed_via_stages is {routed} with 1 stage", "none: values go to no other stage", UNDO)
+    if any(not 0 <= segment < len(plan.segments) for segment in routed):
+        raise PlanError(f"routed_via_stages is {routed}", f"segments from 0 to {len(plan.segments) - 1}", UNDO)
 
 
 def _check_order(plan: Plan) -> None:
@@ -89,6 +92,16 @@ def _check_order(plan: Plan) -> None:
         raise PlanError(f"order has {len(plan.order)} steps with {len(plan.stages)} stages", "none", UNDO)
     if plan.order:
         import_module("meshwright.schedule.nested").parse_order(plan.order, len(plan.segments))  # stands after plan
+
+
+def _check_tasks(plan: Plan) -> None:
+    if (plan.schedule == "searched") != bool(plan.tasks):
+        expected = "a line for each stage" if plan.schedule == "searched" else "none: the schedule says the order"
+        given = f"tasks has {counted(len(plan.tasks), 'line')} with schedule {plan.schedule!r}"
+        raise PlanError(given, expected, UNDO)
+    if plan.tasks:
+        runs_of = [[plan.stages.index(stage) for stage in group] for group in plan.groups]
+        check_tasks(plan.tasks, runs_of, plan.microbatches)
 
 
 def _check_states(plan: Plan) -> None:

@@ -19,10 +19,11 @@ from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.plan.frontier import Choice
 from meshwright.plan.grouped import grouped
 from meshwright.plan.loaded import check_fields, check_loaded
-from meshwright.plan.records import InputPlan, ParameterPlan, Prediction, Stage, Wire
+from meshwright.plan.records import InputPlan, ParameterPlan, Prediction, Stage, StageLink
 from meshwright.plan.stages import stage_commons
+from meshwright.plan.upgrade import OLDEST
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,13 @@ class Plan:
     """Choices are shared: `segments[i]` is the index in `choices` of what segment i does, on the mesh of its stage.
 
     stages: in chain order; those on the same ranks are one physical stage that runs several parts of the chain.
-    inputs: the batch tensors, by name. wires: between stages that exchange anything. relayed: segments whose values go
-    from stage to stage on their way to far readers; those of others are sent to each reader directly. order: of a plan
-    of one stage whose segments run forward more than once, what a micro-batch does (`schedule.nested`).
-    rules: the ops of the model by the tier that their rules came from.
+    inputs: the batch tensors, by name. links: between stages that exchange anything. routed_via_stages: segments whose
+    values go from stage to stage on their way to far readers; those of others are sent to each reader directly.
+    order: of a plan of one stage whose segments run forward more than once, what a micro-batch does
+    (`schedule.nested`). tasks: of a searched schedule, what each physical stage does, in order (`schedule.tasks`).
+    compile: segments are compiled by inductor; the plan is priced and run so. answers: the questions about values of
+    the batch that capture was allowed to answer beforehand, a line each. rules: the ops of the model by the tier that
+    their rules came from.
     """
 
     fingerprint: str
@@ -52,9 +56,12 @@ class Plan:
     optimizer: str = "adamw"
     memory_bytes: int | None = None
     pins: tuple[str, ...] = ()
-    wires: tuple[Wire, ...] = ()
-    relayed: tuple[int, ...] = ()
+    links: tuple[StageLink, ...] = ()
+    routed_via_stages: tuple[int, ...] = ()
     order: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    compile: bool = False
+    answers: tuple[str, ...] = ()
     rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -164,7 +171,9 @@ class Plan:
             raise PlanError(f"{source} is not a plan: no field schema", "JSON written by `meshwright plan -o`")
         if schema != SCHEMA:
             given = f"the text {schema!r}" if isinstance(schema, str) else schema
-            raise PlanError(f"{source} has schema {given}", f"the number {SCHEMA}", "undo the edit, or plan again")
+            old = f"meshwright plan --upgrade {source} -o NEW.json"
+            todo = f"`{old}` reads it" if schema == OLDEST else "undo the edit, or plan again"
+            raise PlanError(f"{source} has schema {given}", f"the number {SCHEMA}", todo)
         try:
             plan = msgspec.json.decode(text, type=cls)
         except msgspec.ValidationError as error:
@@ -238,7 +247,7 @@ class Plan:
             axes, where = {len(stage.mesh.axes)}, f"stages[{number}]"
             yield from ((f"{where}.inputs.{name}", text, axes) for name, text in stage.inputs.items())
             yield from ((f"{where}.prologue.outputs", text, axes) for text in stage.prologue.outputs)
-            yield from ((f"{where}.guests.{name}", text, axes) for name, text in stage.guests.items())
+            yield from ((f"{where}.tied_replicas.{name}", text, axes) for name, text in stage.tied_replicas.items())
             for index in dict.fromkeys(self.segments[stage.first : stage.end]):
                 choice = self.choices[index]
                 yield from ((f"choices[{index}].inputs", text, axes) for text in choice.inputs)

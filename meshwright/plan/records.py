@@ -1,4 +1,4 @@
-"""What a Plan is made of: parameters, inputs, stages, wires, and what is predicted of them."""
+"""What a Plan is made of: parameters, inputs, stages, links, and what is predicted of them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ class ParameterPlan:
     mesh of the first stage that reads it.
 
     dtype: of what is stored, its gradient and optimizer state; segments compute in the Program's own.
-    regather: the compute copy is dropped after forward and gathered again for backward (ZeRO-3). scatter: the
-    gradient is brought to the storage layout after each micro-batch (ZeRO-2), not once a step.
+    reshard_after_forward: the compute copy is dropped after forward and gathered again for backward (ZeRO-3).
+    reduce_scatter_every_microbatch: the gradient is brought to the storage layout after each micro-batch (ZeRO-2), not
+    once a step.
     """
 
     storage: str
     compute: str
     dtype: str
-    regather: bool = False
-    scatter: bool = False
+    reshard_after_forward: bool = False
+    reduce_scatter_every_microbatch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Stage:
     """Segments [first, end) on one mesh, whose ranks are numbers of processes.
 
     inputs: the layout in which its ranks read each batch tensor that they need. prologue: how the common values that
-    its segments read are made there, in the order of `stage_commons`. guests: weights that live on an earlier stage and
-    that this one reads too, with the layout it computes in.
+    its segments read are made there, in the order of `stage_commons`. tied_replicas: weights that an earlier
+    stage owns and that this one reads too, with the layout it computes in.
     """
 
     first: int
@@ -48,7 +49,7 @@ class Stage:
     mesh: Mesh
     inputs: dict[str, str]
     prologue: Choice
-    guests: dict[str, str] = field(default_factory=dict)
+    tied_replicas: dict[str, str] = field(default_factory=dict)
 
     @property
     def segments(self) -> range:
@@ -56,7 +57,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class StageLink:
     """From one physical stage to another, by their numbers in `Plan.groups`: what one rank gets when all send."""
 
     source: int

@@ -54,7 +54,9 @@ def gathered(plan: Plan, program: Program, segment: int, *, again: bool) -> Tran
     for parameter in _params(program, segment):
         entry = plan.parameters[parameter.name]
         uses = program.uses_of(parameter.name)
-        if entry.regather == again and (uses[0] == segment or (again and plan.stage_of(uses[0]).mesh is mesh)):
+        if entry.reshard_after_forward == again and (
+            uses[0] == segment or (again and plan.stage_of(uses[0]).mesh is mesh)
+        ):
             path = _path(parameter, entry, mesh, parameter.type.itemsize)
             ops = tuple(step.forward_op for step in path.steps)
             found.append((parameter, ops, Layout.parse(entry.storage), parameter.type.itemsize))
@@ -86,7 +88,11 @@ def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Tra
     mesh, found = plan.stage_of(segment).mesh, []
     for parameter in _params(program, segment):
         entry = plan.parameters[parameter.name]
-        if parameter.trainable and entry.scatter == scatter and program.uses_of(parameter.name)[0] == segment:
+        if (
+            parameter.trainable
+            and entry.reduce_scatter_every_microbatch == scatter
+            and program.uses_of(parameter.name)[0] == segment
+        ):
             itemsize = ITEM_BYTES[entry.dtype]
             path = _path(parameter, entry, mesh, itemsize)
             ops = tuple(step.backward_op for step in reversed(path.steps))
@@ -137,7 +143,7 @@ def _collectives(
 
     def times(name: str) -> int:
         entry = plan.parameters[name]
-        if forward and entry.regather and plan.order:
+        if forward and entry.reshard_after_forward and plan.order:
             return gathers_of(plan.order, segment, micro)
         return gathers(entry, uses, micro) if forward else reductions(entry, micro)
 

@@ -86,7 +86,7 @@ def _check_parameters(plan: Plan, program: Program) -> None:
 def _check_segments(plan: Plan, program: Program) -> None:
     if len(plan.segments) != len(program.segments):
         raise PlanError(f"segments has {len(plan.segments)} entries", f"{len(program.segments)}, as the model has")
-    _check_guests(plan, program)
+    _check_tied_replicas(plan, program)
     made: dict[str, tuple[str, Stage]] = {}
     for index, segment in enumerate(program.segments):
         choice, field, stage = plan.choice(index), f"choices[{plan.segments[index]}]", plan.stage_of(index)
@@ -100,24 +100,24 @@ def _check_segments(plan: Plan, program: Program) -> None:
     _check_strategies(plan, program)
 
 
-def _check_guests(plan: Plan, program: Program) -> None:
+def _check_tied_replicas(plan: Plan, program: Program) -> None:
     """A stage has a copy of each weight that it reads and that lives elsewhere, and of no other."""
     for number, stage in enumerate(plan.stages):
         read = {name for segment in program.segments[stage.first : stage.end] for name in segment.params}
         wanted = sorted(name for name in read if plan.home(program, name) is not stage)
-        missing = [name for name in wanted if name not in stage.guests]
+        missing = [name for name in wanted if name not in stage.tied_replicas]
         if missing:
             raise PlanError(
-                f"stages[{number}].guests lacks {', '.join(missing)}, which it reads and an earlier stage stores",
-                "a guest for each such weight, with the layout that the stage computes in",
+                f"stages[{number}].tied_replicas lacks {', '.join(missing)}, read there and stored by an earlier stage",
+                "a tied replica for each such weight, with the layout that the stage computes in",
                 "undo the edit, or add it",
             )
-        if sorted(stage.guests) != wanted:
-            given = f"stages[{number}].guests are {', '.join(sorted(stage.guests))}"
+        if sorted(stage.tied_replicas) != wanted:
+            given = f"stages[{number}].tied_replicas are {', '.join(sorted(stage.tied_replicas))}"
             raise PlanError(given, ", ".join(wanted) or "none", "undo the edit")
-        for name, text in stage.guests.items():
+        for name, text in stage.tied_replicas.items():
             shape = program.parameter(name).type.sizes
-            _check_layout(f"stages[{number}].guests.{name}", text, shape, stage.mesh, "SIR", even=False)
+            _check_layout(f"stages[{number}].tied_replicas.{name}", text, shape, stage.mesh, "SIR", even=False)
 
 
 def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGraph) -> None:
@@ -175,7 +175,7 @@ def _check_weights(plan: Plan, program: Program, index: int, field: str) -> None
         used, where = choice.parameters.get(value.name), f"parameters.{name}.compute"
         compute: str | None = plan.parameters[name].compute
         if plan.home(program, name) is not stage:
-            compute, where = stage.guests.get(name), f"guests.{name}"
+            compute, where = stage.tied_replicas.get(name), f"tied_replicas.{name}"
         if used != compute:
             raise PlanError(f"{field}.parameters.{value.name} is {used}", f"{compute}, as {where} says")
 

@@ -75,11 +75,11 @@ def least_s(bytes_: float, senders: int, takers: int, pieces: int, between: Rate
 
 def rates(plan: Plan) -> dict[tuple[int, int], Rate]:
     """Between physical stages, by their numbers in `plan.groups`."""
-    return {(wire.source, wire.target): Rate(wire.latency_s, wire.bandwidth) for wire in plan.wires}
+    return {(link.source, link.target): Rate(link.latency_s, link.bandwidth) for link in plan.links}
 
 
 def stage_pair(plan: Plan) -> Pair:
-    """What any two ranks of a plan get: its wires between stages, the mesh's own links inside one."""
+    """What any two ranks of a plan get: its links between stages, the mesh's own links inside one."""
     known = rates(plan)
     stage_of = {rank: number for number, group in enumerate(plan.groups) for rank in group[0].mesh.ranks}
     inner = [inner_rate(group[0].mesh) for group in plan.groups]

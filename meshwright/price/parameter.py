@@ -22,12 +22,14 @@ STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What holds for a whole step: the optimizer, the precision, and into how many micro-batches it is cut. last: the
-    samples of the last one where they are fewer; what is chosen has to go with both."""
+    samples of the last one where they are fewer; what is chosen has to go with both. compile: whether segments are
+    compiled by inductor."""
 
     optimizer: str = "adamw"
     precision: str = "fp32"
     microbatches: int = 1
     last: int = 0
+    compile: bool = False
 
     def cut(self, batch: int, microbatches: int) -> Setting:
         each, last = cut_batch(batch, microbatches)
@@ -77,12 +79,12 @@ def chain_uses(users: Sequence[int], segments: int, microbatches: int, spared: C
 
 def gathers(plan: ParameterPlan, uses: float, microbatches: int = 1) -> int:
     """How often a step brings a parameter to its compute layout: before each use, or once."""
-    return round(2 * uses * microbatches) if plan.regather else 1
+    return round(2 * uses * microbatches) if plan.reshard_after_forward else 1
 
 
 def reductions(plan: ParameterPlan, microbatches: int = 1) -> int:
     """How often a step brings the gradient to the storage layout."""
-    return microbatches if plan.scatter else 1
+    return microbatches if plan.reduce_scatter_every_microbatch else 1
 
 
 def parameter_price(
@@ -116,8 +118,8 @@ def _price(
     copied = computed if cast or sharded else 0
     gather_s = _way_s(gather, True, shape, company, mesh)
     first_s = gathers(plan, uses, micro) * (gather_s + (1.5 * stored / rate if cast else 0.0))
-    held = stored + (0 if plan.regather else copied)
-    transient = copied if plan.regather else 0
+    held = stored + (0 if plan.reshard_after_forward else copied)
+    transient = copied if plan.reshard_after_forward else 0
     carried_s = first_s * _carried(gather.forward, mesh)
     if not grad:
         return ParameterPrice(first_s, 0.0, 0.0, held, transient, gather, early_bytes=transient, carried_s=carried_s)
@@ -127,9 +129,9 @@ def _price(
     transient += copied
     add_s = 0.0
     if micro > 1:
-        summed = stored if plan.scatter else local_bytes(shape, wide, compute, mesh)
+        summed = stored if plan.reduce_scatter_every_microbatch else local_bytes(shape, wide, compute, mesh)
         add_s = (micro - 1) * (2 * summed + computed) / rate  # fresh gradients come from memory
-        held += summed if sharded and not plan.scatter else 0
+        held += summed if sharded and not plan.reduce_scatter_every_microbatch else 0
     # Gradients travel home in the dtype that is stored.
     home = conversion(storage, compute, shape, wide, mesh, grad=True) if cast else gather
     last_s = reductions(plan, micro) * _way_s(home, False, shape, company, mesh)

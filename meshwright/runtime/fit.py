@@ -59,7 +59,7 @@ def fit(
         compile=compile,
         method=method,
     )
-    return parallelize(model, plan, loss, compile=compile, copy=copy)
+    return parallelize(model, plan, loss, copy=copy)
 
 
 def fit_plan(
@@ -124,7 +124,9 @@ def fit_curves(
 ) -> Curves:
     """Every budget's plan at once: `.within(bytes)`."""
     mesh = one_device_mesh(device)
-    plan = one_device_plan(program, mesh, cluster=device.name, optimizer=optimizer, precision=precision)
+    plan = one_device_plan(
+        program, mesh, cluster=device.name, optimizer=optimizer, precision=precision, compile=compile
+    )
     return curves(program, plan, device, fused=compile)
 
 

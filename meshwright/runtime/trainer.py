@@ -221,7 +221,7 @@ def parallelize(
     seed: int = 0,
     debug: bool | None = None,
     timeout_s: float | None = None,
-    compile: bool | str = False,
+    compile: bool | str | None = None,
     device: str | None = None,
     copy: bool = False,
 ) -> Trainer:
@@ -234,11 +234,12 @@ def parallelize(
     and never all on one rank; or one on the meta device, with `weights`. weights: safetensors, a file or a folder, of
     which each rank reads its part. debug: compare what ranks read that should read the same (also MESHWRIGHT_DEBUG=1).
     timeout_s: how long a rank waits for others before it names those that are late and ends (600). compile: by
-    inductor, each distinct `segment` or `run` of segments, whichever is faster unless named. device: `cuda` or `cpu`;
+    inductor, each distinct `segment` or `run` of segments, whichever is faster unless named; as the plan says unless
+    given. device: `cuda` or `cpu`;
     by default CUDA where it is, unless the backend is gloo.
     """
-    unit = check_unit(compile)
     _check_given(model, plan)
+    unit = check_unit(plan.compile if compile is None else compile)
     _check_world(plan)
     place = own_device(device)
     found = weights_of(model, weights, seed, place, copy)

@@ -164,7 +164,7 @@ class Edges:
         found = []
         for name in self.program.segments[segment].outputs:
             readers = self.readers.get(name, [])
-            if segment in self.pipeline.relayed:
+            if segment in self.pipeline.routed_via_stages:
                 first = next(i for i in range(segment, len(self.number)) if self.number[i] == target)
                 wanted = any(index >= first for index in readers)
             else:

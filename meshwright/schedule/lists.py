@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.plan import Instruction
-from meshwright.schedule.orders import Order, Task
+from meshwright.plan.tasks import Order, Task
 from meshwright.schedule.pipeline import Hop, Pipeline
 
 Lists = tuple[tuple[Instruction, ...], ...]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Instruction, Plan
 from meshwright.plan.instruction import PER_MICROBATCH
+from meshwright.plan.tasks import Order, check_tasks, show_tasks
+from meshwright.schedule.check import verify_lists
 from meshwright.schedule.lists import Lists, lists
 from meshwright.schedule.one_stage import plan_instructions
-from meshwright.schedule.orders import ORDERS, Order
+from meshwright.schedule.orders import ORDERS
 from meshwright.schedule.pipeline import Pipeline, Run
 from meshwright.schedule.reads import reads_of
 from meshwright.schedule.searched import Durations, searched
@@ -23,13 +26,13 @@ def plan_pipeline(plan: Plan, program: Program) -> Pipeline:
     moved = {
         name for name, entry in plan.parameters.items() if (entry.storage, entry.dtype) != (entry.compute, types[name])
     }
-    again = {name for name, entry in plan.parameters.items() if entry.regather}
+    again = {name for name, entry in plan.parameters.items() if entry.reshard_after_forward}
     gathered, regathered = set[int](), set[int]()
     for stage in plan.stages:
         for index in stage.segments:
             own = set(program.segments[index].params)
-            homely = own - set(stage.guests)
-            if moved & homely or own & set(stage.guests):
+            homely = own - set(stage.tied_replicas)
+            if moved & homely or own & set(stage.tied_replicas):
                 gathered.add(index)
             if again & homely:
                 regathered.add(index)
@@ -38,7 +41,7 @@ def plan_pipeline(plan: Plan, program: Program) -> Pipeline:
         runs,
         plan.microbatches,
         reads_of(program),
-        frozenset(plan.relayed),
+        frozenset(plan.routed_via_stages),
         frozenset(gathered),
         frozenset(regathered),
         frozenset(recomputed),
@@ -56,11 +59,26 @@ def plan_lists(plan: Plan, program: Program) -> Lists:
 
 
 def plan_order(plan: Plan, pipeline: Pipeline) -> Order:
-    """A searched order is found again from the plan's own predictions."""
+    """What each stage computes in which order; a searched schedule stores it."""
     if plan.schedule in ORDERS:
         return ORDERS[plan.schedule](pipeline)
     if plan.schedule != "searched":
         raise PlanError(f"schedule is {plan.schedule!r}", f"one of {', '.join(ORDERS)}, searched", "set it back")
+    if not plan.tasks:
+        raise PlanError("a searched schedule without its tasks", "a plan as it was made", "plan again")
+    order = check_tasks(plan.tasks, [pipeline.runs_of(stage) for stage in range(pipeline.stages)], plan.microbatches)
+    verify_lists(lists(pipeline, order), reads=pipeline.reads, buffers=plan.microbatches * len(pipeline.runs))
+    return order
+
+
+def with_tasks(plan: Plan, pipeline: Pipeline) -> Plan:
+    """The plan with the order of its searched schedule, found from its own predictions, where it has none yet."""
+    if plan.schedule != "searched" or plan.tasks:
+        return plan
+    return replace(plan, tasks=show_tasks(_search(plan, pipeline)))
+
+
+def _search(plan: Plan, pipeline: Pipeline) -> Order:
     if len(plan.predicted.stages) != pipeline.stages:
         raise PlanError("a searched schedule without predictions of its stages", "a plan as it was made", "plan again")
     rows: list[tuple[float, float, float, float]] = []

@@ -69,7 +69,7 @@ def plan_instructions(plan: Plan, program: Program) -> tuple[Instruction, ...]:
     moved = {
         name for name, entry in plan.parameters.items() if (entry.storage, entry.dtype) != (entry.compute, types[name])
     }
-    again = {name for name, entry in plan.parameters.items() if entry.regather}
+    again = {name for name, entry in plan.parameters.items() if entry.reshard_after_forward}
     segments = list(enumerate(program.segments))
     gathered = frozenset(index for index, segment in segments if moved & set(segment.params))
     regathered = frozenset(index for index, segment in segments if again & set(segment.params))

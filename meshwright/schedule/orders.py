@@ -11,23 +11,10 @@ weight halves wait until the last stages' idle ends: stage p puts off p of them,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from meshwright.errors import PlanError
+from meshwright.plan.tasks import Order, Task
 from meshwright.schedule.pipeline import Pipeline
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """kind: forward, backward, backward_input or backward_weight. run: position in the pipeline's runs."""
-
-    kind: str
-    run: int
-    microbatch: int
-
-
-Order = tuple[tuple[Task, ...], ...]
-"""The tasks of each stage."""
 
 
 def gpipe(pipeline: Pipeline) -> Order:

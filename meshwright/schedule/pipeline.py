@@ -37,15 +37,15 @@ class Hop:
 class Pipeline:
     """Runs in chain order; a stage that owns several is interleaved.
 
-    reads: who reads whose values; each segment those of the one before unless given. relayed: segments whose values
-    go from stage to stage on their way to a far reader; the others are sent directly. gathered, regathered: as
+    reads: who reads whose values; each segment those of the one before unless given. routed_via_stages: segments whose
+    values go from stage to stage on their way to a far reader; the others are sent directly. gathered, regathered: as
     for one stage. recomputed: segments that have a recomputation before their backward.
     """
 
     runs: tuple[Run, ...]
     microbatches: int
     reads: Reads | None = None
-    relayed: frozenset[int] = frozenset()
+    routed_via_stages: frozenset[int] = frozenset()
     gathered: frozenset[int] = frozenset()
     regathered: frozenset[int] = frozenset()
     recomputed: frozenset[int] = frozenset()
@@ -76,14 +76,14 @@ class Pipeline:
             readers.setdefault(producer, []).append(reader)
         found: list[Hop] = []
         for producer, who in sorted(readers.items()):
-            if producer in self.relayed:
+            if producer in self.routed_via_stages:
                 way = [stage_of[segment] for segment in range(producer, max(who) + 1)]
             else:
                 way = [stage_of[producer], *(stage_of[segment] for segment in sorted(who))]
             have, at = {way[0]}, way[0]
             for stage in way[1:]:
                 if stage not in have:
-                    found.append(Hop(producer, at if producer in self.relayed else way[0], stage))
+                    found.append(Hop(producer, at if producer in self.routed_via_stages else way[0], stage))
                     have.add(stage)
                     at = stage
         return tuple(found)

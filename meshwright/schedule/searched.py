@@ -15,7 +15,7 @@ from itertools import product
 from math import inf
 
 from meshwright.errors import PlanError
-from meshwright.schedule.orders import Order, Task
+from meshwright.plan.tasks import Order, Task
 from meshwright.schedule.pipeline import Pipeline
 
 

@@ -47,6 +47,7 @@ def make_plan(
     memory_bytes: int | None = None,
     optimizer: str = "adamw",
     precision: str = "fp32",
+    compile: bool = False,
     pins: Iterable[str] = (),
     max_axes: int = 3,
     fit: bool = True,
@@ -60,10 +61,11 @@ def make_plan(
     `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`. fit: refuse where none fits;
     otherwise the fastest of the most micro-batches is the answer then. recompute: where memory binds, activations may
     be made again in backward. stage_method: how pipelines' stages are searched for, `auto` or one of the survey's.
+    compile: segments are compiled by inductor.
     """
     check_optimizer(optimizer)
     warn_of_fallbacks(program)
-    texts, setting = tuple(pins), Setting(optimizer, precision)
+    texts, setting = tuple(pins), Setting(optimizer, precision, compile=compile)
     check_words(texts, cluster)
     check_storage(texts, program)
     method, rest = pinned_method(texts)
@@ -71,6 +73,7 @@ def make_plan(
     asked = pipeline_pins(rest)
     alone = asked.one_stage or method not in ANYWHERE
     given: dict[str, Any] = {"model": model, "memory_bytes": memory_bytes, "pins": texts, "cluster": _name(cluster)}
+    given["compile"] = compile
     whole = _OneStage(program, cluster, asked.rest, setting, max_axes, recompute, given, progress)
     whole.few, whole.method = not fit, method  # what is pinned down has little left to weigh
     plan, bound_s = None, float("inf")

@@ -23,7 +23,7 @@ from meshwright.solve.memory.plan import with_choices
 
 
 def setting_of(plan: Plan) -> Setting:
-    return Setting(plan.optimizer, plan.precision, plan.microbatches)
+    return Setting(plan.optimizer, plan.precision, plan.microbatches, compile=plan.compile)
 
 
 def plan_points(plan: Plan, program: Program) -> list[FrontierPoint]:

@@ -12,6 +12,7 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
+from meshwright.plan.diff import ASKED
 from meshwright.solve.plan import make_plan
 
 
@@ -66,7 +67,7 @@ def test_one_segment_is_named_and_many_are_counted(plan: Plan) -> None:
         ({"memory_bytes": 1 << 40}, "memory limit: the device's own -> 1024 GiB"),
         ({"pins": ()}, "pins: dp=2 -> none"),
         ({"order": ("forward 0", "backward 0")}, "order: every segment once -> 2 steps, 0 of them passes"),
-        ({"relayed": (1,)}, "relayed segments: none -> 1"),
+        ({"routed_via_stages": (1,)}, "values routed via stages, by segment: none -> 1"),
         ({"inputs": {}}, "batch tensors of another shape or dtype: "),
     ],
 )
@@ -75,13 +76,13 @@ def test_what_the_whole_plan_does_otherwise_is_said(plan: Plan, changes: dict[st
 
 
 def test_what_a_stage_does_otherwise_is_said(plan: Plan, stages: Plan) -> None:
-    assert stages.diff(replace(stages, wires=())).startswith("wires: other rates or none from stage 0 to 1")
+    assert stages.diff(replace(stages, links=())).startswith("links: other rates or none from stage 0 to 1")
     stage = plan.stages[0]
     name = next(iter(stage.inputs))
     changed = {
         "ranks 0, 1 -> 1, 0": replace(stage, mesh=replace(stage.mesh, ranks=(1, 0))),
         f"batch tensor {name}: [S(0)] -> [I]": replace(stage, inputs=stage.inputs | {name: "[I]"}),
-        "weight of another stage w: not read -> [I]": replace(stage, guests={"w": "[I]"}),
+        "weight of another stage w: not read -> [I]": replace(stage, tied_replicas={"w": "[I]"}),
         "common values are made": replace(stage, prologue=replace(stage.prologue, chunks=2)),
         "other links": replace(stage, mesh=replace(stage.mesh, axes=(replace(stage.mesh.axes[0], overhead_s=1.0),))),
         "device cpu -> abacus": replace(
@@ -95,14 +96,15 @@ def test_what_a_stage_does_otherwise_is_said(plan: Plan, stages: Plan) -> None:
 def test_no_decision_goes_unseen(plan: Plan) -> None:
     """Every field but what was predicted and where rules came from, which decide nothing."""
     plain = json.loads(plan.to_json())
-    seen = {"schema", "predicted", "rules", "choices", "segments", "stages", "parameters", "wires", "relayed", "order"}
-    asked = {"fingerprint", "model", "batch", "cluster", "microbatches", "precision", "optimizer", "schedule"}
-    assert set(plain) == seen | asked | {"memory_bytes", "pins", "inputs"}
+    seen = {"schema", "predicted", "rules", "choices", "segments", "stages", "parameters", "links", "order"}
+    seen |= {"routed_via_stages", "tasks", "answers", "memory_bytes", "pins", "inputs"}
+    assert set(plain) == seen | set(ASKED)
 
 
 def test_another_peak_alone_is_said_and_one_weight_is_one(plan: Plan) -> None:
     assert plan.diff(plan) == ""
     assert "peak: " in plan.diff(plan.with_prediction(peak_bytes=plan.predicted.peak_bytes + (1 << 30)))
     name, entry = next(iter(plan.parameters.items()))
-    other = replace(plan, parameters=plan.parameters | {name: replace(entry, storage="[S(0)]", scatter=True)})
+    moved = replace(entry, storage="[S(0)]", reduce_scatter_every_microbatch=True)
+    other = replace(plan, parameters=plan.parameters | {name: moved})
     assert plan.diff(other).startswith(f"1 weight ({name}): ")

@@ -41,7 +41,10 @@ def edited(plan: Plan, change: Any) -> bytes:
     ("change", "fault"),
     [
         (lambda p: p.update(schema=99), "schema 99"),
-        (lambda p: p.update(schema="2"), "schema the text '2'\n  expected: the number 2"),
+        (lambda p: p.update(schema="3"), "schema the text '3'\n  expected: the number 3"),
+        (lambda p: p.update(schema=2), "(?s)has schema 2.*meshwright plan --upgrade"),
+        (lambda p: p.update(tasks=["0F0"]), "tasks has 1 line with schedule 'one-stage'"),
+        (lambda p: p.update(compile="yes"), "compile"),
         (lambda p: p.pop("schema"), "not a plan"),
         (lambda p: p.update(foo=1), "(?s)has the field foo, which plans have not.*fingerprint, model.*take it out"),
         (lambda p: p.update(microbatch=2), "(?s)has the field microbatch, .*did you mean microbatches"),
@@ -51,7 +54,7 @@ def edited(plan: Plan, change: Any) -> bytes:
         (lambda p: p.update(order=["x"]), "order has the step 'x'"),
         (lambda p: p.update(order=["forward 0", "forward 0"]), "order has the step 'forward 0', out of turn"),
         (lambda p: p.update(order=["forward 0", "backward 0"]), "order lacks segment 1"),
-        (lambda p: p.update(relayed=[1]), r"relayed is \[1\] with 1 stage"),
+        (lambda p: p.update(routed_via_stages=[1]), r"routed_via_stages is \[1\] with 1 stage"),
         (lambda p: p["stages"][0]["mesh"]["device"].update(kind="tpu"), r"stages\[0\].mesh: .* kind is 'tpu'"),
         (lambda p: p.update(batch="many"), r"batch"),
         (lambda p: p["segments"].__setitem__(0, 77), r"segments\[0\] is 77"),
@@ -110,7 +113,7 @@ def test_what_the_planner_writes_is_read(cluster: str, pins: tuple[str, ...], pa
 
 
 def test_fields_that_have_a_default_may_be_left_out(plan: Plan) -> None:
-    for name in ("wires", "relayed", "order", "pins"):
+    for name in ("links", "routed_via_stages", "order", "pins"):
         Plan.from_json(edited(plan, lambda p, name=name: p.pop(name)))
     Plan.from_json(edited(plan, lambda p: p["choices"][0].pop("recompute")))
 

@@ -49,21 +49,21 @@ def piped(
     microbatches: int = 4,
     schedule: str = "1f1b",
     rounds: int = 1,
-    relayed: bool = False,
+    routed_via_stages: bool = False,
 ) -> Plan:
-    """Stages of so many ranks with equal numbers of segments; `rounds`: parts of the chain that each runs; `relayed`:
-    values that skip stages go from stage to stage."""
+    """Stages of so many ranks with equal numbers of segments; `rounds`: parts of the chain that each runs;
+    `routed_via_stages`: values that skip stages go from stage to stage."""
     own = pins or [()] * len(sizes)
     plans = [inner_plan(name, size, pin, microbatches) for size, pin in zip(sizes, own, strict=True)]
     ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
     ranks = [tuple(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
     cuts = equal_cuts(len(program_of(name).segments), len(sizes) * rounds)
     found = cut_stages(program_of(name), plans * rounds, cuts, schedule=schedule, ranks=ranks * rounds)
-    if not relayed:
+    if not routed_via_stages:
         return found
     far = skipping(plan_pipeline(found, program_of(name)))
     assert far
-    return replace(found, relayed=tuple(far))
+    return replace(found, routed_via_stages=tuple(far))
 
 
 @cache

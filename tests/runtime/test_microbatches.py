@@ -99,7 +99,7 @@ def test_gradients_are_scattered_after_each_micro_batch_where_the_plan_says_so(
     ranks: Callable[[int], GlooPool],
 ) -> None:
     plan = a_plan("gpt", ("dp=2", "zero=1"), 2, 3)
-    early = {key: replace(entry, scatter=True) for key, entry in plan.parameters.items()}
+    early = {key: replace(entry, reduce_scatter_every_microbatch=True) for key, entry in plan.parameters.items()}
     once, thrice = (
         ranks(2).run(run_planned, "gpt", replace(plan, parameters=entries).to_json())[0]
         for entries in (plan.parameters, early)

@@ -27,8 +27,8 @@ QUICK: dict[str, dict[str, Any]] = {
         "name": "gpt", "sizes": (2, 1), "pins": (ZERO2, ()), "schedule": "gpipe", "again": True,
     },
     "t5, whose encoder every decoder layer reads": {"name": "t5", "sizes": (1, 1, 1), "microbatches": 3},
-    "unet with long skips, relayed": {
-        "name": "unet", "sizes": (1, 1, 1), "microbatches": 2, "schedule": "gpipe", "relayed": True,
+    "unet with long skips, routed_via_stages": {
+        "name": "unet", "sizes": (1, 1, 1), "microbatches": 2, "schedule": "gpipe", "routed_via_stages": True,
     },
     "llama interleaved": {"name": "llama", "sizes": (1, 1), "schedule": "interleaved", "rounds": 2},
     "resnet in micro-batches, as asked for": {"name": "resnet", "sizes": (1, 1), "microbatches": 2, "plain": 2},
@@ -54,7 +54,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "1+2+1, sharded": {"sizes": (1, 2, 1), "pins": ((), ZERO3, ())},
     "2+2, sharded and tensor": {"sizes": (2, 2), "pins": (ZERO3, TP)},
     "2+2, sharded states and data": {"sizes": (2, 2), "pins": (ZERO2, DATA)},
-    "1+2+1, relayed": {"sizes": (1, 2, 1), "pins": ((), DATA, ()), "schedule": "1f1b", "relayed": True},
+    "1+2+1, routed": {"sizes": (1, 2, 1), "pins": ((), DATA, ()), "schedule": "1f1b", "routed_via_stages": True},
     "1+1, interleaved": {"sizes": (1, 1), "schedule": "interleaved", "rounds": 2},
     "2+2, interleaved, sharded and tensor": {
         "sizes": (2, 2), "pins": (ZERO3, TP), "schedule": "interleaved", "rounds": 2,
@@ -67,7 +67,7 @@ def matrix() -> Iterator[Any]:
         yield pytest.param(case, id=name)
     for family, own in FAMILIES.items():
         for shape, given in SHAPES.items():
-            if given.get("relayed") and family not in SKIP:
+            if given.get("routed_via_stages") and family not in SKIP:
                 continue
             for schedule in (given["schedule"],) if "schedule" in given else SCHEDULES:
                 for again in (False, True):

@@ -17,7 +17,7 @@ from processes import GlooPool, copies
 from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
 from meshwright.models.gpt import GPT
-from meshwright.plan import Plan, Wire
+from meshwright.plan import Plan, StageLink
 from meshwright.solve.memory.plan import one_device_plan, with_choices
 from meshwright.solve.pipeline.by_hand import cut_stages, equal_cuts
 from meshwright.solve.pipeline.plan import predicted
@@ -117,8 +117,8 @@ def test_bytes_alive_are_those_that_the_simulator_says(
     program: Program, piped: Plan, ranks: Callable[[int], GlooPool]
 ) -> None:
     """Whatever the schedule, recomputing or not. A run has no optimizer's states yet: two numbers a parameter."""
-    wires = tuple(Wire(*ends, 1e-4, 1e9) for ends in ((0, 1), (1, 0)))
-    plan = replace(piped, wires=wires)
+    wires = tuple(StageLink(*ends, 1e-4, 1e9) for ends in ((0, 1), (1, 0)))
+    plan = replace(piped, links=wires)
     cases = {
         "gpipe": replace(plan, schedule="gpipe"),
         "1f1b": plan,

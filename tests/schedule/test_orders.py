@@ -58,17 +58,17 @@ def test_searched_runs_to_its_end_within_what_it_may_hold(made: Pipeline, data: 
     assert least_buffers(found) <= made.microbatches * len(made.runs)
 
 
-@pytest.mark.parametrize("relayed", [frozenset(), frozenset({0, 1})])
+@pytest.mark.parametrize("routed_via_stages", [frozenset(), frozenset({0, 1})])
 @pytest.mark.parametrize("schedule", list(ORDERS))
-def test_values_that_skip_stages(schedule: str, relayed: frozenset[int]) -> None:
+def test_values_that_skip_stages(schedule: str, routed_via_stages: frozenset[int]) -> None:
     """A U-Net: 0 is read by 1 and 7, 1 by 2 and 6, the others by the next."""
     reads = (*((i, i + 1) for i in range(7)), (0, 7), (1, 6))
-    made = pipeline([2, 4, 6, 8], 5, reads=reads, relayed=relayed)
+    made = pipeline([2, 4, 6, 8], 5, reads=reads, routed_via_stages=routed_via_stages)
     found = lists(made, ORDERS[schedule](made))
     verify_lists(found, reads=reads, buffers=4)
     text = [to_text(stage) for stage in found]
-    assert ("send 0 mb0 to 3" in text[0]) == (not relayed)
-    assert ("send_gradient 0 mb4 to 2" in text[3]) == bool(relayed)
+    assert ("send 0 mb0 to 3" in text[0]) == (not routed_via_stages)
+    assert ("send_gradient 0 mb4 to 2" in text[3]) == bool(routed_via_stages)
     assert text[3].count("receive 0 mb2 from") == 1
 
 

@@ -91,7 +91,7 @@ def test_data_parallel_is_ddp_and_fully_sharded_is_zero_3() -> None:
     ddp = make_plan(program, cluster, pins=("dp=2", "zero=0"))
     sharded = make_plan(program, cluster, pins=("dp=2", "zero=3"))
     assert {(entry.storage, entry.compute) for entry in ddp.parameters.values()} == {("[I]", "[R]")}
-    assert {(entry.storage, entry.compute, entry.regather) for entry in sharded.parameters.values()} == {
+    assert {(entry.storage, entry.compute, entry.reshard_after_forward) for entry in sharded.parameters.values()} == {
         ("[S(0)]", "[R]", True)
     }
     read = [Layout.parse(text)[0].dim for text in ddp.stages[0].inputs.values()]

@@ -187,11 +187,11 @@ def test_memory_that_binds_makes_early_stages_recompute(gpt: Program) -> None:
 def test_a_tied_weight_is_a_guest_of_the_last_stage() -> None:
     program = capture(*parse_reference(DEEP.replace("false", "true")).meta(16))
     plan = make_plan(program, load_cluster("local:2"), pins=("pp=2",))
-    assert list(plan.stages[1].guests) == ["tokens.weight"]
-    assert {(wire.source, wire.target) for wire in plan.wires} == {(0, 1), (1, 0)}
+    assert list(plan.stages[1].tied_replicas) == ["tokens.weight"]
+    assert {(wire.source, wire.target) for wire in plan.links} == {(0, 1), (1, 0)}
     holds(plan, program)
-    alone = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], guests={})))
-    with pytest.raises(PlanError, match=r"stages\[1\].guests lacks tokens.weight") as refused:
+    alone = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], tied_replicas={})))
+    with pytest.raises(PlanError, match=r"stages\[1\].tied_replicas lacks tokens.weight") as refused:
         check_plan(alone, program)
     assert refused.value.todo
 
@@ -276,7 +276,7 @@ def test_interleaved_stages_of_too_few_segments_are_refused(gpt: Program) -> Non
 def test_a_plan_without_a_wire_is_refused(gpt: Program) -> None:
     plan = make_plan(gpt, load_cluster("local:2"), pins=("pp=2",))
     with pytest.raises(PlanError, match="wire"):
-        simulate_plan(replace(plan, wires=()), gpt)
+        simulate_plan(replace(plan, links=()), gpt)
 
 
 def test_describing_a_pipeline_names_its_stages(gpt: Program) -> None:

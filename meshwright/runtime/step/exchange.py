@@ -17,9 +17,9 @@ from meshwright.layout.record import note
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction, Plan
 from meshwright.plan.units import show_spans
-from meshwright.runtime.step.guests import HOME, OUT, Guests
 from meshwright.runtime.step.microbatch import MicroBatch
 from meshwright.runtime.step.parts import Part
+from meshwright.runtime.step.tied_replicas import HOME, OUT, TiedReplicas
 from meshwright.schedule.edges import Edge, Edges
 from meshwright.schedule.of_plan import plan_pipeline
 from meshwright.solve.pipeline.account import ALL
@@ -41,7 +41,7 @@ class Exchange:
         self.uses: Counter[str] = self.edges[0].uses
         self.recomputed = self.pipeline.recomputed if len(plan.stages) > 1 else frozenset[int]()
         self.channels = _channels(plan, device)
-        self.guests = Guests(plan, program, parts, device, self.channels)
+        self.tied_replicas = TiedReplicas(plan, program, parts, device, self.channels)
         self.arriving: dict[tuple[str, int], Handover] = {}
         self.returning: dict[tuple[str, int], list[tuple[Edge, Handover]]] = {}
         self.sent: list[Handover] = []

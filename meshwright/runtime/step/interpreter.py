@@ -56,20 +56,20 @@ class Interpreter:
             self._played, self.segments.leaving.last = instructions, last_backwards(instructions)
         self._begin(batches, random)
         with self._counted():
-            self.exchange.guests.lend()
+            self.exchange.tied_replicas.lend()
             self._play(instructions)
             for part in self.parts:
                 part.store.wait()
-            self.exchange.guests.collect()
+            self.exchange.tied_replicas.collect()
         return self._end()
 
     def evaluate(self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """The loss in eval mode; gathers what it needs and keeps nothing."""
         self.evaluating = True
         self._begin(batches, RandomState(dropout=False))
-        self.exchange.guests.lend()
+        self.exchange.tied_replicas.lend()
         self._play(instructions)
-        self.exchange.guests.forget()
+        self.exchange.tied_replicas.forget()
         return self._end()
 
     def _play(self, instructions: Sequence[Instruction]) -> None:
@@ -151,13 +151,13 @@ class Interpreter:
         part = self.segments.part_of[index]
         with use_transport(part.transport):
             if kind == "gather":
-                self.exchange.guests.take(index)
+                self.exchange.tied_replicas.take(index)
                 part.store.gather(index)
             elif kind == "free":
                 part.store.free(self.program.segments[index].params)
             else:
                 part.store.reduce(index)
-                self.exchange.guests.give_back(index)
+                self.exchange.tied_replicas.give_back(index)
 
     def _counted(self) -> AbstractContextManager[None]:
         """Where bytes are counted: all that ops make, besides parameters; the batch and the buffers aside."""

@@ -33,7 +33,7 @@ Reduced = dict[str, Tensor]
 class Store:
     """One rank's share of the parameters that live on a stage, and what is gathered from it while a step runs.
 
-    guests: parameters of other stages that this one reads; their copies are put here, and their gradients fetched.
+    tied_replicas: parameters of other stages that this one reads: copies are put here, gradients fetched.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Store:
         """beside: what carries gathers and reductions while others compute; without it, they are waited for. stage: the
         only one unless given. thread: that of all stages that this rank runs."""
         here = plan.stages[0] if stage is None else stage
-        self.plan, self.mesh, self.guests = plan, here.mesh, here.guests
+        self.plan, self.mesh, self.tied_replicas = plan, here.mesh, here.tied_replicas
         own = {p.name: p for p in program.parameters if plan.home(program, p.name) is here}
         self.shapes = {parameter.name: parameter.type.sizes for parameter in program.parameters}
         self.dtypes = {parameter.name: getattr(torch, parameter.type.dtype) for parameter in program.parameters}
@@ -74,7 +74,7 @@ class Store:
         self.home = {name for name in own if is_home(plan, program, name)}
         self.segments = {n: program.segments[n].params for n in here.segments}
         self.handed = {n: self._handed(n) for n in here.segments}
-        self.regathered = {name for name in own if plan.parameters[name].regather}
+        self.regathered = {name for name in own if plan.parameters[name].reshard_after_forward}
         self._flats: dict[Bucket, Tensor] = {}
         self.like: dict[str, DTensor] = {}
         self._shapes: dict[Bucket, Shape] = {}
@@ -255,14 +255,14 @@ class Store:
             found[name] = _own(local)
         return found
 
-    def guest_gradient(self, name: str) -> Tensor | None:
-        """What this stage's segments have summed for a guest, in its compute layout and the storage dtype."""
+    def replica_gradient(self, name: str) -> Tensor | None:
+        """What this stage's segments have summed for a replica, in its compute layout and the storage dtype."""
         self.summed.discard(name)
         found = self.gradients.pop(name, None)
         return None if found is None else found.to(self.wide[name])
 
     def add_stored(self, gradients: dict[str, Tensor]) -> None:
-        """Gradients that come in the storage layout, from stages that had these parameters as guests."""
+        """Gradients that come in the storage layout, from stages that had these parameters as tied_replicas."""
         for name, local in gradients.items():
             self._add_stored(name, local)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("plan", help="find the fastest plan that fits, and show what others would cost")
-    add_model_arguments(parser)
+    add_model_arguments(parser, optional=True)
     parser.add_argument("--cluster", default="local:2", help="a preset (local:2, dgx-h100:1) or a TOML file")
     parser.add_argument("--global-batch", type=int, default=8, metavar="N", help="samples per step (default 8)")
     parser.add_argument("--memory", metavar="SIZE", help="limit per device, such as 20GiB; the device's own if absent")
@@ -37,6 +37,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--stage-method", default="auto", metavar="M", help="search for stages: auto, beam, recursive, mcmc, mcts or rl"
     )
+    parser.add_argument("--compile", action="store_true", help="segments are compiled by inductor; priced and run so")
+    parser.add_argument("--upgrade", metavar="OLD", help="read a plan file of schema 2, write it to -o")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here")
     parser.add_argument("--json", metavar="FILE", help="write a summary as JSON; - for standard output")
     parser.set_defaults(run=run)
@@ -49,6 +51,10 @@ def run(args: argparse.Namespace) -> int:
 
     start_s = time.perf_counter()
     check_folder("-o", args.output)
+    if args.upgrade:
+        return _upgrade(args)
+    if args.model is None:
+        raise ModelError("no model", "a family, a named size, hf:TYPE or file.py:function", "name one")
     check_folder("--json", args.json)
     if args.global_batch < 1:
         raise ModelError(f"--global-batch {args.global_batch}", "at least 1", "give a larger batch")
@@ -81,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
             memory_bytes=memory_bytes,
             optimizer=args.optimizer,
             precision=args.precision,
+            compile=args.compile,
             pins=args.pin,
             stage_method=args.stage_method,
             progress=_progress if shown else None,
@@ -106,6 +113,17 @@ def run(args: argparse.Namespace) -> int:
     if args.output and args.json != "-":
         see = "the code with `meshwright code" if len(plan.stages) == 1 else "why with `meshwright explain"
         print(f"written to {args.output}; see {see} {args.output}`")
+    return 0
+
+
+def _upgrade(args: argparse.Namespace) -> int:
+    from meshwright.errors import PlanError
+    from meshwright.schedule.upgrade import upgrade
+
+    if not args.output:
+        raise PlanError("--upgrade without -o", "the file to write", "add -o NEW.json")
+    upgrade(args.upgrade).save(args.output)
+    print(f"written to {args.output}")
     return 0
 
 

@@ -53,8 +53,8 @@ def _options(
 
 
 def _when(gathered: bool, zero: int | None, several: bool) -> tuple[tuple[bool, bool], ...]:
-    """(regather, scatter): gathered once or for each use; the gradient brought home once or, of several micro-batches,
-    after each."""
+    """(reshard_after_forward, reduce_scatter_every_microbatch): gathered once or for each use; the gradient brought
+    home once or, of several micro-batches, after each."""
     if not gathered:
         return ((False, False),)
     stages = {1: (False, False), 2: (False, several), 3: (True, several)}

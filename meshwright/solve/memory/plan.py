@@ -37,7 +37,13 @@ def with_choices(plan: Plan, chosen: Sequence[Choice]) -> Plan:
 
 
 def one_device_plan(
-    program: Program, mesh: Mesh, *, cluster: str = "", optimizer: str = "adamw", precision: str = "fp32"
+    program: Program,
+    mesh: Mesh,
+    *,
+    cluster: str = "",
+    optimizer: str = "adamw",
+    precision: str = "fp32",
+    compile: bool = False,
 ) -> Plan:
     """Everything whole on a mesh of one device, all kept; its prediction is yet to come (`curves.curves`)."""
     whole = str(invariant(mesh))
@@ -72,4 +78,5 @@ def one_device_plan(
         predicted=Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0),
         optimizer=optimizer,
         precision=precision,
+        compile=compile,
     )

@@ -16,8 +16,8 @@ from meshwright.price.buckets import segment_collectives
 from meshwright.price.flow import flow
 from meshwright.price.weigh import COUNT_BYTES, count_collectives
 from meshwright.schedule.edges import Edge, Edges, pair_of
-from meshwright.schedule.loans import loans
 from meshwright.schedule.of_plan import plan_pipeline
+from meshwright.schedule.tied_weights import transfers
 
 ALL = "all ranks"
 """Where an axis is named: of the whole job."""
@@ -37,7 +37,7 @@ def rank_traffic(plan: Plan, program: Program, rank: int) -> Counter[Collective]
     found.update(_told(plan, program))
     for part, times in plan.cut:
         found.update(_messages(part, program, number, rank, times))
-    found.update(_guests(plan, program, rank))
+    found.update(_tied_replicas(plan, program, rank))
     return found
 
 
@@ -119,11 +119,11 @@ def _moves(route: Route, rank: int, itemsize: int, count: int = 1) -> Iterator[C
                 yield from (Collective("receive", f"rank {move.source}", itemsize * volume(move.box)),) * count
 
 
-def _guests(plan: Plan, program: Program, rank: int) -> Iterator[Collective]:
-    for loan in loans(plan, program):
-        yield from _moves(loan.there, rank, program.parameter(loan.name).type.itemsize)
-        if loan.back is not None:
-            wide = ITEM_BYTES[plan.parameters[loan.name].dtype]
-            yield from _moves(loan.back, rank, wide)
-            if rank in loan.guest.stage.mesh.ranks:
-                yield from loan.guest.reduction(loan.shape, wide).backward
+def _tied_replicas(plan: Plan, program: Program, rank: int) -> Iterator[Collective]:
+    for transfer in transfers(plan, program):
+        yield from _moves(transfer.there, rank, program.parameter(transfer.name).type.itemsize)
+        if transfer.back is not None:
+            wide = ITEM_BYTES[plan.parameters[transfer.name].dtype]
+            yield from _moves(transfer.back, rank, wide)
+            if rank in transfer.replica.stage.mesh.ranks:
+                yield from transfer.replica.reduction(transfer.shape, wide).backward

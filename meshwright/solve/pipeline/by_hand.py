@@ -14,14 +14,14 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import PlanError, counted
 from meshwright.layout import I, Layout
-from meshwright.plan import Choice, FrontierPoint, Plan, Prediction, Stage, StagePrediction
+from meshwright.plan import Choice, FrontierPoint, Plan, Stage, StagePrediction
 from meshwright.schedule import in_flight_of
-from meshwright.schedule.of_plan import plan_lists
+from meshwright.schedule.of_plan import plan_lists, plan_pipeline, with_tasks
 from meshwright.schedule.reads import reads_of
 from meshwright.simulate import Costs, SegmentCost, simulate
 from meshwright.solve.intra.inputs import input_layouts
 from meshwright.solve.pipeline.meshes import Wires
-from meshwright.solve.pipeline.plan import stage_wires
+from meshwright.solve.pipeline.plan import stage_links
 from meshwright.solve.points import plan_points
 from meshwright.solve.reprice import reprice
 
@@ -62,8 +62,8 @@ def cut_stages(
     for k, (first, end, mesh) in enumerate(zip(firsts, cuts, meshes, strict=True)):
         inputs, prologue = input_layouts(small, mesh, choices[first:end], first)
         read = dict.fromkeys(name for segment in program.segments[first:end] for name in segment.params)
-        guests = {name: plans[k].parameters[name].compute for name in read if homes[name] != k}
-        stages.append(Stage(first, end, mesh, inputs, prologue, guests))
+        tied_replicas = {name: plans[k].parameters[name].compute for name in read if homes[name] != k}
+        stages.append(Stage(first, end, mesh, inputs, prologue, tied_replicas))
     by_key = dict(zip(map(_key, choices), choices, strict=True))
     plan = replace(
         plans[0],
@@ -76,7 +76,7 @@ def cut_stages(
         pins=(),
     )
     plan.verify()
-    return replace(plan, predicted=_predict(plan, program, plans))
+    return _predicted(plan, program, plans)
 
 
 def recomputing(plan: Plan, program: Program, stages: Sequence[bool] | None = None) -> Plan:
@@ -97,7 +97,7 @@ def recomputing(plan: Plan, program: Program, stages: Sequence[bool] | None = No
 
 def priced_on(plan: Plan, program: Program, cluster: Cluster) -> Plan:
     """The plan with the wires that the cluster has between its stages, and with what the simulator predicts of it."""
-    wired = replace(plan, wires=stage_wires(plan, program, Wires(cluster))) if len(plan.stages) > 1 else plan
+    wired = replace(plan, links=stage_links(plan, program, Wires(cluster))) if len(plan.stages) > 1 else plan
     return reprice(wired, program).with_prediction(gap=UNPROVEN)
 
 
@@ -150,18 +150,18 @@ def _without_partial(text: str) -> str:
     return str(Layout(tuple(I if state.kind == "P" else state for state in Layout.parse(text))))
 
 
-def _predict(plan: Plan, program: Program, plans: Sequence[Plan]) -> Prediction:
+def _predicted(plan: Plan, program: Program, plans: Sequence[Plan]) -> Plan:
     """Each stage's figures as its own plan's; transfers between stages are taken as free."""
     known = {id(one): plan_points(one, program) for one in plans}
     points = [known[id(one)][i] for one, stage in zip(plans, plan.stages, strict=True) for i in stage.segments]
     rows = tuple(_stage(plan, points, number) for number in range(len(plan.groups)))
     whole = replace(plan, predicted=replace(plans[0].predicted, stages=rows))
+    whole = with_tasks(whole, plan_pipeline(whole, program))
     costs = Costs([SegmentCost.of(point) for point in points])
     played = simulate(plan_lists(whole, program), costs, reads=reads_of(program))
     most = max(range(len(rows)), key=lambda k: rows[k].peak_bytes)
     busy = max(rows, key=lambda row: sum(row.forward_s) + sum(row.backward_input_s))
-    return replace(
-        plans[0].predicted,
+    return whole.with_prediction(
         step_s=played.step_s,
         forward_s=plan.microbatches * sum(busy.forward_s),
         backward_s=plan.microbatches * (sum(busy.backward_input_s) + sum(busy.backward_weight_s)),

@@ -9,10 +9,10 @@ from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Stage
-from meshwright.price.guest import GuestPrice, gradient_bytes, guest_price
 from meshwright.price.handover import Rate, hand_over_s, inner_rate, keeps_sent, rates
 from meshwright.price.parameter import local_bytes
 from meshwright.price.segment import parameter_prices, price_segment
+from meshwright.price.tied_replica import TiedReplicaPrice, gradient_bytes, tied_replica_price
 from meshwright.remat.curve import Kept
 from meshwright.schedule import Pipeline
 from meshwright.schedule.edges import Edge, Edges, whole
@@ -31,7 +31,7 @@ class Piece:
     point: FrontierPoint
     gathered: int
     gradients: int = 0
-    guest: GuestPrice | None = None
+    replica: TiedReplicaPrice | None = None
 
     def cost(self, microbatches: int, ways: tuple[Kept, ...] = (), kept: Kept | None = None) -> SegmentCost:
         """As the simulator takes it; with `kept`, as one of its ways."""
@@ -40,15 +40,15 @@ class Piece:
         found = replace(per_microbatch(point, microbatches), gradient_bytes=self.gradients, restored_bytes=restored)
         if kept is not None:
             found = replace(found, rest_bytes=kept.rest_bytes, added_bytes=kept.added_bytes)
-        if self.guest is None:
+        if self.replica is None:
             return found
         return replace(
             found,
-            first_s=found.first_s + self.guest.first_s,
-            last_s=found.last_s + self.guest.last_s,
-            overlappable_s=found.last_s if found.overlappable_s else 0.0,  # a guest is waited for
-            static_bytes=found.static_bytes + self.guest.held_bytes,
-            gradient_bytes=found.gradient_bytes + self.guest.gradient_bytes,
+            first_s=found.first_s + self.replica.first_s,
+            last_s=found.last_s + self.replica.last_s,
+            overlappable_s=found.last_s if found.overlappable_s else 0.0,  # a replica is waited for
+            static_bytes=found.static_bytes + self.replica.held_bytes,
+            gradient_bytes=found.gradient_bytes + self.replica.gradient_bytes,
         )
 
 
@@ -91,11 +91,11 @@ def _piece(
 
 def _hosting(plan: Plan, program: Program, stage: Stage, index: int, piece: Piece) -> Piece:
     """With the weights of earlier stages that this segment is the first here to read."""
-    guest = None
-    for name in _guests(program, stage, index):
-        price = _guest(plan, program, stage, index, name)
-        guest = price if guest is None else _sum(guest, price)
-    return replace(piece, guest=guest) if guest else piece
+    replica = None
+    for name in _tied_replicas(program, stage, index):
+        price = _tied_replica(plan, program, stage, index, name)
+        replica = price if replica is None else _sum(replica, price)
+    return replace(piece, replica=replica) if replica else piece
 
 
 def _parameters(
@@ -108,34 +108,36 @@ def _parameters(
     parameters, charged = {}, {}
     for value, name in zip(program.graphs[segment.graph].params, segment.params, strict=True):
         entry, uses = plan.parameters[name], program.uses_of(name)
-        here = stage.guests.get(name)
+        here = stage.tied_replicas.get(name)
         parameters[value.name] = entry if here is None else ParameterPlan(here, here, entry.dtype)
         if uses[0] == index:
             charged[value.name] = len(own & set(uses))
     return parameters, charged
 
 
-def _guests(program: Program, stage: Stage, index: int) -> list[str]:
+def _tied_replicas(program: Program, stage: Stage, index: int) -> list[str]:
     """Weights of an earlier stage that this segment is the first here to read."""
     names = program.segments[index].params
-    return [name for name in stage.guests if name in names and _first_here(program, stage, name) == index]
+    return [name for name in stage.tied_replicas if name in names and _first_here(program, stage, name) == index]
 
 
 def _first_here(program: Program, stage: Stage, name: str) -> int:
     return next(i for i in program.uses_of(name) if i in stage.segments)
 
 
-def _guest(plan: Plan, program: Program, stage: Stage, index: int, name: str) -> GuestPrice:
+def _tied_replica(plan: Plan, program: Program, stage: Stage, index: int, name: str) -> TiedReplicaPrice:
     home, segment = plan.home(program, name), program.segments[index]
     value = program.graphs[segment.graph].params[segment.params.index(name)]
     source = (home.mesh, Layout.parse(plan.parameters[name].storage))
     ends = (plan.stage_at(home.mesh.ranks[0]), plan.stage_at(stage.mesh.ranks[0]))
     there, back = _rate(plan, *ends), _rate(plan, *ends[::-1])
-    return guest_price(value, Layout.parse(stage.guests[name]), stage.mesh, source, setting_of(plan), there, back)
+    return tied_replica_price(
+        value, Layout.parse(stage.tied_replicas[name]), stage.mesh, source, setting_of(plan), there, back
+    )
 
 
-def _sum(one: GuestPrice, other: GuestPrice) -> GuestPrice:
-    return GuestPrice(
+def _sum(one: TiedReplicaPrice, other: TiedReplicaPrice) -> TiedReplicaPrice:
+    return TiedReplicaPrice(
         one.first_s + other.first_s,
         one.last_s + other.last_s,
         one.held_bytes + other.held_bytes,

@@ -1,4 +1,4 @@
-"""From stages that were chosen to a Plan in writing: devices, layouts, weights and their guests, wires, prediction."""
+"""From stages that were chosen to a Plan: devices, layouts, weights and their tied replicas, links, prediction."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
-from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage, StagePrediction, Wire
+from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage, StageLink, StagePrediction
 from meshwright.plan.cutting import cut_batch
 from meshwright.price.parameter import Setting
 from meshwright.schedule import Pipeline, in_flight_of, lists, plan_pipeline
-from meshwright.schedule.of_plan import plan_order
+from meshwright.schedule.of_plan import plan_order, with_tasks
 from meshwright.simulate import Costs, SegmentCost, Timeline, simulate
 from meshwright.solve.intra.inputs import input_layouts, input_plans
 from meshwright.solve.pipeline.account import communication_s, stage_traffic
@@ -63,7 +63,7 @@ def pipeline_plan(
         if key not in known:
             known[key] = input_layouts(small, stand_in(mesh), own, part.first)
         inputs, prologue = known[key]
-        stages.append(Stage(part.first, part.end, mesh, inputs, prologue, _guests(program, part)))
+        stages.append(Stage(part.first, part.end, mesh, inputs, prologue, _tied_replicas(program, part)))
     choices: list[Choice] = []
     segments = []
     numbers: dict[str, int] = {}
@@ -89,7 +89,7 @@ def pipeline_plan(
         precision=setting.precision,
         optimizer=setting.optimizer,
     )
-    return name_axes(program, replace(plan, wires=stage_wires(plan, program, wires)))
+    return name_axes(program, replace(plan, links=stage_links(plan, program, wires)))
 
 
 def _parameters(program: Program, parts: Sequence[Part]) -> dict[str, ParameterPlan]:
@@ -103,7 +103,7 @@ def _parameters(program: Program, parts: Sequence[Part]) -> dict[str, ParameterP
     return {parameter.name: found[parameter.name] for parameter in program.parameters}
 
 
-def _guests(program: Program, part: Part) -> dict[str, str]:
+def _tied_replicas(program: Program, part: Part) -> dict[str, str]:
     """Weights that live with an earlier run, be it on the same devices, as under interleaving."""
     found: dict[str, str] = {}
     for index in range(part.first, part.end):
@@ -113,19 +113,19 @@ def _guests(program: Program, part: Part) -> dict[str, str]:
     return found
 
 
-def stage_wires(plan: Plan, program: Program, wires: Wires) -> tuple[Wire, ...]:
-    """Both ways between all stages that exchange something, relayed or not."""
+def stage_links(plan: Plan, program: Program, wires: Wires) -> tuple[StageLink, ...]:
+    """Both ways between all stages that exchange something, routed via stages or not."""
     direct = plan_pipeline(plan, program)
-    relayed = replace(direct, relayed=frozenset(skipping(direct)))
-    pairs = {(hop.source, hop.target) for one in (direct, relayed) for hop in one.hops()}
+    routed = replace(direct, routed_via_stages=frozenset(skipping(direct)))
+    pairs = {(hop.source, hop.target) for one in (direct, routed) for hop in one.hops()}
     for stage in plan.stages:
-        for name in stage.guests:
+        for name in stage.tied_replicas:
             pairs.add((plan.stage_at(plan.home(program, name).mesh.ranks[0]), plan.stage_at(stage.mesh.ranks[0])))
     found = []
     groups = plan.groups
     for source, target in sorted({(a, b) for one in pairs for a, b in (one, one[::-1]) if a != b}):
         rate = wires.between(groups[source][0].mesh.ranks, groups[target][0].mesh.ranks)
-        found.append(Wire(source, target, rate.latency_s, rate.bandwidth))
+        found.append(StageLink(source, target, rate.latency_s, rate.bandwidth))
     return tuple(found)
 
 
@@ -139,11 +139,11 @@ def skipping(pipeline: Pipeline) -> list[int]:
     return [producer for producer, far in found.items() if far]
 
 
-def relayed(plan: Plan, program: Program) -> Plan:
+def route_far_values(plan: Plan, program: Program) -> Plan:
     """The plan, with its prediction, in which values that skip stages go from stage to stage where that is faster."""
     best = plan
     for segment in skipping(plan_pipeline(plan, program)):
-        found, _ = predicted(replace(best, relayed=(*best.relayed, segment)), program, exact=False)
+        found, _ = predicted(replace(best, routed_via_stages=(*best.routed_via_stages, segment)), program, exact=False)
         if found.predicted.step_s < best.predicted.step_s * (1 - LESS):
             best = found
     return best
@@ -158,7 +158,7 @@ def predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, T
     pipeline = plan_pipeline(plan, program)
     costs = plan_costs(plan, program, pipeline, exact)
     stages = _stage_predictions(plan, costs)
-    early = plan.with_prediction(stages=stages)
+    early = with_tasks(plan.with_prediction(stages=stages), pipeline)
     timeline = simulate(lists(pipeline, plan_order(early, pipeline)), costs, reads=pipeline.reads, spans=False)
     found = early.with_prediction(**_figures(early, costs, timeline))
     if exact:

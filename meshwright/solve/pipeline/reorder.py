@@ -31,7 +31,7 @@ def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | No
             return None
         stages = tuple(replace(s, in_flight=room) for s, room in zip(plan.predicted.stages, rooms, strict=True))
         try:
-            asked = replace(plan, schedule="searched").with_prediction(stages=stages)
+            asked = replace(plan, schedule="searched", tasks=()).with_prediction(stages=stages)
             found, played = nearly_predicted(asked, program, budgets)
         except PlanError:
             return None  # no rule comes to an end within so little
@@ -49,7 +49,7 @@ def _as_held(plan: Plan, program: Program, budgets: Sequence[int], played: Timel
     """With what the order holds as what it may hold, where that gives the same step."""
     held = map(most_in_flight, played.lists)
     stages = tuple(replace(s, in_flight=most) for s, most in zip(plan.predicted.stages, held, strict=True))
-    found, _ = nearly_predicted(plan.with_prediction(stages=stages), program, budgets)
+    found, _ = nearly_predicted(replace(plan, tasks=()).with_prediction(stages=stages), program, budgets)
     same = found.predicted.step_s <= plan.predicted.step_s and found.predicted.peak_bytes <= plan.predicted.peak_bytes
     return found if same else plan
 

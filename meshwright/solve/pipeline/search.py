@@ -25,7 +25,7 @@ from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, W
 from meshwright.solve.pipeline.offers import Offer, offers, with_levels
 from meshwright.solve.pipeline.pins import FEWEST_RUNS, PipelinePins, check_pins
 from meshwright.solve.pipeline.placing import crossings, parts_of
-from meshwright.solve.pipeline.plan import fully_predicted, pipeline_plan, relayed
+from meshwright.solve.pipeline.plan import fully_predicted, pipeline_plan, route_far_values
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
 from meshwright.solve.pipeline.reorder import reordered
 from meshwright.solve.pipeline.table import Table
@@ -118,7 +118,7 @@ def pipeline_search(
     if first and search.best is not None:
         return search.best, search.bound_s
     search.reorder()
-    best = None if search.best is None else relayed(search.best, program)
+    best = None if search.best is None else route_far_values(search.best, program)
     return (fully_predicted(best, program) if best and exact else best), search.bound_s
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from meshwright.capture.program import Program
 from meshwright.layout import Layout
-from meshwright.price.guest import GuestPrice, guest_price
 from meshwright.price.handover import Rate, inner_rate, least_s
 from meshwright.price.parameter import Setting
+from meshwright.price.tied_replica import TiedReplicaPrice, tied_replica_price
 from meshwright.solve.pipeline.meshes import StageMesh, Wires
 from meshwright.solve.pipeline.offers import (
     FIRST,
@@ -184,7 +184,7 @@ class Table:
         """Every level and part of the way to the next; what does not fit, or is worse in every figure, is left out.
         Ranges are between places among the cuts."""
         begin, end = self.cuts[first], self.cuts[last]
-        guests = self._guests(offer, begin, end)
+        tied = self._tied_replicas(offer, begin, end)
         limit = self.meshes[offer.mesh].memory_bytes
         stops = [
             (level, part) for level in range(offer.levels) for part in range(PARTS if level + 1 < offer.levels else 1)
@@ -192,7 +192,7 @@ class Table:
         turns = np.stack([begin + (end - begin) * part // PARTS for _, part in stops])
         figures = np.stack(
             [
-                hosted(self._figures(offer, begin, turn, end, level) + guests)
+                hosted(self._figures(offer, begin, turn, end, level) + tied)
                 for (level, _), turn in zip(stops, turns, strict=True)
             ]
         )
@@ -210,28 +210,28 @@ class Table:
         most = np.maximum(largest_transients(offer, upper, begin, turn), largest_transients(offer, level, turn, end))
         return np.concatenate([sums, most], axis=1)
 
-    def _guests(self, offer: Offer, begin: Ints, end: Ints) -> Floats:
+    def _tied_replicas(self, offer: Offer, begin: Ints, end: Ints) -> Floats:
         """What a range adds that reads a weight of an earlier stage: its copy and gradient, handed over once a step."""
         found = np.zeros((len(begin), SUMS + 2))
         stage = self.meshes[offer.mesh]
         for name, users in tied_weights(self.program).items():
             later = np.array(users[1:])
             reads = ((later[None] >= begin[:, None]) & (later[None] < end[:, None])).any(axis=1)
-            guest = reads & (begin > users[0])
-            if guest.any():
-                price = self._guest(offer, stage, name, int(later[0]))
-                found[guest, FIRST] += price.first_s
-                found[guest, LAST] += price.last_s
-                found[guest, STATIC] += price.held_bytes
+            replica = reads & (begin > users[0])
+            if replica.any():
+                price = self._tied_replica(offer, stage, name, int(later[0]))
+                found[replica, FIRST] += price.first_s
+                found[replica, LAST] += price.last_s
+                found[replica, STATIC] += price.held_bytes
         return found
 
-    def _guest(self, offer: Offer, stage: StageMesh, name: str, user: int) -> GuestPrice:
+    def _tied_replica(self, offer: Offer, stage: StageMesh, name: str, user: int) -> TiedReplicaPrice:
         """As if it came from a stage like this one."""
         segment = self.program.segments[user]
         value = self.program.graphs[segment.graph].params[segment.params.index(name)]
         compute = Layout.parse(offer.points[user].point.choice.parameters[value.name])
         rate = self._own_rate(stage)
-        return guest_price(value, compute, stage.mesh, (stage.mesh, compute), self.setting, rate, rate)
+        return tied_replica_price(value, compute, stage.mesh, (stage.mesh, compute), self.setting, rate, rate)
 
     def _own_rate(self, stage: StageMesh) -> Rate:
         return self.wires.between_classes(stage, stage) if 2 * stage.ranks <= self.total else inner_rate(stage.mesh)

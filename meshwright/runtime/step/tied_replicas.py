@@ -17,7 +17,7 @@ from meshwright.layout.crossrun import Channel, Handover, begin
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Plan
 from meshwright.runtime.step.parts import Part
-from meshwright.schedule.loans import Loan, loans
+from meshwright.schedule.tied_weights import TiedWeightTransfer, transfers
 
 OUT, HOME = 5, 6
 """Numbers of the channels, after those of values and gradients."""
@@ -25,9 +25,9 @@ OUT, HOME = 5, 6
 
 @dataclass(slots=True)
 class Lent:
-    """A loan under way. dtype, wide: of the copy and of its gradient. ready: the gradient, about to set out."""
+    """A transfer under way. dtype, wide: of the copy and of its gradient. ready: the gradient, about to set out."""
 
-    loan: Loan
+    transfer: TiedWeightTransfer
     dtype: torch.dtype
     wide: torch.dtype
     out: Handover | None = field(default=None)
@@ -35,8 +35,8 @@ class Lent:
     returned: Handover | None = field(default=None)
 
 
-class Guests:
-    """This rank's loans, given and taken, in one order on all ranks."""
+class TiedReplicas:
+    """This rank's transfers, given and taken, in one order on all ranks."""
 
     def __init__(
         self, plan: Plan, program: Program, parts: Sequence[Part], device: torch.device, channels: dict[int, Channel]
@@ -45,69 +45,73 @@ class Guests:
         self.parts = {part.stage.first: part for part in parts}
         own = {rank for part in parts for rank in part.stage.mesh.ranks}
         self.lent: list[Lent] = []
-        for loan in loans(plan, program) if len(plan.stages) > 1 else []:
-            if own & {*loan.home.mesh.ranks, *loan.guest.stage.mesh.ranks}:
-                dtype = getattr(torch, program.parameter(loan.name).type.dtype)
-                self.lent.append(Lent(loan, dtype, getattr(torch, plan.parameters[loan.name].dtype)))
+        for transfer in transfers(plan, program) if len(plan.stages) > 1 else []:
+            if own & {*transfer.owner.mesh.ranks, *transfer.replica.stage.mesh.ranks}:
+                dtype = getattr(torch, program.parameter(transfer.name).type.dtype)
+                self.lent.append(Lent(transfer, dtype, getattr(torch, plan.parameters[transfer.name].dtype)))
 
     def lend(self) -> None:
-        """At the beginning of a step: copies set out for their guests, which take them where they first need them."""
+        """At the beginning of a step: copies set out for the tied replicas, taken where they are first needed."""
         rank = dist.get_rank()
         for one in self.lent:
-            home = self.parts.get(one.loan.home.first) if rank in one.loan.there.sources else None
-            local = None if home is None else home.store.locals[one.loan.name].detach().to(one.dtype)
-            one.out = begin(one.loan.there, local, one.dtype, self.device, self.out)
+            home = self.parts.get(one.transfer.owner.first) if rank in one.transfer.there.sources else None
+            local = None if home is None else home.store.locals[one.transfer.name].detach().to(one.dtype)
+            one.out = begin(one.transfer.there, local, one.dtype, self.device, self.out)
 
     def take(self, segment: int) -> None:
         """The copies that a segment reads, in its stage's store."""
         for one in self.lent:
-            stage = one.loan.guest.stage
+            stage = one.transfer.replica.stage
             part = self.parts.get(stage.first)
-            if part is None or segment not in stage.segments or one.loan.name in part.store.copies:
+            if part is None or segment not in stage.segments or one.transfer.name in part.store.copies:
                 continue
             assert one.out is not None
             copy = one.out.wait()
             one.out = None
             assert copy is not None
-            part.store.copies[one.loan.name] = copy
+            part.store.copies[one.transfer.name] = copy
 
     def give_back(self, segment: int) -> None:
         """Where a segment was the first of its stage to read them, and so its backward the last: gradients set out.
 
-        In the order of the loans: one that is ready before another waits for it, so that both ends count alike.
+        In the order of the transfers: one that is ready before another waits for it, so that both ends count alike.
         """
         for one in self.lent:
-            loan = one.loan
-            part = self.parts.get(loan.guest.stage.first)
-            if part is None or segment != loan.first or loan.back is None:
+            transfer = one.transfer
+            part = self.parts.get(transfer.replica.stage.first)
+            if part is None or segment != transfer.first or transfer.back is None:
                 continue
-            gradient = part.store.guest_gradient(loan.name)
+            gradient = part.store.replica_gradient(transfer.name)
             if gradient is None:
-                gradient = torch.zeros_like(part.store.copies[loan.name], dtype=one.wide)
+                gradient = torch.zeros_like(part.store.copies[transfer.name], dtype=one.wide)
             with use_transport(part.transport):
-                one.ready = loan.guest.reduced(gradient, loan.shape)
+                one.ready = transfer.replica.reduced(gradient, transfer.shape)
         for one in self.lent:
-            if one.loan.back is None or one.returned is not None or one.loan.guest.stage.first not in self.parts:
+            if (
+                one.transfer.back is None
+                or one.returned is not None
+                or one.transfer.replica.stage.first not in self.parts
+            ):
                 continue
             if one.ready is None:
                 break
-            one.returned = begin(one.loan.back, one.ready, one.wide, self.device, self.home)
+            one.returned = begin(one.transfer.back, one.ready, one.wide, self.device, self.home)
             one.ready = None
 
     def collect(self) -> None:
         """At the end of a step: gradients come home and are added to the stored parameter's; all sends are over."""
         rank = dist.get_rank()
         for one in self.lent:
-            if one.loan.back is not None and one.returned is None:
-                one.returned = begin(one.loan.back, None, one.wide, self.device, self.home)
+            if one.transfer.back is not None and one.returned is None:
+                one.returned = begin(one.transfer.back, None, one.wide, self.device, self.home)
         self.forget()
         for one in self.lent:
-            if one.loan.back is None or one.returned is None:
+            if one.transfer.back is None or one.returned is None:
                 continue
             found: Tensor | None = one.returned.wait()
             one.returned = None
-            if rank in one.loan.back.targets and found is not None:
-                self.parts[one.loan.home.first].store.add_stored({one.loan.name: found})
+            if rank in one.transfer.back.targets and found is not None:
+                self.parts[one.transfer.owner.first].store.add_stored({one.transfer.name: found})
 
     def forget(self) -> None:
         """After evaluating: what was lent is over, nothing comes back."""

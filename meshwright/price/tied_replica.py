@@ -13,7 +13,7 @@ from meshwright.price.parameter import Setting, local_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class GuestPrice:
+class TiedReplicaPrice:
     """first_s: the copy comes. last_s: its gradient is reduced here and handed back. held_bytes: copy and gradient,
     gradient_bytes of them."""
 
@@ -28,21 +28,21 @@ def whole(layout: Layout) -> Layout:
     return Layout(tuple(state if state.is_shard else I for state in layout.states))
 
 
-def guest_price(
+def tied_replica_price(
     value: Value, compute: Layout, mesh: Mesh, home: tuple[Mesh, Layout], setting: Setting, there: Rate, back: Rate
-) -> GuestPrice:
-    """`compute`: the layout on the guest's mesh; home: the mesh and storage layout that it comes from."""
+) -> TiedReplicaPrice:
+    """`compute`: the layout on the replica's mesh; home: the mesh and storage layout that it comes from."""
     shape, narrow = value.type.sizes, value.type.itemsize
     wide = ITEM_BYTES[setting.storage_dtype(value.type.dtype)]
     here, source = (mesh, whole(compute)), (home[0], whole(home[1]))
     first_s = hand_over_s(shape, narrow, source, here, there)
     copy = local_bytes(shape, narrow, compute, mesh)
     if not value.grad:
-        return GuestPrice(first_s, 0.0, copy)
+        return TiedReplicaPrice(first_s, 0.0, copy)
     reduced_s = conversion(whole(compute), compute, shape, wide, mesh, grad=True).backward_s
     last_s = reduced_s + hand_over_s(shape, wide, here, source, back)
     summed = local_bytes(shape, wide, compute, mesh)
-    return GuestPrice(first_s, last_s, copy + summed, summed)
+    return TiedReplicaPrice(first_s, last_s, copy + summed, summed)
 
 
 def gradient_bytes(value: Value, plan: ParameterPlan, mesh: Mesh, setting: Setting) -> int:
@@ -52,4 +52,6 @@ def gradient_bytes(value: Value, plan: ParameterPlan, mesh: Mesh, setting: Setti
     shape, wide = value.type.sizes, ITEM_BYTES[plan.dtype]
     stored = local_bytes(shape, wide, Layout.parse(plan.storage), mesh)
     summed = local_bytes(shape, wide, Layout.parse(plan.compute), mesh)
-    return stored + (summed if setting.microbatches > 1 and summed != stored and not plan.scatter else 0)
+    return stored + (
+        summed if setting.microbatches > 1 and summed != stored and not plan.reduce_scatter_every_microbatch else 0
+    )
