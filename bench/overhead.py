@@ -84,7 +84,7 @@ def rank_main(told: dict[str, Any]) -> int:
     import torch.distributed as dist
 
     from meshwright.models.reference import parse_reference
-    from meshwright.runtime.job.launch import end_with_parent
+    from meshwright.runtime.job.tether import end_with_parent
 
     end_with_parent()
     torch.set_num_threads(1)

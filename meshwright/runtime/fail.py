@@ -26,7 +26,7 @@ class LostError(RunError):
 
 def tell(error: BaseException) -> int:
     """Print the error unless another rank has told of one; returns the exit code."""
-    lost = isinstance(error, LostError) or (not isinstance(error, MeshwrightError) and is_lost(error))
+    lost = isinstance(error, LostError) or is_lost(error)
     if not lost and _first():
         text = str(error) if isinstance(error, MeshwrightError) else f"{type(error).__name__}: {error}"
         print(f"meshwright: {text}", file=sys.stderr, flush=True)
@@ -35,10 +35,31 @@ def tell(error: BaseException) -> int:
     return LOST if lost else REFUSED
 
 
+GONE = (
+    # gloo
+    "connection closed by peer", "connection reset", "connection was", "broken pipe", "socket", "connect timeout",
+    "timed out waiting", "application timeout",
+    # NCCL, and torch's watchdog over it
+    "ncclremoteerror", "remote process exited", "remote process exiting", "nccl communicator was aborted",
+    "watchdog caught collective operation timeout", "some nccl operations have failed or timed out",
+    "connection refused",
+    # the job's store
+    "failed to recv", "recvvalue failed", "sendbytes failed", "recvbytes failed", "wait timeout",
+)  # fmt: skip
+"""What the backends say where a peer went away, in lower case."""
+OWN = ("ncclinvalidusage", "ncclinvalidargument", "ncclunhandledcudaerror", "out of memory", "duplicate gpu")
+"""What NCCL says of faults of this rank's own, though the same message may name a socket."""
+
+
 def is_lost(error: BaseException) -> bool:
     """A collective failed because a peer went: whoever started the ranks knows which."""
-    words = ("Connection closed by peer", "Connection reset", "connection was", "Broken pipe", "Socket")
-    return isinstance(error, RuntimeError) and any(word.lower() in str(error).lower() for word in words)
+    if isinstance(error, MeshwrightError) or not isinstance(error, RuntimeError | ConnectionError):
+        return False
+    text = str(error).lower()
+    if any(word in text for word in OWN):
+        return False
+    known = isinstance(error, ConnectionError | dist.DistNetworkError)
+    return known or any(word in text for word in GONE)
 
 
 def _first() -> bool:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import socket
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from meshwright.errors import RunError
-from meshwright.runtime.job.launch import launch
+from meshwright.runtime.job.launch import _store, launch
 
 RANK = """
-import os, sys, time
+import ctypes, os, signal, sys, time
 from pathlib import Path
-from meshwright.runtime.job.launch import end_with_parent
-end_with_parent()
 Path(sys.argv[1], os.environ["RANK"]).write_text(str(os.getpid()))
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    time.sleep(60)
+if sys.argv[2] == "native":
+    ctypes.PyDLL(None).sleep(60)  # holds the interpreter's lock, as an import of a large library does
 while not Path(sys.argv[1], "go").exists():
     time.sleep(0.05)
 if os.environ["RANK"] == "1":
@@ -63,18 +66,114 @@ def test_a_failing_rank_is_named_and_ends_the_rest(rank_module: Path) -> None:
     with ThreadPoolExecutor(1) as watcher:  # both ranks are seen alive before one of them fails
         ranks = watcher.submit(let_go, rank_module)
         with pytest.raises(RunError, match="rank 1 of 2 ended with code 3"):
-            launch("a_rank", [str(rank_module)], 2)
+            launch("a_rank", [str(rank_module), "plain"], 2)
     assert not any(alive(process) for process in ranks.result())
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_no_rank_outlives_its_launcher(rank_module: Path, how: signal.Signals) -> None:
-    script = f"from meshwright.runtime.job.launch import launch; launch('a_rank', [{str(rank_module)!r}], 2)"
-    launcher = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
-    ranks = wait_for(rank_module, 2)
-    launcher.send_signal(how)
-    launcher.wait(20)
+def launcher(folder: Path, what: str, *, ignored: tuple[int, ...] = (), timeout_s: float = 600.0) -> int:
+    """A launcher of two ranks, in a copy of this process: importing torch again takes seconds."""
+    warnings.simplefilter("ignore", DeprecationWarning)
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+        errors = os.open(folder / "errors", os.O_WRONLY | os.O_CREAT)
+        os.dup2(errors, 2)
+        launch("a_rank", [str(folder), what], 2, timeout_s)
+    except KeyboardInterrupt:
+        code = 130
+    except RunError as error:
+        os.write(2, str(error).encode())
+        code = 2
+    finally:
+        os._exit(code)
+
+
+def end_of(process: int, within_s: float) -> int:
+    """Its exit code."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(process, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    raise AssertionError(f"the launcher has not ended after {within_s} s")
+
+
+def check_gone(ranks: list[int]) -> None:
     deadline = time.monotonic() + 10
     while any(alive(process) for process in ranks):
         assert time.monotonic() < deadline, "a rank is still running 10 s after its launcher"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("what", ["plain", "native"])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_no_rank_outlives_its_launcher(rank_module: Path, how: signal.Signals, what: str) -> None:
+    started = launcher(rank_module, what)
+    ranks = wait_for(rank_module, 2)
+    os.kill(started, how)
+    assert end_of(started, 10) == (130 if how == signal.SIGTERM else -signal.SIGKILL)
+    check_gone(ranks)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("ignored", [(), (signal.SIGINT,)], ids=["heard", "ignored"])
+def test_ranks_that_start_leave_quietly(rank_module: Path, how: signal.Signals, ignored: tuple[int, ...]) -> None:
+    """Also where the shell ignores Ctrl-C, as it does for what runs in the background; at once, whatever ranks do."""
+    started = launcher(rank_module, "plain", ignored=ignored)
+    if how == signal.SIGINT:
+        wait_for(rank_module, 1)
+    else:
+        time.sleep(0.05)
+    os.kill(started, how)
+    assert end_of(started, 10) in (130, -how), "before it listens the signal ends it"
+    assert (rank_module / "errors").read_text() == ""
+
+
+def test_what_nohup_keeps_away_does_not_end_a_job(rank_module: Path) -> None:
+    started = launcher(rank_module, "plain", ignored=(signal.SIGHUP,))
+    wait_for(rank_module, 2)
+    os.kill(started, signal.SIGHUP)
+    time.sleep(0.5)
+    assert os.waitpid(started, os.WNOHANG) == (0, 0)
+    os.kill(started, signal.SIGTERM)
+    assert end_of(started, 10) == 130
+
+
+def test_a_second_ctrl_c_ends_at_once(rank_module: Path) -> None:
+    started = launcher(rank_module, "deaf")
+    ranks = wait_for(rank_module, 2)
+    time.sleep(0.3)
+    os.kill(started, signal.SIGINT)
+    time.sleep(0.5)
+    assert os.waitpid(started, os.WNOHANG) == (0, 0), "the ranks may be saving"
+    os.kill(started, signal.SIGINT)
+    assert end_of(started, 5) == 130
+    check_gone(ranks)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stands_still_is_named(rank_module: Path, rank: int) -> None:
+    started = launcher(rank_module, "plain", timeout_s=3)
+    ranks = wait_for(rank_module, 2)
+    os.kill(ranks[rank], signal.SIGSTOP)
+    assert end_of(started, 13) == 2
+    error = (rank_module / "errors").read_text()
+    assert f"rank {rank} of 2 on {socket.gethostname()} stands still" in error
+    assert "since `starting`" in error
+    check_gone(ranks)
+
+
+def test_the_jobs_store_is_reached_from_this_machine_alone() -> None:
+    with _store() as port:
+        held = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines() if f":{port:04X} " in line]
+        assert "0100007F:" + f"{port:04X}" in held
+        assert not any(address.startswith("00000000") for address in held)
+        every = Path("/proc/net/tcp6")
+        assert not every.exists() or f":{port:04X} 0000" not in every.read_text()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from meshwright.errors import MeshwrightError, RunError, counted
 from meshwright.models.arguments import add_model_arguments, reference_of
 from meshwright.runtime.job.options import check_against, check_options, check_places
+from meshwright.runtime.job.tether import INTERRUPTED
 
 BATCH = 8
-INTERRUPTED = 130
 
 if TYPE_CHECKING:
     from meshwright.cluster import Cluster
@@ -57,11 +57,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from meshwright.runtime.job.launch import ToldError, launch
-    from meshwright.runtime.job.worker import Job
+    from meshwright.runtime.job.launch import stoppable
 
     if "RANK" in os.environ:
         return _join(args)
+    with stoppable():
+        return _start(args)
+
+
+def _start(args: argparse.Namespace) -> int:
+    """On local processes."""
+    from meshwright.runtime.job.launch import ToldError, launch
+    from meshwright.runtime.job.worker import Job
+    from meshwright.runtime.watch import default_timeout_s
+
     check_options(args)
     check_places(args)
     plan = _plan(args, args.nproc, None)
@@ -70,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
         plan.save(saved)
         job = Job(str(saved), args.steps, args.lr, args.seed, str(result), args.json == "-", *_rest(args))
         try:
-            launch("meshwright.runtime.job.worker", job.arguments(), plan.world_size)
+            wait_s = args.timeout or default_timeout_s()
+            launch("meshwright.runtime.job.worker", job.arguments(), plan.world_size, wait_s)
         except ToldError:
             return 2
         except RunError as error:
@@ -99,14 +109,18 @@ def _join(args: argparse.Namespace) -> int:
 
     from meshwright.plan import Plan
     from meshwright.runtime.fail import tell
+    from meshwright.runtime.job.tether import end_with_parent
     from meshwright.runtime.job.worker import Job, train
+    from meshwright.runtime.meet import join
+    from meshwright.runtime.watch import default_timeout_s
 
+    end_with_parent()
     try:
         check_options(args)
         check_places(args)
         cluster = _measured(args)
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            join("nccl" if torch.cuda.is_available() else "gloo", args.timeout or default_timeout_s())
         made: list[Any] = [None]
         if dist.get_rank() == 0:
             try:

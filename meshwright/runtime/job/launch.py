@@ -1,21 +1,36 @@
-"""Local processes for a run: started together, watched together, ended together."""
+"""Local processes for a run: started together, watched together, ended together.
+
+The launcher keeps the job's store, on the loopback interface: no rank that stands still takes it away from the
+others. Ranks tell it where they are twice a second (`tether`); one that says nothing for too long is named.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 from meshwright.errors import RunError
+from meshwright.runtime.job.tether import BEATS, LAUNCHER, STOPS
+from meshwright.runtime.seal import KEY
 
-GRACE_S = 5.0
+GRACE_S = 2.0
+"""How long ranks may take to leave once one of them has failed."""
 SAVING_S = 120.0
 """How long ranks may take to save and leave after Ctrl-C."""
+SILENT_S = 5.0
+"""After Ctrl-C, how long a rank may say nothing: it would not save."""
+LATER_S = 2.0
+"""How much longer than the ranks the launcher waits: they know more."""
+POLL_S = 0.05
 
 LOST = 4
 """The exit code of a rank whose peers are gone: not the one to blame."""
@@ -29,56 +44,152 @@ class ToldError(RunError):
     """A rank ended with a message of its own: no other is needed."""
 
 
-def launch(module: str, arguments: Sequence[str], processes: int) -> None:
+class FailedError(RunError):
+    """Ranks ended, or stood still, for no reason that one of them could tell. ranks: which were to blame."""
+
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A started rank, and what it last said of itself."""
+
+    process: subprocess.Popen[bytes]
+    pipe: int
+    place: str = "starting"
+    heard_s: float = field(default_factory=time.monotonic)
+
+    def listen(self) -> None:
+        with suppress(BlockingIOError):
+            while read := os.read(self.pipe, 1 << 16):
+                self.heard_s = time.monotonic()
+                self.place = read.decode(errors="replace").rstrip("\n").rpartition("\n")[2]
+
+    def kill(self) -> None:
+        """The rank and what it started: each has a session of its own."""
+        with suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self.pipe)
+
+
+class _Asked:
+    """How often the job was asked to end."""
+
+    count = 0
+
+    def ask(self, number: int, frame: object) -> None:
+        self.count += 1
+
+
+def launch(module: str, arguments: Sequence[str], processes: int, timeout_s: float = 600.0) -> None:
     """`python -m module arguments...` on each of n ranks, with torchrun's environment; the first failure ends all.
 
-    Ctrl-C, or a polite end by others, is handed on to the ranks, which may save before they leave.
+    SIGINT, SIGTERM and SIGHUP are handed on to the ranks, which may save before they leave; KeyboardInterrupt is
+    raised when they have. A second one ends them at once. A rank that says nothing for timeout_s ends all.
     """
-    port = _free_port()
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    children = [_start(module, arguments, rank, processes, port) for rank in range(processes)]
+    ranks: list[_Rank] = []
+    with _listening() as asked, _store() as port:
+        try:
+            for rank in range(processes):
+                if not asked.count:
+                    ranks.append(_start(module, arguments, rank, processes, port))
+            _watch(ranks, asked, timeout_s)
+        except _AskedError:
+            _hand_on(ranks, asked)
+            raise KeyboardInterrupt from None
+        finally:
+            for one in ranks:
+                one.kill()
+
+
+class _AskedError(Exception):
+    """The job is to end."""
+
+
+@contextmanager
+def _listening() -> Iterator[_Asked]:
+    """Signals that end a job are counted; those that `nohup` keeps away stay away."""
+    asked = _Asked()
+    wanted = [number for number in STOPS if not (number == signal.SIGHUP and _ignored(number))]
+    before = {number: signal.signal(number, asked.ask) for number in wanted}
     try:
-        _watch(children)
-    except KeyboardInterrupt:
-        _hand_on(children)
-        raise
+        yield asked
     finally:
-        for child in children:
-            if child.poll() is None:
-                child.terminate()
-        _reap(children)
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    """A polite end (timeout, a scheduler) is treated like Ctrl-C: the ranks go too."""
-    raise KeyboardInterrupt
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Before ranks are started: signals that end a job are Ctrl-C, whether the shell ignores it or not."""
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+        raise KeyboardInterrupt
+
+    wanted = [number for number in STOPS if not (number == signal.SIGHUP and _ignored(number))]
+    before = {number: signal.signal(number, interrupt) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _hand_on(children: list[subprocess.Popen[bytes]]) -> None:
-    for child in children:
-        if child.poll() is None:
-            child.send_signal(signal.SIGINT)
+def _ignored(number: int) -> bool:
+    return signal.getsignal(number) == signal.SIG_IGN
+
+
+@contextmanager
+def _store() -> Iterator[int]:
+    """The job's store, reached from this machine alone; its port."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(1024)
+    port: int = listener.getsockname()[1]
+    held = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    try:
+        yield port
+    finally:
+        del held
+
+
+def _hand_on(ranks: Sequence[_Rank], asked: _Asked) -> None:
+    """Ask the ranks to end, and wait until they have saved."""
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            rank.process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + SAVING_S
-    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
-        if any(child.poll() not in (None, 0) for child in children):
-            return  # one failed: the rest would wait for it
-        time.sleep(0.05)
+    while any(rank.process.poll() is None for rank in ranks) and time.monotonic() < deadline and asked.count < 2:
+        for rank in ranks:
+            rank.listen()
+        if any(rank.process.poll() not in (None, 0) for rank in ranks):
+            deadline = min(deadline, time.monotonic() + GRACE_S)  # one failed: the rest would wait for it
+        if any(rank.process.poll() is None and time.monotonic() - rank.heard_s > SILENT_S for rank in ranks):
+            return
+        time.sleep(POLL_S)
 
 
-def end_with_parent() -> None:
-    """Called on a rank: it ends when the launcher is gone, even if that was killed."""
-    parent = os.getppid()
+def _start(module: str, arguments: Sequence[str], rank: int, processes: int, port: int) -> _Rank:
+    heard, told = os.pipe()
+    os.set_blocking(heard, False)
+    command = [sys.executable, "-m", "meshwright.runtime.job.rank", module, *arguments]
+    # Signals wait until the rank has its handlers. A session of its own: the terminal's Ctrl-C reaches the launcher
+    # alone, which hands it on once.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        environment = _environment(rank, processes, port) | {BEATS: str(told)}
+        process = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=[told])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(told)
+    return _Rank(process, heard)
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _start(module: str, arguments: Sequence[str], rank: int, processes: int, port: int) -> subprocess.Popen[bytes]:
+def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
     environment = os.environ | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -86,21 +197,55 @@ def _start(module: str, arguments: Sequence[str], rank: int, processes: int, por
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        LAUNCHER: str(os.getpid()),
     }
+    environment.setdefault(KEY, _Key.text)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    # A session of their own: the terminal's Ctrl-C reaches the launcher alone, which hands it on once.
-    return subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment, start_new_session=True)
+    if any(name == "lo" for _, name in socket.if_nameindex()):  # nobody else is to reach them
+        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    return environment
 
 
-def _watch(children: list[subprocess.Popen[bytes]]) -> None:
+class _Key:
+    """What the ranks of a job sign with."""
+
+    text = secrets.token_hex(16)
+
+
+def _watch(ranks: Sequence[_Rank], asked: _Asked, timeout_s: float) -> None:
+    """Until all have ended well."""
+    looked_s = time.monotonic()
     while True:
-        codes = [child.poll() for child in children]
+        if asked.count:
+            raise _AskedError
+        codes = [rank.process.poll() for rank in ranks]
         if any(code not in (None, 0) for code in codes):
             time.sleep(0.5)  # a rank that was killed takes others with it: find the one to blame
-            raise blamed({rank: child.poll() for rank, child in enumerate(children)}, f" of {len(children)}")
+            raise blamed({number: rank.process.poll() for number, rank in enumerate(ranks)}, f" of {len(ranks)}")
         if all(code == 0 for code in codes):
             return
-        time.sleep(0.05)
+        paused_s, looked_s = time.monotonic() - looked_s, time.monotonic()
+        for rank in ranks:
+            if paused_s > 1.0:  # it was this process that stood still
+                rank.heard_s += paused_s
+            rank.listen()
+        _check_heard(ranks, timeout_s + LATER_S)
+        time.sleep(POLL_S)
+
+
+def _check_heard(ranks: Sequence[_Rank], most_s: float) -> None:
+    now_s = time.monotonic()
+    for number, rank in enumerate(ranks):
+        if now_s - rank.heard_s > most_s and rank.process.poll() is None:
+            error = FailedError(
+                f"rank {number} of {len(ranks)} on {socket.gethostname()} stands still: nothing was heard of it for "
+                f"{now_s - rank.heard_s:.0f} s, since `{rank.place}`",
+                "every rank to go on",
+                "see what stopped it; --timeout sets how long others wait",
+            )
+            error.ranks = (number,)
+            raise error
 
 
 def blamed(codes: Mapping[int, int | None], of: str = "") -> RunError:
@@ -108,23 +253,8 @@ def blamed(codes: Mapping[int, int | None], of: str = "") -> RunError:
     failed = [(rank, code) for rank, code in codes.items() if code not in (None, 0)]
     rank, code = min(failed, key=lambda found: (found[1] == LOST, (found[1] or 0) > 0, found[0]))
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-    return (ToldError if code in TOLD else RunError)(
-        f"rank {rank}{of} {how}", "every rank to finish", "see its message above, if it left one"
-    )
-
-
-def _reap(children: list[subprocess.Popen[bytes]]) -> None:
-    deadline = time.monotonic() + GRACE_S
-    for child in children:
-        try:
-            child.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    kind: Any = ToldError if code in TOLD else FailedError
+    error: RunError = kind(f"rank {rank}{of} {how}", "every rank to finish", "see its message above, if it left one")
+    if isinstance(error, FailedError):
+        error.ranks = tuple(number for number, found in failed if found == code)
+    return error

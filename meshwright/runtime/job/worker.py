@@ -18,8 +18,8 @@ from meshwright.models.reference import Reference, parse_reference
 from meshwright.plan import Plan
 from meshwright.runtime.fail import tell
 from meshwright.runtime.job.data import BuiltIn
-from meshwright.runtime.job.launch import end_with_parent
 from meshwright.runtime.job.progress import Progress
+from meshwright.runtime.job.tether import STOPS
 from meshwright.runtime.state.checkpoint import load, save
 from meshwright.runtime.state.loader import Loader, loader
 from meshwright.runtime.step.ranges import ranges_of
@@ -124,12 +124,14 @@ class Stop:
 
     def __init__(self, trainer: Trainer) -> None:
         self.watch, self.asked = trainer.watch, torch.zeros((), device=trainer.device)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
+        for number in STOPS:
+            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # `nohup` keeps that away
+                signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: object) -> None:
         self.asked.fill_(1)
-        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+        for each in STOPS:
+            signal.signal(each, signal.SIG_DFL)  # a second one ends it at once
 
     def agreed(self) -> bool:
         found = self.asked.clone()
@@ -140,7 +142,6 @@ class Stop:
 
 def main() -> int:
     job = Job(**json.loads(sys.argv[1]))
-    end_with_parent()
     try:
         found = train(job)
         if dist.get_rank() == 0:
