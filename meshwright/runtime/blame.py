@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from meshwright.runtime.fail import LostError, is_lost
+from meshwright.runtime.seal import opened, sealed
 
 HEARD_S = 2.5
 """How long a rank that fails stays for the others to hear why: the store may go with it."""
-PATIENCE_S = 5.0
+PATIENCE_S = 10.0
 """How long ranks wait for one that failed and has neither ended nor gone on."""
 
 _KEY = "fault"
@@ -56,7 +57,7 @@ class Blame:
         missed = is_lost(error)
         with suppress(RuntimeError, dist.DistError):  # without the store nobody knows
             if not missed and not (self.listen() and self._stands()):
-                self._store.set(_KEY, str(Fault(self.rank, begun, str(error) or type(error).__name__)))
+                self._store.set(_KEY, sealed(_KEY, str(Fault(self.rank, begun, str(error) or type(error).__name__))))
             self._stay(self.listen)
             self._stay(self._all_heard)
         return self.lost() if missed else None
@@ -72,8 +73,9 @@ class Blame:
         """Whether a rank is known to have failed; that it is known here is told."""
         with self._lock:
             if self._store.check([_KEY]):
-                fault = Fault.parse(self._store.get(_KEY).decode())
-                if fault != self.fault:
+                told = opened(_KEY, self._store.get(_KEY))
+                fault = None if told is None else Fault.parse(told)
+                if fault is not None and fault != self.fault:
                     self.fault, self._since = fault, time.monotonic()
                     self._store.add(fault.heard, 1)
             return self.fault is not None

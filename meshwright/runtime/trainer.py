@@ -19,6 +19,7 @@ from meshwright.errors import RunError, counted, what_is
 from meshwright.plan import Instruction, Plan
 from meshwright.price.check import check_plan
 from meshwright.runtime.device import own_device
+from meshwright.runtime.meet import join
 from meshwright.runtime.step.batches import Batches, Index
 from meshwright.runtime.step.exchange import Exchange
 from meshwright.runtime.step.interpreter import Interpreter
@@ -240,7 +241,8 @@ def parallelize(
     """
     _check_given(model, plan)
     unit = check_unit(plan.compile if compile is None else compile)
-    _check_world(plan)
+    wait_s = default_timeout_s() if timeout_s is None else timeout_s
+    _check_world(plan, wait_s)
     place = own_device(device)
     found = weights_of(model, weights, seed, place, copy)
     mode = fake_mode()
@@ -252,7 +254,6 @@ def parallelize(
     check_plan(plan, program)
     found.check(program)
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
-    wait_s = default_timeout_s() if timeout_s is None else timeout_s
     return Trainer(found, plan, program, place, Settings(seed, wanted, wait_s, unit))
 
 
@@ -264,11 +265,11 @@ def _check_given(model: object, plan: object) -> None:
         raise RunError(f"{what_is(plan)} as the plan", "a Plan", "give what mw.plan or Plan.load gives")
 
 
-def _check_world(plan: Plan) -> None:
+def _check_world(plan: Plan, timeout_s: float) -> None:
     if not dist.is_initialized():
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         if "RANK" in os.environ:
-            dist.init_process_group(backend)
+            join(backend, timeout_s)
         else:
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     world = dist.get_world_size()

@@ -1,23 +1,21 @@
 """No hang: a rank that waits too long says for what, and which ranks are late; then it ends, and its launcher the rest.
 
 Every rank tells the job's store how many instructions it has begun. Ranks of a plan run the same list, so whoever has
-begun fewest is late. A rank that fails leaves word there too (`blame`): those that wait for it say which it was.
+begun fewest is late. A rank that fails leaves word there too (`blame`): those that wait for it say which it was. One
+that stands still is missed by its neighbours (`presence`).
 """
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import combinations, count
 from typing import Self
-from weakref import ref
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
@@ -26,13 +24,11 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from meshwright.cluster import FLAT
 from meshwright.layout.transport import ProcessTransport
 from meshwright.runtime.blame import Blame
+from meshwright.runtime.presence import presence_of
+from meshwright.runtime.seal import opened, sealed
 from meshwright.torch_compat import own_store
 
 TIMEOUT_S = 600.0
-LATE = 3
-"""The exit code of a rank that gave up waiting."""
-LAST_LOOK_S = 5.0
-"""How long the end of a process waits for its watch to come back from the store."""
 
 
 def default_timeout_s() -> float:
@@ -43,48 +39,37 @@ _NUMBERS = count()
 """Ranks make their trainers in the same order: the n-th of each watch each other."""
 
 
-def _watch(watch: ref[Watch], every_s: float, over: threading.Event) -> None:
-    while not over.wait(every_s):
-        found = watch()
-        if found is None:
-            return
-        found.look()
-        del found
-
-
-def _rest(over: threading.Event, thread: threading.Thread) -> None:
-    """A thread that comes back from the store while the interpreter goes down would take the whole process with it."""
-    over.set()
-    thread.join(LAST_LOOK_S)
-
-
 class Watch:
-    """One rank's clock. `at` is called with each thing begun; a thread compares it with the other ranks'."""
+    """One rank's clock. `at` is called with each thing begun; it is compared with the other ranks'."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s, self.count, self.op, self.busy = timeout_s, 0, "", False
         self.what: object = "starting"
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self._since = time.monotonic()
+        self.since_s = time.monotonic()
         self._published = ""
+        self._told: dict[int, tuple[int, str]] = {}
+        self._lost = ""
         self.blame: Blame | None = None
         if self.world > 1 and timeout_s > 0:
             self._store: Store = own_store(f"meshwright/watch/{next(_NUMBERS)}")
             self._store.set_timeout(timedelta(seconds=max(5.0, timeout_s / 4)))
             self.blame = Blame(self._store, self.rank, self.world, partial(_begun, self._store))
             self._publish()
-            over = threading.Event()
-            every_s = min(1.0, timeout_s / 5)
-            thread = threading.Thread(target=_watch, args=(ref(self), every_s, over), daemon=True)
-            thread.start()
-            atexit.register(_rest, over, thread)
+            self._presence = presence_of(timeout_s)
+            self._presence.watches.add(self)
 
     def at(self, what: object) -> None:
-        self.count, self.what, self.busy, self._since = self.count + 1, what, True, time.monotonic()
+        self.count, self.what, self.busy, self.since_s = self.count + 1, what, True, time.monotonic()
+
+    def place(self) -> str:
+        """What this rank is at."""
+        return f"{self.what}" + (f", {self.op}" if self.op else "")
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
         """A thing that ranks do together: where one fails, the others raise LostError, which names it."""
+        outside = (self.what, self.busy) if self.busy else ("between steps", False)
         self.at(what)
         try:
             yield
@@ -94,67 +79,72 @@ class Watch:
                 raise
             raise lost from None
         finally:
-            self.what, self.busy = "between steps", False
+            self.what, self.busy = outside
+            self.since_s = time.monotonic()
 
-    def look(self) -> None:
-        """Tell the others where this rank is; give up where it has waited too long."""
-        with suppress(RuntimeError, dist.DistError):  # the store goes with rank 0: the clock tells
-            self._publish()
-            if self.blame is not None and self.blame.overdue() and self.busy:
-                self._end(str(self.blame.lost()))
-        if self.busy and time.monotonic() - self._since > self.timeout_s:
-            self._give_up()
+    def talk(self) -> None:
+        """Tell the others where this rank is, and hear whether one of them has failed. May wait for the store."""
+        self._publish()
+        if self.blame is not None and self.blame.overdue() and self.busy:
+            self._lost = str(self.blame.lost())
+        if self.busy and time.monotonic() - self.since_s > self.timeout_s / 2:  # so that it is known when it is told
+            self._told = {rank: _told(self._store, rank) for rank in range(self.world) if rank != self.rank}
+
+    def tick(self, paused_s: float) -> None:
+        """Give up where this rank has waited too long; it waits for nobody here."""
+        self.since_s += paused_s
+        if self._lost and self.busy:
+            self._presence.give_up(self._lost)
+        if self.busy and time.monotonic() - self.since_s > self.timeout_s:
+            self._presence.give_up(self.report())
 
     def _publish(self) -> None:
-        text = f"{self.count} {self.what}"
+        text = f"{self.count} {self.place()}"
         if self._published != text:
-            self._store.set(str(self.rank), text)
+            name = str(self.rank)
+            self._store.set(name, sealed(name, text))
             self._published = text
-
-    def _give_up(self) -> None:
-        self._end(self.report())
-
-    def _end(self, message: str) -> None:
-        try:
-            first = self._store.add("told", 1) == 1
-        except (RuntimeError, dist.DistError):
-            first = True
-        if first:
-            print(f"meshwright: {message}", file=sys.stderr, flush=True)
-        os._exit(LATE)
 
     def report(self) -> str:
         """What this rank waits for, and for whom."""
-        for_what = f"`{self.what}`" + (f", {self.op}" if self.op else "")
-        lines = [f"rank {self.rank} has waited {self.timeout_s:.0f} s in {for_what}"]
-        others = {rank: _told(self._store, rank) for rank in range(self.world) if rank != self.rank}
+        here = f"rank {self.rank}{self._presence.host_of(self.rank)}"
+        lines = [f"{here} has waited {self.timeout_s:.0f} s in `{self.what}`" + (f", {self.op}" if self.op else "")]
+        others = self._told or {rank: _UNHEARD for rank in range(self.world) if rank != self.rank}
         least = min(count for count, _ in others.values())
         if str(self.what).startswith("stage "):  # stages run lists of their own: their counts say nothing of each other
-            lines.append(f"the others: {', '.join(f'rank {rank} ({what})' for rank, (_, what) in others.items())}")
+            lines.append(f"the others: {', '.join(self._named(rank, what) for rank, (_, what) in others.items())}")
         elif least >= self.count:
             lines.append("no rank is behind: the network between them may be gone")
         else:
-            late = [f"rank {rank} ({what})" for rank, (count, what) in others.items() if count == least]
+            late = [self._named(rank, what) for rank, (count, what) in others.items() if count == least]
             lines.append(f"late: {', '.join(late)}")
         lines.append("to do: see what these ranks do; MESHWRIGHT_TIMEOUT_S sets how long others wait")
         return "\n  ".join(lines)
+
+    def _named(self, rank: int, what: str) -> str:
+        return f"rank {rank}{self._presence.host_of(rank)} ({what})"
+
+
+_UNHEARD = (-1, "it does not answer")
 
 
 def _told(store: Store, rank: int) -> tuple[int, str]:
     """How much a rank has begun, and what it is at."""
     try:
-        count, _, what = store.get(str(rank)).decode().partition(" ")
+        text = opened(str(rank), store.get(str(rank))) if store.check([str(rank)]) else None
     except (RuntimeError, dist.DistError):
-        return -1, "it does not answer"
-    return int(count), f"at `{what}`"
+        return _UNHEARD
+    count, _, what = (text or "").partition(" ")
+    return (int(count), f"at `{what}`") if count.isdecimal() else _UNHEARD
 
 
 def _begun(store: Store, rank: int) -> int:
     return _told(store, rank)[0]
 
 
-_SHARED: dict[tuple[int, str, tuple[int, ...], tuple[int, ...]], ProcessTransport] = {}
-"""Groups by default group, purpose, ranks and mesh sizes: trainers of one process share them."""
+Key = tuple[str, tuple[int, ...], tuple[int, ...]]
+_SHARED: WeakKeyDictionary[dist.ProcessGroup, dict[Key, ProcessTransport]] = WeakKeyDictionary()
+"""Of a world, groups by purpose, ranks and mesh sizes: trainers of one process share them."""
 
 
 class WatchedTransport(ProcessTransport):
@@ -172,14 +162,17 @@ class WatchedTransport(ProcessTransport):
 
         Every process must call this.
         """
-        key = (id(dist.group.WORLD), purpose, tuple(ranks.flatten().tolist()), tuple(ranks.shape))
+        world = dist.group.WORLD
+        assert world is not None
+        key: Key = (purpose, tuple(ranks.flatten().tolist()), tuple(ranks.shape))
         numbers = range(ranks.ndim)
-        if key not in _SHARED:
-            _SHARED[key] = ProcessTransport.from_ranks(ranks, [str(number) for number in numbers])
-        if dist.get_rank() not in key[2]:
+        groups = _SHARED.setdefault(world, {})
+        if key not in groups:
+            groups[key] = ProcessTransport.from_ranks(ranks, [str(number) for number in numbers])
+        if dist.get_rank() not in key[1]:
             return None
         subsets = [chosen for length in numbers for chosen in combinations(numbers, length + 1)]
-        made = _SHARED[key]
+        made = groups[key]
         return cls({FLAT.join(names[i] for i in some): made.group(FLAT.join(map(str, some))) for some in subsets})
 
     @contextmanager

@@ -20,7 +20,7 @@ dist.get_world_size = lambda: 2
 
 
 class Asking(Watch):
-    def look(self) -> None:
+    def talk(self) -> None:
         with suppress(dist.DistError):
             store.wait(["never"], timedelta(milliseconds=5))
 

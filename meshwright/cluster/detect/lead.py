@@ -49,7 +49,7 @@ def detect(
             "a GPU per rank for NCCL",
             "start fewer ranks, or use --backend gloo",
         )
-    store = _join(rank, world, timeout_s)
+    store = meet(rank, world, timeout_s)
     if backend == "nccl":
         torch.cuda.set_device(local_rank)
     dist.init_process_group(
@@ -85,8 +85,8 @@ def _lead(prober: StoreProber, backend: str, say: Callable[[str], None]) -> Clus
         prober.stop()
 
 
-def _join(rank: int, world: int, timeout_s: float) -> Store:
-    """Meet at the store; a rank that does not come is named, with the hosts of those that did."""
+def meet(rank: int, world: int, timeout_s: float, what: str = "detection") -> Store:
+    """Meet at the store; a rank that does not come is named, with the hosts of those that did. what: the purpose."""
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     if world == 1 and "MASTER_ADDR" not in os.environ:
@@ -98,12 +98,12 @@ def _join(rank: int, world: int, timeout_s: float) -> Store:
             "start the job with torchrun",
         )
     store = _open_store(rank, timedelta(seconds=timeout_s))
-    store.set(f"joined/{rank}", socket.gethostname())
-    missing = _missing(store, world, timeout_s)
+    store.set(f"joined/{what}/{rank}", socket.gethostname())
+    missing = _missing(store, world, timeout_s, what=what)
     if missing:
-        here = {other: store.get(f"joined/{other}").decode() for other in range(world) if other not in missing}
+        here = {other: store.get(f"joined/{what}/{other}").decode() for other in range(world) if other not in missing}
         raise ClusterError(
-            f"rank {', rank '.join(map(str, missing))} did not join detection within {timeout_s:.0f} s",
+            f"rank {', rank '.join(map(str, missing))} did not join {what} within {timeout_s:.0f} s",
             f"{world} ranks; these came: " + ", ".join(f"rank {r} on {name}" for r, name in here.items()),
             "start every rank, or give a longer --timeout",
         )
@@ -132,19 +132,23 @@ def _open_store(rank: int, limit: timedelta) -> Store:
     return namespaced
 
 
-def _missing(store: Store, world: int, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> list[int]:
+def _missing(
+    store: Store, world: int, timeout_s: float, clock: Callable[[], float] = time.monotonic, what: str = "detection"
+) -> list[int]:
     """Ranks that have not come when the time is up; all of them together get that time."""
     deadline = clock() + timeout_s
     return [
-        rank for rank in range(world) if not _arrived(store, rank, timedelta(seconds=max(0.01, deadline - clock())))
+        rank
+        for rank in range(world)
+        if not _arrived(store, f"joined/{what}/{rank}", timedelta(seconds=max(0.01, deadline - clock())))
     ]
 
 
-def _arrived(store: Store, rank: int, limit: timedelta) -> bool:
+def _arrived(store: Store, key: str, limit: timedelta) -> bool:
     import torch.distributed as dist
 
     try:
-        store.wait([f"joined/{rank}"], limit)
+        store.wait([key], limit)
     except dist.DistError:
         return False
     return True

@@ -66,12 +66,22 @@ def save(
     """
     root, name = Path(folder), f"step-{trainer.steps:06d}"
     scratch = root / f".saving-{name}"
-    on_first(lambda: begin(root, scratch), f"{root} cannot be written")
-    tensors = _model_tensors(trainer) | _optimizer_tensors(trainer, optimizer)
     with trainer.watch.during("save"):
+        on_first(lambda: begin(root, scratch), f"{root} cannot be written")
+        tensors = _model_tensors(trainer) | _optimizer_tensors(trainer, optimizer)
         writer = SummedWriter(scratch)
         agreed(lambda: write_tensors(tensors, storage_writer=writer), f"{root} to have room and be written")
-    summary = {
+        trainer.watch.at("save: the summary")
+        summary = _summary(trainer, optimizer, loader, extra or {})
+        on_first(lambda: complete(scratch, root / name, summary, keep), f"{root / name} cannot be written")
+    return root / name
+
+
+def _summary(
+    trainer: Trainer, optimizer: torch.optim.Optimizer, loader: Stateful | None, extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a checkpoint says of itself."""
+    return {
         "step": trainer.steps,
         "seed": trainer.seed,
         "model": trainer.plan.model,
@@ -83,10 +93,8 @@ def save(
         "numbers": [row for rows in _of_stages(trainer, _optimizer_numbers(trainer, optimizer)) for row in rows],
         "random": base64.b64encode(bytes(torch.get_rng_state().tolist())).decode(),
         "loader": loader.state_dict() if loader is not None else None,
-        "extra": _plain(extra or {}),
+        "extra": _plain(extra),
     }
-    on_first(lambda: complete(scratch, root / name, summary, keep), f"{root / name} cannot be written")
-    return root / name
 
 
 def load(
