@@ -11,11 +11,28 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx
 
 from meshwright.cost.traced.storage import is_view
 
 aten = torch.ops.aten
+
+
+def group_norm(x: Tensor, *rest: Any) -> Any:
+    """`native_group_norm`, which reads memory in order, of a value that may lie otherwise than it was traced."""
+    return torch.native_group_norm(_in_order(x, x), *rest)
+
+
+def group_norm_backward(gradient: Tensor, x: Tensor, *rest: Any) -> Any:
+    lies = _in_order(x, x)
+    return aten.native_group_norm_backward(_in_order(gradient, lies), lies, *rest)
+
+
+def _in_order(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor in rows, or channels last where `like` lies so."""
+    images = not like.is_contiguous() and like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    return tensor.contiguous(memory_format=torch.channels_last if images else torch.contiguous_format)
+
 
 QUICK: dict[object, Callable[..., Any]] = {
     aten.add.Tensor: torch.add,
@@ -29,6 +46,8 @@ QUICK: dict[object, Callable[..., Any]] = {
     aten.gelu.default: F.gelu,
     aten.mm.default: torch.mm,
     aten.mul.Tensor: torch.mul,
+    aten.native_group_norm.default: group_norm,
+    aten.native_group_norm_backward.default: group_norm_backward,
     aten.native_layer_norm.default: torch.native_layer_norm,
     aten.neg.default: torch.neg,
     aten.permute.default: torch.permute,
@@ -41,7 +60,7 @@ QUICK: dict[object, Callable[..., Any]] = {
     aten.transpose.int: torch.transpose,
     aten.unsqueeze.default: torch.unsqueeze,
 }
-"""Functions that call the same op, with the same arguments."""
+"""Functions that call the same op, with the same arguments (in order in memory, where the op relies on it)."""
 
 
 def plainly(graph: fx.Graph) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from captures import capture
 from graph_arguments import arguments
@@ -35,6 +37,23 @@ def test_views_that_change_nothing_are_left_out() -> None:
     code = run.__self__.code  # type: ignore[attr-defined]
     assert (code.count("torch.reshape("), code.count("torch.mm(")) == (1, 2)
     assert not [call for call in ("detach", "torch.t(", "torch.ops") if call in code]
+
+
+def test_group_norm_takes_values_that_lie_otherwise_than_traced() -> None:
+    """Its kernels read memory in order; backward's does not even check."""
+    graph = fx.Graph()
+    gradient, x, weight = (graph.placeholder(name) for name in ("gradient", "x", "weight"))
+    sizes = (2, 6, 4, 3)
+    norm = graph.call_function(aten.native_group_norm.default, (x, weight, None, *sizes[:2], 4, 3, 1e-5))
+    _, mean, rstd = (graph.call_function(operator.getitem, (norm, index)) for index in range(3))
+    args = (gradient, x, mean, rstd, weight, *sizes[:2], 4, 3, [True, True, True])
+    back = graph.call_function(aten.native_group_norm_backward.default, args)
+    graph.output(tuple(graph.call_function(operator.getitem, (back, index)) for index in range(3)))
+    module = fx.GraphModule({}, graph)
+    run = boxed(module)
+    plain = (torch.randn(2, 6, 4), torch.randn(2, 6, 4), torch.randn(6))
+    turned = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in plain[:2]]
+    torch.testing.assert_close(run([*turned, plain[2]]), module(*plain), rtol=1e-5, atol=1e-6)
 
 
 class Heard:
