@@ -8,6 +8,7 @@ storage and need not wait for each other become one kernel, so that all they rea
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, fx
@@ -43,7 +44,7 @@ def peak_bytes(
     for storage, reader in last.items():
         ending.setdefault(order[reader], []).append(storage)
     nodes = sorted((node for node in order if node.op == "call_function"), key=order.__getitem__)
-    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+    for node, following in zip_longest(nodes, nodes[1:]):
         for made in _made(node, costs, results):
             if made in added and made.target is torch.ops.aten.mm.default and len(made.users) == 1:
                 continue  # only the output reads it
