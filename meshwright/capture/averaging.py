@@ -47,7 +47,9 @@ def averaging(program: Program) -> Averaging:
 
 
 def comes_apart(program: Program) -> bool:
-    """Whether the loss of a batch follows from those of its parts."""
+    """Whether the loss of a batch follows from those of its parts, which the Program can be had for."""
+    if not program.batch_varies:
+        return False
     try:
         averaging(program)
     except PlanError:
