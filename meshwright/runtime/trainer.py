@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
-from meshwright.errors import RunError, counted, what_is
+from meshwright.errors import RunError, what_is
 from meshwright.plan import Instruction, Plan
 from meshwright.price.check import check_plan
 from meshwright.runtime.device import own_device
-from meshwright.runtime.meet import join
+from meshwright.runtime.outputs import Loss, arguments, caster, eval_mode, shared_out
 from meshwright.runtime.step.batches import Batches, Index
 from meshwright.runtime.step.exchange import Exchange
 from meshwright.runtime.step.interpreter import Interpreter
@@ -31,9 +31,11 @@ from meshwright.runtime.step.units import check_unit
 from meshwright.runtime.watch import Watch, default_timeout_s
 from meshwright.runtime.weights.adoption import Adopted, Cut, places_of, settled
 from meshwright.runtime.weights.clip import clip_gradients
+from meshwright.runtime.weights.gathering import Forward, Gathering
 from meshwright.runtime.weights.optimizers import expect_optimizer
 from meshwright.runtime.weights.sources import Weights, weights_of
 from meshwright.runtime.weights.stepping import Stepping
+from meshwright.runtime.world import check_alike, check_device, join_world
 from meshwright.schedule.of_plan import forward_only, plan_lists
 from meshwright.torch_compat import fake_mode, fake_tensor
 
@@ -47,6 +49,7 @@ class Settings:
     debug: bool = False
     timeout_s: float = 0.0
     unit: str = ""
+    loss: Loss = None
 
 
 class Trainer:
@@ -59,7 +62,7 @@ class Trainer:
         self, weights: Weights, plan: Plan, program: Program, device: torch.device, settings: Settings
     ) -> None:
         self.plan, self.program, self.device = plan, program, device
-        self.seed, self.debug, self.steps = settings.seed, settings.debug, 0
+        self.seed, self.debug, self.steps, self._loss = settings.seed, settings.debug, 0, settings.loss
         self.watch = Watch(settings.timeout_s)
         self.stage = plan.stage_at(dist.get_rank()) if len(plan.stages) > 1 else 0
         self.instructions = plan_lists(plan, program)[self.stage]
@@ -82,6 +85,8 @@ class Trainer:
         self._stepping = Stepping(stored, old if weights.adopts else {}, () if weights.adopts else old.values())
         self._adopted = Adopted(self.model, self.program, stored, cuts)
         self._adopted.keep_buffers(self._interpreter.buffers)
+        self._gathering = Gathering(self._adopted, self.plan, self.program, self.device)
+        self.model.forward = Forward(self.model, self._gathering, caster(self.device, self.plan.precision))
         self._stepping.hand_over(cuts)
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -147,6 +152,30 @@ class Trainer:
         made. The batch, buffers and the optimizer's states are not among them."""
         return self._interpreter.live.peak_bytes
 
+    def __call__(self, batch: Batch) -> Any:
+        """The model's outputs for these samples, in eval mode, without gradients. Entries of the batch that are for the
+        loss function alone are left out.
+
+        Every rank calls it, with samples of its own or the same. Parameters are gathered layer by layer and used whole:
+        a rank computes its samples alone, whatever the plan splits.
+        """
+        with torch.no_grad(), eval_mode(self.model), self.watch.during("forward"):
+            return self.model(**arguments(self.model, batch, self._loss))
+
+    def predict(self, batch: Batch) -> Any:
+        """The same of a batch that all ranks are given alike: each runs its share of the rows and gets all outputs."""
+        given = arguments(self.model, batch, self._loss)
+        with torch.no_grad(), eval_mode(self.model), self.watch.during("predict"):
+            return shared_out(lambda part: self.model(**part), given)
+
+    def gathered(self) -> AbstractContextManager[nn.Module]:
+        """`with trainer.gathered() as model:` a plain model with whole weights, for `generate` and `save_pretrained`.
+
+        Every rank enters and leaves it, and holds all weights in between, on its device; save on one of them. Weights
+        that are changed inside are taken over: change them alike on every rank.
+        """
+        return self._gathering.everything()
+
     def data_slice(self) -> dict[str, Index]:
         """Which part of each tensor of the global batch this rank reads: `tensor[index]`; others it does not need.
 
@@ -156,7 +185,7 @@ class Trainer:
 
     def step(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """Forward and backward; returns the loss of the global batch. `batch`: this rank's slice, or the whole."""
-        self._adopted.check()
+        self._check_call("trainer.step")
         self._stepping.before()
         with torch.no_grad(), self.watch.during(f"step {self.steps}"), explained(self._ranges, self._batches, batch):
             parts = self._parts(batch, global_batch)
@@ -165,14 +194,26 @@ class Trainer:
         self._adopted.take_buffers(self._interpreter.buffers)
         self._stepping.after()
         self.steps += 1
+        vars(loss)["backward"] = _no_backward
         return loss
 
     def evaluate(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """The loss of a batch as the model in eval mode has it; changes nothing."""
-        self._adopted.check()
+        self._check_call("trainer.evaluate")
         with torch.no_grad(), self.watch.during("evaluate"), explained(self._ranges, self._batches, batch):
             parts = self._parts(batch, global_batch)
             return self._interpreter.evaluate(forward_only(self._once_each()), parts)
+
+    def _check_call(self, call: str) -> None:
+        if self._gathering.open:
+            raise RunError(f"{call} inside trainer.gathered()", "a step after it", "leave the `with` first")
+        if torch.is_autocast_enabled(self.device.type):
+            raise RunError(
+                f"{call} inside torch.autocast",
+                f"no autocast: the plan says what is computed in which dtype (precision={self.plan.precision!r})",
+                "leave the `with torch.autocast`; plan with precision='mixed' or 'bf16' for half precision",
+            )
+        self._adopted.check()
 
     def _once_each(self) -> tuple[Instruction, ...]:
         """The list in which every segment runs forward once."""
@@ -196,6 +237,14 @@ def _buffers(weights: Weights, program: Program, device: torch.device) -> dict[s
         dtype = getattr(torch, dtypes[name]) if name in dtypes else tensor.dtype
         found[name] = weights.whole(name).to(device, dtype)
     return found
+
+
+def _no_backward(*args: Any, **kwargs: Any) -> None:
+    raise RunError(
+        "backward() of a loss that trainer.step returned",
+        "optimizer.step() right after trainer.step(batch), which has run backward",
+        "leave out loss.backward()",
+    )
 
 
 def _idle(weights: Weights, program: Program) -> dict[str, nn.Parameter]:
@@ -242,8 +291,10 @@ def parallelize(
     _check_given(model, plan)
     unit = check_unit(plan.compile if compile is None else compile)
     wait_s = default_timeout_s() if timeout_s is None else timeout_s
-    _check_world(plan, wait_s)
+    join_world(plan, wait_s)
     place = own_device(device)
+    check_device(plan, place, device)
+    check_alike(plan)
     found = weights_of(model, weights, seed, place, copy)
     mode = fake_mode()
     batch = {name: fake_tensor(entry.shape, getattr(torch, entry.dtype), mode) for name, entry in plan.inputs.items()}
@@ -254,7 +305,7 @@ def parallelize(
     check_plan(plan, program)
     found.check(program)
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
-    return Trainer(found, plan, program, place, Settings(seed, wanted, wait_s, unit))
+    return Trainer(found, plan, program, place, Settings(seed, wanted, wait_s, unit, loss))
 
 
 def _check_given(model: object, plan: object) -> None:
@@ -263,20 +314,3 @@ def _check_given(model: object, plan: object) -> None:
         raise RunError(f"{what_is(model)} as the model", "an nn.Module, or a function that builds one", "give one")
     if not isinstance(plan, Plan):
         raise RunError(f"{what_is(plan)} as the plan", "a Plan", "give what mw.plan or Plan.load gives")
-
-
-def _check_world(plan: Plan, timeout_s: float) -> None:
-    if not dist.is_initialized():
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        if "RANK" in os.environ:
-            join(backend, timeout_s)
-        else:
-            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    world = dist.get_world_size()
-    if world != plan.world_size:
-        raise RunError(
-            f"{counted(world, 'process')} {'is' if world == 1 else 'are'} running",
-            f"{plan.world_size}, the plan's world size",
-            f"launch {counted(plan.world_size, 'process')} (torchrun --nproc-per-node {plan.world_size}), "
-            f"or plan for {world}",
-        )

@@ -15,16 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshwright.capture.program import Program
+from meshwright.capture.program import Program, Segment
 from meshwright.errors import RunError
 from meshwright.layout import Layout
 from meshwright.runtime.weights.regions import region
 from meshwright.torch_compat import dtensor_like, local_tensor
-
-REPLACED = "meshwright_replaced"
-"""Set on a Parameter object that the model no longer holds: the name of the parameter that took its place."""
-STORED = "meshwright_stored"
-"""Set on a stored parameter: its name."""
 
 Place = tuple[nn.Module, str]
 
@@ -75,32 +70,39 @@ class Adopted:
     ) -> None:
         self.model, self.cuts, self.stored = model, cuts, dict(stored)
         named, held = dict(model.named_parameters(remove_duplicate=False)), places_of(model)
-        self.olds = {parameter.name: named[parameter.name] for parameter in program.parameters}
-        self.places = {name: held[id(old)] for name, old in self.olds.items()}
+        olds = {parameter.name: named[parameter.name] for parameter in program.parameters}
+        self.places = {name: held[id(old)] for name, old in olds.items()}
         self.names = {parameter.name: (parameter.name, *parameter.aliases) for parameter in program.parameters}
         self.elsewhere = {
             parameter.name: torch.empty(parameter.type.sizes, dtype=old.dtype, device="meta")
-            for parameter, old in zip(program.parameters, self.olds.values(), strict=True)
+            for parameter, old in zip(program.parameters, olds.values(), strict=True)
             if parameter.name not in stored
         }
         self.buffers: dict[str, tuple[nn.Module, str, Tensor]] = {}
+        self.precise: dict[str, Tensor] = {}
+        self._made = {name for segment in program.segments for name in _updated(program, segment)}
         self._starts = {name: local_tensor(parameter).data_ptr() for name, parameter in stored.items()}
-        for name, old in self.olds.items():
-            forget(old, name)
+        for old in olds.values():
+            forget(old)
         self.put_stored()
         model.register_load_state_dict_pre_hook(_cutting(self.names, cuts, set(self.elsewhere)))  # type: ignore[no-untyped-call]
 
     def put_stored(self) -> None:
         """Every place holds what this rank stores."""
-        for name, places in self.places.items():
-            for module, leaf in places:
-                if name in self.stored:
-                    setattr(module, leaf, self.stored[name])
-                else:
-                    module._parameters[leaf] = None
-                    module.__dict__[leaf] = self.elsewhere[name]
-        for name, parameter in self.stored.items():
-            setattr(parameter, STORED, name)
+        for name in self.places:
+            self.put_own(name)
+
+    def put_own(self, name: str) -> None:
+        if name in self.stored:
+            self.put(name, self.stored[name])
+            return
+        for module, leaf in self.places[name]:
+            module._parameters[leaf] = None
+            module.__dict__[leaf] = self.elsewhere[name]
+
+    def put(self, name: str, parameter: nn.Parameter) -> None:
+        for module, leaf in self.places[name]:
+            setattr(module, leaf, parameter)
 
     def keep_buffers(self, buffers: dict[str, Tensor]) -> None:
         """The model's buffers and the step's are the same objects from now on."""
@@ -110,6 +112,8 @@ class Adopted:
             module = modules[path]
             old = module._buffers[leaf]
             assert old is not None
+            if old.dtype != tensor.dtype and not old.is_meta:
+                self.precise[name] = old.detach().cpu()
             if old.is_meta or isinstance(old, DTensor):
                 _replace_buffer(self.model, old, tensor)
             elif old is not tensor:
@@ -124,6 +128,22 @@ class Adopted:
             if made is not held:
                 held.data = made
                 buffers[name] = held
+
+    def precise_buffers(self) -> dict[str, Tensor]:
+        """Buffers that the step has in another dtype get the one they came in, and the value where no step changes it;
+        those that were there are returned."""
+        before = {}
+        for name, own in self.precise.items():
+            module, leaf, held = self.buffers[name]
+            before[name] = held
+            value = held if name in self._made else own
+            module._buffers[leaf] = value.to(held.device, own.dtype)
+        return before
+
+    def put_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        for name, tensor in buffers.items():
+            module, leaf, _ = self.buffers[name]
+            module._buffers[leaf] = tensor
 
     def check(self) -> None:
         """Refuses parameters that somebody has replaced; a buffer that was is taken over."""
@@ -164,6 +184,13 @@ def settled(parameter: nn.Parameter, value: Tensor, places: Iterable[Place]) -> 
     return made
 
 
+def _updated(program: Program, segment: Segment) -> Iterator[str]:
+    """Buffers that a segment changes."""
+    graph = program.graph(segment)
+    local = dict(zip((value.name for value in graph.buffers), segment.buffers, strict=True))
+    return (local[name] for name, _ in graph.updates)
+
+
 def _replace_buffer(model: nn.Module, old: Tensor, new: Tensor) -> None:
     for module in model.modules():
         for leaf, tensor in module._buffers.items():
@@ -171,9 +198,8 @@ def _replace_buffer(model: nn.Module, old: Tensor, new: Tensor) -> None:
                 module._buffers[leaf] = new
 
 
-def forget(old: Tensor, name: str) -> None:
-    """Frees the memory of a Parameter object that nobody should use any more; whoever holds it can be told so."""
-    setattr(old, REPLACED, name)
+def forget(old: Tensor) -> None:
+    """Frees the memory of a Parameter object that nobody should use any more."""
     if not old.is_meta and not isinstance(old, DTensor):
         old.grad = None
         old.data = old.data.new_empty(0)

@@ -50,7 +50,7 @@ class Weights:
             found = self._piece((parameter.name, *parameter.aliases), where, parameter.type.sizes)
             made = found.to(self.device, dtype, copy=not self._may_keep(found)).contiguous()
             if self.adopts:
-                forget(self.named[parameter.name], parameter.name)
+                forget(self.named[parameter.name])
             return made
 
         return piece

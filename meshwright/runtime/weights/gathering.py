@@ -1,0 +1,187 @@
+"""Whole weights in an adopted model: all of them for a while, or those of one layer while its forward runs.
+
+A *unit* is a member of the model's outermost lists (a layer); parameters that belong to none, or to several, are the
+root's. A forward holds the root's parameters and those of one unit at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import update_wrapper
+from types import MethodType
+from typing import Any
+from weakref import ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.capture.program import Program
+from meshwright.errors import RunError
+from meshwright.plan import Plan
+from meshwright.runtime.weights.adoption import Adopted
+from meshwright.runtime.weights.whole import whole
+from meshwright.torch_compat import writes_seen
+
+
+class Gathering:
+    """Puts whole parameters in an adopted model's places and takes them away again. Every rank calls alike."""
+
+    def __init__(self, adopted: Adopted, plan: Plan, program: Program, device: torch.device) -> None:
+        self.adopted, self.plan, self.program, self.device = adopted, plan, program, device
+        self.open = False
+        self._types = {p.name: (p.type.sizes, getattr(torch, p.type.dtype)) for p in program.parameters}
+        self._units = _units(adopted)
+
+    def whole(self, name: str, dtype: torch.dtype) -> Tensor:
+        """On every rank, in memory of its own where it is stored in pieces; a rank of its stage tells the others."""
+        stored = self.adopted.stored.get(name)
+        found = None if stored is None else whole(stored.detach().to(dtype))
+        if len(self.plan.stages) == 1:
+            assert found is not None
+            return found
+        first = self.plan.home(self.program, name).mesh.ranks[0]
+        if found is None:
+            found = torch.empty(self._types[name][0], dtype=dtype, device=self.device)
+        found = found.contiguous()
+        dist.broadcast(found, first)
+        return found
+
+    def put(self, names: Sequence[str], dtype: Callable[[str], torch.dtype]) -> dict[str, nn.Parameter]:
+        found = {name: nn.Parameter(self.whole(name, dtype(name)), requires_grad=False) for name in names}
+        for name, parameter in found.items():
+            self.adopted.put(name, parameter)
+        return found
+
+    @contextmanager
+    def everything(self) -> Iterator[nn.Module]:
+        """All parameters whole, in the dtype that is stored, and buffers as the model came with them. What is changed
+        inside is taken over: change it alike on every rank."""
+        stored = {name: getattr(torch, self.plan.parameters[name].dtype) for name in self.adopted.places}
+        with self._entered(), torch.no_grad():
+            found = self.put(list(stored), stored.__getitem__)
+            counts = {name: writes_seen(parameter) for name, parameter in found.items()}
+            buffers = self.adopted.precise_buffers()
+        try:
+            self.open = True
+            yield self.adopted.model
+        finally:
+            self.open = False
+            with torch.no_grad():
+                for name, parameter in found.items():
+                    if name in self.adopted.stored and writes_seen(parameter) != counts[name]:
+                        self.adopted.stored[name].copy_(self.adopted.cuts[name].piece(parameter))
+            self.adopted.put_stored()
+            self.adopted.put_buffers(buffers)
+            if dist.get_world_size() > 1:
+                dist.barrier()
+
+    @contextmanager
+    def by_layer(self) -> Iterator[None]:
+        """Around one call of the model's own forward."""
+        handles: list[Any] = []
+        with self._entered(), torch.no_grad():
+            try:
+                self.put(self._units.get(None, ()), self._compute)
+                for unit, names in self._units.items():
+                    if unit is not None:
+                        handles.append(unit.register_forward_pre_hook(self._before(names)))
+                        handles.append(unit.register_forward_hook(self._after(names), always_call=True))
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
+                self.adopted.put_stored()
+
+    def _compute(self, name: str) -> torch.dtype:
+        found: torch.dtype = self._types[name][1]
+        return found
+
+    def _before(self, names: Sequence[str]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self.put(names, self._compute)
+
+        return hook
+
+    def _after(self, names: Sequence[str]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, result: Any) -> None:
+            for name in names:
+                self.adopted.put_own(name)
+
+        return hook
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        if self.open:
+            raise RunError("weights are gathered already", "one `with trainer.gathered()` at a time", "leave it first")
+        yield
+
+
+def _units(adopted: Adopted) -> dict[nn.Module | None, list[str]]:
+    """Names of parameters by the unit that holds all places of theirs; None: the root."""
+    of_module: dict[nn.Module, set[nn.Module]] = {}
+    for unit in _layers(adopted.model):
+        for module in unit.modules():
+            of_module.setdefault(module, set()).add(unit)
+    found: dict[nn.Module | None, list[str]] = {}
+    for name, places in adopted.places.items():
+        every = [of_module.get(module, set()) for module, _ in places]
+        shared = set.intersection(*every) if every else set()
+        alone = len(shared) == 1 and all(len(units) == 1 for units in every)
+        found.setdefault(next(iter(shared)) if alone else None, []).append(name)
+    return found
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """Members of the outermost lists of modules."""
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        yield from module
+    else:
+        for child in module.children():
+            yield from _layers(child)
+
+
+class Forward:
+    """Stands in an adopted model for its forward: outputs without gradients, from weights gathered layer by layer.
+
+    A copy of the model has its own forward again. own: that of the model.
+    """
+
+    def __init__(self, model: nn.Module, gathering: Gathering, cast: Callable[[Any], Any]) -> None:
+        found: Any = model.forward
+        self.own: Callable[..., Any] = found.own if isinstance(found, Forward) else found
+        self._gathering, self.cast = ref(gathering), cast
+        self._model_id = id(model)
+        update_wrapper(self, self.own)
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
+        function = getattr(self.own, "__func__", None)
+        copied = memo.get(self._model_id)
+        return self.own if function is None or copied is None else MethodType(function, copied)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        gathering = self._gathering()
+        if gathering is None:
+            raise RunError(
+                "the forward of a model whose trainer is gone", "the trainer that adopted it", "keep the trainer"
+            )
+        if gathering.open:
+            return self.own(*args, **kwargs)
+        if torch.is_grad_enabled():
+            raise RunError(
+                "the forward of a model that mw.parallelize has adopted, with gradients enabled",
+                "trainer.step(batch), which runs forward and backward under the plan",
+                "call trainer.step to train; for outputs call trainer(batch), or the model under torch.no_grad()",
+            )
+        try:
+            with gathering.by_layer():
+                return self.own(*self.cast(args), **self.cast(kwargs))
+        except RuntimeError as error:
+            if "DTensor" not in str(error):
+                raise
+            raise RunError(
+                "a layer's weights are read outside of the layer's own forward",
+                "layers that only they themselves read",
+                "use `with trainer.gathered() as model:`",
+            ) from error
