@@ -37,7 +37,7 @@ from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.cluster.device_table import GPUS
-from meshwright.cluster.topology import Group, Link, Member
+from meshwright.cluster.tree import Group, Link, Member
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan

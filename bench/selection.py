@@ -124,7 +124,7 @@ def _files(args: argparse.Namespace, folder: Path) -> list[tuple[str, Path, floa
 
 def _models(folder: Path, prefixes: tuple[str, ...]) -> list[tuple[str, Path, float, dict[str, float | None]]]:
     from bench.select_models import problems
-    from meshwright.select import dump
+    from meshwright.select.contest import dump
 
     found: list[tuple[str, Path, float, dict[str, float | None]]] = []
     for problem in (each for each in problems() if each.name.startswith(prefixes)):
@@ -153,7 +153,7 @@ def perturbed(path: Path, seed: int, folder: Path) -> Path:
     """The instance with every finite cost changed by up to a tenth and the limit by up to a twentieth."""
     from dataclasses import replace
 
-    from meshwright.select import dump, load
+    from meshwright.select.contest import dump, load
 
     rng = np.random.default_rng(seed)
     problem = load(path)
@@ -185,7 +185,8 @@ def _in_process(path: Path, method: str, seconds: float, seed: int, cpu: bool) -
 def run_one(path: str, method: str, seconds: float, seed: int) -> dict[str, Any]:
     """Reads and solves one file in this process."""
     began = time.perf_counter()
-    from meshwright.select import load, solve
+    from meshwright.select import solve
+    from meshwright.select.contest import load
 
     problem = load(path)
     read_s = time.perf_counter() - began

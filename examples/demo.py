@@ -15,9 +15,9 @@ from pathlib import Path
 
 from meshwright.capture import capture
 from meshwright.cluster import Cluster, load_cluster
+from meshwright.explain.describe import describe
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.plan.describe import describe
 from meshwright.runtime.job.launch import launch
 from meshwright.runtime.job.worker import Job
 from meshwright.solve.baselines import baselines

@@ -7,6 +7,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from meshwright import methods
+
 if TYPE_CHECKING:
     from meshwright.api import plan, profile
     from meshwright.capture import capture
@@ -45,6 +47,16 @@ _HOMES = {
     "save": "meshwright.runtime.state.checkpoint",
 }
 """Names are imported when first used: `import meshwright` and `meshwright --help` need no torch."""
+
+methods.HOMES.update(
+    {
+        "Plan.__str__": "meshwright.explain.describe:describe",
+        "Plan.explain": "meshwright.explain.explain:explain",
+        "Plan.diff": "meshwright.explain.diff:diff",
+        "Plan.price": "meshwright.solve.reprice:reprice",
+        "Timeline.trace": "meshwright.simulate.trace:write_trace",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ import meshwright
 ROOT = Path(meshwright.__file__).parent
 ORDER = [
     "errors",
+    "methods",
     "torch_compat",
     "models",
     "select",
@@ -20,9 +21,11 @@ ORDER = [
     "cluster",
     "layout",
     "rules",
+    "pins",
     "profile",
     "cost",
     "plan",
+    "explain",
     "price",
     "schedule",
     "generate",
@@ -37,31 +40,105 @@ ORDER = [
 ]
 
 
-def imports(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "meshwright" and len(parts) > 1:
-                found.add(parts[1])
-    return found
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in ROOT.rglob("*.py")}
+FACADE = ("meshwright", "meshwright.__main__")
+"""What stands after everything: it says where names and methods are (`meshwright.methods`)."""
+
+
+def imports_of(source: str) -> set[str]:
+    """Modules of ours that a file imports: at its top, inside functions, and by name (`import_module`, or a text that
+    is a module's name, a function's or the beginning of one's). Imports for annotations alone are none."""
+    tree = ast.parse(source)
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    unread = {id(inner) for block in blocks for inner in ast.walk(block)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in unread:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in MODULES else node.module for name in whole}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.JoinedStr) and isinstance(
+            first := node.values[0] if node.values else None, ast.Constant
+        ):
+            text = str(first.value)
+            found |= {name for name in MODULES if text.startswith("meshwright.") and name.startswith(text)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value.partition(":")[0])
+    return found & set(MODULES) - set(FACADE)
+
+
+GRAPH = {name: imports_of(path.read_text()) - {name} for name, path in MODULES.items() if name not in FACADE}
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one module (Tarjan)."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        number[name] = low[name] = len(number)
+        path.append(name)
+        for other in graph[name]:
+            if other not in number:
+                visit(other)
+            if other in path:
+                low[name] = min(low[name], low[other])
+        if low[name] == number[name]:
+            at = path.index(name)
+            found.append(sorted(path[at:]))
+            del path[at:]
+
+    for name in graph:
+        if name not in number:
+            visit(name)
+    return [component for component in found if len(component) > 1]
 
 
 def test_a_package_imports_only_those_before_it() -> None:
+    """Imports inside functions and by name are counted."""
     wrong = []
-    for path in ROOT.rglob("*.py"):
-        home = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        if home in ("__init__", "__main__"):
-            continue
+    for name, others in GRAPH.items():
+        home = name.split(".")[1]
         assert home in ORDER, f"{home} has no place in the order of packages"
-        wrong += [
-            f"{path.relative_to(ROOT)} imports {name}"
-            for name in imports(path)
-            if ORDER.index(name) > ORDER.index(home)
-        ]
+        wrong += [f"{name} imports {other}" for other in others if ORDER.index(other.split(".")[1]) > ORDER.index(home)]
     assert not wrong
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert circles(GRAPH) == []
+
+
+def test_imports_that_hide_are_found(tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden.py"
+    hidden.write_text(
+        "def f(name):\n"
+        "    from meshwright.plan import plan\n"
+        "    import_module('meshwright.solve.reprice').reprice\n"
+        "    HOMES['a'] = 'meshwright.explain.diff:diff'\n"
+        "    import_module(f'meshwright.select.methods.b{name}')\n"
+    )
+    found = imports_of(hidden.read_text())
+    assert found == {
+        "meshwright.plan.plan", "meshwright.solve.reprice", "meshwright.explain.diff", "meshwright.select.methods.beam",
+    }  # fmt: skip
+
+
+def test_planning_loads_no_searchers_of_the_survey() -> None:
+    """They are there for `meshwright solve --method`, `plan --stage-method` and the benches."""
+    script = "import sys, meshwright.api, meshwright.runtime.fit; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    searchers = ("meshwright.select.methods", "meshwright.select.contest", "meshwright.solve.stages.survey")
+    assert [name for name in found if name.startswith(searchers)] == []
 
 
 def test_private_torch_names_live_behind_one_door() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, combinations
 from math import prod
+from typing import Protocol
 
 import numpy as np
 
-from meshwright.cluster.device import slowest
+from meshwright.cluster.device import Device, slowest
 from meshwright.cluster.mesh import FLAT, Axis, Hop, Mesh, ranks_behind
-from meshwright.cluster.topology import Cluster, Group, Link
+from meshwright.cluster.tree import Group, Link
 from meshwright.errors import ClusterError
 
 _NAMES = {1: ("x",), 2: ("x", "y"), 3: ("x", "y", "z"), 4: ("x", "y", "z", "w")}
@@ -30,11 +31,28 @@ class _Place:
     devices_below: tuple[int, ...]
 
 
+class DeviceTree(Protocol):
+    """What binding reads of a Cluster."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def root(self) -> Group: ...
+    @property
+    def overhead_s(self) -> float: ...
+    @property
+    def device_count(self) -> int: ...
+    def device(self, name: str) -> Device: ...
+    def device_names(self) -> tuple[str, ...]: ...
+
+
 def bind_mesh(
-    cluster: Cluster, shape: tuple[int, ...], names: Sequence[str] | None, ranks: Sequence[int] | None
+    cluster: DeviceTree, shape: tuple[int, ...], names: Sequence[str] | None, ranks: Sequence[int] | None
 ) -> Mesh:
     """The mesh of this shape over the given devices of the cluster (the first ones by default)."""
-    _check_shape(shape)
+    check_shape(shape)
     names = tuple(names) if names is not None else _NAMES.get(len(shape), tuple(f"x{i}" for i in range(len(shape))))
     if len(names) != len(shape) or any(not isinstance(name, str) for name in names):
         raise ClusterError(f"mesh shape {shape} with axis names {names}", "one name per axis")
@@ -54,7 +72,7 @@ def bind_mesh(
             f"a mesh of shape {shape} on ranks {list(chosen)}",
             f"{world} different numbers from 0 to {count - 1}, the devices of cluster {cluster.name}",
         )
-    load, levels = _load(cluster, chosen), cluster.root.levels()
+    load, levels = _load(cluster.root, chosen), cluster.root.levels()
 
     def axis(which: tuple[int, ...]) -> Axis:
         size = prod(shape[i] for i in which)
@@ -74,27 +92,13 @@ def bind_mesh(
     return mesh
 
 
-def _check_shape(shape: tuple[int, ...]) -> None:
+def check_shape(shape: tuple[int, ...]) -> None:
     if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in shape):
         raise ClusterError(f"a mesh of shape {shape}", "whole numbers, 1 or more", "write (2, 8)")
 
 
-def logical_mesh(sizes: Mapping[str, int]) -> Mesh:
-    """A mesh given by axis names and sizes alone, on the `local` preset: for tests and for pure layout work."""
-    _check_shape(tuple(sizes.values()))  # here, since a cache takes 2.0 for 2
-    return _logical_mesh(tuple(sizes.items()))
-
-
-@lru_cache
-def _logical_mesh(sizes: tuple[tuple[str, int], ...]) -> Mesh:
-    from meshwright.cluster.presets import preset
-
-    shape = tuple(size for _, size in sizes)
-    return preset("local", max(1, prod(shape))).mesh(shape, tuple(name for name, _ in sizes))
-
-
 @lru_cache(maxsize=8)
-def _places(cluster: Cluster) -> list[_Place]:
+def _places(root: Group) -> list[_Place]:
     counter = iter(range(1 << 62))
 
     def walk(group: Group) -> Iterator[_Place]:
@@ -111,7 +115,7 @@ def _places(cluster: Cluster) -> list[_Place]:
                     (*place.devices_below, below),
                 )
 
-    return list(walk(cluster.root))
+    return list(walk(root))
 
 
 def _bind_axis(
@@ -203,6 +207,6 @@ class _Load:
 
 
 @lru_cache(maxsize=64)
-def _load(cluster: Cluster, ranks: tuple[int, ...]) -> _Load:
-    places = _places(cluster)
+def _load(root: Group, ranks: tuple[int, ...]) -> _Load:
+    places = _places(root)
     return _Load([places[rank] for rank in ranks])

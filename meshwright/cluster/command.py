@@ -11,7 +11,8 @@ from meshwright.errors import ClusterError, counted
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from meshwright.cluster.topology import Cluster, Group, Member
+    from meshwright.cluster.topology import Cluster
+    from meshwright.cluster.tree import Group, Member
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -45,7 +46,7 @@ def _presets() -> int:
 
     from meshwright.cluster.load import load_cluster
     from meshwright.cluster.presets import PRESETS
-    from meshwright.cluster.topology import describe_link
+    from meshwright.cluster.tree import describe_link
     from meshwright.cluster.units import format_bytes
 
     table = Table("preset", "devices", "memory", "within a host", "between hosts")
@@ -113,7 +114,7 @@ def _tree(cluster: Cluster) -> Tree:
 
 
 def _add(tree: Tree, group: Group, cluster: Cluster, prefix: str = "") -> None:
-    from meshwright.cluster.topology import describe_link
+    from meshwright.cluster.tree import describe_link
 
     branch = tree.add(f"{prefix}{group.level}: {describe_link(group.link)}")
     for member in group.members:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshwright.cluster.mesh import Mesh
-from meshwright.cluster.topology import Cluster, Group
+from meshwright.cluster.topology import Cluster
+from meshwright.cluster.tree import Group
 from meshwright.errors import ClusterError
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.cluster.device_table import GPUS, SourcedDevice, local_cpu
-from meshwright.cluster.topology import Cluster, Group, Link, Member
+from meshwright.cluster.topology import Cluster
+from meshwright.cluster.tree import Group, Link, Member
 from meshwright.errors import ClusterError
 
 _ML_ENG = "stas00/ml-engineering@744d01e18b79 network/README.md"

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from meshwright.cluster.enumerate import links_of, meshes
 from meshwright.cluster.mesh import Mesh
-from meshwright.cluster.topology import Cluster, Group
+from meshwright.cluster.topology import Cluster
+from meshwright.cluster.tree import Group
 from meshwright.errors import ClusterError
 
 

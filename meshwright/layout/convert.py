@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.cluster.bind import logical_mesh
+from meshwright.cluster.logical import logical_mesh
 from meshwright.cluster.mesh import FLAT, Mesh
 from meshwright.errors import LayoutError
 from meshwright.layout import collectives as ops

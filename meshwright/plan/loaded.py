@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import fields
 from difflib import get_close_matches
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from meshwright.capture.optimizer import check_optimizer
 from meshwright.cluster import load_cluster
 from meshwright.errors import ClusterError, PlanError, counted
 from meshwright.layout import Layout
+from meshwright.pins.pins import pin_parts, pin_readings, pinned_mesh
+from meshwright.pins.spelling import check_spelling
+from meshwright.plan.order import parse_order
 from meshwright.plan.tasks import check_tasks
 from meshwright.rules.rule import TIERS
 
@@ -71,7 +74,7 @@ def _check_words(plan: Plan) -> None:
     if plan.schedule not in orders:
         count = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
         raise PlanError(f"schedule is {plan.schedule!r} with {count}", " or ".join(orders), UNDO)
-    import_module("meshwright.price.parameter").check_optimizer(plan.optimizer)  # price stands after plan
+    check_optimizer(plan.optimizer)
 
 
 def _check_rules(plan: Plan) -> None:
@@ -91,7 +94,7 @@ def _check_order(plan: Plan) -> None:
     if plan.order and len(plan.stages) > 1:
         raise PlanError(f"order has {len(plan.order)} steps with {len(plan.stages)} stages", "none", UNDO)
     if plan.order:
-        import_module("meshwright.schedule.nested").parse_order(plan.order, len(plan.segments))  # stands after plan
+        parse_order(plan.order, len(plan.segments))
 
 
 def _check_tasks(plan: Plan) -> None:
@@ -167,15 +170,14 @@ def _check_cluster(plan: Plan) -> None:
 
 def _check_pins(plan: Plan) -> None:
     """Each stage's mesh has the axes that pins speak of, and there are as many stages as they say."""
-    pins = import_module("meshwright.solve.pins")  # solve stands after plan
     try:
-        import_module("meshwright.solve.pin_spelling").check_spelling(plan.pins)
-        shape = pins.pinned_mesh(plan.pins)
-        rest = [text for text in plan.pins if pins.pin_parts(text)[0] not in ("pp", "schedule", "recompute")]
+        check_spelling(plan.pins)
+        shape = pinned_mesh(plan.pins)
+        rest = [text for text in plan.pins if pin_parts(text)[0] not in ("pp", "schedule", "recompute")]
         for stage in plan.stages if rest else ():
             if shape is not None and stage.mesh.sizes != shape:
                 raise PlanError(f"pin mesh={'x'.join(map(str, shape))}", f"the mesh's own sizes, {stage.mesh.sizes}")
-            pins.pin_readings(rest, stage.mesh)
+            pin_readings(rest, stage.mesh)
         _check_stages(plan)
     except PlanError as error:
         raise PlanError(f"pins: {error.given}", error.expected, UNDO) from error
@@ -183,8 +185,7 @@ def _check_pins(plan: Plan) -> None:
 
 def _check_stages(plan: Plan) -> None:
     sizes = [group[0].mesh.world_size for group in plan.groups]
-    parts_of = import_module("meshwright.solve.pins").pin_parts  # solve stands after plan
-    for key, value in map(parts_of, plan.pins):
+    for key, value in map(pin_parts, plan.pins):
         if key != "pp":
             continue
         parts = value.split("+")

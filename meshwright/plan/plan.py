@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
 from meshwright.errors import ClusterError, LayoutError, PlanError, counted, what_is
 from meshwright.layout import Layout
+from meshwright.methods import method
 from meshwright.plan.cutting import check_cut, cut_batch
 from meshwright.plan.frontier import Choice
 from meshwright.plan.grouped import grouped
@@ -66,27 +66,21 @@ class Plan:
     schema: int = SCHEMA
 
     def __str__(self) -> str:
-        from meshwright.plan.describe import describe
-
-        return describe(self)
+        return str(method("Plan.__str__")(self))
 
     def explain(self) -> str:
         """What each axis does, where time and memory go, what binds."""
-        from meshwright.plan.explain import explain
-
-        return explain(self)
+        return str(method("Plan.explain")(self))
 
     def diff(self, other: Plan) -> str:
         """What another plan decides differently."""
-        from meshwright.plan.diff import diff
-
         _check_type("Plan.diff", other, Plan, "give a plan that mw.plan made or Plan.load read")
-        return diff(self, other)
+        return str(method("Plan.diff")(self, other))
 
     def price(self, program: Program) -> Plan:
         """The same plan with its prediction made anew from what it decides: what an edit costs."""
         _check_type("Plan.price", program, Program, "give what mw.capture(model, batch, loss) gives")
-        priced: Plan = import_module("meshwright.solve.reprice").reprice(self, program)  # solve stands after plan
+        priced: Plan = method("Plan.price")(self, program)
         return priced
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program, Segment, SegmentGraph
 from meshwright.cluster import Mesh
 from meshwright.errors import LayoutError, PlanError
@@ -13,7 +14,7 @@ from meshwright.plan.cutting import check_cut
 from meshwright.plan.loaded import SCHEDULES
 from meshwright.plan.stages import stage_inputs, stage_prologue
 from meshwright.price.flow import flow, invariant
-from meshwright.price.parameter import Setting, check_optimizer
+from meshwright.price.parameter import Setting
 
 _CONVERTED = re.compile(r"(_as\d+)?(~\d+)?$")
 """What names add to a value's own: in another layout, and what else the op makes."""

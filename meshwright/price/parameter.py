@@ -6,17 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from meshwright.capture.optimizer import STATES
 from meshwright.capture.program import ITEM_BYTES, Value
 from meshwright.cluster import Device, Mesh, collective_s
 from meshwright.cluster.profile_load import profile_of
-from meshwright.errors import PlanError
 from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.plan import ParameterPlan
 from meshwright.plan.cutting import cut_batch
 from meshwright.price.together import moving, part_of_bucket_s, shared_op, whole_bytes
-
-STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
-"""Tensors of optimizer state per parameter; each step reads and writes them, reads the gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +176,3 @@ def local_bytes(shape: tuple[int, ...], itemsize: int, layout: Layout, mesh: Mes
     for length in layout.local_shape(shape, mesh.sizes):
         size *= length
     return size
-
-
-def check_optimizer(name: str) -> None:
-    if name not in STATES:
-        raise PlanError(f"optimizer {name!r}", f"one of {', '.join(STATES)}", "name one of these")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
+from meshwright.capture.optimizer import STATES
 from meshwright.capture.precision import Precision
 from meshwright.capture.program import Parameter
 from meshwright.errors import ModelError
@@ -15,9 +16,6 @@ from meshwright.profile.saved import DeviceKind
 
 Optimizer = Literal["adamw", "sgd", "momentum"]
 Implementation = Literal["foreach", "fused"]
-
-STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
-"""Tensors of state per parameter."""
 
 CUDA_BLOCK_BYTES = 512
 CUDA_LARGE_BYTES = 10 << 20

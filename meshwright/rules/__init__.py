@@ -5,7 +5,8 @@ from meshwright.rules.resolve import resolve_rule, tier
 from meshwright.rules.rule import Call, Lowering, Rule, Split
 from meshwright.rules.served import served, warn_of_fallbacks
 from meshwright.rules.signature import CARRY, Signature
-from meshwright.rules.strategy import Narrow, Strategy, Way, parse_factors, strategies, strategy
+from meshwright.rules.strategies import strategies, strategy
+from meshwright.rules.strategy import Narrow, Strategy, Way, parse_factors
 
 __all__ = [
     "CARRY",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ from meshwright.layout.collectives import record
 from meshwright.layout.states import Layout, R, State, chunk_length
 from meshwright.layout.steps import Collective
 from meshwright.layout.threads import simulate
-from meshwright.rules.strategy import Strategy, strategies
-from meshwright.rules.strategy import strategy as strategy_at
+from meshwright.rules.strategy import Strategy
 
 _CPU = torch.device("cpu")
 TOLERANCE = 1e-9
@@ -76,27 +74,21 @@ def case_of(op: Op, operands: Sequence[Tensor]) -> Case:
     return Case(replace(op, results=named), tuple(operands))
 
 
-def prove(
-    given: Case, mesh: Mesh, *, tolerance: float = TOLERANCE, run: Runner | None = None, uneven: bool = False
-) -> int:
-    """Prove every strategy of the op on this mesh; returns how many. RuleError names the first that is wrong.
-
-    `uneven`: those too whose pieces differ from rank to rank.
-    """
-    found = strategies(given.op, given.values(), mesh, uneven=uneven)
-    for strategy in found:
-        prove_strategy(given, strategy, mesh, tolerance=tolerance, run=run)
-    return len(found)
-
-
 def prove_strategy(
-    given: Case, strategy: Strategy, mesh: Mesh, *, tolerance: float = TOLERANCE, run: Runner | None = None
+    given: Case,
+    strategy: Strategy,
+    mesh: Mesh,
+    *,
+    tolerance: float = TOLERANCE,
+    run: Runner | None = None,
+    each: Sequence[Strategy] | None = None,
 ) -> None:
     """Execute one strategy on every rank and check all that it declares.
 
     `run` runs a function of the rank on every rank and returns what all of them made; simulated ranks by default.
+    `each`: every rank's own, where pieces differ from rank to rank.
     """
-    own = _own_strategies(given, strategy, mesh)
+    own = list(each) if each is not None else [strategy] * mesh.world_size
     for mine in own:
         mine.verify(given.op, given.values(), mesh)
     check = _Check(f"strategy {strategy} of {given.op}", mesh, tolerance)
@@ -124,17 +116,6 @@ def prove_strategy(
         if gradient is not None:
             locals_ = [_or_zeros(r.gradients[i], pieces[i][n]) for n, r in enumerate(ranks)]
             check.value(f"the gradient of operand {i}", locals_, layout, gradient, summed="R")
-
-
-def _own_strategies(given: Case, made: Strategy, mesh: Mesh) -> list[Strategy]:
-    """Every rank's own: the same for all where pieces are even."""
-    values = given.values()
-    pairs = [*zip((values[name].type for name in given.op.operands()), made.operands, strict=True)]
-    pairs += zip((value.type for value in given.op.results), made.results, strict=True)
-    places = list(product(*map(range, mesh.sizes)))
-    if all(layout.is_even(type_.sizes, mesh.sizes) for type_, layout in pairs):
-        return [made] * len(places)
-    return [strategy_at(given.op, values, mesh, made.factors, at=place) for place in places]
 
 
 def _simulated(mesh: Mesh, rank: Callable[[int], Outcome]) -> list[Outcome]:

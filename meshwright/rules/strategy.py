@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 from meshwright.capture.program import FLOATS, Op, TensorType, Value
 from meshwright.cluster.mesh import Mesh
-from meshwright.errors import RuleError, VerifyError
+from meshwright.errors import VerifyError
 from meshwright.layout.states import Layout, State
 from meshwright.layout.steps import Collective
-from meshwright.rules.resolve import resolve_rule
 from meshwright.rules.rule import Call, Rule, Split
 from meshwright.rules.signature import CARRY, Signature
 
@@ -84,38 +83,10 @@ class Strategy:
             mesh.axis(collective.axis)
 
 
-def strategies(
-    op: Op, values: Mapping[str, Value], mesh: Mesh, *, uneven: bool = False, narrow: Narrow | None = None
-) -> tuple[Strategy, ...]:
-    """Every way to run `op` on `mesh`; the first gives all axes to no factor. All sizes must be fixed.
-
-    `uneven`: those too whose pieces differ in size from rank to rank. `narrow`: only those whose factors it
-    leaves, axis by axis.
-    """
-    builder = _Builder.of(op, values, mesh)
-    return tuple(builder.build(factors) for factors in builder.choices(uneven, narrow))
-
-
 def strategies_of(rule: Rule, op: Op, values: Mapping[str, Value], mesh: Mesh) -> tuple[Strategy, ...]:
-    """As `strategies`, under a rule that need not be the one that serves the op."""
-    builder = _Builder.under(rule, Call.of(op, values), mesh)
+    """Every way to run `op` on `mesh` under a rule that need not be the one that serves it."""
+    builder = StrategyBuilder.under(rule, Call.of(op, values), mesh)
     return tuple(builder.build(factors) for factors in builder.choices())
-
-
-def strategy(
-    op: Op, values: Mapping[str, Value], mesh: Mesh, factors: str | Factors, *, at: Coordinates | None = None
-) -> Strategy:
-    """The strategy of these factors, `"b,n"` or a tuple of one factor (or None) per axis.
-
-    `at`: the rank whose local sizes are wanted; of those whose pieces differ, the first rank's unless given.
-    """
-    wanted = parse_factors(factors) if isinstance(factors, str) else factors
-    builder = _Builder.of(op, values, mesh)
-    if not builder.has(wanted, True):
-        text = ",".join(factor or "-" for factor in wanted)
-        known = "; ".join(",".join(f or "-" for f in choice) for choice in builder.choices(True))
-        raise RuleError(f"no strategy {text!r} for {op}", f"one of {known}", "change the factors or the mesh")
-    return builder.build(wanted, at)
 
 
 def local_operands(strategy: Strategy, op: Op, values: Mapping[str, Value], mesh: Mesh) -> tuple[Value, ...]:
@@ -133,7 +104,7 @@ def parse_factors(text: str) -> Factors:
 
 
 @dataclass(frozen=True, slots=True)
-class _Builder:
+class StrategyBuilder:
     """What all strategies of one op share, worked out once."""
 
     rule: Rule
@@ -144,12 +115,7 @@ class _Builder:
     ways: dict[str | None, Way] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, op: Op, values: Mapping[str, Value], mesh: Mesh) -> _Builder:
-        call = Call.of(op, values)
-        return cls.under(resolve_rule(op, call.types), call, mesh)
-
-    @classmethod
-    def under(cls, rule: Rule, call: Call, mesh: Mesh) -> _Builder:
+    def under(cls, rule: Rule, call: Call, mesh: Mesh) -> StrategyBuilder:
         signature = rule.bind(call)
         return cls(rule, call, mesh, signature, signature.sizes(call.types, call.result_types))
 

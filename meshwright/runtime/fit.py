@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.capture import Batch, Precision, capture
+from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program
 from meshwright.cluster import Device, Mesh, load_cluster
 from meshwright.cluster.device_table import GPUS
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes, show_bytes
-from meshwright.price.parameter import check_optimizer
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.methods import check_method

@@ -11,12 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from meshwright.capture import Batch, Precision, capture
+from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program
 from meshwright.cluster import Device, load_cluster
 from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint, Plan
 from meshwright.plan.cutting import cut_batch, nearest
-from meshwright.price.parameter import check_optimizer
 from meshwright.runtime.fit import one_device_mesh, this_device
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory.plan import one_device_plan

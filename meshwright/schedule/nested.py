@@ -12,35 +12,10 @@ from collections.abc import Sequence
 from meshwright.errors import PlanError
 from meshwright.plan import Instruction
 from meshwright.plan.instruction import verify
-
-Steps = tuple[tuple[str, int], ...]
-"""What is done with which segment."""
+from meshwright.plan.order import Steps
 
 Reads = Sequence[tuple[int, int]]
 """(segment that makes a value, segment that reads it)."""
-
-RUNS = "passes, then one forward, then one backward of each segment"
-
-
-def parse_order(order: Sequence[str], segments: int) -> Steps:
-    """Raises PlanError where a segment is not run forward and backward once each, in this order."""
-    found: list[tuple[str, int]] = []
-    ran: dict[int, int] = {}
-    for text in order:
-        kind, _, number = text.partition(" ")
-        if kind not in ("pass", "forward", "backward") or not number.isdigit() or int(number) >= segments:
-            last = f"`backward {segments - 1}`"
-            raise PlanError(f"order has the step {text!r}", f"one such as `pass 0` or {last}", "undo the edit")
-        segment = int(number)
-        wanted = {"pass": (0,), "forward": (0,), "backward": (1,)}[kind]
-        if ran.get(segment, 0) not in wanted:
-            raise PlanError(f"order has the step {text!r}, out of turn", RUNS, "undo the edit")
-        ran[segment] = ran.get(segment, 0) + (kind != "pass")
-        found.append((kind, segment))
-    missing = [segment for segment in range(segments) if ran.get(segment, 0) != 2]
-    if missing:
-        raise PlanError(f"order lacks segment {missing[0]}", RUNS, "undo the edit")
-    return tuple(found)
 
 
 def drops(steps: Steps, reads: Reads) -> list[list[int]]:

@@ -7,9 +7,10 @@ from itertools import pairwise
 from meshwright.capture.program import Program
 from meshwright.plan import Instruction, Plan
 from meshwright.plan.instruction import verify
+from meshwright.plan.order import parse_order
 from meshwright.profile.spared import spared_segments
 from meshwright.schedule.away import with_away
-from meshwright.schedule.nested import nested, parse_order
+from meshwright.schedule.nested import nested
 from meshwright.schedule.reads import reads_of
 
 

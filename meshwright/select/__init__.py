@@ -10,15 +10,15 @@
     selection = solve(build.build(), seconds=60)          # .choice .cost .bound .gap .feasible .over .seconds .done
 
 `solve(problem, seconds=60, work=None, gap=0.0, method="auto", seed=0, on_progress=None)` raises `InfeasibleError` (a
-`ProblemError`) when it is proven that no choice fits. `Problem.load` and `dump` read and write the contest's JSON.
+`ProblemError`) when it is proven that no choice fits. `contest.load` and `contest.dump` read and write
+files.
 Read `problem`, `solve`, `reductions` and `core` first, in that order; `docs/select.md` has the mathematics in one
 place.
 """
 
 from meshwright.select.builder import ProblemBuilder
-from meshwright.select.contest import dump, load
 from meshwright.select.problem import InfeasibleError, Problem
 from meshwright.select.selection import Progress, Selection
 from meshwright.select.solve import METHODS, solve
 
-__all__ = ["METHODS", "InfeasibleError", "Problem", "ProblemBuilder", "Progress", "Selection", "dump", "load", "solve"]
+__all__ = ["METHODS", "InfeasibleError", "Problem", "ProblemBuilder", "Progress", "Selection", "solve"]

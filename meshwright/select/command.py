@@ -33,7 +33,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 when a feasible choice was found, 1 when not."""
-    from meshwright.select import load, solve
+    from meshwright.select import solve
+    from meshwright.select.contest import load
     from meshwright.select.solve import check
 
     began = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from meshwright.methods import method
 from meshwright.plan import Instruction
 from meshwright.plan.units import show_bytes, show_seconds
 
@@ -93,6 +94,4 @@ class Timeline:
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a Chrome trace that opens in Perfetto, gzipped where the name ends in .gz."""
-        from meshwright.simulate.trace import write_trace
-
-        write_trace(self, path)
+        method("Timeline.trace")(self, path)

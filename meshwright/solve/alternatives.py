@@ -9,13 +9,13 @@ from meshwright.capture.program import Op, Program, SegmentGraph
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
+from meshwright.pins.pins import Pins
 from meshwright.plan import Plan
 from meshwright.price.parameter import chain_uses
 from meshwright.price.segment import price_segment
 from meshwright.profile.spared import spared_segments
 from meshwright.rules import strategies
 from meshwright.solve.intra.space import space
-from meshwright.solve.pins import Pins
 from meshwright.solve.points import setting_of
 
 SHOWN = 8

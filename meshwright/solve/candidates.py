@@ -11,13 +11,13 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.errors import PlanError, counted
+from meshwright.pins.pins import FREE, Pins, pin_readings, pinned_mesh, with_roles
+from meshwright.pins.spelling import check_spelling
 from meshwright.plan.cutting import check_cut, cut_batch, even_cuts
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.alive import most_alive
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.space import KnownOps
-from meshwright.solve.pin_spelling import check_spelling
-from meshwright.solve.pins import FREE, Pins, pin_readings, pinned_mesh, with_roles
 from meshwright.solve.search import Candidate
 
 BESIDE = (0.0, 0.25, 1.0, 4.0)

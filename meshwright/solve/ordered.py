@@ -12,12 +12,11 @@ from dataclasses import replace
 
 from meshwright.capture.program import Program
 from meshwright.plan import FrontierPoint, Plan, Prediction
-from meshwright.plan.order import gathers_of, passes_of
+from meshwright.plan.order import gathers_of, parse_order, passes_of
 from meshwright.price.overlap import host_seconds, late_bytes
 from meshwright.price.parameter import chain_uses
 from meshwright.remat.curve import Kept
 from meshwright.remat.traced import traced_for
-from meshwright.schedule.nested import parse_order
 from meshwright.schedule.one_stage import plan_instructions
 from meshwright.simulate import Costs, SegmentCost, simulate
 from meshwright.solve.account import accounted

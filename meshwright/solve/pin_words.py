@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
+from meshwright.pins.pins import pin_parts
+from meshwright.pins.spelling import WORDS, check_spelling, storage_layout
 from meshwright.solve.by_method import ANYWHERE, no_stages, pinned_method
-from meshwright.solve.pin_spelling import WORDS, check_spelling, storage_layout
-from meshwright.solve.pins import pin_parts
 from meshwright.solve.pipeline.pins import pipeline_pins
 
 

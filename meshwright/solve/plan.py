@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import PlanError
+from meshwright.pins.pins import pinned_devices
 from meshwright.plan import Plan
 from meshwright.plan.loaded import preset_named
-from meshwright.price.parameter import Setting, check_optimizer
+from meshwright.price.parameter import Setting
 from meshwright.rules import served, warn_of_fallbacks
 from meshwright.solve.anything import any_dearest, any_jointly, any_kept, any_pipeline, any_swept, dearest_plan
 from meshwright.solve.assemble import assemble, draft
@@ -24,7 +26,6 @@ from meshwright.solve.joint import joint_search
 from meshwright.solve.least import Part, Smallest, Watch, least_accepted, least_pipeline
 from meshwright.solve.least_by_method import least_by_method, no_room
 from meshwright.solve.pin_words import check_storage, check_words
-from meshwright.solve.pins import pinned_devices
 from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
 from meshwright.solve.pipeline.plan import fully_predicted
 from meshwright.solve.pipeline.search import pipeline_search

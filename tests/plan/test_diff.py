@@ -11,8 +11,8 @@ from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.explain.diff import ASKED
 from meshwright.plan import Plan
-from meshwright.plan.diff import ASKED
 from meshwright.solve.plan import make_plan
 
 

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from meshwright.cluster import Mesh, logical_mesh
 from meshwright.layout.transport import ProcessTransport, use_transport
-from meshwright.rules.prove import Outcome, prove
+from meshwright.rules.prove import Outcome
+from meshwright.rules.strategies import prove
 
 SLICE = ("attention", "norms", "embedding", "loss", "random", "experts")
 """The families whose lowerings hold collectives or depend on the rank, and whose gradients meet."""

@@ -14,8 +14,9 @@ from torch.distributed.tensor.experimental import register_sharding
 from meshwright.cluster import logical_mesh
 from meshwright.errors import RuleError, RuleWarning
 from meshwright.rules import resolve_rule, strategies, tier
-from meshwright.rules.prove import Case, case, prove
+from meshwright.rules.prove import Case, case
 from meshwright.rules.rule import Call
+from meshwright.rules.strategies import prove
 
 
 @torch.library.custom_op("mw_tests::weigh", mutates_args=())

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rule_cases import bools, distinct, f, ints, plain
 
 from meshwright.cluster import logical_mesh
-from meshwright.rules.prove import Case, case, prove
+from meshwright.rules.prove import Case, case
+from meshwright.rules.strategies import prove
 
 SIZES = st.integers(1, 6)
 

@@ -10,7 +10,8 @@ from rule_cases import f
 from meshwright.cluster import logical_mesh
 from meshwright.errors import RuleError
 from meshwright.rules import strategies, tier
-from meshwright.rules.prove import Case, case, prove
+from meshwright.rules.prove import Case, case
+from meshwright.rules.strategies import prove
 from meshwright.rules.table import RULES
 
 MESHES = ({"x": 2}, {"x": 3}, {"x": 2, "y": 2})

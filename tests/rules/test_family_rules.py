@@ -14,8 +14,9 @@ from meshwright.cluster import logical_mesh
 from meshwright.models.gpt import GPT
 from meshwright.models.llama import Llama
 from meshwright.models.resnet import ResNet
-from meshwright.rules.prove import Case, case_of, prove
+from meshwright.rules.prove import Case, case_of
 from meshwright.rules.resolve import resolve_rule
+from meshwright.rules.strategies import prove
 
 TOKENS = {"tokens": torch.zeros(6, 12, dtype=torch.int64), "targets": torch.zeros(6, 12, dtype=torch.int64)}
 IMAGES = {"images": torch.zeros(6, 3, 24, 24), "labels": torch.zeros(6, dtype=torch.int64)}

@@ -14,9 +14,10 @@ from meshwright.cluster import logical_mesh
 from meshwright.errors import RuleError
 from meshwright.layout.steps import Collective
 from meshwright.rules import Lowering, Split, register_rule
-from meshwright.rules.prove import Case, case, prove
+from meshwright.rules.prove import Case, case
 from meshwright.rules.register import forget_rule
 from meshwright.rules.rule import keep
+from meshwright.rules.strategies import prove
 
 MESH = logical_mesh({"x": 2})
 

@@ -11,8 +11,9 @@ from rule_cases import f
 from meshwright.capture.program import TensorType
 from meshwright.cluster import logical_mesh
 from meshwright.rules import Call
-from meshwright.rules.prove import case, prove
+from meshwright.rules.prove import case
 from meshwright.rules.shapes import reshaped
+from meshwright.rules.strategies import prove
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6])
 

@@ -14,8 +14,9 @@ from meshwright.cluster import logical_mesh
 from meshwright.errors import ClusterError, LayoutError, RuleError, VerifyError
 from meshwright.layout import Collective, Layout, S
 from meshwright.rules import Strategy, register_rule, resolve_rule, strategies, strategy, tier
-from meshwright.rules.prove import Case, case, prove
+from meshwright.rules.prove import Case, case
 from meshwright.rules.register import forget_rule
+from meshwright.rules.strategies import prove
 
 SDPA = "aten.scaled_dot_product_attention.default"
 

@@ -7,7 +7,7 @@ from rule_cases import FAMILIES, cases, rule_key, tolerance
 
 from meshwright.cluster import logical_mesh
 from meshwright.rules import strategies
-from meshwright.rules.prove import prove
+from meshwright.rules.strategies import prove
 from meshwright.rules.table import RULES, UNPROVEN
 
 MESHES = ({"x": 2}, {"x": 3}, {"x": 2, "y": 2})

@@ -22,7 +22,8 @@ from meshwright.layout.threads import simulate
 from meshwright.plan import Choice
 from meshwright.price.flow import flow
 from meshwright.rules import strategies, strategy
-from meshwright.rules.prove import Case, case, prove
+from meshwright.rules.prove import Case, case
+from meshwright.rules.strategies import prove
 
 QUICK = ("matmul", "attention", "norms", "embedding", "loss", "random")
 SDPA = "aten.scaled_dot_product_attention.default"

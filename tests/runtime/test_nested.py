@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.errors import PlanError
+from meshwright.plan.order import parse_order
 from meshwright.runtime.fit import fit_plan, this_device
-from meshwright.schedule.nested import drops, parse_order
+from meshwright.schedule.nested import drops
 
 WIDTH, DEPTH, ROWS = 32, 10, 256
 

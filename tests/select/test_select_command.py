@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import ProblemError
-from meshwright.select import ProblemBuilder, command, dump
+from meshwright.select import ProblemBuilder, command
+from meshwright.select.contest import dump
 
 
 def run(*words: str) -> int:

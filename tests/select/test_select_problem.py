@@ -15,7 +15,8 @@ from select_shared import CONTEST, needs_contest
 
 import meshwright.select as select
 from meshwright.errors import ProblemError
-from meshwright.select import InfeasibleError, Problem, ProblemBuilder, dump, load, solve
+from meshwright.select import InfeasibleError, Problem, ProblemBuilder, solve
+from meshwright.select.contest import dump, load
 
 
 def two_nodes() -> Problem:
@@ -30,7 +31,7 @@ def two_nodes() -> Problem:
 
 def test_exported_names() -> None:
     assert sorted(select.__all__) == sorted(
-        ["METHODS", "InfeasibleError", "Problem", "ProblemBuilder", "Progress", "Selection", "dump", "load", "solve"]
+        ["METHODS", "InfeasibleError", "Problem", "ProblemBuilder", "Progress", "Selection", "solve"]
     )
 
 

@@ -13,6 +13,7 @@ from math import prod
 from meshwright.capture.program import Program, Value
 from meshwright.cluster import Mesh
 from meshwright.layout import Layout
+from meshwright.pins.pins import Pins
 from meshwright.plan import Choice, ParameterPlan
 from meshwright.price.flow import settled
 from meshwright.price.parameter import ParameterPrice, Setting, chain_uses, parameter_price
@@ -20,7 +21,6 @@ from meshwright.price.segment import price_segment
 from meshwright.price.together import whole_bytes
 from meshwright.profile.spared import spared_segments
 from meshwright.solve.intra.space import Space, boundary_layouts, space
-from meshwright.solve.pins import Pins
 
 Way = tuple[float, int, int]
 """Seconds, bytes held, largest transient."""

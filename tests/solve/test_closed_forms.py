@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from meshwright.capture import capture
 from meshwright.cluster import Cluster, Device
-from meshwright.cluster.topology import Group, Link, Member
+from meshwright.cluster.tree import Group, Link, Member
 from meshwright.layout import Collective
 from meshwright.models.bert import Block
 from meshwright.models.moe import Experts

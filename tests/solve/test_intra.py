@@ -12,6 +12,7 @@ from small_models import NAMES, small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
+from meshwright.pins.pins import Pins
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
 from meshwright.rules import strategies
@@ -20,7 +21,6 @@ from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.segment import SegmentProblem
 from meshwright.solve.intra.solved import solve_segment
 from meshwright.solve.intra.walk import walk
-from meshwright.solve.pins import Pins
 from meshwright.solve.plan import make_plan
 
 

@@ -6,10 +6,10 @@ from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.layout import Layout
 from meshwright.models.reference import parse_reference
+from meshwright.pins.pins import Pins
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.pictures import ALL, NO_HEIGHT, NO_WIDTH, crossing, freedoms
-from meshwright.solve.pins import Pins
 
 EVERY = tuple(
     Layout.parse(f"[{one}, {other}]")

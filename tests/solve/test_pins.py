@@ -79,7 +79,7 @@ def test_storage_on_an_axis_that_no_pin_names(pin: str, todo: str) -> None:
 
 
 def test_a_misspelt_pin_is_refused_before_torch_is_there() -> None:
-    words = "import sys; from meshwright.solve.pin_spelling import check_spelling; assert 'torch' not in sys.modules; "
+    words = "import sys; from meshwright.pins.spelling import check_spelling; assert 'torch' not in sys.modules; "
     words += "check_spelling(['dp=x'])"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     assert "pin 'dp=x'" in done.stderr

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from meshwright.capture import capture
 from meshwright.cluster import Cluster, Device, Mesh
-from meshwright.cluster.topology import Group, Link, Member
+from meshwright.cluster.tree import Group, Link, Member
 from meshwright.errors import CaptureError, PlanError
 from meshwright.price.parameter import Setting
 from meshwright.solve.plan import make_plan

@@ -9,10 +9,10 @@ from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.pins.pins import pinned_devices
 from meshwright.price.parameter import Setting
 from meshwright.solve.candidates import tight_candidates
 from meshwright.solve.least import Smallest
-from meshwright.solve.pins import pinned_devices
 from meshwright.solve.plan import make_plan
 from meshwright.solve.refuse import does_not_fit
 

@@ -9,9 +9,8 @@ import pytest
 
 from meshwright.errors import PlanError
 from meshwright.simulate import SegmentCost, Transfer
-from meshwright.solve.stages.bound import Bound
+from meshwright.solve.stages.bound import Bound, kept_numbers
 from meshwright.solve.stages.choose import STAGE_METHODS, solve_stages
-from meshwright.solve.stages.front import kept_numbers
 from meshwright.solve.stages.options import options
 from meshwright.solve.stages.price import price_pipeline
 from meshwright.solve.stages.problem import Crossing, MeshClass, PlacedRun, StagePoint, StageProblem

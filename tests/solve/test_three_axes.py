@@ -14,12 +14,12 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.layout import Layout
+from meshwright.pins.pins import Pins, pin_readings, with_roles
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
 from meshwright.solve.candidates import candidates_on
 from meshwright.solve.intra.frontier import Frontier
-from meshwright.solve.pins import Pins, pin_readings, with_roles
 from meshwright.solve.plan import make_plan
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from meshwright.cluster.detect.islands import Island
 from meshwright.cluster.detect.probe import latency, rates
 from meshwright.cluster.detect.structure import Probes
-from meshwright.cluster.topology import Link
+from meshwright.cluster.tree import Link
 
 _MUCH_SLOWER = 2.0
 _DIFFERENT = 1.25  # an uplink this far from the others' is kept apart

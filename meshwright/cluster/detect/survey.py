@@ -19,7 +19,8 @@ from meshwright.cluster.detect.links import Level, levels_of, measure_links
 from meshwright.cluster.detect.probe import Prober, of_repeats
 from meshwright.cluster.detect.structure import Probes, hosts_of, structure
 from meshwright.cluster.mesh import Axis
-from meshwright.cluster.topology import Cluster, Group, Link, Member, merge_equal
+from meshwright.cluster.topology import Cluster
+from meshwright.cluster.tree import Group, Link, Member, merge_equal
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 

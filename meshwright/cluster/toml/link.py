@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.cluster.cost import KINDS
 from meshwright.cluster.toml.table import Table
-from meshwright.cluster.topology import MOST_TAPER, Link
+from meshwright.cluster.tree import MOST_TAPER, Link
 from meshwright.cluster.units import parse_count, parse_rate, parse_seconds
 
 LINK_FIELDS = ("bandwidth", "latency", "links", "shared", "efficiency", "taper")

@@ -20,7 +20,8 @@ from meshwright.cluster.toml.device import DEVICE_FIELDS, read_device
 from meshwright.cluster.toml.lines import Where
 from meshwright.cluster.toml.link import LINK_FIELDS, read_link
 from meshwright.cluster.toml.table import Table
-from meshwright.cluster.topology import BACKENDS, Cluster, Group, Link, Member, merge_equal
+from meshwright.cluster.topology import BACKENDS, Cluster
+from meshwright.cluster.tree import Group, Link, Member, merge_equal
 from meshwright.cluster.units import parse_seconds
 
 _LEVEL_FIELDS = (*LINK_FIELDS, "size", "group")

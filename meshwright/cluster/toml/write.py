@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from meshwright.cluster.device import Device
-from meshwright.cluster.topology import Cluster, Group, Link, Member, merge_equal
+from meshwright.cluster.topology import Cluster
+from meshwright.cluster.tree import Group, Link, Member, merge_equal
 from meshwright.errors import ClusterError
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from meshwright.capture.optimizer import STATES
 from meshwright.errors import RunError
-from meshwright.price.parameter import STATES
 from meshwright.runtime.weights.local_step import ELEMENTWISE, lend_pieces, prepare, take_back
 
 _PLANNED = "meshwright_optimizer"

@@ -33,8 +33,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from meshwright.errors import PlanError
-    from meshwright.plan.diff import diff
-    from meshwright.plan.explain import explain
+    from meshwright.explain.diff import diff
+    from meshwright.explain.explain import explain
     from meshwright.plan.origin import program_of
     from meshwright.solve.whatif import what_if
 

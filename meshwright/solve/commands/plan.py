@@ -47,7 +47,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from meshwright.cluster import load_cluster
     from meshwright.errors import ModelError, RuleWarning
-    from meshwright.solve.pin_spelling import check_spelling
+    from meshwright.pins.spelling import check_spelling
 
     start_s = time.perf_counter()
     check_folder("-o", args.output)
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     # What takes seconds to import comes after what can be refused at once.
     from meshwright.capture import capture
-    from meshwright.plan.describe import describe
+    from meshwright.explain.describe import describe
     from meshwright.plan.units import parse_bytes
     from meshwright.solve.baselines import baselines
     from meshwright.solve.figures import speed, unserved

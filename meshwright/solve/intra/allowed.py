@@ -8,10 +8,10 @@ from functools import partial
 from meshwright.capture.program import Op, Value
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
+from meshwright.pins.pins import Pins
 from meshwright.profile import op_kind
 from meshwright.rules import Narrow, Strategy, Way, strategies
 from meshwright.solve.intra.uneven import may_help, worthwhile
-from meshwright.solve.pins import Pins
 
 
 def allowed(

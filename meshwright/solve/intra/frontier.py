@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
 from meshwright.layout import Layout
+from meshwright.pins.pins import Pins
 from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
@@ -18,7 +19,6 @@ from meshwright.solve.intra.pictures import freedoms
 from meshwright.solve.intra.segment import Answer, SegmentProblem, Tied
 from meshwright.solve.intra.solved import Solved, solve_segment
 from meshwright.solve.intra.space import KnownOps, Space, skip_layout, space
-from meshwright.solve.pins import Pins
 
 T = TypeVar("T")
 

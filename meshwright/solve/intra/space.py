@@ -17,6 +17,7 @@ from meshwright.cost.op.compute import op_seconds
 from meshwright.errors import PlanError
 from meshwright.layout import I, Layout, S, State
 from meshwright.layout.table import conversion_matrix
+from meshwright.pins.pins import Pins
 from meshwright.plan import ParameterPlan
 from meshwright.price.flow import settled
 from meshwright.price.parameter import Setting, local_bytes, parameter_price
@@ -34,7 +35,6 @@ from meshwright.rules import Strategy
 from meshwright.solve.intra.allowed import allowed
 from meshwright.solve.intra.pictures import ALL, PICTURE, crossing
 from meshwright.solve.intra.storage import parameter_options
-from meshwright.solve.pins import Pins
 
 LayoutSet = tuple[Layout, ...]
 Matrix = npt.NDArray[np.float64]

@@ -10,10 +10,10 @@ from meshwright.capture.program import Value
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.layout import I, Layout, S, State
+from meshwright.pins.pins import Pins
 from meshwright.plan import ParameterPlan
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.uneven import is_worth
-from meshwright.solve.pins import Pins
 
 
 def parameter_options(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from meshwright.capture.optimizer import STATES
 from meshwright.capture.program import ITEM_BYTES, Parameter, Program
 from meshwright.cluster import Device
 from meshwright.generate.program import sharded_prologue
 from meshwright.layout import Layout
 from meshwright.plan import Plan
-from meshwright.price.parameter import STATES, Setting, local_bytes, update_s
+from meshwright.price.parameter import Setting, local_bytes, update_s
 from meshwright.profile.operands import type_bytes
 
 

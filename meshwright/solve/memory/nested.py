@@ -15,10 +15,11 @@ from meshwright.cost.traced.storage import runs_once
 from meshwright.generate.joint import label
 from meshwright.generate.program import sharded_segments
 from meshwright.plan import Plan
+from meshwright.plan.order import Steps
 from meshwright.profile.operands import type_bytes
 from meshwright.remat.curve import Kept
 from meshwright.remat.traced import Tracer
-from meshwright.schedule.nested import Steps, drops
+from meshwright.schedule.nested import drops
 from meshwright.schedule.reads import reads_of
 from meshwright.solve.memory.rotor import Link, Saving, rotor
 

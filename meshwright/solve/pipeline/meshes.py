@@ -14,8 +14,8 @@ from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import links_of, per_host
 from meshwright.cluster.submesh import place, submeshes
 from meshwright.errors import MeshwrightError, PlanError
+from meshwright.pins.pins import Pins, parse_pins, pinned_mesh
 from meshwright.price.handover import Rate
-from meshwright.solve.pins import Pins, parse_pins, pinned_mesh
 
 MOST_UNITS = 64
 ALL_SIZES = 8

@@ -9,11 +9,11 @@ from math import prod
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError, counted
+from meshwright.pins.pins import pin_parts, pinned_mesh
 from meshwright.plan.cutting import check_cut
 from meshwright.plan.units import show_bytes
 from meshwright.schedule import ORDERS
 from meshwright.solve.least import Smallest
-from meshwright.solve.pins import pin_parts, pinned_mesh
 
 FEWEST_RUNS = 2
 """Of a stage, under `interleaved`."""

@@ -19,7 +19,6 @@ from meshwright.solve.stages.interleaved import Interleaved, interleavings
 from meshwright.solve.stages.options import Options, options
 from meshwright.solve.stages.price import price_pipeline
 from meshwright.solve.stages.problem import Pipelined, PlacedRun, StageProblem, StageSolution
-from meshwright.solve.stages.survey import METHODS, surveyed
 
 FIRST = 4
 """Pipelines of each schedule and number of micro-batches that are simulated before any is walked further."""
@@ -30,7 +29,8 @@ OTHERS = 4
 FOUND = 8
 """Of what a searcher finds, so many are simulated."""
 
-STAGE_METHODS = ("auto", *METHODS)
+STAGE_METHODS = ("auto", "beam", "recursive", "mcmc", "mcts", "rl")
+"""`auto`, and the searchers of the survey, which are imported when one is named."""
 
 PRECISION = 1e-3
 """How closely the least T is bracketed."""
@@ -128,6 +128,8 @@ def solve_stages(
         family.low_s = family.bound.least_s() * (1 - PRECISION)
     for family in sorted(families, key=lambda family: family.low_s):
         if method != "auto":
+            from meshwright.solve.stages.survey import surveyed
+
             _simulate_found(family, search, surveyed(method, family.bound, FOUND, seed))
             continue
         _lowest(family, search.best_s)

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 
 from meshwright.cluster import Device, collective_s
 from meshwright.errors import counted
+from meshwright.explain.describe import describe
+from meshwright.explain.describe_pipeline import explain_pipeline
 from meshwright.layout import Layout
-from meshwright.plan.describe import describe
-from meshwright.plan.describe_pipeline import explain_pipeline
 from meshwright.plan.frontier import Choice
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds, show_spans

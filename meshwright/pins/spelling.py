@@ -8,7 +8,7 @@ from math import prod
 from meshwright.cluster import Cluster
 from meshwright.errors import LayoutError, PlanError, counted
 from meshwright.layout import Layout
-from meshwright.solve.pins import NUMBERS, no_room, pin_parts, pinned_mesh
+from meshwright.pins.pins import NUMBERS, no_room, pin_parts, pinned_mesh
 
 WORDS = {
     "pp": "pp=2 or pp=2+2+4",

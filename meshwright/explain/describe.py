@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from meshwright.cluster import Axis
+from meshwright.explain.describe_pipeline import describe_pipeline, parts
 from meshwright.layout import Collective, Layout
-from meshwright.plan.describe_pipeline import describe_pipeline, parts
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_gap, show_seconds
 

@@ -1,0 +1,1 @@
+"""Plans in words: what they do, why, and how two of them differ."""

@@ -1,0 +1,1 @@
+"""Pins: decisions that a user takes away from the planner."""
