@@ -1,6 +1,6 @@
 """The zoo: models that nobody here wrote, and adversarial ones, each planned, run on two ranks and compared with eager.
 
-    python bench/zoo.py [--only gpt2,timm:] [--source timm,adversarial] [--jobs 2] [--resume] [--again traceback,WRONG]
+    python bench/zoo.py [--only gpt2,res] [--source timm,peft] [--jobs 2] [--resume] [--again traceback,WRONG]
 
 Needs `pip install -c constraints.txt -e ".[zoo]"`; sources whose package is missing are said to be not installed. Every
 model has a process of its own with a limit of CPU seconds: captured; planned for 8 H100 (`dgx-h100:1`); planned and run
@@ -29,12 +29,14 @@ from pathlib import Path
 from bench.zoo.children import Limits, run_all
 from bench.zoo.lists import SOURCES, names_of
 from bench.zoo.page import FAULTS, line, page, summary
-from bench.zoo.rows import Row, read, write
+from bench.zoo.rows import Row, joined, read, write
+from bench.zoo.trial import Options
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="parts of names, separated by commas")
+    parser.add_argument("--exactly", default="", help="whole names, separated by commas")
     parser.add_argument("--source", default="", help=f"of {', '.join(SOURCES)}")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     parser.add_argument("--limit", type=int, default=240, help="CPU seconds for each process of a model")
@@ -42,13 +44,15 @@ def main() -> int:
     parser.add_argument("--again", default="", help="with --resume: outcomes that are tried again all the same")
     parser.add_argument("--every-pin", action="store_true", help="run tp=2 and zero=3 both, where both are planned")
     parser.add_argument("--reuse", action="store_true", help="ranks reuse the capture of the trial (quicker)")
+    parser.add_argument("--parts", default="plan,run", help="`plan` (for 8 H100) or `run` alone; rows are joined")
     parser.add_argument("--json", default="out/zoo.json", metavar="FILE")
     parser.add_argument("--page", default="", metavar="FILE", help="write the table there (docs/zoo.md)")
     args = parser.parse_args()
     path = Path(args.json)
     rows = read(path)
-    for row in run_all(_chosen(args, rows), args.jobs, Limits(args.limit, args.every_pin, args.reuse)):
-        rows[row["name"]] = row
+    limits = Limits(args.limit, Options(args.every_pin, args.reuse, tuple(args.parts.split(","))))
+    for row in run_all(_chosen(args, rows), args.jobs, limits):
+        rows[row["name"]] = joined(rows.get(row["name"]), row, limits.options.parts)
         write(path, rows)
         print(line(row), flush=True)
     print(summary(list(rows.values())))
@@ -61,6 +65,8 @@ def _chosen(args: argparse.Namespace, rows: dict[str, Row]) -> list[str]:
     sources = args.source.split(",") if args.source else list(SOURCES)
     parts, again = args.only.split(","), args.again.split(",")
     names = [name for source in sources for name in names_of(source) if any(part in name for part in parts)]
+    if args.exactly:
+        names = [name for name in names if name in args.exactly.split(",")]
     return [name for name in names if not args.resume or name not in rows or rows[name]["outcome"] in again]
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torch import nn
 from bench.zoo.lists import PACKAGES, entry_of
 from bench.zoo.packages import declare_vision_ops
 from bench.zoo.rows import Row
-from bench.zoo.trial import Trial
+from bench.zoo.trial import Options, Trial
 from meshwright.capture import capture
 
 NICE = 5
@@ -30,11 +31,10 @@ WALL = 10
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """cpu_s: of each process of a model."""
+    """cpu_s: of each process of a model. options: of its trial."""
 
     cpu_s: int
-    every_pin: bool = False
-    reuse: bool = False
+    options: Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,16 @@ def _warm() -> None:
     torch.optim.AdamW(model.parameters()).step()
 
 
-def _start(name: str, limits: Limits) -> tuple[int, Child]:
+@cache
+def _import(package: str) -> None:
     with suppress(ImportError):
-        import_module(PACKAGES[name.partition(":")[0]])
+        found = import_module(package)
+        if package == "transformers":
+            _ = found.AutoModelForCausalLM  # what all of them share
+
+
+def _start(name: str, limits: Limits) -> tuple[int, Child]:
+    _import(PACKAGES[name.partition(":")[0]])
     folder = tempfile.TemporaryDirectory()
     if (pid := os.fork()) == 0:
         os.setsid()
@@ -80,7 +87,7 @@ def _start(name: str, limits: Limits) -> tuple[int, Child]:
         os.dup2(said, 1)
         os.dup2(said, 2)
         path = Path(folder.name) / "row.json"
-        Trial(entry_of(name), path, every_pin=limits.every_pin, reuse=limits.reuse).run()
+        Trial(entry_of(name), path, limits.options).run()
         os._exit(0)
     return pid, Child(name, folder, time.monotonic() + WALL * limits.cpu_s)
 

@@ -80,7 +80,7 @@ def _entry(name: str, build: Any, pins: tuple[str, ...] = ("tp=2", "zero=3")) ->
 
 ENTRIES = [
     _entry("decoder-tied", lambda: _text("Decoder", True)),
-    _entry("decoder-modern", lambda: _text("Decoder", False, rotary_pos_emb=True, use_rmsnorm=True, ff_glu=True)),
+    _entry("decoder-modern", lambda: _text("Decoder", False, use_rmsnorm=True, ff_glu=True)),
     _entry("encoder-bias", lambda: _text("Encoder", False, rel_pos_bias=True, attn_qk_norm=True), ("zero=3", "tp=2")),
     _entry("autoregressive", _autoregressive),
     _entry("vit", _vision, ("zero=3", "tp=2")),

@@ -11,6 +11,7 @@ import resource
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,16 @@ Row = dict[str, Any]
 """name, source, outcome, phase, note, warned, cpu_s by phase, ops, segments, free, pinned (what was run), text."""
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """every_pin: run all pins that can be planned. reuse: ranks take the trial's capture. parts: `plan`, for 8 H100;
+    `run`, on two ranks."""
+
+    every_pin: bool = False
+    reuse: bool = False
+    parts: tuple[str, ...] = ("plan", "run")
+
+
 class UnequalError(Exception):
     """Not what the reference computes."""
 
@@ -43,8 +54,8 @@ def cpu_s() -> float:
 class Trial:
     """The phases of one entry's trial, in order."""
 
-    def __init__(self, entry: Entry, path: Path, *, every_pin: bool, reuse: bool) -> None:
-        self.entry, self.path, self.every_pin, self.reuse = entry, path, every_pin, reuse
+    def __init__(self, entry: Entry, path: Path, options: Options) -> None:
+        self.entry, self.path, self.options = entry, path, options
         self.row: Row = {"name": entry.name, "source": entry.source, "outcome": "abort", "phase": "", "cpu_s": {}}
 
     def run(self) -> None:
@@ -70,9 +81,14 @@ class Trial:
         wanted = None if case.reference == "alone" else self._phase("eager", lambda: plain(self.entry))
         program = self._phase("capture", lambda: capture(case.model, case.batches[0], case.loss, precision="fp32"))
         self.row |= {"ops": sum(1 for _ in program.ops()), "segments": len(program.segments)}
-        if self.reuse:
+        if self.options.reuse:
             trainer.capture = lambda *_, **__: program
-        self._phase("plan of 8", lambda: self._plan(program, EIGHT))
+        if "plan" in self.options.parts:
+            self._phase("plan of 8", lambda: self._plan(program, EIGHT))
+        if "run" in self.options.parts:
+            self._runs(program, wanted)
+
+    def _runs(self, program: Program, wanted: Trace | None) -> None:
         free = self._phase("plan of 2", lambda: self._plan(program, TWO))
         if wanted is None:
             alone = self._plan(program, "local:1")
@@ -92,7 +108,7 @@ class Trial:
                 found.append((pin, self._plan(program, TWO, (pin,))))
             except PlanError as error:
                 refused.append(error)
-            if found and not self.every_pin:
+            if found and not self.options.every_pin:
                 break
         if not found:
             raise refused[0]

@@ -1,0 +1,72 @@
+"""A slice of the zoo: a model of transformers and some hard ones train on two ranks as plain PyTorch does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.zoo.compare import difference
+from bench.zoo.lists import SOURCES, names_of
+from bench.zoo.steps import Trace
+
+ROOT = Path(__file__).parents[1]
+EQUAL = (
+    "transformers:gpt2", "adversarial:codebook-ema", "adversarial:tied-weights", "adversarial:rounded-function",
+)  # fmt: skip
+REFUSED = ("adversarial:data-dependent-shape", "adversarial:max-norm")
+FAULTS = {"WRONG", "abort", "traceback", "unnamed", "timeout", "broken"}
+
+
+def run_zoo(folder: Path, *args: str) -> dict[str, str]:
+    command = [sys.executable, str(ROOT / "bench/zoo.py"), *args, "--jobs", "2", "--json", str(folder / "zoo.json")]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=1500)
+    rows = json.loads((folder / "zoo.json").read_text(encoding="utf-8"))["rows"]
+    return {row["name"]: f"{row['outcome']}: {row.get('text', '')}" for row in rows}
+
+
+def test_a_slice_of_the_zoo_trains_like_eager(tmp_path: Path) -> None:
+    found = run_zoo(tmp_path, "--reuse", "--exactly", ",".join((*EQUAL, *REFUSED)))
+    assert {name: text.partition(":")[0] for name, text in found.items()} == {
+        **dict.fromkeys(EQUAL, "equal"),
+        **dict.fromkeys(REFUSED, "refused"),
+    }, found
+
+
+@pytest.mark.full
+def test_nothing_adversarial_is_wrong(tmp_path: Path) -> None:
+    found = run_zoo(tmp_path, "--source", "adversarial")
+    assert {name: text for name, text in found.items() if text.partition(":")[0] in FAULTS} == {}
+
+
+def test_there_are_as_many_models_as_promised() -> None:
+    names = {source: names_of(source) for source in SOURCES}
+    assert len(names["transformers"]) >= 40
+    assert len(names["timm"]) >= 10
+    assert len(names["diffusers"]) >= 4
+    assert sum(map(len, names.values())) - len(names["adversarial"]) >= 70
+    assert len(names["adversarial"]) >= 40
+
+
+def trace() -> Trace:
+    weight = torch.tensor([1.0, -2.0])
+    return Trace([2.0], [{"w": weight * 0.1}], {"w": weight, "count": torch.tensor(3)})
+
+
+def test_the_comparison_sees_each_thing_that_differs() -> None:
+    assert difference(trace(), [trace(), trace()]) == ""
+    for change in (
+        Trace([2.001], trace().gradients, trace().state),
+        Trace([2.0], [{"w": torch.tensor([0.1, -0.2002])}], trace().state),
+        Trace([2.0], [{}], trace().state),
+        Trace([2.0], [trace().gradients[0] | {"frozen": torch.ones(1)}], trace().state),
+        Trace([2.0], trace().gradients, trace().state | {"count": torch.tensor(4)}),
+        Trace([2.0], trace().gradients, trace().state | {"w": torch.tensor([1.0, -2.001])}),
+        Trace([2.0], trace().gradients, {"w": trace().state["w"]}),
+        Trace([float("nan")], trace().gradients, trace().state),
+    ):
+        assert difference(trace(), [change])
