@@ -137,3 +137,10 @@ def test_an_unknown_argument() -> None:
     model, batch = small_family("gpt")
     with pytest.raises(ModelError, match="a batch of tokens, targets, mask for GPT"):
         capture(model, batch | {"mask": torch.ones(4, 12)})
+
+
+def test_instance_norm_with_running_statistics() -> None:
+    """They would stay as they are: the op's schema does not say that it writes them."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4, track_running_stats=True))
+    with pytest.raises(CaptureError, match="InstanceNorm with running statistics in 1"):
+        capture(model, torch.ones(2, 3, 4, 4), lambda y, x: y.square().mean())

@@ -35,6 +35,14 @@ def sized_by_data(node: fx.Node) -> CaptureError:
     )
 
 
+def tracked_instances(node: fx.Node) -> CaptureError:
+    return CaptureError(
+        f"InstanceNorm with running statistics in {module_of(node) or 'the model'}{line_of(node)}",
+        "one whose forward changes no buffers",
+        "make it with `track_running_stats=False`, or use BatchNorm",
+    )
+
+
 def unsupported(node: fx.Node) -> CaptureError:
     where = f"in {module_of(node) or 'the model'}{line_of(node)}"
     if str(node.target) == AUTOCAST_REGION:

@@ -27,6 +27,7 @@ from meshwright.capture.reading.nodes import (
     line_of,
     module_of,
     sized_by_data,
+    tracked_instances,
     unsupported,
     writes,
 )
@@ -160,6 +161,8 @@ class _Reader:
         if target == "aten.batch_norm.default" and args[5] and isinstance(args[3], Ref):
             self.leaf[node] = self._batch_norm(node, args)
             return
+        if target == "aten.instance_norm.default" and args[5] and isinstance(args[3], Ref):
+            raise tracked_instances(node)
         if target == "aten.cat.default":
             args = (self._with_elements(args[0], tensor_type(value)), *args[1:])
         if changes_nothing(node, target, value):
