@@ -146,6 +146,26 @@ def writes_argument(target: Any) -> bool:
     return schema is not None and bool(schema.is_mutable)
 
 
+def written_names(target: Any) -> tuple[str, ...]:
+    """The arguments that an operator writes to, by name."""
+    schema = getattr(target, "_schema", None)
+    arguments = schema.arguments if schema is not None else []
+    return tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+def functional_overload(target: Any) -> Any | None:
+    """The operator that makes what `target` writes, in place (`pow_.Scalar`) or to `out=`; None where there is none."""
+    kinds = [str(argument.type) for argument in target._schema.arguments if not argument.is_out]
+    name = target._schema.name.partition("::")[2]
+    packet = getattr(getattr(torch.ops, target.namespace), name.removesuffix("_"), None)
+    overloads = packet.overloads() if packet is not None and hasattr(packet, "overloads") else []
+    for overload in sorted(overloads, key=lambda known: known != (target._schema.overload_name or "default")):
+        found = getattr(packet, overload)
+        if not found._schema.is_mutable and [str(argument.type) for argument in found._schema.arguments] == kinds:
+            return found
+    return None
+
+
 def argument_position(target: Any, name: str) -> int | None:
     """Where an operator takes the argument of this name; None where it has none such."""
     schema = getattr(target, "_schema", None)
@@ -328,3 +348,32 @@ def tensor_counts(operator: Any) -> tuple[int, int, int | None] | None:
     made = [str(result.type) for result in schema.returns]
     least, optional = kinds.count("Tensor"), kinds.count("Optional[Tensor]")
     return least, least + optional, len(made) if set(made) <= {"Tensor"} else None
+
+
+def own_buffers(module: Any) -> dict[str, Tensor | None]:
+    """A module's own buffers by name, the dict itself: what is assigned to `module.name` is put there."""
+    found: dict[str, Tensor | None] = module._buffers
+    return found
+
+
+def forward_hooks(module: Any) -> tuple[dict[int, Any], dict[int, Any]]:
+    """A module's forward pre-hooks and forward hooks, the dicts themselves."""
+    return module._forward_pre_hooks, module._forward_hooks
+
+
+def backward_hooks(module: Any) -> bool:
+    """Whether a module has hooks that see, and may change, gradients."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def global_backward_hooks() -> bool:
+    """Whether hooks were registered for the gradients of all modules."""
+    from torch.nn.modules import module
+
+    return bool(module._global_backward_hooks or module._global_backward_pre_hooks)
+
+
+def gradient_hooks(tensor: Tensor) -> bool:
+    """Whether a parameter has hooks that see, and may change, its gradient."""
+    known = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
+    return any(known)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,9 +15,11 @@ from meshwright.capture.flat import Flat
 from meshwright.capture.precision import Precision, check_precision
 from meshwright.capture.program import Program
 from meshwright.capture.reading.read import read
-from meshwright.capture.tracing.export import export
+from meshwright.capture.tracing.export import Exported, export
+from meshwright.capture.tracing.questions import check_allow
 from meshwright.capture.tracing.repeat import NotAlikeError
-from meshwright.errors import CaptureWarning
+from meshwright.capture.tracing.state import Key, name_of, remembered
+from meshwright.errors import CaptureError, CaptureWarning
 
 BAKED = "numbers that the forward made for each sample, outside torch, are the same in every step (a random mask?)"
 
@@ -29,35 +32,59 @@ def capture(
     precision: Precision | None = None,
     keyed: bool = True,
     fine: bool = False,
+    allow: str | Iterable[str] = (),
 ) -> Program:
     """The Program of one training step of `model` on `batch`. Allocates nothing of the model's size.
 
     precision: what the step computes in (see `precision`); by default, whatever dtypes model and batch have.
     keyed: random ops draw by key (see `random`), as a planned run does; False leaves them as eager runs them. fine:
-    segments end wherever they can, not with what repeats: for pipelines that are cut by hand.
+    segments end wherever they can, not with what repeats: for pipelines that are cut by hand. allow: lines that ask for
+    a tensor's value (`if tensor:`) with their answers, `"file.py:12=False"`; others are refused.
     """
     check_given(model, batch, loss)
     check_precision(model, precision)
+    entries = check_allow(allow)
     named = named_batch(model, batch, loss)
     size = batch_size(named)
 
-    def flat(*, once: bool = True, vary: bool = True) -> tuple[Flat, tuple[str, ...]]:
-        exported = export(model, named, loss, precision=precision, once=once, vary=vary)
-        return read(exported.graph, exported.model, exported.notes, by_key=keyed), exported.warnings
+    def flat(*, once: bool, vary: bool = True, state: Mapping[Key, Any] | None = None) -> tuple[Flat, Exported]:
+        found = export(model, named, loss, precision=precision, once=once, vary=vary, allow=entries, state=state)
+        return read(found.graph, found.model, found.notes, by_key=keyed), found
 
     try:
-        once = True
-        found, warned = flat()
+        once, vary = True, True
+        found, exported = flat(once=once)
     except NotAlikeError:
         once = False
-        found, warned = flat(once=False)
+        found, exported = flat(once=once)
     if size == 1 and not varies(found, size):
-        found, warned = flat(once=once, vary=False)  # one sample is exported as two, right only if the batch varies
+        vary = False  # one sample is exported as two, right only if the batch varies
+        found, exported = flat(once=once, vary=vary)
+    if exported.changes.after:
+        _check_same_again(found, exported, lambda state: flat(once=once, vary=vary, state=state))
+    warned: tuple[str, ...] = ()
     if not varies(found, size) and any(type_.shape[:1] == (size,) for type_ in found.made):
         warned += (BAKED,)
     for text in warned:
         warnings.warn(text, CaptureWarning, stacklevel=2)
-    return replace(build(found, size, fine=fine), warnings=warned)
+    return replace(build(found, size, fine=fine), warnings=warned, allowed=exported.allowed)
+
+
+def _check_same_again(
+    first: Flat, exported: Exported, trace: Callable[[Mapping[Key, Any]], tuple[Flat, Exported]]
+) -> None:
+    """A forward that changed something in Python is traced once more, with what it left: it must give the same, and no
+    number may change again, for who knows what the forward does at the hundredth."""
+    after = exported.changes.after
+    names = [name_of(key) for key in after]
+    try:
+        second, again = trace(after)
+    except CaptureError as error:
+        raise remembered(names) from error
+    if again.changes.moved:
+        raise remembered(list(again.changes.moved))
+    if (first.ops, first.updates, first.loss) != (second.ops, second.updates, second.loss):
+        raise remembered(names)
 
 
 __all__ = ["Batch", "Precision", "Program", "capture", "named_batch"]

@@ -146,13 +146,13 @@ class _Binder:
         self.taken: dict[str, int] = {}
 
     def add(self, body: list[Op], outputs: Names, inner: tuple[int, ...]) -> None:
-        outside = reads(body)
+        writes = {value.name for op in body for value in op.results}
+        updates = [(buffer, value) for buffer, value in self.flat.updates if value in writes]
+        outside = list(dict.fromkeys((*reads(body), *(buffer for buffer, _ in updates))))
         parameters = tuple(name for name in outside if name in self.parameters)
         buffers = tuple(name for name in outside if name in self.buffers)
         shared = tuple(name for name in outside if name in self.commons)
         handed = tuple(name for name in outside if name not in {*parameters, *buffers, *shared})
-        writes = {value.name for op in body for value in op.results}
-        updates = [(buffer, value) for buffer, value in self.flat.updates if value in writes]
         groups = (handed, shared, parameters, buffers)
         graph = localise(body, groups, outputs, updates, inner, self.types)
         key = (structure(graph.ops), tuple(map(len, groups)), _argument_types(graph), graph.outputs, graph.updates)

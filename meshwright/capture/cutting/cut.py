@@ -31,12 +31,14 @@ Lives = dict[str, tuple[int, int]]
 
 
 def split_common(flat: Flat) -> tuple[list[Op], list[Op]]:
-    """(ops derived from a parameter or a buffer that changes, common ops), each in program order."""
+    """(ops derived from a parameter or a buffer that changes, and those that change it; common ops), each in program
+    order."""
     updated = {buffer for buffer, _ in flat.updates}
+    news = {value for _, value in flat.updates}
     derived = {entry.name for entry in flat.parameters} | updated
     chain, common = [], []
     for op in flat.ops:
-        if any(name in derived for name in op.uses()):
+        if any(name in derived for name in op.uses()) or any(value.name in news for value in op.results):
             derived.update(value.name for value in op.results)
             chain.append(op)
         else:

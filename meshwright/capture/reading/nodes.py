@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from meshwright.capture.tracing.answers import traced_line
+from meshwright.capture.tracing.lines import traced_line
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import shares_storage
 
@@ -19,11 +19,6 @@ def changes_nothing(node: fx.Node, target: str, value: Any) -> bool:
     if not target.startswith(("aten.to.", "aten.alias.", "aten.type_as.")) or not isinstance(source, Tensor):
         return False
     return source.dtype == value.dtype and shares_storage(source, value)
-
-
-def writes(target: str) -> bool:
-    namespace, name, *_ = target.split(".")
-    return namespace == "aten" and name.endswith("_") and not name.endswith("__")
 
 
 def sized_by_data(node: fx.Node) -> CaptureError:

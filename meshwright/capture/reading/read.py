@@ -20,7 +20,7 @@ from meshwright.capture.functional import BATCH_NORM, CONSTANT
 from meshwright.capture.program import Op, Ref, RunDevice, TensorType, TorchConstant, Value, map_leaves
 from meshwright.capture.reading.alias import Memory, View
 from meshwright.capture.reading.emit import Emitter
-from meshwright.capture.reading.inplace import functional_form
+from meshwright.capture.reading.inplace import check_written, functional_form, out_form, outputs_of
 from meshwright.capture.reading.nodes import (
     AUTOCAST_REGION,
     changes_nothing,
@@ -29,14 +29,13 @@ from meshwright.capture.reading.nodes import (
     sized_by_data,
     tracked_instances,
     unsupported,
-    writes,
 )
 from meshwright.capture.reading.random import keyed
 from meshwright.capture.reading.replay import Replay
 from meshwright.capture.reading.traced import Unknown, held_tensors, tensor_type, traced_number, unknown_number
 from meshwright.capture.tracing.opaque import OPERATOR, Entries, Slot, recorded
 from meshwright.errors import CaptureError
-from meshwright.torch_compat import has_unbacked_symbol, is_fake, returns_view, shares_storage
+from meshwright.torch_compat import has_unbacked_symbol, is_fake, returns_view, shares_storage, writes_argument
 
 LARGEST_CONSTANT = 4096
 NO_GRAD_REGION = "wrap_with_set_grad_enabled"
@@ -59,6 +58,7 @@ class _Reader:
         self.inputs: list[Value] = []
         self.notes: list[str] = []
         self.made: list[TensorType] = []
+        self.constants: set[str] = set()
         self.memory = Memory(self.out.types, self.out.emit)
         self.replay = Replay(self.out.ops, self.memory, self.out.add)
         self.parameters = held_tensors(model.named_parameters(remove_duplicate=False))
@@ -100,6 +100,7 @@ class _Reader:
         numbers = tuple(tensor.flatten().tolist())
         args = (numbers, type_.shape, TorchConstant(type_.dtype), RunDevice())
         self.leaf[node] = Ref(self.out.emit(CONSTANT, args, type_, "", wanted=node.name))
+        self.constants.add(self.leaf[node].name)
         if tensor.numel() > 1:
             self.notes.append(f"{name} is a constant: the same numbers in every step")
         if name.startswith("lifted_tensor"):
@@ -130,7 +131,7 @@ class _Reader:
             raise unsupported(node)
         elif isinstance(value, int | torch.SymInt | torch.SymFloat | torch.SymBool | float):
             self.leaf[node] = traced_number(node, value)
-        elif value is not None:
+        elif value is not None or writes_argument(node.target):
             self._append(node, value)
 
     def _inline(self, node: fx.Node, body: Any, operands: Sequence[Any], *, detached: bool) -> None:
@@ -168,7 +169,7 @@ class _Reader:
         if changes_nothing(node, target, value):
             self.leaf[node] = self.leaf[node.args[0]]  # type: ignore[index]
             return
-        if writes(target):
+        if writes_argument(node.target):
             self._write(node, Op(target, args, kwargs, (), module_of(node)))
             return
         several = isinstance(value, list | tuple)
@@ -238,7 +239,12 @@ class _Reader:
         return Ref(op.results[0].name)
 
     def _write(self, node: fx.Node, op: Op) -> None:
-        """An in-place op: its functional form, and from here on the written tensor means that result."""
+        """An op that writes: its functional form, and from here on the written tensor means that result."""
+        check_written(node, op)
+        outputs = outputs_of(node)
+        if outputs:
+            self._write_out(node, op, outputs)
+            return
         written = node.args[0]
         assert isinstance(written, fx.Node)
         name = self.leaf[written].name
@@ -250,8 +256,35 @@ class _Reader:
         self.memory.write(name, made)
         self.leaf[node] = Ref(name)
 
+    def _write_out(self, node: fx.Node, op: Op, outputs: list[fx.Node]) -> None:
+        """`out=`: buffers and values that take an op's results."""
+        call, types = out_form(node, op)
+        names = [self.leaf[item].name for item in outputs]
+        for name in names:
+            self._check_write(name, op)
+        made = self.out.add(call, types, [f"{node.name}_{i}" for i in range(len(types))])
+        for name, result in zip(names, made.results, strict=True):
+            wanted = self.out.types[name]
+            if result.type.shape != wanted.shape:
+                raise CaptureError(
+                    f"{op.target} in {op.module or 'the model'} gives `out=` another shape, {result.type}",
+                    f"one of {wanted}",
+                    "assign its result instead",
+                )
+            value = result.name
+            if result.type.dtype != wanted.dtype:
+                value = self.out.emit("aten.to.dtype", (Ref(value), TorchConstant(wanted.dtype)), wanted, op.module)
+            self.memory.write(name, value)
+        self.leaf[node] = Ref(names[0]) if len(names) == 1 else tuple(map(Ref, names))
+
     def _check_write(self, name: str, op: Op) -> None:
         where, root = op.module or "the model", self.memory.root(name)
+        if root in self.constants:
+            raise CaptureError(
+                f"{op.target} in {where} writes to a tensor that is no buffer of the model",
+                "state of the model and its loss in buffers of the model",
+                "register it with `register_buffer`; a loss that remembers something belongs into the model",
+            )
         if any(root == parameter.name for parameter in self.parameters):
             raise CaptureError(
                 f"{op.target} in {where} writes to the parameter {root!r}",

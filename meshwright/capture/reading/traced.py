@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from meshwright.capture.program import Parameter, TensorType
 from meshwright.capture.sizes import BatchFloat, Size, fit_size
-from meshwright.capture.tracing.answers import traced_line
+from meshwright.capture.tracing.lines import traced_line
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import has_unbacked_symbol, symbolic_value
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +13,34 @@ from torch.export import Dim, ExportedProgram
 
 from meshwright.capture.batch import batch_size
 from meshwright.capture.precision import Precision, dtype_in
-from meshwright.capture.tracing.answers import AnswerFalse
 from meshwright.capture.tracing.grouped import grouped_matmuls
+from meshwright.capture.tracing.intercept import Intercept
 from meshwright.capture.tracing.opaque import kept_whole
+from meshwright.capture.tracing.questions import Questions
 from meshwright.capture.tracing.refuse import check_model, refusal
 from meshwright.capture.tracing.repeat import NotAlikeError, trace_alike_once
+from meshwright.capture.tracing.shadow import shadow_of
+from meshwright.capture.tracing.state import (
+    Changes,
+    Key,
+    buffers_of,
+    changes,
+    check_random,
+    restore,
+    set_attributes,
+    settle_buffers,
+    state_of,
+)
 from meshwright.capture.tracing.traps import eager_paths
 from meshwright.errors import MeshwrightError, ModelError
 from meshwright.models.batch import for_the_loss
-from meshwright.torch_compat import DATA_DEPENDENT, FakeMode, fake_mode, fake_tensor, without_reports
+from meshwright.torch_compat import fake_mode, fake_tensor, without_reports
 
 
 class _WithLoss(nn.Module):
     """The model followed by the user's loss; a model that returns its loss needs none.
 
-    targets: the entries of the batch that are for the loss alone.
+    targets: the entries of the batch that are for the loss alone. changes: what the forward changed in Python.
     """
 
     def __init__(
@@ -37,16 +48,25 @@ class _WithLoss(nn.Module):
         model: nn.Module,
         loss: Callable[..., Tensor] | None,
         targets: tuple[str, ...],
-        answers: AbstractContextManager[Any] | None,
+        questions: Questions,
     ) -> None:
         super().__init__()
-        self.model, self.targets, self.answers = model, targets, answers or nullcontext()
+        self.model, self.targets, self.questions = model, targets, questions
         # Not as a child: a loss's own tensors (weights of classes) are constants, not the model's buffers.
         self.loss: Callable[..., Tensor] | None = loss.__call__ if isinstance(loss, nn.Module) else loss
+        self.given = (loss,)
+        self.changes = Changes()
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        with self.answers:
-            return self._scalar(batch)
+        before, buffers = state_of(self.model, self.given[0]), buffers_of(self.model)
+        with Intercept(self.questions):
+            loss = self._scalar(batch)
+            settle_buffers(buffers)
+        after = state_of(self.model, self.given[0])
+        check_random(before, after)
+        self.changes.update(changes(before, after))  # in place: export puts attributes back
+        restore(self.model, before)
+        return loss
 
     def _scalar(self, batch: dict[str, Tensor]) -> Tensor:
         output = self.model(**{name: tensor for name, tensor in batch.items() if name not in self.targets})
@@ -76,13 +96,15 @@ def _describe(output: object) -> str:
 class Exported:
     """model: the fakes that were exported, in the dtypes the step computes in.
 
-    notes: how the graph was had. warnings: where it is not all that the model does.
+    notes: how the graph was had. allowed: questions about tensor values that the user answered. changes: what the
+    forward changed in Python.
     """
 
     graph: ExportedProgram
     model: nn.Module
     notes: tuple[str, ...]
-    warnings: tuple[str, ...]
+    allowed: tuple[str, ...]
+    changes: Changes
 
 
 def export(
@@ -93,21 +115,18 @@ def export(
     precision: Precision | None = None,
     once: bool = True,
     vary: bool = True,
+    allow: tuple[str, ...] = (),
+    state: Mapping[Key, Any] | None = None,
 ) -> Exported:
     """Export the training forward with a batch that may vary. The user's model is not touched.
 
     once: layers that are alike are traced once (see `repeat`). vary: whether the batch is a size of its own.
-
-    Where Python asks for a tensor's value, it is exported once more with every such question answered False.
+    allow: questions about tensor values that are answered (see `questions`). state: attributes to begin with.
     """
     check_model(model)
     try:
-        try:
-            with without_reports():
-                return _export(model, batch, loss, precision, None, once, vary)
-        except DATA_DEPENDENT:
-            with without_reports():
-                return _export(model, batch, loss, precision, AnswerFalse(), once, vary)
+        with without_reports():
+            return _export(model, batch, loss, precision, once, vary, allow, state or {})
     except (MeshwrightError, NotAlikeError):
         raise
     except Exception as error:
@@ -119,9 +138,10 @@ def _export(
     batch: Mapping[str, Tensor],
     loss: Callable[..., Tensor] | None,
     precision: Precision | None,
-    answers: AnswerFalse | None,
     once: bool,
     vary: bool,
+    allow: tuple[str, ...],
+    state: Mapping[Key, Any],
 ) -> Exported:
     size = batch_size(batch)
     mode = fake_mode()
@@ -131,26 +151,17 @@ def _export(
         leading = max(size, 2) if vary and tensor.shape[0] == size else tensor.shape[0]
         return fake_tensor((leading, *tensor.shape[1:]), dtype_in(tensor, precision), mode)
 
-    shadow = _shadow(model, mode, precision)
+    shadow, loss = shadow_of(model, loss, mode, precision)
     if once:
         trace_alike_once(shadow)
-    wrapper = _WithLoss(shadow, loss, for_the_loss(model, batch), answers)
+    set_attributes(shadow, state)
+    questions = Questions(allow)
+    wrapper = _WithLoss(shadow, loss, for_the_loss(model, batch), questions)
     inputs = {name: fake(tensor) for name, tensor in batch.items()}
     dims = {name: {0: Dim.AUTO} if vary and tensor.shape[0] == size else {} for name, tensor in batch.items()}
     with eager_paths(batch), grouped_matmuls(), kept_whole() as whole, warnings.catch_warnings():
         # `nn.LSTM` puts its own weights in a list when it runs.
         warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights")
         graph = torch.export.export(wrapper, (inputs,), dynamic_shapes=(dims,), strict=False)
-    notes = tuple(f"{name} is kept as one op" for name in whole)
-    return Exported(graph, shadow, notes, tuple(answers.warnings) if answers else ())
-
-
-def _shadow(model: nn.Module, mode: FakeMode, precision: Precision | None) -> nn.Module:
-    """A copy of the model whose parameters and buffers are fakes; shared tensors stay shared."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        fake = fake_tensor(tuple(parameter.shape), dtype_in(parameter, precision), mode)
-        memo[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = fake_tensor(tuple(buffer.shape), dtype_in(buffer, precision), mode)
-    return copy.deepcopy(model, memo)
+    notes = (*(f"{name} is kept as one op" for name in whole), *questions.checks)
+    return Exported(graph, shadow, notes, tuple(questions.allowed), wrapper.changes)

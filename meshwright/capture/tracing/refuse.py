@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from meshwright.capture.tracing.answers import UNKNOWN_LINE, own_line
+from meshwright.capture.tracing.lines import UNKNOWN_LINE, own_line
 from meshwright.errors import CaptureError, MeshwrightError, ModelError
-from meshwright.torch_compat import DATA_DEPENDENT
+from meshwright.torch_compat import DATA_DEPENDENT, backward_hooks, global_backward_hooks, gradient_hooks
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def refusal(model: nn.Module, batch: Mapping[str, Tensor], error: Exception) -> MeshwrightError:
@@ -40,6 +42,7 @@ def refusal(model: nn.Module, batch: Mapping[str, Tensor], error: Exception) -> 
 
 
 def check_model(model: nn.Module) -> None:
+    """Refuses models with what export would leave out: hooks on gradients, and parameters without a shape."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ModelError(
@@ -47,6 +50,35 @@ def check_model(model: nn.Module) -> None:
                 "a model whose parameters exist",
                 "run it once on a batch, or give the layer its sizes",
             )
+        if gradient_hooks(parameter):
+            raise _hooked(f"a hook on the gradient of {name!r} (`register_hook`, `register_post_accumulate_grad_hook`)")
+    for name, module in model.named_modules():
+        if backward_hooks(module):
+            raise _hooked(f"a backward hook on the module {name or type(model).__name__!r}")
+        if isinstance(module, BATCH_NORMS) and module.momentum is None and module.training and module.track_running_stats:
+            raise ModelError(
+                f"{name!r}, a {type(module).__name__} with momentum=None: its running averages count batches",
+                "running averages with a momentum",
+                "give it one (0.1 is the default), or track_running_stats=False",
+            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ModelError(
+                f"{name!r}, an {type(module).__name__} with max_norm={module.max_norm}, which writes to its weight in "
+                "every forward",
+                "a forward that leaves parameters alone",
+                "normalise what it returns, or its weight after each optimizer step",
+            )
+    if global_backward_hooks():
+        raise _hooked("a backward hook on all modules (`register_module_full_backward_hook`)")
+
+
+def _hooked(what: str) -> ModelError:
+    return ModelError(
+        what,
+        "gradients that autograd computes and nothing changes on the way",
+        "remove it; what it does to gradients can be a torch.autograd.Function in the forward, or be done to "
+        "`parameter.grad` after `trainer.step`",
+    )
 
 
 def _unregistered(model: nn.Module) -> Iterator[str]:

@@ -1,0 +1,65 @@
+"""A copy of the model whose parameters and buffers are fakes, for export to run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from types import CellType, FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+
+from meshwright.capture.precision import Precision, dtype_in
+from meshwright.torch_compat import FakeMode, fake_tensor, forward_hooks
+
+
+def shadow_of(
+    model: nn.Module, loss: Callable[..., Any] | None, mode: FakeMode, precision: Precision | None
+) -> tuple[nn.Module, Callable[..., Any] | None]:
+    """The copy, and the loss as it sees the copy. Shared tensors stay shared.
+
+    Functions that modules hold (`self.head = lambda x: x @ self.embedding.weight.T`), hooks and the loss may close over
+    the model: `deepcopy` leaves these as they are, so they are made again around the copy.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        fake = fake_tensor(tuple(parameter.shape), dtype_in(parameter, precision), mode)
+        memo[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+    for tensor in (*model.buffers(), *_made(model)):
+        memo[id(tensor)] = fake_tensor(tuple(tensor.shape), dtype_in(tensor, precision), mode)
+    shadow = copy.deepcopy(model, memo)
+    for holder in _holders(shadow):
+        for key, value in holder.items():
+            if isinstance(value, FunctionType):
+                holder[key] = _around(value, memo)
+    return shadow, _around(loss, memo) if isinstance(loss, FunctionType) else loss
+
+
+def _made(model: nn.Module) -> Iterator[Tensor]:
+    """What a module keeps of its last forward (a normalised weight); a copy of it would need its history."""
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, Tensor) and not value.is_leaf)
+
+
+def _holders(model: nn.Module) -> Iterator[dict[Any, Any]]:
+    for module in model.modules():
+        yield vars(module)
+        yield from forward_hooks(module)
+
+
+def _around(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
+    """The function with the model's own modules and tensors, among the variables around it, replaced by the copy's."""
+    cells = function.__closure__ or ()
+    if not any(id(_contents(cell)) in memo for cell in cells):
+        return function
+    changed = tuple(CellType(memo.get(id(_contents(cell)), _contents(cell))) for cell in cells)
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, changed)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet assigned
+        return None
