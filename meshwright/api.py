@@ -29,16 +29,18 @@ def plan(
     compile: bool = False,
     pins: str | Iterable[str] = (),
     loss: Callable[..., Tensor] | None = None,
+    allow: str | Iterable[str] = (),
 ) -> Plan:
     """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`); `batch` may be on the meta device. `compile`:
-    segments are compiled by inductor; the plan is priced and run so."""
+    segments are compiled by inductor; the plan is priced and run so. `allow`: answers to lines of the model that ask
+    for a tensor's value, `"file.py:12=False"`, which are refused otherwise; the plan holds them as `answers`."""
     if global_batch is not None and (type(global_batch) is not int or global_batch < 1):
         raise PlanError(
             f"global_batch {global_batch!r}", "a whole number of samples, at least 1", "give a larger batch"
         )
     found = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     check_words(pins := _texts(pins), found)
-    program = capture(model, batch, loss, precision=precision)
+    program = capture(model, batch, loss, precision=precision, allow=allow)
     if global_batch is not None:
         program = program.at_batch(global_batch)
     return make_plan(

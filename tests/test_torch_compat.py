@@ -296,3 +296,42 @@ def test_users_of_memory_are_counted() -> None:
     assert torch_compat.storage_users(whole) == alone + 1
     del view
     assert torch_compat.storage_users(whole) == alone
+
+
+def test_hooks_and_buffers_of_modules_are_where_we_look() -> None:
+    module = torch.nn.BatchNorm1d(2)
+    assert set(torch_compat.own_buffers(module)) == {"running_mean", "running_var", "num_batches_tracked"}
+    assert not torch_compat.backward_hooks(module)
+    assert not any(torch_compat.forward_hooks(module))
+    assert not torch_compat.gradient_hooks(module.weight)
+    module.register_forward_pre_hook(lambda *_: None)
+    module.register_forward_hook(lambda *_: None)
+    assert all(torch_compat.forward_hooks(module))
+    module.register_full_backward_hook(lambda *_: None)
+    assert torch_compat.backward_hooks(module)
+    module.weight.register_hook(lambda gradient: gradient)
+    module.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    assert torch_compat.gradient_hooks(module.weight)
+    assert torch_compat.gradient_hooks(module.bias)
+
+
+def test_hooks_on_all_modules_are_where_we_look() -> None:
+    assert not torch_compat.global_backward_hooks()
+    handle = torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        assert torch_compat.global_backward_hooks()
+    finally:
+        handle.remove()
+
+
+def test_ops_that_write_have_functional_forms() -> None:
+    aten = torch.ops.aten
+    found = torch_compat.functional_overload
+    assert found(aten.pow_.Scalar) is aten.pow.Tensor_Scalar
+    assert found(aten.add_.Tensor) is aten.add.Tensor
+    assert found(aten.div.out) is aten.div.Tensor
+    assert found(aten.sort.values) is aten.sort.default
+    assert found(aten.normal_.default) is None
+    assert torch_compat.written_names(aten.sort.values) == ("values", "indices")
+    assert torch_compat.written_names(aten.pow_.Scalar) == ("self",)
+    assert torch_compat.written_names(aten.add.Tensor) == ()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from meshwright.capture.batch import Batch, batch_size, check_given, named_batch
 from meshwright.capture.build import build, varies
 from meshwright.capture.flat import Flat
+from meshwright.capture.lock import PLANNING
 from meshwright.capture.precision import Precision, check_precision
 from meshwright.capture.program import Program
 from meshwright.capture.reading.read import read
@@ -44,6 +45,19 @@ def capture(
     check_given(model, batch, loss)
     check_precision(model, precision)
     entries = check_allow(allow)
+    with PLANNING:
+        return _capture(model, batch, loss, precision, keyed, fine, entries)
+
+
+def _capture(
+    model: nn.Module,
+    batch: Batch,
+    loss: Callable[..., Tensor] | None,
+    precision: Precision | None,
+    keyed: bool,
+    fine: bool,
+    entries: tuple[str, ...],
+) -> Program:
     named = named_batch(model, batch, loss)
     size = batch_size(named)
 
@@ -67,7 +81,7 @@ def capture(
         warned += (BAKED,)
     for text in warned:
         warnings.warn(text, CaptureWarning, stacklevel=2)
-    return replace(build(found, size, fine=fine), warnings=warned, allowed=exported.allowed)
+    return replace(build(found, size, fine=fine), warnings=warned, answers=exported.answers)
 
 
 def _check_same_again(

@@ -74,7 +74,7 @@ class Program:
     """A training step's forward, loss included. `loss` is the last segment's only output.
 
     couples_samples: the ops that keep the batch from being run in parts; empty where the loss is a sum or mean of
-    what each sample gives by itself. warnings: where the Program is not all that the model does. allowed: lines that
+    what each sample gives by itself. warnings: where the Program is not all that the model does. answers: lines that
     asked for a tensor's value, with the answers that the user gave.
     """
 
@@ -90,7 +90,7 @@ class Program:
     couples_samples: tuple[Coupling, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    allowed: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
     def at_batch(self, batch: int) -> Program:
         """The same Program at another batch; nothing is captured again."""

@@ -20,6 +20,13 @@ def add_model_arguments(parser: argparse.ArgumentParser, optional: bool = False)
         help="a family with settings (gpt, llama?layers=4), a named size, hf:TYPE, file.py:function",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="FILE.PY:LINE=ANSWER",
+        help="a line of the model that asks for a tensor's value, with its answer, True or False",
+    )
     parser.add_argument("--seq", type=int, metavar="S", help="sequence length; the same as --set seq=S")
 
 

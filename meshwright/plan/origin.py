@@ -16,7 +16,8 @@ def program_of(plan: Plan, path: str) -> Program:
         raise PlanError(
             f"{path} names no model reference", "a plan made by `meshwright plan`", "use the Python API with the model"
         )
-    return capture(*parse_reference(plan.model).meta(plan.batch), precision=cast(Precision, plan.precision))
+    given = parse_reference(plan.model).meta(plan.batch)
+    return capture(*given, precision=cast(Precision, plan.precision), allow=plan.answers)
 
 
 def program_here(plan: Plan, path: str) -> tuple[Program | None, str]:

@@ -77,7 +77,7 @@ def _capture(args: argparse.Namespace) -> tuple[str, Program, float]:
     model, batch, loss = reference.meta(args.batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)  # they are shown with the figures
-        program = capture(model, batch, loss, precision=args.precision, keyed=False)
+        program = capture(model, batch, loss, precision=args.precision, keyed=False, allow=args.allow)
     return str(reference), program, time.process_time() - start_s
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -37,6 +37,7 @@ def fit(
     compile: bool = False,
     method: str = "auto",
     copy: bool = False,
+    allow: str | Iterable[str] = (),
 ) -> Trainer:
     """A trainer on this process's device that stays inside `memory` (`"20GiB"`) and is as fast as it can be so.
 
@@ -46,7 +47,7 @@ def fit(
     The budget covers parameters, gradients, optimizer state, activations, what kernels hold while they run and what the
     allocator loses; not the CUDA context. `compile`: each distinct segment by inductor. `method`: what saves memory, by
     its name (`solve.memory.methods`): `keep`, `full`, `selective`, `sqrt`, `rotor` as published; ours as `flat`, with
-    every segment forward once, as `nested`, or as `auto`, whichever is faster.
+    every segment forward once, as `nested`, or as `auto`, whichever is faster. `allow`: as of `mw.plan`.
     """
     plan = fit_plan(
         model,
@@ -58,6 +59,7 @@ def fit(
         device=this_device(),
         compile=compile,
         method=method,
+        allow=allow,
     )
     return parallelize(model, plan, loss, copy=copy)
 
@@ -73,11 +75,12 @@ def fit_plan(
     precision: Precision = "fp32",
     compile: bool = False,
     method: str = "auto",
+    allow: str | Iterable[str] = (),
 ) -> Plan:
     """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
     check_method(f"method {method!r}", method)
     check_optimizer(optimizer)
-    program = capture(model, batch, loss, precision=precision)
+    program = capture(model, batch, loss, precision=precision, allow=allow)
     found = fit_curves(program, device, optimizer=optimizer, precision=precision, compile=compile)
     found = replace(found, static_bytes=found.static_bytes + unused_bytes(model, program))
     budget = parse_bytes(memory)

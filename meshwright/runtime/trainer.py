@@ -299,9 +299,9 @@ def parallelize(
     mode = fake_mode()
     batch = {name: fake_tensor(entry.shape, getattr(torch, entry.dtype), mode) for name, entry in plan.inputs.items()}
     precision = cast(Precision, plan.precision)
-    program = capture(found.model, batch, loss, precision=precision)
+    program = capture(found.model, batch, loss, precision=precision, allow=plan.answers)
     if len(program.segments) < len(plan.segments):  # cut by hand (`gpipe`), perhaps within what repeats
-        program = capture(found.model, batch, loss, precision=precision, fine=True)
+        program = capture(found.model, batch, loss, precision=precision, fine=True, allow=plan.answers)
     check_plan(plan, program)
     found.check(program)
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from meshwright.capture.lock import PLANNING
 from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
@@ -64,9 +65,31 @@ def make_plan(
     be made again in backward. stage_method: how pipelines' stages are searched for, `auto` or one of the survey's.
     compile: segments are compiled by inductor.
     """
+    with PLANNING:
+        return _make_plan(
+            program, cluster, model, memory_bytes, optimizer, precision, compile, tuple(pins), max_axes, fit, recompute,
+            progress, stage_method,
+        )  # fmt: skip
+
+
+def _make_plan(
+    program: Program,
+    cluster: Cluster,
+    model: str,
+    memory_bytes: int | None,
+    optimizer: str,
+    precision: str,
+    compile: bool,
+    texts: tuple[str, ...],
+    max_axes: int,
+    fit: bool,
+    recompute: bool,
+    progress: Progress | None,
+    stage_method: str,
+) -> Plan:
     check_optimizer(optimizer)
     warn_of_fallbacks(program)
-    texts, setting = tuple(pins), Setting(optimizer, precision, compile=compile)
+    setting = Setting(optimizer, precision, compile=compile)
     check_words(texts, cluster)
     check_storage(texts, program)
     method, rest = pinned_method(texts)
@@ -74,7 +97,7 @@ def make_plan(
     asked = pipeline_pins(rest)
     alone = asked.one_stage or method not in ANYWHERE
     given: dict[str, Any] = {"model": model, "memory_bytes": memory_bytes, "pins": texts, "cluster": _name(cluster)}
-    given["compile"] = compile
+    given |= {"compile": compile, "answers": program.answers}
     whole = _OneStage(program, cluster, asked.rest, setting, max_axes, recompute, given, progress)
     whole.few, whole.method = not fit, method  # what is pinned down has little left to weigh
     plan, bound_s = None, float("inf")

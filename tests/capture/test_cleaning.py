@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -155,21 +154,14 @@ def branch_on_values(_: Any, x: Tensor) -> Tensor:
     return x * 2
 
 
-def test_a_branch_on_values_is_answered_with_a_warning() -> None:
-    with pytest.warns(CaptureWarning, match=r"always answered with False.*if torch\.rand\(\[\]\) < -1\.0:"):
-        program = captured(branch_on_values)
-    assert len(program.warnings) == 1
-
-
 def test_torch_does_not_print_the_graph_it_gave_up(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.warns(CaptureWarning):
-        captured(branch_on_values)
+    captured(branch_on_values)
     assert capfd.readouterr().err == ""
 
 
 def test_numbers_drawn_outside_torch_are_warned_of() -> None:
     def body(_: Any, x: Tensor) -> Tensor:
-        return x * torch.tensor([[float(random.random() < 2)] for _ in range(int(x.shape[0]))])
+        return x * torch.tensor([[float(hash(row) < 2)] for row in range(int(x.shape[0]))])
 
     with pytest.warns(CaptureWarning, match="the same in every step"):
         capture(Around(body), {"x": torch.randn(4, 6)})

@@ -8,7 +8,6 @@ from references import real_batch
 
 from meshwright.capture import Program, capture
 from meshwright.capture.experts import MIX
-from meshwright.errors import CaptureWarning
 from meshwright.models.reference import parse_reference
 
 TEXT = "hidden_size=32&num_attention_heads=4&num_hidden_layers=3&vocab_size=64&seq=16"
@@ -55,9 +54,10 @@ def test_a_backward_of_its_own_is_kept() -> None:
     assert "transformers.models.bloom.modeling_bloom:GeLUFunction.apply" in targets(captured("bloom"))
 
 
-def test_layer_drop_is_answered_with_a_warning() -> None:
-    with pytest.warns(CaptureWarning, match="layerdrop"):
-        captured("opt")
+def test_layers_that_are_dropped_with_probability_zero_are_there() -> None:
+    program = captured("opt")
+    assert not program.warnings
+    assert not program.answers
 
 
 def test_a_shared_position_bias_is_carried() -> None:

@@ -64,9 +64,7 @@ def check_written(node: fx.Node, op: Op) -> None:
         )
 
 
-_TURNING = frozenset(
-    "transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ resize_ resize_as_ set_ as_strided_".split()
-)
+_TURNING = ("transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "set_")
 
 
 def outputs_of(node: fx.Node) -> list[fx.Node]:
@@ -76,7 +74,7 @@ def outputs_of(node: fx.Node) -> list[fx.Node]:
 
 
 def out_form(node: fx.Node, op: Op) -> tuple[Op, list[TensorType]]:
-    """The op without `out=`, and the types of what it makes, before they take the dtypes of what they are written to."""
+    """The op without `out=`, and the types of what it makes, before these take the dtypes of `out=`."""
     found = functional_overload(node.target)
     if found is None:
         raise CaptureError(

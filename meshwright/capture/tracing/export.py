@@ -96,14 +96,14 @@ def _describe(output: object) -> str:
 class Exported:
     """model: the fakes that were exported, in the dtypes the step computes in.
 
-    notes: how the graph was had. allowed: questions about tensor values that the user answered. changes: what the
+    notes: how the graph was had. answers: of the user to questions about tensor values. changes: what the
     forward changed in Python.
     """
 
     graph: ExportedProgram
     model: nn.Module
     notes: tuple[str, ...]
-    allowed: tuple[str, ...]
+    answers: tuple[str, ...]
     changes: Changes
 
 
@@ -164,4 +164,4 @@ def _export(
         warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights")
         graph = torch.export.export(wrapper, (inputs,), dynamic_shapes=(dims,), strict=False)
     notes = (*(f"{name} is kept as one op" for name in whole), *questions.checks)
-    return Exported(graph, shadow, notes, tuple(questions.allowed), wrapper.changes)
+    return Exported(graph, shadow, notes, tuple(questions.answered), wrapper.changes)

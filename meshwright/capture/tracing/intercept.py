@@ -74,8 +74,8 @@ def _replace(written: Tensor, value: Tensor) -> None:
 
 def _refuse_stray(tensor: Tensor) -> CaptureError:
     return CaptureError(
-        f"the forward reads a tensor of shape {tuple(tensor.shape)} that requires a gradient and is no parameter of the "
-        f"model, at {own_line(traceback.extract_stack(limit=40))}",
+        f"the forward reads a tensor of shape {tuple(tensor.shape)} that requires a gradient and is no parameter "
+        f"of the model, at {own_line(traceback.extract_stack(limit=40))}",
         "everything that is trained among the model's parameters",
         "make it a parameter of the model, or detach it",
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction
 
 from meshwright.capture.tracing.traps import replaced
@@ -107,12 +108,28 @@ def kept_whole() -> Iterator[list[str]]:
 
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.autograd.Function, "apply", classmethod(record_apply)))
+        stack.enter_context(replaced(saved_tensors_hooks, "__enter__", _refuse_saved(saved_tensors_hooks.__enter__)))
         for module, name in SCANS.items():
             if module in sys.modules:
                 stack.enter_context(_patched_scan(module, name, names))
         if CTC in sys.modules and LOSSES in sys.modules:
             stack.enter_context(_patched_ctc(names))
         yield names
+
+
+def _refuse_saved(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Those of torch's own (checkpoints, saving on the host) change nothing; a user's may change gradients."""
+
+    def refuse(hooks: Any) -> Any:
+        if type(hooks) is not saved_tensors_hooks:
+            return enter(hooks)
+        raise CaptureError(
+            "the forward uses torch.autograd.graph.saved_tensors_hooks",
+            "a forward whose saved tensors are what autograd saves",
+            "leave them out: a plan decides what is kept, recomputed or offloaded",
+        )
+
+    return refuse
 
 
 def _patched_scan(module: str, name: str, names: list[str]) -> Any:

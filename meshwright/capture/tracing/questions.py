@@ -34,13 +34,13 @@ def _turned(answer: bool | None) -> bool | None:
 
 @dataclass(slots=True)
 class Questions:
-    """allow: `file.py:12` or `file.py:12=True`. allowed: those that were asked, with the answer given.
+    """allow: `file.py:12` or `file.py:12=True`. answered: those that were asked, with the answer given.
 
     checks: lines that only raise, and are left out.
     """
 
     allow: tuple[str, ...] = ()
-    allowed: dict[str, None] = field(default_factory=dict)
+    answered: dict[str, None] = field(default_factory=dict)
     checks: dict[str, None] = field(default_factory=dict)
     drawn: dict[int, Tensor] = field(default_factory=dict)
     known: dict[int, tuple[Tensor, bool]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Questions:
         for entry in self.allow:
             where, _, said = entry.partition("=")
             if place == where or place.endswith(f"/{where}"):
-                self.allowed[f"{place}={said or 'False'}"] = None
+                self.answered[f"{place}={said or 'False'}"] = None
                 return said == "True"
         guarded = None if frame is None else _guard(frame)
         if guarded is not None:

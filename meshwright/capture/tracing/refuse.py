@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -43,6 +44,7 @@ def refusal(model: nn.Module, batch: Mapping[str, Tensor], error: Exception) -> 
 
 def check_model(model: nn.Module) -> None:
     """Refuses models with what export would leave out: hooks on gradients, and parameters without a shape."""
+    _check_modules(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ModelError(
@@ -52,10 +54,26 @@ def check_model(model: nn.Module) -> None:
             )
         if gradient_hooks(parameter):
             raise _hooked(f"a hook on the gradient of {name!r} (`register_hook`, `register_post_accumulate_grad_hook`)")
+    if global_backward_hooks():
+        raise _hooked("a backward hook on all modules (`register_module_full_backward_hook`)")
+
+
+def _check_modules(model: nn.Module) -> None:
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                f"{name or 'the model'!r}, a module of TorchScript",
+                "modules in Python",
+                "give the module it was made of",
+            )
         if backward_hooks(module):
             raise _hooked(f"a backward hook on the module {name or type(model).__name__!r}")
-        if isinstance(module, BATCH_NORMS) and module.momentum is None and module.training and module.track_running_stats:
+        if (
+            isinstance(module, BATCH_NORMS)
+            and module.momentum is None
+            and module.training
+            and module.track_running_stats
+        ):
             raise ModelError(
                 f"{name!r}, a {type(module).__name__} with momentum=None: its running averages count batches",
                 "running averages with a momentum",
@@ -68,8 +86,6 @@ def check_model(model: nn.Module) -> None:
                 "a forward that leaves parameters alone",
                 "normalise what it returns, or its weight after each optimizer step",
             )
-    if global_backward_hooks():
-        raise _hooked("a backward hook on all modules (`register_module_full_backward_hook`)")
 
 
 def _hooked(what: str) -> ModelError:

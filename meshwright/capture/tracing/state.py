@@ -23,6 +23,7 @@ from meshwright.torch_compat import own_buffers
 
 DEEPEST, MOST_ITEMS = 5, 2000
 _MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}
+_MODULE_STATE |= {"_flat_weights", "_flat_weight_refs"}  # recurrent layers of torch list their weights anew
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _NUMBERS = (bool, int, float, complex, str, bytes)
 Key = tuple[str, str]
@@ -55,7 +56,7 @@ def state_of(model: nn.Module, loss: Callable[..., Any] | None) -> State:
     for path, module in model.named_modules():
         attributes |= {(path, key): value for key, value in vars(module).items() if key not in _MODULE_STATE}
         attributes |= {(path, f"{key}.requires_grad"): p.requires_grad for key, p in _parameters(module)}
-        attributes |= {(path, f"{key} (a parameter)"): id(p) for key, p in _parameters(module)}
+        attributes |= {(path, f"{key} (a parameter)"): p for key, p in _parameters(module)}
     attributes |= {("", name): value for name, value in _outside(model, loss)}
     marker = _Marker()
     marks = {key: dict(marker.marks("", value, 0)) for key, value in attributes.items()}
@@ -126,7 +127,7 @@ def set_attributes(model: nn.Module, after: Mapping[Key, Any]) -> None:
     modules = dict(model.named_modules())
     for (path, key), value in after.items():
         if path in modules and key.isidentifier() and key in vars(modules[path]):
-            vars(modules[path])[key] = value
+            modules[path].__dict__[key] = value
 
 
 def restore(model: nn.Module, before: State) -> None:
@@ -135,7 +136,7 @@ def restore(model: nn.Module, before: State) -> None:
     modules = dict(model.named_modules())
     for (path, key), _ in list(vars_of(modules)):
         if (path, key) not in before.attributes:
-            del vars(modules[path])[key]
+            del modules[path].__dict__[key]
 
 
 def vars_of(modules: Mapping[str, nn.Module]) -> Iterator[tuple[Key, Any]]:
@@ -205,9 +206,9 @@ class _Marker:
         inner = self._inside(value)
         self.held.append(value)
         if isinstance(inner, str):
-            yield path, (id(value), inner)
+            yield path, ("is", id(value), inner)
             return
-        yield path, id(value)
+        yield path, ("is", id(value))
         if id(value) in self.seen or depth >= DEEPEST:
             return
         self.seen.add(id(value))
@@ -234,4 +235,4 @@ class _Marker:
             return {"": repr(sorted(map(repr, value)))}
         if isinstance(value, Tensor | nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
             return ""
-        return vars(value)
+        return dict(vars(value))

@@ -174,7 +174,7 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
     reference = reference_of(args)
     if args.plan == "auto":
         batch = args.global_batch or _saved_batch(args) or BATCH
-        program = capture(*reference.meta(batch), precision=args.precision)
+        program = capture(*reference.meta(batch), precision=args.precision, allow=args.allow)
         cluster = measured or load_cluster(args.cluster or f"local:{world or 2}")
         if world not in (None, cluster.device_count):
             raise RunError(
@@ -193,7 +193,8 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
         )
     plan = Plan.load(args.plan)
     check_against(args, plan, world)
-    check_plan(plan, capture(*reference.meta(plan.batch), precision=cast(Precision, plan.precision)))
+    precision = cast(Precision, plan.precision)
+    check_plan(plan, capture(*reference.meta(plan.batch), precision=precision, allow=plan.answers))
     return plan
 
 

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     reference = reference_of(args)
     mesh = load_cluster("local:1").mesh((1,)).renamed(("rep",))
     mesh = _on(mesh, load_cluster(args.cluster))
-    program = capture(*reference.meta(args.global_batch), precision=args.precision)
+    program = capture(*reference.meta(args.global_batch), precision=args.precision, allow=args.allow)
     before_s = time.process_time()
     curve = one_device_frontier(
         program,

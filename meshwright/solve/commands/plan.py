@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     memory_bytes = parse_bytes(args.memory)
     check_words(args.pin, cluster)
     capture_s = time.process_time()
-    program = capture(*reference.meta(args.global_batch), precision=args.precision)
+    program = capture(*reference.meta(args.global_batch), precision=args.precision, allow=args.allow)
     capture_s = time.process_time() - capture_s
     shown = args.json != "-" and sys.stderr.isatty()
     with warnings.catch_warnings():

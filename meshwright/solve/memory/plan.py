@@ -67,6 +67,7 @@ def one_device_plan(
     }
     return Plan(
         fingerprint=program.fingerprint(),
+        answers=program.answers,
         model="",
         batch=program.batch,
         cluster=cluster,
