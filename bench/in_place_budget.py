@@ -6,7 +6,7 @@
 The model, 1.1 billion parameters in bfloat16, is built on the device before it is planned, as a user would. Every case
 is a process of its own whose allocator is held to the budget (torch.cuda.set_per_process_memory_fraction) from before
 the model is built: one that needs more fails. Figures: the mean of `--steps` steps (zero_grad, step, AdamW) after two;
-peak: torch.cuda.max_memory_allocated from the first step on. `model` is kept, or deleted right after it was adopted: both
+peak: torch.cuda.max_memory_allocated from the first step on. `model` is kept, or deleted once it was adopted: both
 must hold, and take equally long. Plans are made once, as `mw.fit` makes them (`--plans FOLDER` keeps them for other
 runs); with `--fit` every case calls `mw.fit` itself.
 """

@@ -10,6 +10,7 @@ from meshwright.capture import Batch, capture
 from meshwright.capture.precision import Precision
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import PlanError
+from meshwright.models.joined import joined, joined_batch
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.profile import profile_step as profile
@@ -40,6 +41,8 @@ def plan(
         )
     found = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     check_words(pins := _texts(pins), found)
+    batch = joined_batch(model, batch, loss)
+    model, loss = joined(model, loss)
     program = capture(model, batch, loss, precision=precision, allow=allow)
     if global_batch is not None:
         program = program.at_batch(global_batch)

@@ -13,6 +13,7 @@ from meshwright.capture.batch import Batch, batch_size, check_given, named_batch
 from meshwright.capture.build import build, varies
 from meshwright.capture.flat import Flat
 from meshwright.capture.lock import PLANNING
+from meshwright.capture.positions import check_positions
 from meshwright.capture.precision import Precision, check_precision
 from meshwright.capture.program import Program
 from meshwright.capture.reading.read import read
@@ -81,7 +82,9 @@ def _capture(
         warned += (BAKED,)
     for text in warned:
         warnings.warn(text, CaptureWarning, stacklevel=2)
-    return replace(build(found, size, fine=fine), warnings=warned, answers=exported.answers)
+    program = replace(build(found, size, fine=fine), warnings=warned, answers=exported.answers)
+    check_positions(program)
+    return program
 
 
 def _check_same_again(

@@ -13,6 +13,7 @@ from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program
 from meshwright.cluster import Device, Mesh, load_cluster
 from meshwright.cluster.device_table import GPUS
+from meshwright.models.joined import joined, joined_batch
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes, show_bytes
 from meshwright.runtime.trainer import Trainer, parallelize
@@ -80,6 +81,8 @@ def fit_plan(
     """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
     check_method(f"method {method!r}", method)
     check_optimizer(optimizer)
+    batch = joined_batch(model, batch, loss)
+    model, loss = joined(model, loss)
     program = capture(model, batch, loss, precision=precision, allow=allow)
     found = fit_curves(program, device, optimizer=optimizer, precision=precision, compile=compile)
     found = replace(found, static_bytes=found.static_bytes + unused_bytes(model, program))

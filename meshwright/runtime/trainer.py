@@ -16,6 +16,7 @@ from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
 from meshwright.errors import RunError, what_is
+from meshwright.models.joined import Joined, joined
 from meshwright.plan import Instruction, Plan
 from meshwright.price.check import check_plan
 from meshwright.runtime.device import own_device
@@ -78,14 +79,14 @@ class Trainer:
 
     def _adopt(self, weights: Weights, cuts: dict[str, Cut]) -> None:
         """The model's parameters and buffers become those that are stored here."""
-        self.model = weights.model
+        self.model = weights.model.model if isinstance(weights.model, Joined) else weights.model
         self._unused = _idle(weights, self.program)
         stored = dict(self.named_parameters())
         old = {parameter.name: weights.named[parameter.name] for parameter in self.program.parameters}
         self._stepping = Stepping(stored, old if weights.adopts else {}, () if weights.adopts else old.values())
-        self._adopted = Adopted(self.model, self.program, stored, cuts)
+        self._adopted = Adopted(weights.model, self.program, stored, cuts)
         self._adopted.keep_buffers(self._interpreter.buffers)
-        self._gathering = Gathering(self._adopted, self.plan, self.program, self.device)
+        self._gathering = Gathering(self._adopted, self.plan, self.program, self.device, self.model)
         self.model.forward = Forward(self.model, self._gathering, caster(self.device, self.plan.precision))
         self._stepping.hand_over(cuts)
 
@@ -295,6 +296,8 @@ def parallelize(
     place = own_device(device)
     check_device(plan, place, device)
     check_alike(plan)
+    given_loss = loss
+    model, loss = joined(model, loss)
     found = weights_of(model, weights, seed, place, copy)
     mode = fake_mode()
     batch = {name: fake_tensor(entry.shape, getattr(torch, entry.dtype), mode) for name, entry in plan.inputs.items()}
@@ -305,7 +308,7 @@ def parallelize(
     check_plan(plan, program)
     found.check(program)
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
-    return Trainer(found, plan, program, place, Settings(seed, wanted, wait_s, unit, loss))
+    return Trainer(found, plan, program, place, Settings(seed, wanted, wait_s, unit, given_loss))
 
 
 def _check_given(model: object, plan: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,8 @@ class _WithLoss(nn.Module):
         output = self.model(**{name: tensor for name, tensor in batch.items() if name not in self.targets})
         if self.loss is not None:
             output = self.loss(output, *(batch[name] for name in self.targets or batch))
+        if isinstance(output, tuple | list) and not hasattr(output, "loss"):
+            output = _loss_of(output)
         found = output["loss"] if isinstance(output, Mapping) and "loss" in output else getattr(output, "loss", output)
         if not isinstance(found, Tensor) or found.dim() != 0:
             if self.loss is not None:
@@ -80,10 +82,17 @@ class _WithLoss(nn.Module):
                 )
             raise ModelError(
                 f"the model returned {_describe(found)}",
-                "a scalar loss, or an output with a scalar `.loss` or `['loss']`",
+                "a scalar loss, alone or in a tuple, or an output with a scalar `.loss` or `['loss']`",
                 "pass `loss=` (or return it third): a function of the output and what the model does not take",
             )
         return found
+
+
+def _loss_of(output: Sequence[object]) -> object:
+    """Of `(loss, logits)` the first; of `(logits, loss)` the only scalar."""
+    scalars = [one for one in output if isinstance(one, Tensor) and one.dim() == 0]
+    first = bool(scalars) and scalars[0] is output[0]
+    return scalars[0] if first or len(scalars) == 1 else output
 
 
 def _describe(output: object) -> str:

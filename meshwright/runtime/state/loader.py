@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast, overload
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
-from meshwright.errors import RunError
+from meshwright.errors import RunError, what_is
 from meshwright.plan import Plan
 from meshwright.runtime.step.batches import Batches
 
@@ -20,7 +21,36 @@ class Samples(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class Loader:
+class _Reader:
+    """What loaders share: this rank's rows of a batch, of samples by name."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.batches = plan, Batches(plan, torch.device("cpu"))
+        self.where = {name: self.batches.index(name) for name in self.batches.names}
+        self.rows = {name: _rows(index[0]) for name, index in self.where.items()}
+        self.needed = sorted({row for listed in self.rows.values() for row in listed})
+
+    def stacked(self, read: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """read: samples by their row in the global batch."""
+        return {
+            name: torch.stack([read[row][name] for row in self.rows[name]])[(slice(None), *index[1:])]
+            for name, index in self.where.items()
+        }
+
+    def sample(self, number: int, sample: Any) -> dict[str, Tensor]:
+        names = list(self.plan.inputs)
+        if isinstance(sample, Mapping):
+            found = dict(sample)
+        elif isinstance(sample, tuple | list):
+            found = dict(zip(names, sample, strict=False))
+        else:
+            found = {names[0]: sample}
+        if set(found) != set(names):
+            raise RunError(f"sample {number} of {', '.join(map(str, found)) or 'nothing'}", ", ".join(names))
+        return {name: torch.as_tensor(value) for name, value in found.items()}
+
+
+class Loader(_Reader):
     """Iterating gives this rank's part of each batch of an epoch; the next `for` goes on with the next epoch.
 
     The order of samples depends on seed and epoch alone, so it is the same on every rank and under every plan.
@@ -28,8 +58,8 @@ class Loader:
     """
 
     def __init__(self, dataset: Samples, plan: Plan, seed: int, shuffle: bool) -> None:
-        self.dataset, self.plan, self.seed, self.shuffle = dataset, plan, seed, shuffle
-        self.batches = Batches(plan, torch.device("cpu"))
+        super().__init__(plan)
+        self.dataset, self.seed, self.shuffle = dataset, seed, shuffle
         self.length = len(dataset) // plan.batch
         self.samples = 0
         if not self.length:
@@ -62,30 +92,59 @@ class Loader:
         return order
 
     def _read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        where = {name: self.batches.index(name) for name in self.batches.names}
-        rows = {name: _rows(index[0]) for name, index in where.items()}
-        read = {row: self._sample(numbers[row]) for row in sorted({row for listed in rows.values() for row in listed})}
-        return {
-            name: torch.stack([read[row][name] for row in rows[name]])[(slice(None), *where[name][1:])]
-            for name in where
-        }
-
-    def _sample(self, number: int) -> dict[str, Tensor]:
-        sample, names = self.dataset[number], list(self.plan.inputs)
-        if isinstance(sample, Mapping):
-            found = dict(sample)
-        elif isinstance(sample, tuple | list):
-            found = dict(zip(names, sample, strict=False))
-        else:
-            found = {names[0]: sample}
-        if set(found) != set(names):
-            raise RunError(f"sample {number} of {', '.join(map(str, found)) or 'nothing'}", ", ".join(names))
-        return {name: torch.as_tensor(value) for name, value in found.items()}
+        return self.stacked({row: self.sample(numbers[row], self.dataset[numbers[row]]) for row in self.needed})
 
 
-def loader(dataset: Samples, plan: Plan, *, seed: int = 0, shuffle: bool = True) -> Loader:
-    """This rank's reader of a data set; give it to `save` and `load` to keep its position."""
-    return Loader(dataset, plan, seed, shuffle)
+class StreamLoader(_Reader):
+    """The same of a data set that can only be iterated: every rank goes through it and keeps its rows of each batch.
+
+    The stream must be the same on every rank, not cut by rank. One that ends begins again with the next `for`, and what
+    would not fill a batch is left out. A position that was loaded is reached by reading up to it.
+    """
+
+    def __init__(self, dataset: Iterable[Any], plan: Plan) -> None:
+        super().__init__(plan)
+        self.dataset, self.samples, self.taken = dataset, 0, 0
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        skipped, self.taken = self.taken, 0
+        wanted, read, row = set(self.needed), dict[int, dict[str, Tensor]](), 0
+        for number, sample in enumerate(self.dataset):
+            if number < skipped:
+                continue
+            if row in wanted:
+                read[row] = self.sample(number, sample)
+            row += 1
+            if row == self.plan.batch:
+                self.samples, self.taken = self.samples + row, number + 1
+                yield self.stacked(read)
+                read, row = {}, 0
+        self.taken = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"samples": self.samples, "taken": self.taken}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        self.samples, self.taken = state["samples"], state.get("taken", state["samples"])
+
+
+@overload
+def loader(dataset: Samples, plan: Plan, *, seed: int = 0, shuffle: bool = True) -> Loader: ...
+@overload
+def loader(dataset: Iterable[Any], plan: Plan, *, seed: int = 0, shuffle: bool = True) -> StreamLoader: ...
+def loader(
+    dataset: Samples | Iterable[Any], plan: Plan, *, seed: int = 0, shuffle: bool = True
+) -> Loader | StreamLoader:
+    """This rank's reader of a data set; give it to `save` and `load` to keep its position.
+
+    dataset: one with a length, read by number, in an order that `seed` and `shuffle` say; or one that is iterated (an
+    `IterableDataset`), in its own order.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        if not isinstance(dataset, Iterable):
+            raise RunError(f"{what_is(dataset)} as the data set", "samples by number, or an iterable", "give one")
+        return StreamLoader(dataset, plan)
+    return Loader(cast(Samples, dataset), plan, seed, shuffle)
 
 
 def _rows(index: slice | list[int]) -> list[int]:

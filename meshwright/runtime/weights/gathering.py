@@ -28,8 +28,9 @@ from meshwright.torch_compat import writes_seen
 class Gathering:
     """Puts whole parameters in an adopted model's places and takes them away again. Every rank calls alike."""
 
-    def __init__(self, adopted: Adopted, plan: Plan, program: Program, device: torch.device) -> None:
-        self.adopted, self.plan, self.program, self.device = adopted, plan, program, device
+    def __init__(self, adopted: Adopted, plan: Plan, program: Program, device: torch.device, model: nn.Module) -> None:
+        """model: the user's, all of what was adopted or a part of it."""
+        self.adopted, self.plan, self.program, self.device, self.model = adopted, plan, program, device, model
         self.open = False
         self._types = {p.name: (p.type.sizes, getattr(torch, p.type.dtype)) for p in program.parameters}
         self._units = _units(adopted)
@@ -65,7 +66,7 @@ class Gathering:
             buffers = self.adopted.precise_buffers()
         try:
             self.open = True
-            yield self.adopted.model
+            yield self.model
         finally:
             self.open = False
             with torch.no_grad():
