@@ -11,6 +11,7 @@ from meshwright import methods
 
 if TYPE_CHECKING:
     from meshwright.api import plan, profile
+    from meshwright.caches import clear_caches
     from meshwright.capture import capture
     from meshwright.capture.program import Program
     from meshwright.cluster import Cluster, Mesh, load_cluster
@@ -34,6 +35,7 @@ _HOMES = {
     "Program": "meshwright.capture.program",
     "Trainer": "meshwright.runtime.trainer",
     "capture": "meshwright.capture",
+    "clear_caches": "meshwright.caches",
     "fit": "meshwright.runtime.fit",
     "export": "meshwright.runtime.state.export",
     "gpipe": "meshwright.runtime.gpipe",
@@ -91,6 +93,7 @@ __all__ = [
     "Program",
     "Trainer",
     "capture",
+    "clear_caches",
     "export",
     "fit",
     "gpipe",

@@ -14,6 +14,7 @@ ROOT = Path(meshwright.__file__).parent
 ORDER = [
     "errors",
     "methods",
+    "caches",
     "torch_compat",
     "models",
     "select",
@@ -155,8 +156,9 @@ def test_private_torch_names_live_behind_one_door() -> None:
 
 def test_exported_names() -> None:
     assert sorted(meshwright.__all__) == [
-        "Cluster", "Layout", "Mesh", "MeshwrightError", "Plan", "Program", "Trainer", "capture", "export", "fit",
-        "gpipe", "load", "load_cluster", "loader", "parallelize", "plan", "profile", "register_rule", "save",
+        "Cluster", "Layout", "Mesh", "MeshwrightError", "Plan", "Program", "Trainer", "capture", "clear_caches",
+        "export", "fit", "gpipe", "load", "load_cluster", "loader", "parallelize", "plan", "profile",
+        "register_rule", "save",
     ]  # fmt: skip
     for name in meshwright.__all__:
         assert getattr(meshwright, name) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from meshwright.caches import CACHES
 from meshwright.capture.op import Op, Scalar, Value
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import VerifyError
@@ -99,7 +100,7 @@ class SegmentGraph:
 
 MOST_FIXED = 1024
 
-_fixed: dict[tuple[int, int], tuple[SegmentGraph, SegmentGraph]] = {}
+_fixed: dict[tuple[int, int], tuple[SegmentGraph, SegmentGraph]] = CACHES.own({})
 """By graph and batch; each holds its graph, so that no other takes its place."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from importlib import import_module
 from typing import Any, cast
 
@@ -12,10 +11,11 @@ from torch import Tensor
 
 import meshwright.capture.counter
 import meshwright.capture.tracing.grouped  # noqa: F401  (both define operators that targets name)
+from meshwright.caches import CACHES
 from meshwright.capture.program import Op, Ref, RunDevice, TorchConstant, map_leaves
 
 
-@cache
+@CACHES.memoized(maxsize=None)
 def resolve(target: str) -> Callable[..., Any]:
     """`aten.linear.default` -> the operator; `package.module:function` -> the function."""
     if ":" in target:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, combinations
 from math import prod
 from typing import Protocol
 
 import numpy as np
 
+from meshwright.caches import CACHES
 from meshwright.cluster.device import Device, slowest
 from meshwright.cluster.mesh import FLAT, Axis, Hop, Mesh, ranks_behind
 from meshwright.cluster.tree import Group, Link
@@ -97,7 +97,7 @@ def check_shape(shape: tuple[int, ...]) -> None:
         raise ClusterError(f"a mesh of shape {shape}", "whole numbers, 1 or more", "write (2, 8)")
 
 
-@lru_cache(maxsize=8)
+@CACHES.memoized(maxsize=8)
 def _places(root: Group) -> list[_Place]:
     counter = iter(range(1 << 62))
 
@@ -206,7 +206,7 @@ class _Load:
         return min(link.total_bandwidth / self.behind[place.children[depth]], drivable)
 
 
-@lru_cache(maxsize=64)
+@CACHES.memoized(maxsize=64)
 def _load(root: Group, ranks: tuple[int, ...]) -> _Load:
     places = _places(root)
     return _Load([places[rank] for rank in ranks])

@@ -33,9 +33,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from math import ceil, inf, log2
 
+from meshwright.caches import CACHES
 from meshwright.cluster.mesh import Axis, ranks_behind
 from meshwright.errors import ClusterError
 
@@ -56,7 +56,7 @@ def collective_s(kind: str, n_bytes: float, axis: Axis) -> float:
     return min(fixed_s + s_per_byte * n_bytes for s_per_byte, fixed_s in collective_lines(kind, axis))
 
 
-@lru_cache(maxsize=1 << 14)
+@CACHES.memoized(maxsize=1 << 14)
 def collective_lines(kind: str, axis: Axis) -> tuple[Line, ...]:
     """What each algorithm and protocol takes, as (seconds per byte, seconds): the least of them is the price."""
     if kind not in KINDS:

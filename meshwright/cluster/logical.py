@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from math import prod
 
+from meshwright.caches import CACHES
 from meshwright.cluster.bind import check_shape
 from meshwright.cluster.mesh import Mesh
 from meshwright.cluster.presets import preset
@@ -17,7 +17,7 @@ def logical_mesh(sizes: Mapping[str, int]) -> Mesh:
     return _logical_mesh(tuple(sizes.items()))
 
 
-@lru_cache
+@CACHES.memoized()
 def _logical_mesh(sizes: tuple[tuple[str, int], ...]) -> Mesh:
     shape = tuple(size for _, size in sizes)
     return preset("local", max(1, prod(shape))).mesh(shape, tuple(name for name, _ in sizes))

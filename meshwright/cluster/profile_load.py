@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from meshwright.caches import CACHES
 from meshwright.cluster.device import Achievable, Device
 from meshwright.cluster.device_profile import WEIGHTS, DeviceProfile, window_place
 from meshwright.cluster.profile_tables import Curve, Grid, OptimizerCost, Tables
@@ -46,7 +46,7 @@ def profile_path(name: str) -> Path:
     return Path(name)
 
 
-@lru_cache
+@CACHES.memoized()
 def read_profile(name: str) -> dict[str, Any]:
     """A profile's JSON, checked."""
     path = profile_path(name)
@@ -199,7 +199,7 @@ def weights_of(name: str) -> tuple[float, ...]:
     return WEIGHTS[name] if name in WEIGHTS else WEIGHTS[name.split(".")[0]]
 
 
-@lru_cache
+@CACHES.memoized()
 def tables(name: str) -> Tables:
     """The tables of a profile, its own or those of the one it is like."""
     data = read_profile(name)
@@ -250,7 +250,7 @@ def tables(name: str) -> Tables:
     )
 
 
-@lru_cache
+@CACHES.memoized()
 def device_of(name: str) -> Device:
     """The device that a profile describes."""
     data = read_profile(name)
@@ -278,7 +278,7 @@ def _achievable(data: Mapping[str, Any]) -> tuple[Achievable, ...]:
     )
 
 
-@lru_cache(maxsize=256)
+@CACHES.memoized(maxsize=256)
 def profile_of(device: Device) -> DeviceProfile:
     """Prices on this device: by its own profile's tables, or by its kind's reference at this device's rates."""
     found = tables(device.profile or REFERENCE.get(device.kind, REFERENCE["cuda"]))

@@ -6,8 +6,9 @@ that does not fill all units takes as long as a full one. `units`: how many ther
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import ceil
+
+from meshwright.caches import CACHES
 
 TILE = 128
 _REACHED, _COPIED = 0.6, 0.7
@@ -26,7 +27,7 @@ _SLOWER, _WHOLE, _ASKED_S = 0.1, 0.4, 3e-6
 tiles share a unit); what a product takes at least."""
 
 
-@lru_cache(maxsize=1 << 15)
+@CACHES.memoized(maxsize=1 << 15)
 def product_base_s(peak: float, bandwidth: float, itemsize: int, units: int, m: float, n: float, k: float) -> float:
     """Seconds of a product [m, k] by [k, n] in the tiles that serve it best; several units may share a tile's sum."""
     best_s, unit = float("inf"), units / peak

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
+from meshwright.caches import CACHES
 from meshwright.cluster.bind import bind_mesh
 from meshwright.cluster.device import Device
 from meshwright.cluster.mesh import Mesh
@@ -84,7 +84,7 @@ class Cluster:
         _verify_group(self.root, self)
 
 
-@lru_cache(maxsize=16)
+@CACHES.memoized(maxsize=16)
 def _names(group: Group) -> tuple[str, ...]:
     return tuple(_leaves(group))
 

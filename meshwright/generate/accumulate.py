@@ -5,11 +5,10 @@ Eager kernels for mixed types and a factor that lies on the device take more tha
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
+from meshwright.caches import CACHES
 from meshwright.generate.boxed import Boxed
 from meshwright.generate.rehearse import compiled
 from meshwright.torch_compat import fake_mode, fake_tensor, trace_joint
@@ -34,7 +33,7 @@ class Adder:
             total.addcmul_(gradient, scale)
 
 
-@lru_cache(maxsize=64)
+@CACHES.memoized(maxsize=64)
 def _kernel(size: int, dtype: torch.dtype, device: str) -> Boxed:
     mode = fake_mode()
     fakes = [fake_tensor(shape, kind, mode, device) for shape, kind in _arguments(size, dtype)]

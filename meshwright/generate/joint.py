@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor, fx
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.capture.targets import call
 from meshwright.cost.traced.storage import base, depends_on, is_part, is_view, outputs_of, producer
@@ -47,7 +47,7 @@ class Joint:
     names: dict[fx.Node, str]
 
 
-@lru_cache(maxsize=256)
+@CACHES.memoized(maxsize=256)
 def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "", images: bool = False) -> Joint:
     """`graph`: a sharded segment with local sizes.
 
@@ -104,7 +104,7 @@ def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "", images: b
     )
 
 
-@lru_cache(maxsize=4096)
+@CACHES.memoized(maxsize=4096)
 def label(name: str) -> str:
     """The name as a traced graph can have it: one that Python knows already (`input`) is changed there."""
     found = fx.Graph().placeholder(name).name

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import SegmentGraph
 from meshwright.errors import VerifyError
 from meshwright.generate.boxed import Boxed, boxed, telling
@@ -138,7 +138,7 @@ def make_pair(
     return pair_of(joint, cut_at(joint, recompute, keep))
 
 
-@lru_cache(maxsize=256)
+@CACHES.memoized(maxsize=256)
 def compiled_pair(graph: SegmentGraph, device: str, recompute: tuple[str, ...], keep: tuple[str, ...]) -> SegmentPair:
     """`make_pair`, compiled; plans that differ elsewhere share it."""
     images = device != "cpu" and holds_images(graph)

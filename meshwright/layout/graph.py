@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.caches import CACHES
 from meshwright.cluster.cost import collective_lines
 from meshwright.cluster.mesh import FLAT, Mesh
 from meshwright.layout.moves import moves
@@ -173,12 +173,12 @@ def _seconds(way: _Direction, terms: _Terms, pieces: _Pieces, itemsize: int, mes
     return seconds
 
 
-@lru_cache(maxsize=64)
+@CACHES.memoized(maxsize=64)
 def _template(n_dims: int, n_axes: int) -> _Template:
     return _Template(n_dims, n_axes)
 
 
-@lru_cache(maxsize=1 << 10)
+@CACHES.memoized(maxsize=1 << 10)
 def _mesh_terms(mesh: Mesh, n_dims: int) -> _Terms:
     return _terms(_template(n_dims, len(mesh.axes)), mesh)
 

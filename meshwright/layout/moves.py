@@ -12,14 +12,14 @@ docs/cluster.md says why the other mixtures are not one collective.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import combinations, product
 
+from meshwright.caches import CACHES
 from meshwright.layout.states import I, Layout, R, S, State, all_states
 from meshwright.layout.steps import Step
 
 
-@lru_cache(maxsize=1 << 16)
+@CACHES.memoized(maxsize=1 << 16)
 def moves(layout: Layout, n_dims: int) -> tuple[Step, ...]:
     """Every legal step that starts at `layout`, for a tensor of so many dims."""
     flattened = (

@@ -15,13 +15,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from math import inf
+from threading import RLock
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.caches import CACHES
 from meshwright.cluster.mesh import Mesh
 from meshwright.errors import LayoutError
 from meshwright.layout.graph import Edges, is_small
@@ -68,7 +69,7 @@ def conversion(
         raise
 
 
-@lru_cache(maxsize=1 << 20)
+@CACHES.memoized(maxsize=1 << 20)
 def _conversion(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool
 ) -> Conversion:
@@ -89,10 +90,12 @@ def _check_types(source: Layout, target: Layout, shape: tuple[int, ...], itemsiz
 
 def step_seconds(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> NDArray[np.float64]:
     """Seconds of the single step from each layout (rows) to each (columns), by `layout_numbers`; infinite if none."""
-    return _graph(shape, itemsize, mesh, grad).matrix()
+    graph = _graph(shape, itemsize, mesh, grad)
+    with graph.lock:
+        return graph.matrix()
 
 
-@lru_cache
+@CACHES.memoized()
 def layout_numbers(n_dims: int, n_axes: int) -> dict[Layout, int]:
     """Every layout of a tensor on a mesh, numbered."""
     return {layout: number for number, layout in enumerate(all_layouts(n_dims, n_axes))}
@@ -112,6 +115,7 @@ class _Graph:
         self._all = Edges(shape, itemsize, mesh, grad) if is_small(len(shape), len(mesh.axes)) else None
         self._met: dict[int, list[tuple[float, int, Step]]] = {}
         self._prices: dict[int, tuple[Step, StepPrice]] = {}
+        self.lock = RLock()
 
     def edges(self, number: int) -> Iterable[tuple[float, int, Step]]:
         if self._all is not None:
@@ -162,12 +166,13 @@ class _Search:
             _check_types(target, target, self.graph.shape, 1, self.graph.mesh)
             target.check(self.graph.shape, self.graph.mesh_sizes)
             raise AssertionError(f"{target} fits but is not in the graph")
-        while not self._settled[number]:
-            length_s, n_steps, nearest = heapq.heappop(self._heap)
-            if not self._settled[nearest]:
-                self._settled[nearest] = True
-                self._relax(length_s, n_steps + 1, nearest)
-        return self._path(number).conversion
+        with self.graph.lock:  # searches and their graph are shared by all threads, through the caches
+            while not self._settled[number]:
+                length_s, n_steps, nearest = heapq.heappop(self._heap)
+                if not self._settled[nearest]:
+                    self._settled[nearest] = True
+                    self._relax(length_s, n_steps + 1, nearest)
+            return self._path(number).conversion
 
     def _relax(self, length_s: float, n_steps: int, number: int) -> None:
         best_s, best_steps = self._best_s, self._best_steps
@@ -220,12 +225,12 @@ def _extended(before: _Path, step: Step, price: StepPrice) -> _Path:
     return _Path(longer, inner_bytes, price.backward_bytes)
 
 
-@lru_cache(maxsize=1 << 12)
+@CACHES.memoized(maxsize=1 << 12)
 def _graph(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> _Graph:
     return _Graph(shape, itemsize, mesh, grad)
 
 
-@lru_cache(maxsize=1 << 14)
+@CACHES.memoized(maxsize=1 << 14)
 def _search(source: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> _Search:
     _check_types(source, source, shape, itemsize, mesh)
     source.check(shape, mesh.sizes)

@@ -16,11 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
+from meshwright.caches import CACHES
 from meshwright.cluster.frozen import HashedOnce
 from meshwright.errors import LayoutError
 
@@ -52,7 +52,7 @@ R = State("R")
 I = State("I")  # noqa: E741  the letter is the project's word for it
 
 
-@lru_cache(typed=True)
+@CACHES.memoized(typed=True)
 def S(dim: int) -> State:  # noqa: N802  written as in the text form
     """Sharded on tensor dim `dim`."""
     if not isinstance(dim, int) or isinstance(dim, bool) or dim < 0:
@@ -179,13 +179,13 @@ def all_states(n_dims: int) -> tuple[State, ...]:
     return (*(S(dim) for dim in range(n_dims)), P, R, I)
 
 
-@lru_cache
+@CACHES.memoized()
 def all_layouts(n_dims: int, n_axes: int) -> tuple[Layout, ...]:
     """Every layout of a tensor of `n_dims` dims on a mesh of `n_axes` axes."""
     return tuple(Layout(states) for states in product(all_states(n_dims), repeat=n_axes))
 
 
-@lru_cache(maxsize=4096)
+@CACHES.memoized(maxsize=4096)
 def _parsed(text: str) -> Layout:
     body = text.strip()
     if not (body.startswith("[") and body.endswith("]")):

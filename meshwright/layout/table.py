@@ -7,17 +7,16 @@ its own, and converts it on the other axes.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.caches import CACHES
 from meshwright.cluster.mesh import FLAT, Mesh
 from meshwright.layout.path import layout_numbers, step_seconds
 from meshwright.layout.states import Layout
 
 
-@lru_cache(maxsize=1 << 12)
+@CACHES.memoized(maxsize=1 << 12)
 def conversion_table(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> npt.NDArray[np.float64]:
     """Forward and backward seconds from each layout (rows) to each (columns), by `layout_numbers`."""
     lengths = step_seconds(shape, itemsize, mesh, grad)
@@ -55,7 +54,7 @@ def _moving(layouts: tuple[Layout, ...], shape: tuple[int, ...], mesh: Mesh) -> 
     return (tuple(kept), tuple(sizes)) if kept else ((0,), shape)
 
 
-@lru_cache(maxsize=1 << 10)
+@CACHES.memoized(maxsize=1 << 10)
 def submesh(mesh: Mesh, axes: tuple[int, ...]) -> Mesh:
     """The mesh that one rank sees along some of the axes."""
     names = {mesh.names[axis] for axis in axes}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from meshwright.caches import CACHES
 from meshwright.plan.records import Stage
 
 
@@ -15,7 +16,7 @@ class Groups(NamedTuple):
     numbers: dict[int, int]
 
 
-_known: dict[int, Groups] = {}
+_known: dict[int, Groups] = CACHES.own({})
 """By the tuple of stages, which each holds: plans made of one another share it."""
 
 MOST_KNOWN = 64

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError, RuleError
@@ -52,7 +52,7 @@ def settled(layout: Layout, grad: bool) -> Layout:
     return layout if grad else _without_gradient(layout)
 
 
-@lru_cache(maxsize=4096)
+@CACHES.memoized(maxsize=4096)
 def _without_gradient(layout: Layout) -> Layout:
     return Layout(tuple(I if state.kind == "R" else state for state in layout.states))
 

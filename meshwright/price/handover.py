@@ -7,9 +7,9 @@ spread evenly over the ranks: for searching, and for meshes so large that listin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
+from meshwright.caches import CACHES
 from meshwright.cluster import Mesh
 from meshwright.layout import Layout
 from meshwright.layout.crossmesh import Pair, Side, route
@@ -46,7 +46,7 @@ def hand_over_s(
     return least_s(bytes_, source[0].world_size, target[0].world_size, pieces, between, inner_rate(target[0]))
 
 
-@lru_cache(maxsize=1 << 14)
+@CACHES.memoized(maxsize=1 << 14)
 def route_s(
     shape: tuple[int, ...], itemsize: int, source: tuple[Mesh, Layout], target: tuple[Mesh, Layout], between: Rate
 ) -> float:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from operator import is_
 from typing import NamedTuple
 
+from meshwright.caches import CACHES
 from meshwright.plan import FrontierPoint
 from meshwright.price.parameter import chain_uses
 
@@ -79,7 +80,7 @@ class _Played(NamedTuple):
     late_bytes: int
 
 
-_last: list[tuple[tuple[FrontierPoint, ...], int, _Played]] = []
+_last: list[tuple[tuple[FrontierPoint, ...], int, _Played]] = CACHES.own([])
 """What was played last: seconds and bytes are asked for one after the other."""
 
 

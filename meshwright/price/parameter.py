@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
+from meshwright.caches import CACHES
 from meshwright.capture.optimizer import STATES
 from meshwright.capture.program import ITEM_BYTES, Value
 from meshwright.cluster import Device, Mesh, collective_s
@@ -93,7 +93,7 @@ def parameter_price(
     return _price(value.type.sizes, value.type.dtype, value.grad, plan, mesh, setting, uses, company)
 
 
-@lru_cache(maxsize=1 << 16)
+@CACHES.memoized(maxsize=1 << 16)
 def _price(
     shape: tuple[int, ...],
     dtype: str,

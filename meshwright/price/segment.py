@@ -6,8 +6,8 @@ The solver's objective is made of the same terms; a test holds that the two agre
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.cluster import Axis, Mesh, collective_s
 from meshwright.cost.op.compute import op_seconds
@@ -135,7 +135,7 @@ def _levels(collectives: Iterable[Collective], mesh: Mesh) -> frozenset[str]:
     return frozenset().union(*(crosses(mesh.axis(name)) for name in {item.axis for item in collectives}))
 
 
-@lru_cache(maxsize=4096)
+@CACHES.memoized(maxsize=4096)
 def crosses(axis: Axis) -> frozenset[str]:
     """The levels whose links its ranks use."""
     return frozenset(hop.level for hops in axis.kinds for hop in hops)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from math import prod
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Value
 from meshwright.cluster import Axis, Mesh, collective_s
 from meshwright.layout import Collective, Layout
@@ -52,7 +52,7 @@ def part_of_bucket_s(moved: Collective, company: float, mesh: Mesh, *, leaves: b
     return collective_s(moved.kind, bucket, axis) * moved.bytes / bucket
 
 
-@lru_cache(maxsize=4096)
+@CACHES.memoized(maxsize=4096)
 def departures(kind: str, n_bytes: int, axis: Axis) -> int:
     """In how many parts gradients of a segment, so many bytes together, leave one after the other while its backward
     runs: as many as cost little more than one."""

@@ -5,11 +5,12 @@ Where a parameter is stored in pieces, nothing has to be gathered for such a bac
 
 from __future__ import annotations
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Program, SegmentGraph
 from meshwright.profile.saved import saved
 
 _MOST = 1024
-_known: dict[int, tuple[SegmentGraph, bool]] = {}
+_known: dict[int, tuple[SegmentGraph, bool]] = CACHES.own({})
 """By graph; each holds its graph, so that no other takes its place."""
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from torch import fx
 
+from meshwright.caches import CACHES
 from meshwright.cluster import Device, Mesh
 from meshwright.cost.traced.kernels import graph_seconds, loaded
 from meshwright.cost.traced.nodes import NodeCosts
@@ -75,7 +75,7 @@ def kept_curve(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) -> tu
     return _curve(joint, costs.device, costs.fused, costs.mesh, tuple(held))
 
 
-@lru_cache(maxsize=256)
+@CACHES.memoized(maxsize=256)
 def _curve(joint: Joint, device: Device, fused: bool, mesh: Mesh | None, held: tuple[str, ...]) -> tuple[Kept, ...]:
     costs = loaded(joint.module, NodeCosts(device, fused, mesh))
     found: dict[frozenset[int], Kept] = {}
@@ -92,7 +92,7 @@ def fastest_way(joint: Joint, costs: NodeCosts) -> Kept:
     return kept_curve(joint, costs)[0] if costs.fused else _fastest(joint, costs.device, costs.mesh)
 
 
-@lru_cache(maxsize=256)
+@CACHES.memoized(maxsize=256)
 def _fastest(joint: Joint, device: Device, mesh: Mesh | None) -> Kept:
     costs = loaded(joint.module, NodeCosts(device, False, mesh))
     problem, nodes = recomputation(joint, costs)

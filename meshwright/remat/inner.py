@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from functools import lru_cache
 
 from torch import fx
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Program, SegmentGraph
 from meshwright.cluster import Device, Mesh
 from meshwright.cost.traced.kernels import graph_seconds, loaded
@@ -51,7 +51,7 @@ def inner_options(
             return
 
 
-@lru_cache(maxsize=512)
+@CACHES.memoized(maxsize=512)
 def _option(whole: Joint, part: Joint, kept: Kept, chunks: int, device: Device, fused: bool, mesh: Mesh | None) -> Kept:
     costs = loaded(whole.module, NodeCosts(device, fused, mesh))
     one, other = (cut_at(joint, kept.recompute, kept.keep, run=False) for joint in (whole, part))

@@ -6,18 +6,26 @@ from collections.abc import Callable, Mapping
 from inspect import signature as python_signature
 from typing import Any
 
+from meshwright.caches import CACHES
 from meshwright.errors import MeshwrightError, RuleError
 from meshwright.rules.rule import Call, Lowering, Rule, Split, keep
 from meshwright.rules.signature import Pattern, parse
 from meshwright.rules.table import RULES
 
 _USER: dict[str, Rule] = {}
-_PROVEN: set[object] = set()
+_TRUSTED: set[str] = set()
+_PROVEN: set[object] = CACHES.own(set())
 _NOTATION = "operands -> results, as in 'm k, k n -> m n'"
 
 
-def register_rule(target: str, signature: str, lower: Callable[[Split], Lowering] = keep) -> Rule:
-    """A user's rule for an op that our table does not have; `target` as an Op writes it."""
+def register_rule(
+    target: str, signature: str, lower: Callable[[Split], Lowering] = keep, *, trusted: bool = False
+) -> Rule:
+    """A user's rule for an op that our table does not have; `target` as an Op writes it.
+
+    It is proven on small random tensors when it first serves the op, and refused where it cannot be: `trusted=True`
+    takes it at its word then. All that was remembered under other rules is forgotten (`meshwright.caches`).
+    """
     if not isinstance(target, str):
         raise RuleError(f"a rule for {target!r}", "an op by name, as `my_ops.scale.default` or `my.module:function`")
     if not isinstance(signature, str):
@@ -32,6 +40,8 @@ def register_rule(target: str, signature: str, lower: Callable[[Split], Lowering
         raise RuleError(f"the rule {signature!r} of {target}: {error.given}", error.expected, error.todo) from error
     _check_counts(target, pattern)
     _USER[target] = Rule(signature, lower, "user")
+    (_TRUSTED.add if trusted else _TRUSTED.discard)(target)
+    CACHES.clear()
     return _USER[target]
 
 
@@ -43,6 +53,8 @@ def user_rules() -> Mapping[str, Rule]:
 def forget_rule(target: str) -> None:
     """Take a user's rule back."""
     _USER.pop(target, None)
+    _TRUSTED.discard(target)
+    CACHES.clear()
 
 
 def packet(target: str) -> str:
@@ -57,7 +69,8 @@ def user_rule(target: str) -> Rule | None:
 def prove_user_rule(rule: Rule, call: Call) -> None:
     """RuleError unless the rule holds for this call, on small random tensors and an axis of two; once per shapes.
 
-    An op that does not run on tensors of our making is taken at its word.
+    Where it cannot be tried it is refused, unless its user takes the blame: the op may run on no tensors of our making,
+    make nothing but zeros of them, or the rule may fit its own sizes alone.
     """
     from meshwright.rules.findings import key_of, sample
 
@@ -69,12 +82,24 @@ def prove_user_rule(rule: Rule, call: Call) -> None:
     except RuleError as error:
         raise _wrong(rule, call, error) from error
     small = sample(call)
-    if small is not None:
-        _prove(rule, call, small)
+    tried = small is not None and _prove(rule, call, small)
+    if not tried and not is_trusted(call.op.target):
+        raise RuleError(
+            f"the rule {rule.text!r} registered for {call.op.target} cannot be tried: "
+            + ("it does not fit smaller sizes" if small else "the op runs on no random tensors, or makes only zeros"),
+            "an op that runs on small random tensors, so that its rule is proven before it is used",
+            "register it with trusted=True to take it at its word",
+        )
     _PROVEN.add(key)
 
 
-def _prove(rule: Rule, call: Call, small: Any) -> None:
+def is_trusted(target: str) -> bool:
+    """Whether the rule that serves this op was registered with `trusted=True`."""
+    return (target if target in _USER else packet(target)) in _TRUSTED
+
+
+def _prove(rule: Rule, call: Call, small: Any) -> bool:
+    """Whether it could be tried."""
     from meshwright.cluster import logical_mesh
     from meshwright.rules.prove import prove_strategy
     from meshwright.rules.strategy import strategies_of
@@ -83,7 +108,7 @@ def _prove(rule: Rule, call: Call, small: Any) -> None:
     try:
         rule.bind(small.call).sizes(small.call.types, small.call.result_types)
     except RuleError:
-        return  # it fits the call's own sizes, and not the sample's
+        return False  # it fits the call's own sizes, and not the sample's
     try:
         for given in small.cases:
             for one in strategies_of(rule, given.op, given.values(), mesh):
@@ -92,6 +117,7 @@ def _prove(rule: Rule, call: Call, small: Any) -> None:
         raise _wrong(rule, call, error) from error
     except Exception as error:  # the op and its lowering are the user's: on pieces they may raise anything
         raise _wrong(rule, call, RuleError(f"{type(error).__name__}: {error}")) from error
+    return True
 
 
 def _wrong(rule: Rule, call: Call, error: MeshwrightError) -> RuleError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Op, TensorType, Value
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import RuleError
@@ -13,7 +14,7 @@ from meshwright.rules.shapes import opaque
 from meshwright.rules.signature import Signature
 from meshwright.rules.table import RULES
 
-_FOUND: dict[object, Rule | None] = {}
+_FOUND: dict[object, Rule | None] = CACHES.own({})
 
 # Capture turns the random ops it knows into ops that draw by counter. Others are refused: run as they are, every rank
 # would draw its own (or the same) numbers and the result would depend on the plan.

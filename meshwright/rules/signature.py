@@ -18,8 +18,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import TensorType
 from meshwright.errors import RuleError
 from meshwright.layout.states import I, P, R, S, State
@@ -136,7 +136,7 @@ class Pattern:
         )
 
 
-@cache
+@CACHES.memoized(maxsize=None)
 def parse(text: str) -> Pattern:
     """A signature from its text form."""
     left, arrow, right = text.partition("->")

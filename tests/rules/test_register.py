@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 import user_ops  # noqa: F401  the targets below name it
 from rule_cases import f
 
@@ -74,3 +75,13 @@ def test_a_rule_that_does_not_fit_a_call_names_the_op() -> None:
         RuleError, match=r"the rule 'm k!, n k! -> m n' registered for aten\.inner\.default is wrong: a tensor float64"
     ):
         strategies(given.op, given.values(), logical_mesh({"x": 2}))
+
+
+def test_a_rule_that_cannot_be_tried_is_refused_unless_it_is_trusted() -> None:
+    given = case("user_ops:picky", torch.ones(4, 6, dtype=torch.float64))
+    mw.register_rule("user_ops:picky", "b n -> b n")
+    said = r"(?s)'b n -> b n' registered for user_ops:picky cannot be tried.*trusted=True"
+    with pytest.raises(RuleError, match=said):
+        strategies(given.op, given.values(), logical_mesh({"x": 2}))
+    mw.register_rule("user_ops:picky", "b n -> b n", trusted=True)
+    assert {one.text for one in strategies(given.op, given.values(), logical_mesh({"x": 2}))} >= {"b", "n", "-"}

@@ -62,3 +62,10 @@ def bent(x: Tensor, weight: Tensor) -> Tensor:
 def silent(x: Tensor) -> Tensor:
     """Zeros for whatever anyone would try: nothing is to be learnt from it."""
     return (x - 1234.5).relu().mean(0)
+
+
+def picky(x: Tensor) -> Tensor:
+    """Runs on no random numbers."""
+    if not bool((x == 1).all()):
+        raise ValueError("ones only")
+    return 2 * x

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from functools import lru_cache
 
 import torch
 from torch import Tensor, fx
 
+from meshwright.caches import CACHES
 from meshwright.torch_compat import argument_position, returns_view, writes_argument
 
 COPIES_NOTHING = frozenset({"aten._unsafe_view.default", "aten._reshape_alias.default"})
@@ -41,7 +41,7 @@ def is_view(node: fx.Node) -> bool:
     return node.op == "call_function" and _hands_on(node.target)
 
 
-@lru_cache(maxsize=4096)
+@CACHES.memoized(maxsize=4096)
 def _hands_on(target: object) -> bool:
     return returns_view(target) or str(target) in COPIES_NOTHING
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from itertools import product
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Value
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
@@ -30,7 +30,7 @@ def parameter_options(
     return found
 
 
-@lru_cache(maxsize=4096)
+@CACHES.memoized(maxsize=4096)
 def _options(
     computes: tuple[Layout, ...],
     shape: tuple[int, ...],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
@@ -52,7 +53,7 @@ class Piece:
         )
 
 
-_known: dict[object, Piece] = {}
+_known: dict[object, Piece] = CACHES.own({})
 MOST_KNOWN = 1024
 """Prices of segments that are remembered: stages on meshes that are alike have many in common."""
 

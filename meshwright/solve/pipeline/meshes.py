@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
+from meshwright.caches import CACHES
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import links_of, per_host
 from meshwright.cluster.submesh import place, submeshes
@@ -143,7 +143,7 @@ def _spread(ranks: Sequence[int], count: int) -> list[int]:
     return [ranks[i * len(ranks) // count] for i in range(count)]
 
 
-_stand_ins: dict[object, Mesh] = {}
+_stand_ins: dict[object, Mesh] = CACHES.own({})
 MOST_STAND_INS = 1024
 
 
@@ -158,12 +158,12 @@ def stand_in(mesh: Mesh) -> Mesh:
     return _stand_ins[key]
 
 
-@lru_cache(maxsize=64)
+@CACHES.memoized(maxsize=64)
 def placed(cluster: Cluster, wanted: tuple[tuple[int, str | None], ...]) -> list[tuple[int, ...]]:
     """Devices for stages of so many devices of these types."""
     return place(cluster, [size for size, _ in wanted], [kind for _, kind in wanted])
 
 
-@lru_cache(maxsize=512)
+@CACHES.memoized(maxsize=512)
 def mesh_on(cluster: Cluster, sizes: tuple[int, ...], ranks: tuple[int, ...]) -> Mesh:
     return cluster.mesh(sizes, ranks=ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage, StageLink, StagePrediction
@@ -24,7 +25,7 @@ MOST_LISTED = 128
 """Ranks up to which a plan lists what each stage communicates."""
 LESS = 1e-6
 """What a relay has to save: sending directly is simpler."""
-_last: tuple[Plan, Program, Timeline] | None = None
+_last: list[tuple[Plan, Program, Timeline]] = CACHES.own([])
 NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
 
 
@@ -152,9 +153,9 @@ def route_far_values(plan: Plan, program: Program) -> Plan:
 def predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, Timeline]:
     """The plan with its prediction, made by the simulator from the plan alone. exact: bytes by traced pairs, which
     searching does without. What was predicted exactly last is remembered."""
-    global _last
-    if exact and _last is not None and _last[1] is program and _as_asked(_last[0], plan) == plan:
-        return _as_asked(_last[0], plan), _last[2]
+    for known, of, played in _last if exact else ():
+        if of is program and _as_asked(known, plan) == plan:
+            return _as_asked(known, plan), played
     pipeline = plan_pipeline(plan, program)
     costs = plan_costs(plan, program, pipeline, exact)
     stages = _stage_predictions(plan, costs)
@@ -162,7 +163,7 @@ def predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, T
     timeline = simulate(lists(pipeline, plan_order(early, pipeline)), costs, reads=pipeline.reads, spans=False)
     found = early.with_prediction(**_figures(early, costs, timeline))
     if exact:
-        _last = (found, program, timeline)
+        _last[:] = [(found, program, timeline)]
     return found, timeline
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.caches import CACHES
 from meshwright.solve.pipeline.offers import FIRST, LAST, RESIDENT, STATIC, STEP, SUMS, Floats, Offer
 from meshwright.solve.stages.options import Bools, Ints
 
@@ -39,7 +40,7 @@ def _windows(figures: Floats) -> Floats:
     return np.stack(found)
 
 
-_known_windows: dict[tuple[int, int], tuple[Offer, Floats]] = {}
+_known_windows: dict[tuple[int, int], tuple[Offer, Floats]] = CACHES.own({})
 
 
 def undominated(figures: Floats, fits: Bools, microbatches: int) -> tuple[Ints, Ints]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Program
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.generate.program import sharded_segment
@@ -12,7 +13,7 @@ from meshwright.remat.curve import Kept, fastest_way, kept_curve
 from meshwright.remat.traced import traced_for
 from meshwright.remat.way import cut_way
 
-_known: dict[object, tuple[Kept, ...]] = {}
+_known: dict[object, tuple[Kept, ...]] = CACHES.own({})
 MOST_KNOWN = 256
 """Curves of traced pairs that are remembered: a search and the pricing of what it found ask for the same."""
 
@@ -22,15 +23,14 @@ def bare(choice: Choice) -> Choice:
     return replace(choice, recompute=(), keep=(), chunks=1)
 
 
-_last: tuple[Program, str] | None = None
+_last: list[tuple[Program, str]] = CACHES.own([])
 
 
 def model_of(program: Program) -> str:
     """The program's fingerprint, remembered for the one that was asked for last."""
-    global _last
-    if _last is None or _last[0] is not program:
-        _last = (program, program.fingerprint())
-    return _last[1]
+    if not _last or _last[0][0] is not program:
+        _last[:] = [(program, program.fingerprint())]
+    return _last[0][1]
 
 
 def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) -> list[tuple[Kept, ...]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
 
+from meshwright.caches import CACHES
 from meshwright.schedule import ORDERS, Durations, Lists, Pipeline, Run, lists, searched
 from meshwright.schedule.messages import Messages, read_messages
 from meshwright.schedule.orders import SPLIT
@@ -83,7 +83,7 @@ def _pipeline(
     return Pipeline(runs, microbatches, gathered=gathered, recomputed=restored)
 
 
-@lru_cache(maxsize=64)
+@CACHES.memoized(maxsize=64)
 def _usual_lists(
     stages: tuple[int, ...], gathered: frozenset[int], restored: frozenset[int], schedule: str, microbatches: int
 ) -> Played:
