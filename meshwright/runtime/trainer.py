@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.capture import Batch, Precision, capture
@@ -17,18 +16,17 @@ from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
 from meshwright.errors import RunError, what_is
 from meshwright.models.joined import Joined, joined
-from meshwright.plan import Instruction, Plan
+from meshwright.plan import Plan
 from meshwright.price.check import check_plan
 from meshwright.runtime.device import own_device
 from meshwright.runtime.outputs import Loss, arguments, caster, eval_mode, shared_out
-from meshwright.runtime.step.batches import Batches, Index
-from meshwright.runtime.step.exchange import Exchange
-from meshwright.runtime.step.interpreter import Interpreter
-from meshwright.runtime.step.parts import Place, make_parts
+from meshwright.runtime.step.batches import Index
+from meshwright.runtime.step.parts import make_parts, shared_parts
 from meshwright.runtime.step.peers import check_peers
-from meshwright.runtime.step.ranges import check_ranges, explained, ranges_of
-from meshwright.runtime.step.segments import Segments
+from meshwright.runtime.step.ranges import check_ranges, explained
+from meshwright.runtime.step.run import Maker, Run
 from meshwright.runtime.step.units import check_unit
+from meshwright.runtime.variants import check_storage, fits, smaller_for
 from meshwright.runtime.watch import Watch, default_timeout_s
 from meshwright.runtime.weights.adoption import Adopted, Cut, places_of, settled
 from meshwright.runtime.weights.clip import clip_gradients
@@ -37,7 +35,7 @@ from meshwright.runtime.weights.optimizers import expect_optimizer
 from meshwright.runtime.weights.sources import Weights, weights_of
 from meshwright.runtime.weights.stepping import Stepping
 from meshwright.runtime.world import check_alike, check_device, join_world
-from meshwright.schedule.of_plan import forward_only, plan_lists
+from meshwright.schedule.of_plan import forward_only
 from meshwright.torch_compat import fake_mode, fake_tensor
 
 
@@ -60,22 +58,47 @@ class Trainer:
     """
 
     def __init__(
-        self, weights: Weights, plan: Plan, program: Program, device: torch.device, settings: Settings
+        self, weights: Weights, plans: Sequence[tuple[Plan, Program]], device: torch.device, settings: Settings
     ) -> None:
-        self.plan, self.program, self.device = plan, program, device
+        """plans: the first one stores the parameters; others, of other sizes of the batch, share them."""
+        plan, program = self.plan, self.program = plans[0]
+        self.device = device
         self.seed, self.debug, self.steps, self._loss = settings.seed, settings.debug, 0, settings.loss
         self.watch = Watch(settings.timeout_s)
-        self.stage = plan.stage_at(dist.get_rank()) if len(plan.stages) > 1 else 0
-        self.instructions = plan_lists(plan, program)[self.stage]
-        self._batches = Batches(plan, device)
-        self._ranges = ranges_of(program)
-        parts = make_parts(weights, plan, program, Place(device, self.watch, self.instructions, settings.unit))
         self._saved = frozenset(weights.model.state_dict())
-        exchange = Exchange(plan, program, parts, device)
+        self._maker, self._keeps_last = Maker(device, self.watch, settings.unit), False
         buffers = _buffers(weights, program, device)
-        self._interpreter = Interpreter(Segments(program, parts, exchange, buffers, self._batches), self.watch.at)
+        first = self._maker.make(plan, program, lambda place: make_parts(weights, plan, program, place), buffers)
+        self.stage, self.instructions, self._batches = first.stage, first.instructions, first.batches
+        self._interpreter, self._last, self._runs = first.interpreter, first.interpreter, [first]
         expect_optimizer(self.parameters(), plan.optimizer)
-        self._adopt(weights, {name: cut for part in parts for name, cut in part.cuts.items()})
+        self._adopt(weights, {name: cut for part in first.interpreter.parts for name, cut in part.cuts.items()})
+        for other in plans[1:]:
+            self._add_run(*other)
+        self._planned = tuple(self._runs)
+
+    def _add_run(self, plan: Plan, program: Program) -> Run:
+        parts = tuple(self._interpreter.parts)
+        shared = self._interpreter.buffers
+        made = self._maker.make(plan, program, lambda place: shared_parts(parts, plan, program, place), shared)
+        made.interpreter.counts = self._interpreter.counts
+        made.interpreter.segments.keep_last(self._keeps_last)
+        self._runs.append(made)
+        return made
+
+    def _run_for(self, batch: object, whole: bool) -> Run:
+        """That of the batch's sizes; a smaller last batch gets one when it first comes."""
+        given = self._batches.named(batch)
+        for run in self._runs:
+            if fits(run.batches, given, whole):
+                return run
+        for run in self._planned:
+            plan = smaller_for(run.plan, run.batches, given, whole)
+            if plan is not None:
+                program = run.program.at_batch(plan.batch)
+                check_plan(plan, program)
+                return self._add_run(plan, program)
+        return self._runs[0]
 
     def _adopt(self, weights: Weights, cuts: dict[str, Cut]) -> None:
         """The model's parameters and buffers become those that are stored here."""
@@ -136,22 +159,25 @@ class Trainer:
 
     def keep_last(self, wanted: bool = True) -> None:
         """The last micro-batch, whose backward comes at once, recomputes nothing whatever the plan says."""
-        self._interpreter.segments.keep_last(wanted)
+        self._keeps_last = wanted
+        for run in self._runs:
+            run.interpreter.segments.keep_last(wanted)
 
     def count_bytes(self, wanted: bool = True) -> None:
         """From the next step on, count what micro-batches keep alive, `held_bytes`, and all that is: `peak_bytes`."""
-        self._interpreter.counts = wanted
+        for run in self._runs:
+            run.interpreter.counts = wanted
 
     @property
     def held_bytes(self) -> int:
         """The most that the last step's micro-batches kept alive on this rank at once, after any instruction."""
-        return self._interpreter.held_bytes
+        return self._last.held_bytes
 
     @property
     def peak_bytes(self) -> int:
         """The most that was alive on this rank at once in the last step: parameters, gradients, copies, all that ops
         made. The batch, buffers and the optimizer's states are not among them."""
-        return self._interpreter.live.peak_bytes
+        return self._last.live.peak_bytes
 
     def __call__(self, batch: Batch) -> Any:
         """The model's outputs for these samples, in eval mode, without gradients. Entries of the batch that are for the
@@ -188,10 +214,12 @@ class Trainer:
         """Forward and backward; returns the loss of the global batch. `batch`: this rank's slice, or the whole."""
         self._check_call("trainer.step")
         self._stepping.before()
-        with torch.no_grad(), self.watch.during(f"step {self.steps}"), explained(self._ranges, self._batches, batch):
-            parts = self._parts(batch, global_batch)
+        run = self._run_for(batch, global_batch)
+        with torch.no_grad(), self.watch.during(f"step {self.steps}"), explained(run.ranges, run.batches, batch):
+            parts = self._parts(run, batch, global_batch)
             random = RandomState(self.seed, self.steps)
-            loss = self._interpreter.run(self.instructions, parts, random)
+            loss = run.interpreter.run(run.instructions, parts, random)
+        self._last = run.interpreter
         self._adopted.take_buffers(self._interpreter.buffers)
         self._stepping.after()
         self.steps += 1
@@ -201,9 +229,10 @@ class Trainer:
     def evaluate(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """The loss of a batch as the model in eval mode has it; changes nothing."""
         self._check_call("trainer.evaluate")
-        with torch.no_grad(), self.watch.during("evaluate"), explained(self._ranges, self._batches, batch):
-            parts = self._parts(batch, global_batch)
-            return self._interpreter.evaluate(forward_only(self._once_each()), parts)
+        run = self._run_for(batch, global_batch)
+        with torch.no_grad(), self.watch.during("evaluate"), explained(run.ranges, run.batches, batch):
+            parts = self._parts(run, batch, global_batch)
+            return run.interpreter.evaluate(forward_only(run.once_each()), parts)
 
     def _check_call(self, call: str) -> None:
         if self._gathering.open:
@@ -216,17 +245,11 @@ class Trainer:
             )
         self._adopted.check()
 
-    def _once_each(self) -> tuple[Instruction, ...]:
-        """The list in which every segment runs forward once."""
-        if not self.plan.order:
-            return self.instructions
-        return plan_lists(replace(self.plan, order=()), self.program)[self.stage]
-
-    def _parts(self, batch: object, whole: bool) -> list[dict[str, Tensor]]:
-        parts = self._batches.split(batch, whole)
-        check_ranges(self._ranges, self._batches.named(batch), on_host=not self.debug)
+    def _parts(self, run: Run, batch: object, whole: bool) -> list[dict[str, Tensor]]:
+        parts = run.batches.split(batch, whole)
+        check_ranges(run.ranges, run.batches.named(batch), on_host=not self.debug)
         if self.debug:
-            check_peers(parts, self.data_slice())
+            check_peers(parts, {name: run.batches.index(name) for name in run.batches.names})
         return parts
 
 
@@ -265,7 +288,7 @@ def _idle(weights: Weights, program: Program) -> dict[str, nn.Parameter]:
 
 def parallelize(
     model: nn.Module | Callable[[], nn.Module],
-    plan: Plan,
+    plan: Plan | Sequence[Plan],
     loss: Callable[..., Tensor] | None = None,
     *,
     weights: str | os.PathLike[str] | None = None,
@@ -281,6 +304,9 @@ def parallelize(
     The model is adopted, as `fully_shard` does: its parameters become the stored DTensors, so that optimizers, made
     before or after, and `state_dict` mean the trainer's. With `copy=True` it is left as it is.
 
+    plan: one; or several, for batches of other sizes (sequence lengths), which store parameters alike. A batch is run
+    by the one that was made for its sizes; one of fewer samples by the same choices, where the axes divide them.
+
     model: one with weights; or a function that builds one, whose weights are then made one at a time, from `seed`,
     and never all on one rank; or one on the meta device, with `weights`. weights: safetensors, a file or a folder, of
     which each rank reads its part. debug: compare what ranks read that should read the same (also MESHWRIGHT_DEBUG=1).
@@ -289,31 +315,43 @@ def parallelize(
     given. device: `cuda` or `cpu`;
     by default CUDA where it is, unless the backend is gloo.
     """
-    _check_given(model, plan)
+    plans: list[Plan] = list(plan) if isinstance(plan, list | tuple) else [cast(Plan, plan)]
+    _check_given(model, plans)
+    plan = plans[0]
     unit = check_unit(plan.compile if compile is None else compile)
     wait_s = default_timeout_s() if timeout_s is None else timeout_s
     join_world(plan, wait_s)
     place = own_device(device)
     check_device(plan, place, device)
-    check_alike(plan)
+    for one in plans:
+        check_storage(plan, one)
+        check_alike(one)
     given_loss = loss
     model, loss = joined(model, loss)
     found = weights_of(model, weights, seed, place, copy)
+    programs = [_program(one, found.model, loss) for one in plans]
+    found.check(programs[0])
+    wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
+    settings = Settings(seed, wanted, wait_s, unit, given_loss)
+    return Trainer(found, list(zip(plans, programs, strict=True)), place, settings)
+
+
+def _program(plan: Plan, model: nn.Module, loss: Loss) -> Program:
+    """That of the model for which the plan was made."""
     mode = fake_mode()
     batch = {name: fake_tensor(entry.shape, getattr(torch, entry.dtype), mode) for name, entry in plan.inputs.items()}
     precision = cast(Precision, plan.precision)
-    program = capture(found.model, batch, loss, precision=precision, allow=plan.answers)
+    program = capture(model, batch, loss, precision=precision, allow=plan.answers)
     if len(program.segments) < len(plan.segments):  # cut by hand (`gpipe`), perhaps within what repeats
-        program = capture(found.model, batch, loss, precision=precision, fine=True, allow=plan.answers)
+        program = capture(model, batch, loss, precision=precision, fine=True, allow=plan.answers)
     check_plan(plan, program)
-    found.check(program)
-    wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
-    return Trainer(found, plan, program, place, Settings(seed, wanted, wait_s, unit, given_loss))
+    return program
 
 
-def _check_given(model: object, plan: object) -> None:
+def _check_given(model: object, plans: Sequence[object]) -> None:
     """Refuses what is no model and no plan at all, before processes meet."""
     if not callable(model):
         raise RunError(f"{what_is(model)} as the model", "an nn.Module, or a function that builds one", "give one")
-    if not isinstance(plan, Plan):
-        raise RunError(f"{what_is(plan)} as the plan", "a Plan", "give what mw.plan or Plan.load gives")
+    for plan in plans or [None]:
+        if not isinstance(plan, Plan):
+            raise RunError(f"{what_is(plan)} as the plan", "a Plan", "give what mw.plan or Plan.load gives")

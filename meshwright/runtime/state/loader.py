@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from meshwright.errors import RunError, what_is
+from meshwright.errors import RunError, counted, what_is
 from meshwright.plan import Plan
 from meshwright.runtime.step.batches import Batches
+from meshwright.runtime.variants import smaller
 
 
 class Samples(Protocol):
@@ -54,14 +55,18 @@ class Loader(_Reader):
     """Iterating gives this rank's part of each batch of an epoch; the next `for` goes on with the next epoch.
 
     The order of samples depends on seed and epoch alone, so it is the same on every rank and under every plan.
-    `samples` counts those read so far by all ranks together; a last batch that would not be full is left out.
+    `samples` counts those read so far by all ranks together; a last batch that would not be full is left out, unless
+    drop_last is False: the trainer then runs it with as many samples as it has.
     """
 
-    def __init__(self, dataset: Samples, plan: Plan, seed: int, shuffle: bool) -> None:
+    def __init__(self, dataset: Samples, plan: Plan, seed: int, shuffle: bool, drop_last: bool = True) -> None:
         super().__init__(plan)
         self.dataset, self.seed, self.shuffle = dataset, seed, shuffle
-        self.length = len(dataset) // plan.batch
-        self.samples = 0
+        self.length, self.samples = len(dataset) // plan.batch, 0
+        self.per_epoch, rest = self.length * plan.batch, len(dataset) % plan.batch
+        self.last: _Reader | None = None
+        if rest and not drop_last and self.length:
+            self.last, self.length, self.per_epoch = _Reader(_smaller(plan, rest)), self.length + 1, len(dataset)
         if not self.length:
             raise RunError(f"a data set of {len(dataset)} samples", f"at least {plan.batch}, one global batch")
 
@@ -69,11 +74,10 @@ class Loader(_Reader):
         return self.length
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        per_epoch = self.length * self.plan.batch
-        epoch, done = divmod(self.samples, per_epoch)
+        epoch, done = divmod(self.samples, self.per_epoch)
         order = self._order(epoch)
         for number in range(done // self.plan.batch, self.length):
-            self.samples = epoch * per_epoch + (number + 1) * self.plan.batch
+            self.samples = epoch * self.per_epoch + min(self.per_epoch, (number + 1) * self.plan.batch)
             yield self._read(order[number * self.plan.batch : (number + 1) * self.plan.batch])
 
     def state_dict(self) -> dict[str, Any]:
@@ -82,7 +86,8 @@ class Loader(_Reader):
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Under another global batch, from the last whole batch before the place."""
         self.seed = state["seed"]
-        self.samples = state["samples"] // self.plan.batch * self.plan.batch
+        epoch, done = divmod(state["samples"], self.per_epoch)
+        self.samples = epoch * self.per_epoch + done // self.plan.batch * self.plan.batch
 
     def _order(self, epoch: int) -> list[int]:
         if not self.shuffle:
@@ -92,7 +97,8 @@ class Loader(_Reader):
         return order
 
     def _read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        return self.stacked({row: self.sample(numbers[row], self.dataset[numbers[row]]) for row in self.needed})
+        reader = self.last if self.last is not None and len(numbers) < self.plan.batch else self
+        return reader.stacked({row: self.sample(numbers[row], self.dataset[numbers[row]]) for row in reader.needed})
 
 
 class StreamLoader(_Reader):
@@ -129,22 +135,35 @@ class StreamLoader(_Reader):
 
 
 @overload
-def loader(dataset: Samples, plan: Plan, *, seed: int = 0, shuffle: bool = True) -> Loader: ...
+def loader(dataset: Samples, plan: Plan, *, seed: int = 0, shuffle: bool = True, drop_last: bool = True) -> Loader: ...
 @overload
-def loader(dataset: Iterable[Any], plan: Plan, *, seed: int = 0, shuffle: bool = True) -> StreamLoader: ...
 def loader(
-    dataset: Samples | Iterable[Any], plan: Plan, *, seed: int = 0, shuffle: bool = True
+    dataset: Iterable[Any], plan: Plan, *, seed: int = 0, shuffle: bool = True, drop_last: bool = True
+) -> StreamLoader: ...
+def loader(
+    dataset: Samples | Iterable[Any], plan: Plan, *, seed: int = 0, shuffle: bool = True, drop_last: bool = True
 ) -> Loader | StreamLoader:
     """This rank's reader of a data set; give it to `save` and `load` to keep its position.
 
     dataset: one with a length, read by number, in an order that `seed` and `shuffle` say; or one that is iterated (an
-    `IterableDataset`), in its own order.
+    `IterableDataset`), in its own order. drop_last: leave out what does not fill a batch (always, of a stream).
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         if not isinstance(dataset, Iterable):
             raise RunError(f"{what_is(dataset)} as the data set", "samples by number, or an iterable", "give one")
         return StreamLoader(dataset, plan)
-    return Loader(cast(Samples, dataset), plan, seed, shuffle)
+    return Loader(cast(Samples, dataset), plan, seed, shuffle, drop_last)
+
+
+def _smaller(plan: Plan, batch: int) -> Plan:
+    found = smaller(plan, batch)
+    if found is None:
+        raise RunError(
+            f"a last batch of {counted(batch, 'sample')}",
+            "as many as the axes that split samples divide",
+            "pass drop_last=True, or choose another global batch",
+        )
+    return found
 
 
 def _rows(index: slice | list[int]) -> list[int]:

@@ -123,7 +123,7 @@ class Batches:
         if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
             kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise RunError(f"batch entry {name!r} is {kind}", f"a tensor of {dtype}", "convert it")
-        expected = entry.shape if whole else self._local_shape(name)
+        expected = entry.shape if whole else self.local_shape(name)
         if tuple(tensor.shape) != expected:
             kind = "the whole batch" if whole else f"this rank's slice (layout {self._layout(name)})"
             other = "pass global_batch=True with the whole batch, use `trainer.data_slice()`, or plan again"
@@ -138,7 +138,8 @@ class Batches:
         own = self.regions[self.rows[0]]
         return next(stage.inputs[name] for stage in self.plan.stages if name in own.get(stage.first, {}))
 
-    def _local_shape(self, name: str) -> tuple[int, ...]:
+    def local_shape(self, name: str) -> tuple[int, ...]:
+        """Of this rank's part of a tensor."""
         lengths = [part.stop - part.start for part in self._read_region(name, self.rows[0])]
         return (lengths[0] if self.cut[name] == 1 else sum(self._heights(name)), *lengths[1:])
 

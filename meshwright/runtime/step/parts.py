@@ -18,7 +18,7 @@ from meshwright.runtime.step.units import units
 from meshwright.runtime.watch import Watch, WatchedTransport
 from meshwright.runtime.weights.adoption import Cut
 from meshwright.runtime.weights.sources import Weights
-from meshwright.runtime.weights.store import Store
+from meshwright.runtime.weights.store import Loading, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,23 @@ def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> 
         made_for = [generate(program, one, device, place.compiled, stage, joined, at) for one, _ in plan.cut]
         # Last: the model's own weights are let go as they are taken.
         source = weights.source(stage.mesh.sizes, at)
-        store = Store(program, plan, source, mesh, beside, stage, thread)
+        store = Store(program, plan, Loading(source, mesh, beside, thread), stage=stage)
         smaller = made_for[1] if len(made_for) > 1 else None
         found.append(Part(stage, made_for[0], store, transport, at, place.compiled, smaller))
+    return tuple(found)
+
+
+def shared_parts(shared: tuple[Part, ...], plan: Plan, program: Program, place: Place) -> tuple[Part, ...]:
+    """Parts of another plan on what the parts of a first one store and communicate with."""
+    found = []
+    for part in shared:
+        stage = next(one for one in plan.stages if one.first == part.stage.first)
+        joined = _joined(plan, program, stage, place)
+        device = place.device.type
+        made_for = [generate(program, one, device, place.compiled, stage, joined, part.at) for one, _ in plan.cut]
+        store = Store(program, plan, part.store, stage=stage)
+        last = made_for[1] if len(made_for) > 1 else None
+        found.append(Part(stage, made_for[0], store, part.transport, part.at, place.compiled, last))
     return tuple(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -30,6 +31,17 @@ Reduced = dict[str, Tensor]
 """This rank's piece of each gradient."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Where a store's parameters come from, and on which mesh they lie. beside: what carries gathers and reductions
+    while others compute; without it, they are waited for. thread: that of all stages that a rank runs."""
+
+    source: Source
+    mesh: DeviceMesh
+    beside: Transport | None = None
+    thread: ThreadPoolExecutor | None = None
+
+
 class Store:
     """One rank's share of the parameters that live on a stage, and what is gathered from it while a step runs.
 
@@ -40,14 +52,11 @@ class Store:
         self,
         program: Program,
         plan: Plan,
-        source: Source,
-        mesh: DeviceMesh,
-        beside: Transport | None = None,
+        origin: Loading | Store,
         stage: Stage | None = None,
-        thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        """beside: what carries gathers and reductions while others compute; without it, they are waited for. stage: the
-        only one unless given. thread: that of all stages that this rank runs."""
+        """origin: where parameters come from, or the store of another plan that has them already. stage: the only one
+        unless given."""
         here = plan.stages[0] if stage is None else stage
         self.plan, self.mesh, self.tied_replicas = plan, here.mesh, here.tied_replicas
         own = {p.name: p for p in program.parameters if plan.home(program, p.name) is here}
@@ -58,8 +67,6 @@ class Store:
             name: (Layout.parse(plan.parameters[name].storage), Layout.parse(plan.parameters[name].compute))
             for name in own
         }
-        self.stored: dict[str, nn.Parameter] = {}
-        self.locals: dict[str, Tensor] = {}
         self.copies: Copies = {}
         self.gradients: dict[str, Tensor] = {}
         self.summed: set[str] = set()
@@ -75,15 +82,29 @@ class Store:
         self.segments = {n: program.segments[n].params for n in here.segments}
         self.handed = {n: self._handed(n) for n in here.segments}
         self.regathered = {name for name in own if plan.parameters[name].reshard_after_forward}
-        self._flats: dict[Bucket, Tensor] = {}
-        self.like: dict[str, DTensor] = {}
         self._shapes: dict[Bucket, Shape] = {}
-        self._load(own, source, mesh)
-        self.device = next((local.device for local in self.locals.values()), torch.device("cpu"))
-        self.homes, self.scratch = Homes(self.stored), Scratch()
-        self.overlap = Overlap(beside, self.device, thread)
+        if isinstance(origin, Store):
+            self._share(origin)
+        else:
+            self._begin_with(own, origin)
         self._gathering: dict[str, Begun[Copies]] = {}
         self._reducing: list[Begun[Reduced]] = []
+
+    def _begin_with(self, own: Mapping[str, Parameter], origin: Loading) -> None:
+        self.stored: dict[str, nn.Parameter] = {}
+        self.locals: dict[str, Tensor] = {}
+        self.like: dict[str, DTensor] = {}
+        self._flats: dict[Bucket, Tensor] = {}
+        self._load(own, origin.source, origin.mesh)
+        self.device = next((local.device for local in self.locals.values()), torch.device("cpu"))
+        self.homes, self.scratch = Homes(self.stored), Scratch()
+        self.overlap = Overlap(origin.beside, self.device, origin.thread)
+
+    def _share(self, other: Store) -> None:
+        """Parameters, where their gradients live, and what carries collectives; buckets that lie otherwise are put side
+        by side when they are gathered."""
+        self.stored, self.locals, self.like, self._flats = other.stored, other.locals, other.like, other._flats
+        self.device, self.homes, self.scratch, self.overlap = other.device, other.homes, other.scratch, other.overlap
 
     def _handed(self, segment: int) -> tuple[str, ...] | None:
         """A segment's parameters, where all of its gradients come as they are stored and nothing is to be moved."""
