@@ -121,6 +121,10 @@ class Trainer:
         stored = {name: entry for part in self._interpreter.parts for name, entry in part.store.stored.items()}
         return iter([(p.name, stored[p.name]) for p in self.program.parameters if p.name in stored])
 
+    def idle_parameters(self) -> Iterator[nn.Parameter]:
+        """The model's parameters that the loss does not depend on: plain tensors, which no step trains."""
+        return iter(self._unused.values())
+
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters (DTensors) and buffers under the model's own names, tied ones under each of theirs: those of this
         rank's stage.

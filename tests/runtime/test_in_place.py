@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,3 +199,34 @@ def test_optimizers_of_others_are_let_alone() -> None:
     assert not module._global_optimizer_pre_hooks
     assert not other._optimizer_step_pre_hooks
     assert own._optimizer_step_pre_hooks
+
+
+class Idle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.idle = nn.Linear(6, 6).double(), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).square().mean()
+
+
+def test_an_optimizer_over_idle_parameters_too_is_saved_and_loaded(tmp_path: Path) -> None:
+    batch = {"x": torch.randn(4, 6).double()}
+    plan = mw.plan(Idle(), batch)
+    losses = []
+    for folder in (None, tmp_path):
+        model = Idle()
+        trainer = mw.parallelize(model, plan)
+        optimizer = adamw(model.parameters())
+        if folder is not None:
+            mw.load(trainer, optimizer, folder)
+        for _ in range(2):
+            losses.append(trainer.step(batch).item())
+            optimizer.step()
+            optimizer.zero_grad()
+        if folder is None:
+            mw.save(trainer, optimizer, tmp_path)
+            losses.append(trainer.evaluate(batch).item())
+    assert losses[2] == pytest.approx(losses[3], rel=1e-12), "it goes on where it was"
+    assert losses[4] < losses[3]

@@ -187,13 +187,15 @@ def _optimizer_numbers(trainer: Trainer, optimizer: torch.optim.Optimizer) -> li
 
 def _groups(trainer: Trainer, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     names = {id(parameter): name for name, parameter in trainer.named_parameters()}
+    idle = set(map(id, trainer.idle_parameters()))
     found = []
     for group in optimizer.param_groups:
-        strangers = [tuple(p.shape) for p in group["params"] if id(p) not in names]
+        own = [p for p in group["params"] if id(p) not in idle]
+        strangers = [tuple(p.shape) for p in own if id(p) not in names]
         if strangers:
             raise RunError(f"the optimizer has a parameter of shape {strangers[0]}", "parameters of the trainer only")
         plain = {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"}
-        found.append(plain | {"params": [names[id(parameter)] for parameter in group["params"]]})
+        found.append(plain | {"params": [names[id(parameter)] for parameter in own]})
     return found
 
 
