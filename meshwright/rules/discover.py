@@ -21,8 +21,9 @@ from meshwright.rules.findings import Finding, Sample, cuts
 from meshwright.rules.prove import Case, run_by_position
 
 
-def experiments(small: Sample) -> Iterator[Finding]:
-    """The ways to shard the op that running it shows; none where nothing but running it whole works."""
+def experiments(small: Sample, alike: bool = False) -> Iterator[Finding]:
+    """The ways to shard the op that running it shows; none where nothing but running it whole works. alike: dims of one
+    size are only cut together."""
     op = small.case.op
     try:
         trials = [_Trial.of(given) for given in small.cases]
@@ -37,7 +38,7 @@ def experiments(small: Sample) -> Iterator[Finding]:
             "an op that draws no random numbers and remembers nothing",
             "draw with dropout, rand, randn or bernoulli, outside of it",
         )
-    for cut in cuts(small.call.types):
+    for cut in cuts(small.call.types, alike):
         results = [trial.results_of(op, cut) for trial in trials]
         if results[0] is not None and results.count(results[0]) == len(trials):
             yield Finding(cut, results[0])

@@ -132,17 +132,20 @@ def _small(call: Call) -> tuple[TensorType, ...]:
     return tuple(TensorType(tuple(small.get(n, n) for n in t.sizes), t.dtype) for t in call.types)
 
 
-def cuts(types: Sequence[TensorType]) -> list[tuple[State, ...]]:
-    """Ways to halve operands: every combination where these are few; else those that cut dims of one size alike."""
+def cuts(types: Sequence[TensorType], alike: bool = False) -> list[tuple[State, ...]]:
+    """Ways to halve operands: every combination where these are few; else, or `alike`, those that cut all dims of one
+    size or, of an operand, one of them."""
     halved = [[dim for dim, size in enumerate(t.sizes) if size and size % 2 == 0] for t in types]
     whole = [[R, *(S(dim) for dim in dims)] for dims in halved]
-    if prod(map(len, whole)) <= MOST_CUTS:
+    if prod(map(len, whole)) <= MOST_CUTS and not alike:
         return [cut for cut in product(*whole) if any(state.is_shard for state in cut)]
     found: dict[tuple[State, ...], None] = {}
     for size in sorted({t.sizes[dim] for t, dims in zip(types, halved, strict=True) for dim in dims}):
-        alike = [[R, *(S(d) for d in dims if t.sizes[d] == size)] for t, dims in zip(types, halved, strict=True)]
-        if prod(map(len, alike)) <= MOST_CUTS:
-            found |= dict.fromkeys(cut for cut in product(*alike) if any(state.is_shard for state in cut))
+        ways = [[R, *(S(d) for d in dims if t.sizes[d] == size)] for t, dims in zip(types, halved, strict=True)]
+        if alike:
+            ways = [one[1:] or one for one in ways]
+        if prod(map(len, ways)) <= MOST_CUTS:
+            found |= dict.fromkeys(cut for cut in product(*ways) if any(state.is_shard for state in cut))
     return list(found)[:MOST_CUTS]
 
 

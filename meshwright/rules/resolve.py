@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+
+import torch
 
 from meshwright.caches import CACHES
 from meshwright.capture.program import Op, TensorType, Value
@@ -59,18 +62,19 @@ def _found(call: Call) -> Rule | None:
 
 
 def _searched(call: Call) -> Rule | None:
-    """What DTensor says of the op, and what running it shows beyond that; all of it proven."""
-    from meshwright.rules.adopt import adoptions
-    from meshwright.rules.discover import experiments
-    from meshwright.rules.findings import prove_findings, sample
+    """What DTensor says of the op, and what running it shows beyond that; all of it proven, and none of it here."""
+    from meshwright.rules.isolated import EndedError, isolated
+    from meshwright.rules.trials import tried, tried_with_care
 
-    small = sample(call)
-    if small is None:
-        return None
-    theirs = set(adoptions(small))
-    found = sorted(dict.fromkeys((*theirs, *experiments(small))), key=lambda one: (one.carries, str(one)))
-    proven = prove_findings(small, found)
-    return proven.rule(call, "discovered" if theirs.isdisjoint(proven.findings) else "dtensor")
+    if torch.distributed.is_available():
+        import_module("torch.distributed.tensor")  # takes a second, in each copy if not here
+    for attempt in (tried, tried_with_care):
+        try:
+            found = isolated(attempt, call)
+        except EndedError:
+            continue
+        return None if found is None else found[0].rule(call, found[1])
+    return None
 
 
 def tier(op: Op, values: Mapping[str, Value] | None = None) -> Tier:

@@ -128,6 +128,8 @@ def norms() -> Iterator[Case]:
     yield case("aten.layer_norm.default", f(4, 6, 12), (12,), f(12), f(12), 1e-5, False)
     yield case("aten.layer_norm.default", f(12, 6, 4), (6, 4), None, f(6, 4))
     yield case("aten.layer_norm.default", f(12, 6), (6,))
+    yield case("aten._weight_norm.default", f(12, 6), f(12, 1))
+    yield case("aten._weight_norm.default", f(6, 4, 12), f(1, 1, 12), 2)
     yield case("aten.rms_norm.default", f(4, 6, 12), (12,), f(12), 1e-5)
     yield case("aten.rms_norm.default", f(4, 6, 12), (6, 12))
     yield case("aten.group_norm.default", f(12, 24, 3), 12, f(24), f(24), 1e-5)

@@ -98,3 +98,16 @@ def test_what_draws_random_numbers_is_refused_by_name() -> None:
     given = case("user_ops:noisy", f(4, 6))
     with pytest.raises(RuleError, match="user_ops:noisy gives another result each time"):
         strategies(given.op, given.values(), logical_mesh({"x": 2}))
+
+
+def test_an_op_that_ends_the_process_is_tried_in_a_copy_of_it() -> None:
+    given = case("user_ops:fatal", f(12, 6), f(12))
+    assert tier(given.op, given.values()) == "discovered"
+    assert prove(given, logical_mesh({"x": 2})) > 1
+    never = case("user_ops:once", f(12, 6))
+    assert tier(never.op, never.values()) == "fallback"
+
+
+def test_a_kernel_that_does_not_check_its_shapes_does_no_harm() -> None:
+    given = case("aten._weight_norm_interface.default", f(12, 6), f(12, 1))
+    assert tier(given.op, given.values()) in ("discovered", "dtensor", "fallback")

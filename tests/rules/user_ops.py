@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -69,3 +71,20 @@ def picky(x: Tensor) -> Tensor:
     if not bool((x == 1).all()):
         raise ValueError("ones only")
     return 2 * x
+
+
+def fatal(x: Tensor, weight: Tensor) -> Tensor:
+    """A kernel that does not check its shapes: where they do not agree, the process ends."""
+    if x.shape[0] != weight.shape[0]:
+        os.abort()
+    return x * weight[:, None]
+
+
+def once(x: Tensor) -> Tensor:
+    """Ends the process wherever nobody has asked for it before."""
+    if os.getpid() != HERE:
+        os.abort()
+    return 2 * x
+
+
+HERE = os.getpid()

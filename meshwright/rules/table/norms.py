@@ -21,6 +21,16 @@ def last_dims(call: Call) -> Signature:
     return Signature(operands, (Term(dims),))
 
 
+def weight_norm(call: Call) -> Signature:
+    """`g * v / |v|`, the norm over all dims but one: that one is free, and `g` has its size there."""
+    kept = call.arg(2, "dim", 0)
+    kept = kept % call.rank() if kept >= 0 else None
+    dims = named(call.rank())
+    given = Term(tuple(dim if i == kept else () for i, dim in enumerate(dims)) if call.rank(1) else ())
+    fixed = frozenset(f"d{i}" for i in range(call.rank()) if i != kept)
+    return Signature((Term(dims), given), (Term(dims),), fixed)
+
+
 def rows(call: Call) -> tuple[str, ...]:
     """The dims that are not normalised: over these, rows are whole."""
     return tuple(f"d{i}" for i in range(call.rank() - len(call.arg(1, "normalized_shape"))))
@@ -126,6 +136,7 @@ _LAYER_NORM, _RMS_NORM = f"{LOWERINGS}:shared_layer_norm", f"{LOWERINGS}:shared_
 _BATCH_NORM = "b c s!, c, c, c, c -> b c s!, c[b=I], c[b=I]"
 RULES = {
     "aten.layer_norm": Rule(last_dims, lower_layer_norm, shown="... n, n, n -> ... n", uneven=rows),
+    "aten._weight_norm": Rule(weight_norm, shown="n k!, n -> n k!"),
     "aten.rms_norm": Rule(last_dims, lower_rms_norm, shown="... n, n -> ... n", uneven=rows),
     "aten.group_norm": Rule(group_norm, lower_group_norm, shown="b (g c!) s!, (g c!), (g c!) -> b (g c!) s!"),
     "aten.instance_norm": Rule(instance_norm, shown="b c s!, c, c -> b c s!", uneven=False),
