@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from meshwright.capture.coupling.parts import check_in_parts
 from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program, Segment, SegmentGraph
 from meshwright.cluster import Mesh
@@ -26,6 +27,7 @@ def check_plan(plan: Plan, program: Program) -> None:
     check_optimizer(plan.optimizer)
     given = f"microbatches is {plan.microbatches} with a batch of {plan.batch}"
     check_cut(given, plan.batch, plan.microbatches, "undo the edit")
+    check_in_parts(program, plan.microbatches)
     half = any(parameter.type.dtype == "bfloat16" for parameter in program.parameters)
     known = ("bf16", "mixed") if half else ("fp32",)
     if plan.precision not in known:

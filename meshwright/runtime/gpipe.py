@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from meshwright.capture import Batch, Precision, capture
+from meshwright.capture.coupling.parts import check_in_parts
 from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program
 from meshwright.cluster import Device, load_cluster
@@ -97,6 +98,7 @@ def gpipe_plan(
     if not _can_be_cut(model, program, partitions, balance):
         program = _capture(model, batch, loss, precision, fine=True)
     _check_sizes(program, microbatches, replicas)
+    check_in_parts(program, microbatches)
     inner = _inner(program, microbatches, replicas, optimizer, precision, device)
     points = plan_points(inner, program)
     cuts = _cuts(model, program, partitions, balance, points, microbatches)

@@ -7,12 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from meshwright.capture.coupling.parts import check_in_parts
 from meshwright.capture.lock import PLANNING
 from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import PlanError
-from meshwright.pins.pins import pinned_devices
+from meshwright.pins.pins import pin_parts, pinned_devices
 from meshwright.plan import Plan
 from meshwright.plan.loaded import preset_named
 from meshwright.price.parameter import Setting
@@ -66,6 +67,7 @@ def make_plan(
     compile: segments are compiled by inductor.
     """
     with PLANNING:
+        warn_of_fallbacks(program)
         return _make_plan(
             program, cluster, model, memory_bytes, optimizer, precision, compile, tuple(pins), max_axes, fit, recompute,
             progress, stage_method,
@@ -88,10 +90,12 @@ def _make_plan(
     stage_method: str,
 ) -> Plan:
     check_optimizer(optimizer)
-    warn_of_fallbacks(program)
     setting = Setting(optimizer, precision, compile=compile)
     check_words(texts, cluster)
     check_storage(texts, program)
+    for name, number in map(pin_parts, texts):
+        if name in ("microbatch", "microbatches") and number.isdigit():
+            check_in_parts(program, int(number))
     method, rest = pinned_method(texts)
     recompute &= method != "keep"
     asked = pipeline_pins(rest)

@@ -13,8 +13,12 @@ from small_families import captured, small_family
 from torch import Tensor, nn
 
 from meshwright.capture import Program, capture
+from meshwright.capture.coupling.parts import check_in_parts
 from meshwright.capture.execute import run
+from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
+from meshwright.solve.plan import make_plan
 
 Body = Callable[[Tensor, Tensor], Tensor]
 PER_SAMPLE: dict[str, Body] = {
@@ -138,3 +142,38 @@ def test_a_number_of_samples_may_divide_as_a_float() -> None:
     batch: dict[str, Any] = {"x": torch.randn(6, 5)}
     found, _ = run(program.at_batch(6), dict(model.named_parameters()), batch, torch.device("cpu"))
     assert torch.equal(found, model(**batch))
+
+
+class Stateful(nn.Module):
+    """kind: how a forward of the whole batch differs from two of its halves."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.first, self.last = kind, nn.Linear(5, 5), nn.Linear(5, 1)
+        self.table = nn.Embedding(3, 5, scale_grad_by_freq=kind == "frequencies")
+        self.norm = nn.BatchNorm1d(5) if kind == "batch norm" else nn.Identity()
+        self.register_buffer("steps", torch.ones(()))
+        if kind == "power iteration":
+            nn.utils.parametrizations.spectral_norm(self.first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "counter":
+            self.steps += 1
+        hidden = self.norm(self.first(x) / self.steps) + self.table(x.argmax(-1) % 3)
+        if self.kind == "contrastive":
+            return F.cross_entropy(hidden @ x.T, torch.arange(x.shape[0]))
+        return self.last(hidden.tanh()).square().mean()
+
+
+@pytest.mark.parametrize("kind", ["frequencies", "counter", "power iteration", "contrastive", "batch norm", "plain"])
+def test_micro_batches_are_refused_where_they_would_compute_something_else(kind: str) -> None:
+    program = capture(Stateful(kind), {"x": torch.randn(8, 5)})
+    assert bool(program.couples_samples) == (kind != "plain")
+    if kind in ("batch norm", "plain"):
+        check_in_parts(program, 2)
+        return
+    check_in_parts(program, 1)
+    with pytest.raises(PlanError, match="2 micro-batches of a model in which"):
+        make_plan(program, load_cluster("local:1"), pins=("microbatch=2",))
+    assert make_plan(program, load_cluster("local:1")).microbatches == 1

@@ -17,6 +17,7 @@ A loss's own mean (`cross_entropy` over the targets that count) is taken to be a
 
 from __future__ import annotations
 
+from meshwright.capture.coupling.parts import STATISTICS
 from meshwright.capture.coupling.rules import PARTS, PRODUCTS, VIEWS, rule
 from meshwright.capture.coupling.state import FIXED, LINE, SUM, Kind, Samples, packet
 from meshwright.capture.flat import Flat
@@ -24,6 +25,8 @@ from meshwright.capture.functional import BATCH_NORM
 from meshwright.capture.program import Op
 
 _LINEAR = VIEWS | PARTS | {"add", "sub", "rsub", "neg", "sum", "mean", "cumsum", "cat", "stack"}
+BATCHES = "num_batches_tracked"
+"""What BatchNorm counts, and reads only without a momentum."""
 _GROUPED = frozenset({"grouped_mm", "_grouped_mm", "grouped_mm_fallback"})
 
 
@@ -33,8 +36,12 @@ def couplings(flat: Flat) -> dict[str, str]:
     found = {op.name: why for op in flat.ops if (why := _step(seen, op))}
     makers = {value.name: op.name for op in flat.ops for value in op.results}
     for buffer, value in flat.updates:
-        if seen.states[value].kind is not Kind.FIXED and makers.get(value, "") not in found:
-            found[makers[value]] = f"{buffer} takes what follows from the samples of a batch"
+        if makers.get(value, "") in found:
+            continue
+        if seen.states[value].kind is not Kind.FIXED:
+            found[makers[value]] = f"gives {buffer} what follows from the samples of a batch"
+        elif not buffer.endswith(BATCHES):
+            found[makers[value]] = f"changes {buffer} in every forward, and so once for each micro-batch"
     return found
 
 
@@ -44,7 +51,7 @@ def _step(seen: Samples, op: Op) -> str:
     name = packet(op.target)
     kinds = {seen.states[operand].kind for operand in op.operands()}
     if op.target == BATCH_NORM:
-        return seen.mark(op, "takes its statistics over the batch")
+        return seen.mark(op, STATISTICS)
     if kinds <= {Kind.FIXED, Kind.LINE} or name.endswith("_like") or name.startswith("new_"):
         line = name == "arange" or (name in VIEWS and Kind.LINE in kinds)
         seen.enter(op, LINE if line and seen.batch_dims(op.name) else FIXED)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.capture.coupling.state import FIXED, LINE, ROWS, SUM, Kind, Samples, State, packet
+from meshwright.capture.coupling.parts import STATISTICS
+from meshwright.capture.coupling.state import FIXED, LINE, ROWS, SUM, Kind, Samples, State, argument, packet
 from meshwright.capture.program import Op, Ref
 from meshwright.capture.sizes import BatchSize
 
@@ -122,7 +123,7 @@ def counted(seen: Samples, op: Op) -> str:
 def first_dim_only(seen: Samples, op: Op) -> str:
     """Convolutions and norms whose first dim is the batch's; statistics of the batch itself are marked."""
     if packet(op.target) == "batch_norm" and op.args[5]:
-        return "takes its statistics over the batch"
+        return STATISTICS
     if any(set(seen.batch_dims(n)) - {0} for n in op.operands() if seen.states[n].kind is Kind.ROWS):
         return "works along the batch"
     return row_by_row(seen, op)
@@ -207,6 +208,8 @@ def looked_up(seen: Samples, op: Op) -> str:
     table, index = op.operands()[:2]
     if seen.batch_dims(table) and seen.states[table].kind is Kind.ROWS:
         return "takes other samples' values"
+    if argument(op, ("scale_grad_by_freq",)) and seen.batch_dims(index):
+        return "scales gradients by how often an index is in the batch"
     seen.enter(op, seen.states[index])
     return ""
 
