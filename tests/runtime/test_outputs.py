@@ -39,7 +39,7 @@ def llama_config() -> Any:
     from transformers import LlamaConfig
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "max_position_embeddings": 64}
-    return LlamaConfig(vocab_size=64, num_attention_heads=4, num_key_value_heads=2, use_cache=False, **sizes)
+    return LlamaConfig(vocab_size=64, num_attention_heads=4, num_key_value_heads=2, **sizes)
 
 
 def readme_llama(rank: int, folder: str) -> tuple[list[float], list[int]]:
