@@ -8,6 +8,7 @@ from pathlib import Path
 from meshwright.cluster.presets import preset
 from meshwright.cluster.toml.read import read_cluster
 from meshwright.cluster.topology import Cluster
+from meshwright.cluster.units import is_whole
 from meshwright.errors import ClusterError
 
 _MOST_HOSTS = 100_000
@@ -30,7 +31,7 @@ def load_cluster(text: str | PathLike[str]) -> Cluster:
         except UnicodeDecodeError as error:
             raise ClusterError(f"cluster file {text!r} is not text in UTF-8", "a TOML file") from error
     name, colon, count_text = text.partition(":")
-    counted = count_text.isascii() and count_text.isdecimal() and 1 <= int(count_text) <= _MOST_HOSTS
+    counted = is_whole(count_text) and int(count_text) <= _MOST_HOSTS
     if colon and not counted:
         raise ClusterError(
             f"cluster {text!r}", f"a whole number of hosts from 1 to {_MOST_HOSTS} after the colon", "write dgx-h100:4"

@@ -25,6 +25,11 @@ REFERENCE = {"cuda": "H200-SXM-141GB", "cpu": "cpu"}
 
 _FIGURES = ("memory_bytes", "reserve_bytes", "memory_bandwidth", "launch_s")
 _TABLES = ("kernels", "grids", "scatters", "factors", "host", "optimizers")
+_LEAST, _MOST, _MOST_UNITS = 1e-30, 1e30, 1_000_000
+"""Beyond these, seconds would be infinite."""
+_AXES = {"matmul": 3}
+"""How many sizes a grid is over, by the first word of its name; of others there are 2."""
+_NEEDED = {"grids": ("matmul.nn", "matmul.nt", "matmul.tn"), "optimizers": ("adamw.fused",)}
 _KNOWN = (
     *("schema", "name", "kind", "like", "peaks", "achievable", "reached", "host_link", "measured", "sources"),
     *("pairs", "units"),
@@ -39,10 +44,9 @@ def shipped() -> list[str]:
 def profile_path(name: str) -> Path:
     """The file of a profile: a shipped one by its name, any other by its path."""
     if not name.endswith(".json"):
-        path = SHIPPED / f"{name}.json"
-        if not path.exists():
+        if name not in shipped():
             raise ClusterError(f"device profile {name!r}", f"one of {', '.join(shipped())}, or a path ending in .json")
-        return path
+        return SHIPPED / f"{name}.json"
     return Path(name)
 
 
@@ -51,14 +55,15 @@ def read_profile(name: str) -> dict[str, Any]:
     """A profile's JSON, checked."""
     path = profile_path(name)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
+        raw = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: of a path with a zero byte
+        why = error.strerror if isinstance(error, OSError) else error
         raise ClusterError(
-            f"device profile {name}: {error.strerror}", "a file written by `meshwright calibrate`", "check the path"
+            f"device profile {name}: {why}", "a file written by `meshwright calibrate`", "check the path"
         ) from error
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
+        data = json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
         raise ClusterError(f"device profile {name} is not JSON: {error}", "a file of `meshwright calibrate`") from error
     check_profile(data, name)
     found: dict[str, Any] = data
@@ -94,17 +99,31 @@ class _Check:
         for key in _FIGURES:
             self.positive(key, data.get(key), zero=key in ("reserve_bytes", "launch_s"))
         self.rates("peaks", data.get("peaks"))
-        if not data["peaks"]:
+        if "float32" not in data["peaks"]:
             raise self.fail("peaks", data["peaks"], "at least float32")
+        units = data.get("units", 1)
+        if type(units) is not int or not 1 <= units <= _MOST_UNITS:
+            raise self.fail("units", units, f"a whole number from 1 to {_MOST_UNITS}")
+        if "achievable" in data or "like" in data:
+            for kind, fraction in self.table("achievable", data.get("achievable")).items():
+                self.positive(f"achievable.{kind}", fraction)
         if "like" in data:
-            if not isinstance(data["like"], str):
-                raise self.fail("like", data["like"], "the name of a profile with tables")
+            if data["like"] not in shipped():  # a file does not say which other files are read
+                raise self.fail("like", data["like"], f"a shipped profile with tables, of {', '.join(shipped())}")
         else:
             self.tables(data)
+            self.factors(data["factors"], data["reached"])
 
     def tables(self, data: Mapping[str, Any]) -> None:
         for key in (*_TABLES, "reached"):
             self.table(key, data.get(key))
+        self.rates("reached", data["reached"])
+        if "copy" not in data["reached"]:
+            raise self.fail("reached.copy", None, "a positive figure")
+        for key, names in _NEEDED.items():
+            for name in names:
+                if not self.table(f"{key}.{name}", data[key].get(name)):
+                    raise self.fail(f"{key}.{name}", data[key][name], "figures of at least one dtype")
         for name, curves in data["kernels"].items():
             for dtype, rows in self.table(f"kernels.{name}", curves).items():
                 self.points(f"kernels.{name}.{dtype}", rows)
@@ -112,6 +131,8 @@ class _Check:
             for dtype, grid in self.table(f"grids.{name}", grids).items():
                 self.grid(f"grids.{name}.{dtype}", grid)
         for name, by in data["scatters"].items():
+            if name not in WEIGHTS and name.split(".")[0] not in WEIGHTS:
+                raise self.fail(f"scatters.{name}", by, f"one of {', '.join(WEIGHTS)}")
             for dtype, scatter in self.table(f"scatters.{name}", by).items():
                 self.scatter(f"scatters.{name}.{dtype}", scatter, _SIZES.get(name) or len(weights_of(name)))
         for part in ("host", "pairs"):
@@ -137,10 +158,35 @@ class _Check:
         for key, rate in self.table(field, value).items():
             self.positive(f"{field}.{key}", rate)
 
+    def factors(self, factors: Mapping[str, Any], reached: Mapping[str, Any]) -> None:
+        """How much longer products take whose sizes are odd, rows of groups, images, and what runs in a step."""
+        for name, by in factors.items():
+            for dtype, entry in self.table(f"factors.{name}", by).items():
+                field = f"factors.{name}.{dtype}"
+                if name == "misaligned":
+                    for layout, rows in self.table(field, entry).items():
+                        self.rows(f"{field}.{layout}", rows, 2, 3)
+                elif name == "channels_last":
+                    for way in ("plain", "window"):
+                        self.positive(f"{field}.{way}", self.table(field, entry).get(way))
+                elif name in ("grouped", "steady"):
+                    self.rows(field, entry, 4 if name == "grouped" else 3)
+                    if [row[0] for row in entry] != sorted({row[0] for row in entry}) or len(entry) < 2:
+                        raise self.fail(field, entry, "two rows or more, in rising order")
+                    if name == "steady" and dtype not in reached:
+                        raise self.fail(f"reached.{dtype}", None, f"a figure, which {field} is relative to")
+
+    def rows(self, field: str, rows: Any, width: int, count: int | None = None) -> None:
+        if not isinstance(rows, list) or not rows or len(rows) != (count or len(rows)):
+            raise self.fail(field, rows, f"{count or 'some'} rows of {width} numbers")
+        for row in rows:
+            self.numbers(field, row, width, zero=False)
+
     def positive(self, field: str, value: Any, zero: bool = False) -> None:
         fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if not fits or not (value > 0 or (zero and value == 0)):
-            raise self.fail(field, value, "zero or more" if zero else "a positive figure")
+        if not fits or not (_LEAST <= value <= _MOST or (zero and value == 0)):
+            expected = "zero or more" if zero else f"a positive figure, from {_LEAST:g}"
+            raise self.fail(field, value, f"{expected} to {_MOST:g}")
 
     def numbers(self, field: str, value: Any, count: int, zero: bool = True) -> None:
         if not isinstance(value, list) or len(value) != count:
@@ -152,9 +198,9 @@ class _Check:
         if not isinstance(rows, list) or not rows:
             raise self.fail(field, rows, "points of [bytes, seconds]")
         for row in rows:
-            self.numbers(field, row, 2)
-            for number in row:
-                self.positive(field, number)
+            self.numbers(field, row, 2, zero=False)
+        if len({row[0] for row in rows}) < len(rows):
+            raise self.fail(field, rows, "points of as many different bytes")
 
     def scatter(self, field: str, scatter: Any, sizes: int) -> None:
         points = self.table(field, scatter).get("points")
@@ -169,12 +215,16 @@ class _Check:
                 self.numbers(f"{field}.doubts.{side}", doubts, len(points), zero=False)
 
     def grid(self, field: str, grid: Any) -> None:
-        cells = 1
-        for axis, sizes in self.table(f"{field}.axes", self.table(field, grid).get("axes")).items():
-            if not isinstance(sizes, list) or not sizes or sizes != sorted(set(sizes)):
+        cells, axes = 1, self.table(f"{field}.axes", self.table(field, grid).get("axes"))
+        if len(axes) != _AXES.get(field.split(".")[1], 2):
+            raise self.fail(f"{field}.axes", axes, f"{_AXES.get(field.split('.')[1], 2)} of them")
+        for axis, sizes in axes.items():
+            if not isinstance(sizes, list) or not sizes:
                 raise self.fail(f"{field}.axes.{axis}", sizes, "sizes in rising order")
             for size in sizes:
                 self.positive(f"{field}.axes.{axis}", size)
+            if sizes != sorted(set(sizes)):
+                raise self.fail(f"{field}.axes.{axis}", sizes, "sizes in rising order")
             cells *= len(sizes)
         fractions = grid.get("fractions")
         if not isinstance(fractions, list) or len(fractions) != cells:

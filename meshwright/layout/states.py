@@ -27,7 +27,7 @@ from meshwright.errors import LayoutError
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
-_STATE = re.compile(r"S\((\d+)\)|([PRI])")
+_STATE = re.compile(r"S\(([0-9]{1,6})\)|([PRI])")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from itertools import combinations
 from math import prod
 
 from meshwright.cluster import Mesh
+from meshwright.cluster.units import is_whole
 from meshwright.errors import LayoutError, PlanError, counted
 from meshwright.layout import I, Layout, State
 
@@ -79,7 +80,7 @@ def pinned_mesh(texts: Iterable[str]) -> tuple[int, ...] | None:
         key, value = pin_parts(text)
         if key == "mesh":
             parts = value.split("x")
-            if not all(part.isdigit() and int(part) for part in parts):
+            if not all(map(is_whole, parts)):
                 raise PlanError(f"pin {text!r}", "axis sizes such as mesh=2x4", "correct the pin")
             return tuple(map(int, parts))
     return None

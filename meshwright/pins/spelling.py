@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from math import prod
 
 from meshwright.cluster import Cluster
+from meshwright.cluster.units import is_whole
 from meshwright.errors import LayoutError, PlanError, counted
 from meshwright.layout import Layout
 from meshwright.pins.pins import NUMBERS, no_room, pin_parts, pinned_mesh
@@ -42,7 +43,7 @@ def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None
             raise PlanError(f"pin {text!r}", f"one of {_known()}", "correct the pin")
         if key in ("split", "sp") and value not in {"split": ("matmul",), "sp": ("on", "off")}[key]:
             raise PlanError(f"pin {text!r}", WORDS[key], "correct the pin")
-        if key in NUMBERS and not (value.isdigit() and int(value)):
+        if key in NUMBERS and not is_whole(value):
             raise PlanError(f"pin {text!r}", f"a whole number from 1, such as {WORDS[key]}", "correct the pin")
         given[key] = value
     sizes = pinned_mesh(texts)

@@ -22,7 +22,10 @@ SENDS = ("send", "send_gradient")
 RECEIVES = ("receive", "receive_gradient")
 TRANSFERS = (*SENDS, *RECEIVES)
 KINDS = (*PER_MICROBATCH, *NESTED, *AWAY, *PER_STEP, *TRANSFERS, "step")
-_LINE = re.compile(r"(?P<kind>\w+)(?: (?P<segment>\d+))?(?: mb(?P<microbatch>\d+))?(?: (?:to|from) (?P<peer>\d+))?")
+_N = "[0-9]{1,9}"
+_LINE = re.compile(
+    rf"(?P<kind>[a-z_]+)(?: (?P<segment>{_N}))?(?: mb(?P<microbatch>{_N}))?(?: (?:to|from) (?P<peer>{_N}))?"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ def parse_order(order: Sequence[str], segments: int) -> Steps:
     ran: dict[int, int] = {}
     for text in order:
         kind, _, number = text.partition(" ")
-        if kind not in ("pass", "forward", "backward") or not number.isdigit() or int(number) >= segments:
+        plain = number.isascii() and number.isdecimal() and len(number) <= 9
+        if kind not in ("pass", "forward", "backward") or not plain or int(number) >= segments:
             last = f"`backward {segments - 1}`"
             raise PlanError(f"order has the step {text!r}", f"one such as `pass 0` or {last}", "undo the edit")
         segment = int(number)

@@ -159,7 +159,7 @@ class Plan:
         try:
             plain = msgspec.json.decode(text)
             schema = plain["schema"] if isinstance(plain, dict) and "schema" in plain else None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise PlanError(f"{source} is not a plan: {error}", "JSON written by `meshwright plan -o`") from error
         if schema is None:
             raise PlanError(f"{source} is not a plan: no field schema", "JSON written by `meshwright plan -o`")

@@ -15,7 +15,7 @@ from meshwright.errors import PlanError, counted
 
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
 _KINDS = {letter: kind for kind, letter in LETTERS.items()}
-_TASK = re.compile(r"(\d+)([FBIW])(\d+)")
+_TASK = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 UNDO = "undo the edit, or plan again"
 
 

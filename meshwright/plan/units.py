@@ -23,7 +23,11 @@ def parse_bytes(given: str | float | None) -> int | None:
 def _bytes(given: object) -> float:
     if isinstance(given, int | float) and not isinstance(given, bool):
         return given
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B)?\s*", given) if isinstance(given, str) else None
+    match = (
+        re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([KMG]i?B|B)?\s*", given)
+        if isinstance(given, str)
+        else None
+    )
     return float(match[1]) * UNITS[match[2] or "B"] if match else 0.0
 
 

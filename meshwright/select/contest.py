@@ -50,7 +50,7 @@ def load(path: str | Path) -> Problem:
     raw = _unpacked(path)
     try:
         body = msgspec.json.decode(raw, type=_File).problem
-    except msgspec.MsgspecError as fault:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as fault:
         raise ProblemError(f"{path} is not a contest problem: {fault}",
                            'JSON with "problem": {"nodes", "edges", "usage_limit"}') from fault  # fmt: skip
     return _problem(body).verify()

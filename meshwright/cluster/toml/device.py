@@ -45,7 +45,12 @@ def _profiled(table: Table) -> Device | None:
         return None
     name = table.text("profile", "")
     if name.endswith(".json"):
-        name = str((Path(table.where.file).parent / name).absolute())
+        folder = Path(table.where.file).parent
+        if "\0" in name or not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise table.where.error(
+                table.field("profile"), f"is {name!r}", "a file in the folder of this one, or below"
+            )
+        name = str((folder / name).absolute())
     try:
         return device_of(name)
     except ClusterError as error:

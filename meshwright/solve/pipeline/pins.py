@@ -8,6 +8,7 @@ from math import prod
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
+from meshwright.cluster.units import is_whole
 from meshwright.errors import PlanError, counted
 from meshwright.pins.pins import pin_parts, pinned_mesh
 from meshwright.plan.cutting import check_cut
@@ -60,7 +61,7 @@ def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
             raise PlanError(f"pins {key}={given[key]} and {key}={value}", f"one {key}", "drop one of them")
     stages, schedule = given.get("pp"), given.get("schedule")
     parts = stages.split("+") if stages is not None else []
-    if not all(part.isdigit() and int(part) for part in parts):
+    if not all(map(is_whole, parts)):
         raise PlanError(f"pin pp={stages}", "a number of stages, or their devices such as pp=2+2+4", "correct the pin")
     if schedule is not None and schedule not in (*ORDERS, "searched", "one-stage"):
         raise PlanError(f"pin schedule={schedule}", f"one of {', '.join(ORDERS)}, searched", "correct the pin")
@@ -144,7 +145,7 @@ def _check_interleaved(asked: PipelinePins, segments: int, devices: int) -> None
 
 def _check_microbatches(asked: PipelinePins, batch: int) -> None:
     for name, number in map(pin_parts, asked.rest):
-        if name in ("microbatch", "microbatches") and number.isdigit():
+        if name in ("microbatch", "microbatches") and is_whole(number):
             given = f"pin {name}={number} with a global batch of {batch}"
             check_cut(given, batch, int(number), "change the batch or the pin")
 
