@@ -12,6 +12,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--pair", metavar="SEGMENT", type=int, help="print a segment's traced forward and backward instead"
     )
+    parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
     parser.add_argument("--rank", type=int, default=0, help="whose sizes are shown where they are cut unevenly")
     parser.set_defaults(run=run)
 
@@ -26,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.price.check import check_plan
 
     plan = Plan.load(args.plan)
-    program = program_of(plan, args.plan)
+    program = program_of(plan, args.plan, args.model)
     check_plan(plan, program)
     if not 0 <= args.rank < plan.world_size:
         raise PlanError(f"--rank {args.rank}", f"a rank from 0 to {plan.world_size - 1}", "name one of these")

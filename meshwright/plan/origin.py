@@ -10,22 +10,40 @@ from meshwright.models.reference import parse_reference
 from meshwright.plan.plan import Plan
 
 
-def program_of(plan: Plan, path: str) -> Program:
-    """Captured at the plan's batch and precision; whether it is the plan's is not looked at. path: for the message."""
+def runs_code(reference: str) -> bool:
+    """Whether a model reference names Python of somebody's own, which runs when the model is built."""
+    name = reference.partition("?")[0]
+    return ":" in name and not name.startswith("hf:")
+
+
+def program_of(plan: Plan, path: str, model: str | None = None) -> Program:
+    """Captured at the plan's batch and precision; whether it is the plan's is not looked at. path: for the message.
+
+    model: the reference that the user has named. What a plan's file names is not run unless he has.
+    """
     if not plan.model:
         raise PlanError(
             f"{path} names no model reference", "a plan made by `meshwright plan`", "use the Python API with the model"
         )
-    given = parse_reference(plan.model).meta(plan.batch)
+    if model is None and runs_code(plan.model):
+        raise PlanError(
+            f"{path} names the model {plan.model}, which is code that would run",
+            "a model of ours, or one that is named on the command line",
+            f"add --model '{plan.model}' if you trust it",
+        )
+    reference = parse_reference(model or plan.model)
+    given = reference.meta(plan.batch)
     return capture(*given, precision=cast(Precision, plan.precision), allow=plan.answers)
 
 
-def program_here(plan: Plan, path: str) -> tuple[Program | None, str]:
+def program_here(plan: Plan, path: str, model: str | None = None) -> tuple[Program | None, str]:
     """The same, or None and why: a model given in Python has no reference, and one's own may be on another machine."""
     if not plan.model:
         return None, ""
+    if model is None and runs_code(plan.model):
+        return None, f"it is code that would run; add --model '{plan.model}' if you trust it"
     try:
-        return program_of(plan, path), ""
+        return program_of(plan, path, model), ""
     except ModelError as error:
         if ":" in plan.model.partition("?")[0]:
             return None, error.given

@@ -41,7 +41,7 @@ def plan() -> Plan:
         (lambda p: p.update(batch=7), 2, "inputs.tokens"),
         (lambda p: p.update(pins=["nothing.*=S(0)"]), 2, "nothing.*=S(0) matches no parameter"),
         (lambda p: p.update(model=""), 0, ""),
-        (lambda p: p.update(model="gone.py:make"), 0, "not held against its model gone.py:make: no file"),
+        (lambda p: p.update(model="gone.py:make"), 0, "not held against its model gone.py:make: it is code"),
         (lambda p: p.update(model="gone.py:make", memory_bytes=5), 2, "memory_bytes is 5"),
     ],
 )
@@ -55,6 +55,26 @@ def test_explain_refuses_an_edit_to_nonsense(
     told = capsys.readouterr()
     assert said in told.err
     assert ("predicted step" in told.out) == (code == 0)
+
+
+EVIL = """
+from pathlib import Path
+Path(__file__).with_suffix(".ran").touch()
+"""
+
+
+@pytest.mark.parametrize("command", ["explain", "simulate", "code"])
+def test_a_plan_does_not_say_what_code_runs(
+    plan: Plan, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "evil.py").write_text(EVIL)
+    replace(plan, model=f"{tmp_path / 'evil.py'}:make").save(path := tmp_path / "plan.json")
+    code = main([command, str(path)])
+    assert code == (0 if command == "explain" else 2)
+    assert f"add --model '{tmp_path / 'evil.py'}:make' if you trust it" in capsys.readouterr().err
+    assert not (tmp_path / "evil.ran").exists()
+    main([command, str(path), "--model", f"{tmp_path / 'evil.py'}:make"])
+    assert (tmp_path / "evil.ran").exists(), "what is named on the command line does"
 
 
 def test_names_may_stand_after_options(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ def add_parser(subparsers: Any) -> None:
         help="plan again with this pin changed or added (tp=4; tp= drops it) and say what differs",
     )
     parser.add_argument("--cluster", help="for --what-if: another cluster, or the file of the plan's")
+    parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
     parser.add_argument("--limit", type=int, default=12, metavar="N", help="alternatives to list of each (default 12)")
     parser.set_defaults(run=run)
 
@@ -40,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
 
     if args.limit < 1:
         raise PlanError(f"--limit {args.limit}", "a number from 1", "give a larger number")
-    plan, program = _checked(args.plan)
+    plan, program = _checked(args.plan, args.model)
     if args.against:
-        print(diff(plan, _checked(args.against)[0]) or "the two plans decide the same")
+        print(diff(plan, _checked(args.against, args.model)[0]) or "the two plans decide the same")
         return 0
     if not args.names and not args.what_if:
         print(explain(plan))
         return 0
-    program = program or program_of(plan, args.plan)  # which says why there is none
+    program = program or program_of(plan, args.plan, args.model)  # which says why there is none
     if args.what_if:
         other = what_if(plan, program, args.what_if, args.cluster)
         same = replace(other, pins=plan.pins)  # what was asked for is known
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _checked(path: str) -> tuple[Plan, Program | None]:
+def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:
     """A plan file that nobody made nonsense of, and its Program where its model is here."""
     from meshwright.plan import Plan
     from meshwright.plan.origin import program_here
@@ -64,7 +65,7 @@ def _checked(path: str) -> tuple[Plan, Program | None]:
     from meshwright.solve.pin_words import check_storage
 
     plan = Plan.load(path)
-    program, why = program_here(plan, path)
+    program, why = program_here(plan, path, model)
     if program is not None:
         check_plan(plan, program)
         check_storage(plan.pins, program)

@@ -12,6 +12,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--trace", metavar="FILE", help="write what runs when as a trace for ui.perfetto.dev, gzipped if named .gz"
     )
+    parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
     parser.add_argument("--wait", action="store_true", help="wait for every reduction instead of computing beside it")
     parser.set_defaults(run=run)
 
@@ -24,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_folder("--trace", args.trace)
     plan = Plan.load(args.plan)
-    program = program_of(plan, args.plan)
+    program = program_of(plan, args.plan, args.model)
     timeline = simulate_plan(plan, program, overlap=not args.wait)
     print(timeline)
     if args.trace:
