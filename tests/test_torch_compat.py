@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -335,3 +336,12 @@ def test_ops_that_write_have_functional_forms() -> None:
     assert torch_compat.written_names(aten.sort.values) == ("values", "indices")
     assert torch_compat.written_names(aten.pow_.Scalar) == ("self",)
     assert torch_compat.written_names(aten.add.Tensor) == ()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that nothing is distributed
+def test_where_dcp_finds_a_piece_of_a_tensor(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, save
+
+    save({"a": torch.ones(3)}, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
+    (held,) = FileSystemReader(tmp_path).read_metadata().storage_data.values()
+    assert torch_compat.storage_place(held.relative_path, held.offset, held.length) == held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ from captures import capture
 from processes import GlooPool
 from small_models import small_model
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.models.gpt import GPT
 from meshwright.plan import Plan
 from meshwright.runtime.state.folder import latest
+from meshwright.runtime.state.index import read_index
+from meshwright.runtime.state.sums import text_sum
 from meshwright.solve.plan import make_plan
 
 
@@ -73,6 +76,34 @@ def test_saved_on_two_by_two_and_read_on_three(tmp_path: Path, ranks: Callable[[
         assert after["random"] == first[0]["random"], "random numbers go on where they were"
 
 
+PICKLE = b"cos\n_exit\n(I7\ntR."
+"""What ends the process that reads it."""
+
+
+def edits(summary: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Summaries that somebody changed, and whose sum he made anew."""
+    del summary["sum"]
+    yield summary, "has no checksum"
+    sums = {name for name in summary["files"] if name.endswith(".sums")}
+    bare = {name: size for name, size in summary["files"].items() if name not in sums}
+    for change, why in (
+        ({"optimizer": "Adagrad"}, "Adagrad, whose state was saved"),
+        ({"sums": {}, "files": bare}, "has no checksums"),
+        ({"files": summary["files"] | {"../meshwright.json": 3}}, "files in its own folder"),
+        ({"step": "three"}, "is damaged"),
+        ({"format": 1}, "--trust"),
+    ):
+        edited = summary | change
+        yield edited | {"sum": text_sum(edited)}, why
+
+
+def check_index(folder: Path, summary: dict[str, Any]) -> None:
+    """Our index says what DCP's pickle does."""
+    theirs, ours = FileSystemReader(folder).read_metadata(), read_index(folder, summary["files"])
+    assert ours.state_dict_metadata == theirs.state_dict_metadata
+    assert ours.storage_data == theirs.storage_data
+
+
 def flip_a_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -110,21 +141,20 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path, ranks: Callabl
     assert "another model" in message(saved, "llama")
     told = (found / "meshwright.json").read_text()
     listed = json.loads(told)["files"]
-    assert {Path(name).suffix for name in listed} == {".distcp", ".sums", ""}
-    for name in ("meshwright.json", *listed):
+    assert {Path(name).suffix for name in listed} == {".distcp", ".sums", ".json", ""}
+    check_index(found, json.loads(told))
+    for name in ("meshwright.json", *(name for name in listed if name != ".metadata")):
         untouched = (found / name).read_bytes()
         flip_a_byte(found / name)
         assert f"{found / name.removesuffix('.sums')}" in message(saved), name
         (found / name).write_bytes(untouched)
-    for name in [name for name in listed if name.endswith(".sums")]:
-        (found / name).unlink()
-        del listed[name]
-    without_sums = {key: value for key, value in json.loads(told).items() if "sum" not in key} | {"files": listed}
-    (found / "meshwright.json").write_text(json.dumps(without_sums))
-    assert message(saved) == "", "older checkpoints have none"
-    (found / "meshwright.json").write_text(json.dumps(without_sums | {"optimizer": "Adagrad"}))
-    assert "Adagrad, whose state was saved" in message(saved)
-    (found / "meshwright.json").write_text(json.dumps(without_sums))
+    (found / ".metadata").unlink()
+    (found / ".metadata").write_bytes(PICKLE + b"." * (listed[".metadata"] - len(PICKLE)))
+    assert message(saved) == "", "DCP's index is not read, which would have run this one"
+    for edited, why in edits(json.loads(told)):
+        (found / "meshwright.json").write_text(json.dumps(edited))
+        assert why in message(saved), why
+    (found / "meshwright.json").write_text(told)
     largest = max(listed, key=listed.__getitem__)
     (found / largest).write_bytes((found / largest).read_bytes()[:-1])
     assert "as when it was saved" in message(saved)

@@ -18,10 +18,12 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor, zeros
 
 from meshwright.errors import RunError
 from meshwright.runtime.state.folder import (
+    FORMAT,
     Folder,
     begin,
     complete,
@@ -31,8 +33,18 @@ from meshwright.runtime.state.folder import (
     read_summary,
     together,
 )
+from meshwright.runtime.state.index import write_index
+from meshwright.runtime.state.lock import release
 from meshwright.runtime.state.sums import DamagedError, SummedReader, SummedWriter, agreed
 from meshwright.runtime.trainer import Trainer
+
+
+class IndexedWriter(SummedWriter):
+    """DCP's writer; beside its own index it writes ours."""
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        write_index(Path(self.path), metadata, results)
 
 
 class Stateful(Protocol):
@@ -69,11 +81,12 @@ def save(
     with trainer.watch.during("save"):
         on_first(lambda: begin(root, scratch), f"{root} cannot be written")
         tensors = _model_tensors(trainer) | _optimizer_tensors(trainer, optimizer)
-        writer = SummedWriter(scratch)
+        writer = IndexedWriter(scratch)
         agreed(lambda: write_tensors(tensors, storage_writer=writer), f"{root} to have room and be written")
         trainer.watch.at("save: the summary")
         summary = _summary(trainer, optimizer, loader, extra or {})
         on_first(lambda: complete(scratch, root / name, summary, keep), f"{root / name} cannot be written")
+        release(root)
     return root / name
 
 
@@ -104,17 +117,19 @@ def load(
     *,
     loader: Stateful | None = None,
     skip_damaged: bool = False,
+    trust: bool = False,
 ) -> Checkpoint:
     """Bring trainer, optimizer, random numbers and loader to where they were saved; call it on every rank.
 
     folder: where checkpoints are, of which the newest complete one is taken, or one checkpoint. Where what is to be
     read does not have the checksums that were saved it is refused, or, with skip_damaged, the next older one is taken.
+    trust: read one that has a pickle for its index, as older versions wrote, and that may run anything.
     """
     every = together(lambda: complete_ones(folder))
     passed: list[str] = []
     for number, path in enumerate(every):
         try:
-            return replace(_load(trainer, optimizer, path, loader), passed_over=tuple(passed))
+            return replace(_load(trainer, optimizer, path, loader, trust), passed_over=tuple(passed))
         except DamagedError as error:
             others = every[number + 1 :]
             if others and skip_damaged:
@@ -125,8 +140,10 @@ def load(
     raise AssertionError("complete_ones gives at least one")
 
 
-def _load(trainer: Trainer, optimizer: torch.optim.Optimizer | None, path: Path, loader: Stateful | None) -> Checkpoint:
-    summary = together(lambda: read_summary(path))
+def _load(
+    trainer: Trainer, optimizer: torch.optim.Optimizer | None, path: Path, loader: Stateful | None, trust: bool
+) -> Checkpoint:
+    summary = together(lambda: read_summary(path, trust))
     _check_model(trainer, summary, path)
     stored = together(lambda: read_metadata(path, summary))
     tensors = _model_tensors(trainer)
@@ -135,15 +152,23 @@ def _load(trainer: Trainer, optimizer: torch.optim.Optimizer | None, path: Path,
         raise RunError(f"{path} has no {missing[0].partition('/')[2]}", "every tensor of the model", "use another one")
     states = {} if optimizer is None else _empty_states(trainer, optimizer, stored)
     wanted = tensors | {f"optimizer/{name}/{key}": tensor for (name, key), tensor in states.items()}
+    reader = SummedReader(path, stored, summed=summary["format"] == FORMAT)
     with trainer.watch.during("load"):
-        agreed(lambda: read_tensors(wanted, storage_reader=SummedReader(path)), "files that can be read")
+        agreed(lambda: read_tensors(wanted, storage_reader=reader), "files that can be read")
     if optimizer is not None:
         _restore(trainer, optimizer, states, summary)
     trainer.steps, trainer.seed = summary["step"], summary["seed"]
-    torch.set_rng_state(torch.tensor(list(base64.b64decode(summary["random"])), dtype=torch.uint8))
+    _set_random(path, base64.b64decode(summary["random"]))
     if loader is not None and summary["loader"] is not None:
         loader.load_state_dict(summary["loader"])
     return Checkpoint(path, summary["step"], summary["extra"])
+
+
+def _set_random(path: Path, state: bytes) -> None:
+    try:
+        torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
+    except RuntimeError as error:
+        raise DamagedError(f"{path}: its random numbers: {error}", "what was saved", "use another one") from error
 
 
 def _check_model(trainer: Trainer, summary: dict[str, Any], path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -62,7 +63,17 @@ class SummedWriter(FileSystemWriter):
 
 
 class SummedReader(FileSystemReader):
-    """DCP's reader; refuses, before anything is read, parts that are not as they were written."""
+    """DCP's reader; refuses, before anything is read, parts that are not as they were written. metadata: what is known
+    of the checkpoint, which is then not read from DCP's pickle. summed: whether its files must have sums."""
+
+    def __init__(self, path: Path, metadata: Metadata, summed: bool) -> None:
+        super().__init__(path)
+        self._known, self._summed = metadata, summed
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if self._known.storage_meta is not None:
+            self._known.storage_meta.load_id = self.load_id
+        return self._known
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         files: dict[str, dict[Part, str]] = {}
@@ -70,7 +81,7 @@ class SummedReader(FileSystemReader):
             place = self.storage_data[item.storage_index]
             files.setdefault(place.relative_path, {})[place.offset, place.length] = item.storage_index.fqn
         for name, parts in files.items():
-            _check_file(Path(self.path) / name, parts)
+            _check_file(Path(self.path) / name, parts, self._summed)
         return super().prepare_local_plan(plan)
 
 
@@ -113,9 +124,9 @@ def _write_sums(path: Path, parts: Iterable[Part]) -> None:
         os.fsync(file_of_sums.fileno())
 
 
-def _check_file(path: Path, parts: dict[Part, str]) -> None:
+def _check_file(path: Path, parts: dict[Part, str], summed: bool) -> None:
     sums = dict(_read_sums(path.with_name(path.name + SUFFIX)))
-    if not sums:
+    if not sums and not summed:
         return  # it was saved before there were sums
     with open(path, "rb") as file:
         for (offset, length), name in sorted(parts.items()):
@@ -132,8 +143,8 @@ def _read_sums(path: Path) -> Iterator[tuple[Part, int]]:
     if not path.exists():
         return
     try:
-        found = [((int(offset), int(length)), int(total)) for offset, length, total in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError) as error:
+        found = [((int(offset), int(length)), int(total)) for offset, length, total in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{path} is damaged: {error}", "what was saved", "use another checkpoint") from error
     yield from found
 
