@@ -62,7 +62,7 @@ def main() -> None:
 
     print(f"\n6. resume: {MORE} more steps from that checkpoint, on 2 processes, planned anew")
     fewer = make_plan(program, load_cluster("local:2"), model=MODEL)
-    job = Job("", STEPS + MORE, RATE, 0, "", folder=str(folder / "checkpoints"), resume=True)
+    job = Job("", STEPS + MORE, RATE, 0, "", folder=str(folder / "checkpoints"), resume="must")
     resumed = _train(fewer, folder, "resumed", job)
     print(f"   loss {resumed[STEPS]:.4f} -> {resumed[-1]:.4f}")
 

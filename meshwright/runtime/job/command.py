@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MeshwrightError, RunError, counted
 from meshwright.models.arguments import add_model_arguments, reference_of
-from meshwright.runtime.job.options import check_against, check_options, check_places
+from meshwright.runtime.job.options import AUTO, MUST, check_against, check_joined, check_options, check_places, resumes
 from meshwright.runtime.job.tether import INTERRUPTED
 
 BATCH = 8
@@ -19,6 +21,7 @@ BATCH = 8
 if TYPE_CHECKING:
     from meshwright.cluster import Cluster
     from meshwright.plan import Plan
+    from meshwright.runtime.job.launch import FailedError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -35,13 +38,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--nproc", type=int, metavar="N", help="local processes (default: the plan's, or 2)")
     add("--global-batch", type=int, metavar="N", help="samples per step (default 8, or the plan's)")
     add("--steps", type=int, default=40, metavar="N", help="optimizer steps in all (default 40)")
-    add("--lr", type=float, default=1e-3, help="learning rate (default 1e-3)")
-    add("--seed", type=int, default=0, help="of the weights and the order of the data (default 0)")
+    add("--lr", type=float, help="learning rate (default 1e-3, or that of the run that is gone on with)")
+    add("--seed", type=int, help="of the weights and the order of the data (default 0)")
     add("--data", metavar="FILE", help="a text to learn from; one comes with the package")
     add("--checkpoint-dir", metavar="DIR", help="where to save: at the end, on Ctrl-C, and as --every says")
     add("--every", type=int, metavar="N", help="save after every so many steps")
     add("--keep", type=int, default=3, metavar="N", help="remove all but the newest N checkpoints (default 3; 0: none)")
-    add("--resume", action="store_true", help="go on from the last complete, undamaged checkpoint in --checkpoint-dir")
+    add(
+        "--resume",
+        nargs="?",
+        const=MUST,
+        choices=(MUST, AUTO),
+        metavar=AUTO,
+        help="go on from the last complete, undamaged checkpoint in --checkpoint-dir; auto: if there is one",
+    )
+    add("--max-restarts", type=int, default=0, metavar="N", help="where ranks are lost, go on without them, N times")
+    add("--trust", action="store_true", help="read a checkpoint of an older version, which may run anything")
     add("--go-on-at-nan", action="store_true", help="do not stop where the loss is not finite")
     add("--timeout", type=float, metavar="S", help="seconds a rank waits for others before it names them (default 600)")
     add(
@@ -67,13 +79,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _start(args: argparse.Namespace) -> int:
     """On local processes."""
-    from meshwright.runtime.job.launch import ToldError, launch
-    from meshwright.runtime.job.worker import Job
-    from meshwright.runtime.watch import default_timeout_s
+    from meshwright.runtime.job.launch import FailedError, ToldError
 
     check_options(args)
     check_places(args)
     plan = _plan(args, args.nproc, None)
+    for left in range(args.max_restarts, -1, -1):
+        try:
+            return _run(args, plan)
+        except RunError as error:
+            if not left or not isinstance(error, FailedError) or not error.ranks:
+                if isinstance(error, ToldError):
+                    return 2
+                raise _with_way_on(error, args.checkpoint_dir) from error
+            args.resume, args.global_batch = AUTO, plan.batch
+            plan = _without(args, plan, error)
+    raise AssertionError("the last one returns or raises")
+
+
+def _run(args: argparse.Namespace, plan: Plan) -> int:
+    """Once, on as many processes as the plan has."""
+    from meshwright.runtime.job.launch import launch
+    from meshwright.runtime.job.worker import Job
+    from meshwright.runtime.watch import default_timeout_s
+
     with tempfile.TemporaryDirectory() as folder:
         saved, result = Path(folder) / "plan.json", Path(folder) / "result.json"
         plan.save(saved)
@@ -81,14 +110,23 @@ def _start(args: argparse.Namespace) -> int:
         try:
             wait_s = args.timeout or default_timeout_s()
             launch("meshwright.runtime.job.worker", job.arguments(), plan.world_size, wait_s)
-        except ToldError:
-            return 2
-        except RunError as error:
-            raise _with_way_on(error, args.checkpoint_dir) from error
         except KeyboardInterrupt:
             if not result.exists():
                 raise
         return _report(args, plan, json.loads(result.read_text()))
+
+
+def _without(args: argparse.Namespace, plan: Plan, error: FailedError) -> Plan:
+    """A plan for the ranks that remain, where plans are made here and there is one; else the same again."""
+    world = max(1, plan.world_size - len(error.ranks))
+    found = plan
+    if args.plan == "auto" and not args.cluster and world < plan.world_size:
+        with suppress(MeshwrightError):
+            found = _plan(args, world, None)
+    print(
+        f"meshwright: {error.given}; going on with {counted(found.world_size, 'process')}", file=sys.stderr, flush=True
+    )
+    return found
 
 
 def _with_way_on(error: RunError, folder: str | None) -> RunError:
@@ -117,6 +155,7 @@ def _join(args: argparse.Namespace) -> int:
     end_with_parent()
     try:
         check_options(args)
+        check_joined(args)
         check_places(args)
         cluster = _measured(args)
         if not dist.is_initialized():
@@ -157,11 +196,13 @@ def _measured(args: argparse.Namespace) -> Cluster | None:
 
 
 def _rest(args: argparse.Namespace) -> tuple[Any, ...]:
-    return args.checkpoint_dir, args.every, args.resume, args.data, args.go_on_at_nan, args.timeout, args.keep
+    rest = (args.checkpoint_dir, args.every, args.resume or "", args.data, args.go_on_at_nan, args.timeout, args.keep)
+    return (*rest, args.trust)
 
 
 def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None) -> Plan:
     """The plan to run; `world`: how many processes there are to be, where that has been said."""
+    from dataclasses import replace
     from typing import cast
 
     from meshwright.capture import Precision, capture
@@ -195,16 +236,16 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
     check_against(args, plan, world)
     precision = cast(Precision, plan.precision)
     check_plan(plan, capture(*reference.meta(plan.batch), precision=precision, allow=plan.answers))
-    return plan
+    return replace(plan, model=str(reference))  # what runs is what was named here
 
 
 def _saved_batch(args: argparse.Namespace) -> int | None:
     """The global batch of the run that is gone on with."""
     from meshwright.runtime.state.folder import summary_of
 
-    if not args.resume:
+    if not resumes(args):
         return None
-    batch: int = summary_of(args.checkpoint_dir)["batch"]
+    batch: int = summary_of(args.checkpoint_dir, args.trust)["batch"]
     return batch
 
 

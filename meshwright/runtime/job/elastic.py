@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import sys
 
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 from meshwright.runtime.job.launch import LOST, ToldError, blamed
+from meshwright.runtime.job.tether import INTERRUPTED
+from meshwright.runtime.seal import KEY
 
 
 def main() -> int:
@@ -21,8 +25,12 @@ def main() -> int:
         for name in list(logging.root.manager.loggerDict):
             if name.startswith("torch.distributed.elastic"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
+    os.environ.setdefault(KEY, secrets.token_hex(16) if "--standalone" in sys.argv else "")
     try:
         torchrun()
+    except SignalException as error:
+        print(f"meshwright: ended by {error.sigval.name}", file=sys.stderr, flush=True)
+        return INTERRUPTED
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}  # torchrun ends the others so

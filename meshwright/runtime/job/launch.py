@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from meshwright.errors import RunError
 from meshwright.runtime.job.tether import BEATS, LAUNCHER, STOPS
@@ -26,8 +25,10 @@ GRACE_S = 2.0
 """How long ranks may take to leave once one of them has failed."""
 SAVING_S = 120.0
 """How long ranks may take to save and leave after Ctrl-C."""
-SILENT_S = 5.0
-"""After Ctrl-C, how long a rank may say nothing: it would not save."""
+SILENT_S = 30.0
+"""After Ctrl-C, how long a rank may say nothing, as one does that writes much at once; it would not save."""
+STILL_S = 3.0
+"""How long a rank has said nothing that stands still, where others gave up waiting."""
 LATER_S = 2.0
 """How much longer than the ranks the launcher waits: they know more."""
 POLL_S = 0.05
@@ -36,18 +37,19 @@ LOST = 4
 """The exit code of a rank whose peers are gone: not the one to blame."""
 
 
-TOLD = (2, 3)
+LATE = 3
+TOLD = (2, LATE)
 """Exit codes of a rank that has said why it ended: it was refused something, or has waited too long."""
 
 
-class ToldError(RunError):
-    """A rank ended with a message of its own: no other is needed."""
-
-
 class FailedError(RunError):
-    """Ranks ended, or stood still, for no reason that one of them could tell. ranks: which were to blame."""
+    """Ranks ended, or stood still. ranks: those that are lost, where a job without them could go on."""
 
     ranks: tuple[int, ...] = ()
+
+
+class ToldError(FailedError):
+    """A rank ended with a message of its own: no other is needed."""
 
 
 @dataclass(slots=True)
@@ -222,7 +224,7 @@ def _watch(ranks: Sequence[_Rank], asked: _Asked, timeout_s: float) -> None:
         codes = [rank.process.poll() for rank in ranks]
         if any(code not in (None, 0) for code in codes):
             time.sleep(0.5)  # a rank that was killed takes others with it: find the one to blame
-            raise blamed({number: rank.process.poll() for number, rank in enumerate(ranks)}, f" of {len(ranks)}")
+            raise _failure(ranks)
         if all(code == 0 for code in codes):
             return
         paused_s, looked_s = time.monotonic() - looked_s, time.monotonic()
@@ -232,6 +234,14 @@ def _watch(ranks: Sequence[_Rank], asked: _Asked, timeout_s: float) -> None:
             rank.listen()
         _check_heard(ranks, timeout_s + LATER_S)
         time.sleep(POLL_S)
+
+
+def _failure(ranks: Sequence[_Rank]) -> FailedError:
+    error = blamed({number: rank.process.poll() for number, rank in enumerate(ranks)}, f" of {len(ranks)}")
+    if isinstance(error, ToldError) and LATE in [rank.process.poll() for rank in ranks]:
+        still = [number for number, rank in enumerate(ranks) if time.monotonic() - rank.heard_s > STILL_S]
+        error.ranks = tuple(still)
+    return error
 
 
 def _check_heard(ranks: Sequence[_Rank], most_s: float) -> None:
@@ -248,13 +258,13 @@ def _check_heard(ranks: Sequence[_Rank], most_s: float) -> None:
             raise error
 
 
-def blamed(codes: Mapping[int, int | None], of: str = "") -> RunError:
+def blamed(codes: Mapping[int, int | None], of: str = "") -> FailedError:
     """By the exit codes of ranks, the one that is to blame. of: ` of 4`, where that is known."""
     failed = [(rank, code) for rank, code in codes.items() if code not in (None, 0)]
     rank, code = min(failed, key=lambda found: (found[1] == LOST, (found[1] or 0) > 0, found[0]))
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-    kind: Any = ToldError if code in TOLD else FailedError
-    error: RunError = kind(f"rank {rank}{of} {how}", "every rank to finish", "see its message above, if it left one")
-    if isinstance(error, FailedError):
+    kind = ToldError if code in TOLD else FailedError
+    error = kind(f"rank {rank}{of} {how}", "every rank to finish", "see its message above, if it left one")
+    if code is not None and code < 0:
         error.ranks = tuple(number for number, found in failed if found == code)
     return error

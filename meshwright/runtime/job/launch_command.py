@@ -41,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
 def _options(text: str, plan: Plan) -> tuple[str, ...]:
     """The words, refused where `train` would refuse them; what is on the hosts' disks is looked at there."""
     from meshwright.runtime.job.command import add_options
-    from meshwright.runtime.job.options import check_against, check_options
+    from meshwright.runtime.job.options import check_against, check_joined, check_options
 
     try:
         words = shlex.split(text)
@@ -53,5 +53,6 @@ def _options(text: str, plan: Plan) -> tuple[str, ...]:
     if found.plan != "auto":
         raise RunError(f"--train: --plan {found.plan}", "no plan but the one that is launched", "drop it")
     check_options(found)
+    check_joined(found)
     check_against(found, plan, found.nproc)
     return tuple(words)

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from meshwright.plan import Plan
 
 
+MUST, AUTO = "must", "auto"
+"""What --resume says: there must be a checkpoint; the run goes on where there is one."""
+
+
 def check_options(args: argparse.Namespace) -> None:
     """What they say by themselves."""
     numbers = {"--nproc": args.nproc, "--steps": args.steps, "--global-batch": args.global_batch, "--every": args.every}
@@ -21,13 +25,25 @@ def check_options(args: argparse.Namespace) -> None:
             raise RunError(f"{name} {value}", "at least 1", "give a larger number")
     if args.keep < 0:
         raise RunError(f"--keep {args.keep}", "a number of checkpoints, or 0 to keep all", "correct it")
-    if not 0 < args.lr < float("inf"):
+    if args.lr is not None and not 0 < args.lr < float("inf"):
         raise RunError(f"--lr {args.lr}", "a positive, finite number", "correct it")
     if args.timeout is not None and not args.timeout > 0:
         raise RunError(f"--timeout {args.timeout}", "a positive number of seconds", "correct it")
-    for name in ("every", "resume"):
+    if args.max_restarts < 0:
+        raise RunError(f"--max-restarts {args.max_restarts}", "0 or more", "correct it")
+    for name in ("every", "resume", "max_restarts"):
         if getattr(args, name) and not args.checkpoint_dir:
-            raise RunError(f"--{name} without --checkpoint-dir", "a folder to save to", "name one")
+            raise RunError(f"--{name.replace('_', '-')} without --checkpoint-dir", "a folder to save to", "name one")
+
+
+def check_joined(args: argparse.Namespace) -> None:
+    """Of a rank that another launcher started: what ours alone can do."""
+    if args.max_restarts:
+        raise RunError(
+            f"--max-restarts {args.max_restarts} for ranks of another launcher",
+            "restarts by who starts the ranks",
+            "drop it; with torchrun --max-restarts, pass --resume auto",
+        )
 
 
 def check_against(args: argparse.Namespace, plan: Plan, world: int | None) -> None:
@@ -69,7 +85,15 @@ def check_places(args: argparse.Namespace) -> None:
             raise RunError(
                 f"{found} is there already", "an empty --checkpoint-dir", "pass --resume, or name another folder"
             )
+    if args.checkpoint_dir and args.resume != MUST:
         _check_folder(Path(args.checkpoint_dir))
+
+
+def resumes(args: argparse.Namespace) -> bool:
+    """Whether the run goes on from a checkpoint: asked for, or asked for where there is one."""
+    from meshwright.runtime.state.folder import latest
+
+    return args.resume == MUST or (args.resume == AUTO and latest(args.checkpoint_dir) is not None)
 
 
 def _check_folder(folder: Path) -> None:

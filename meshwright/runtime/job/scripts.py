@@ -72,7 +72,8 @@ def torchrun(run: Run) -> str:
     note = (
         "# On this machine."
         if run.hosts == 1
-        else f"# On each of the {run.hosts} hosts, with HEAD set to the name of one of them: HEAD=host0 bash run.sh"
+        else f"# On each of the {run.hosts} hosts, with HEAD set to the name of one of them: HEAD=host0 bash run.sh\n"
+        "# MESHWRIGHT_KEY, any text, the same on all: others on the network can then not tell ranks to end."
     )
     check = "" if run.hosts == 1 else ': "${HEAD:?set HEAD to the name of the first host}"\n'
     return f"""#!/bin/bash
@@ -94,7 +95,8 @@ def slurm(run: Run) -> str:
 # sbatch run.sh; two minutes before its time is over the run saves, if it has a --checkpoint-dir.
 set -euo pipefail
 HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export HEAD
+MESHWRIGHT_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')
+export HEAD MESHWRIGHT_KEY
 exec srun {TORCHRUN} --nnodes={run.hosts} --nproc-per-node={run.per_host} \\
     --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$HEAD:{PORT}" \\
     -m meshwright {run.train()} "$@"

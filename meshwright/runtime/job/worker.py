@@ -21,30 +21,35 @@ from meshwright.runtime.job.data import BuiltIn
 from meshwright.runtime.job.progress import Progress
 from meshwright.runtime.job.tether import STOPS
 from meshwright.runtime.state.checkpoint import load, save
+from meshwright.runtime.state.folder import latest, on_first
 from meshwright.runtime.state.loader import Loader, loader
+from meshwright.runtime.state.lock import take
 from meshwright.runtime.step.ranges import ranges_of
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.runtime.weights.optimizers import make_optimizer
+
+LR = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """What a rank is told: a plan file, how long, how fast, what to read, where to save, where rank 0 reports.
-    keep: how many checkpoints, the newest; 0 keeps all."""
+    keep: how many checkpoints, the newest; 0 keeps all. lr, seed: None for those of the run that is gone on with."""
 
     plan: str
     steps: int
-    lr: float
-    seed: int
+    lr: float | None
+    seed: int | None
     result: str
     quiet: bool = False
     folder: str | None = None
     every: int | None = None
-    resume: bool = False
+    resume: str = ""
     data: str | None = None
     go_on_at_nan: bool = False
     timeout_s: float | None = None
     keep: int = 3
+    trust: bool = False
 
     def arguments(self) -> list[str]:
         return [json.dumps(asdict(self))]
@@ -55,45 +60,83 @@ def train(job: Job) -> dict[str, Any]:
     plan = Plan.load(job.plan)
     reference = parse_reference(plan.model)
     trainer = _trainer(reference, plan, job)
-    optimizer = make_optimizer(plan.optimizer, trainer.parameters(), job.lr)
+    if job.folder:
+        folder = Path(job.folder)
+        on_first(lambda: take(folder, for_job=True), f"{folder} cannot be written")
+    optimizer = make_optimizer(plan.optimizer, trainer.parameters(), job.lr or LR)
     samples = BuiltIn(plan, dict(reference.settings), job.data, ranges_of(trainer.program))
-    data = loader(samples, plan, seed=job.seed)
-    losses: list[float] = []
-    if job.resume:
-        assert job.folder is not None
-        found = load(trainer, optimizer, job.folder, loader=data, skip_damaged=True)
-        losses = found.extra.get("losses", [])
-        if dist.get_rank() == 0:
-            for fault in found.passed_over:
-                print(f"passed over: {fault}", file=sys.stderr, flush=True)
-        if dist.get_rank() == 0 and not job.quiet:
-            print(f"going on from {found.path}, step {found.step}", flush=True)
+    data = loader(samples, plan, seed=job.seed or 0)
+    told: dict[str, Any] = {"losses": [], "data": samples.sum(), "batch": plan.batch, "precision": plan.precision}
+    if job.folder and _resumes(job):
+        told["losses"] = _resumed(trainer, optimizer, data, job, told)
+    losses: list[float] = told["losses"]
     progress = Progress(trainer, job.steps, job.quiet, job.folder)
-    stopped = _loop(trainer, optimizer, data, losses, progress, job)
+    stopped = _loop(trainer, optimizer, data, told, progress, job)
     figures = progress.figures()
     where = None
     if job.folder:
-        where = str(save(trainer, optimizer, job.folder, loader=data, extra={"losses": losses}, keep=job.keep))
+        where = str(save(trainer, optimizer, job.folder, loader=data, extra=told, keep=job.keep))
     return asdict(figures) | {"losses": losses, "stopped": stopped, "saved": where}
+
+
+def _resumes(job: Job) -> bool:
+    """Whether there is a checkpoint to go on from, or must be; as rank 0 sees it."""
+    found = [job.resume == "must" or (job.resume == "auto" and latest(job.folder or "") is not None)]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+def _resumed(
+    trainer: Trainer, optimizer: torch.optim.Optimizer, data: Loader, job: Job, told: dict[str, Any]
+) -> list[float]:
+    """The losses so far. What the run is told otherwise than it was is applied, or refused by name.
+
+    told: what this run says of its data, batch and precision.
+    """
+    assert job.folder is not None
+    found = load(trainer, optimizer, job.folder, loader=data, skip_damaged=True, trust=job.trust)
+    shown = dist.get_rank() == 0 and not job.quiet
+    if dist.get_rank() == 0:
+        for fault in found.passed_over:
+            print(f"passed over: {fault}", file=sys.stderr, flush=True)
+    if shown:
+        print(f"going on from {found.path}, step {found.step}", flush=True)
+    if job.seed not in (None, trainer.seed):
+        raise _otherwise(found.path, f"--seed {job.seed}", f"{trainer.seed}")
+    for name, word in (("data", "--data"), ("batch", "--global-batch"), ("precision", "--precision")):
+        if name in found.extra and found.extra[name] != told[name]:
+            given = "another text" if name == "data" else told[name]
+            raise _otherwise(found.path, f"{word} of {given}", "the same text" if name == "data" else found.extra[name])
+    for group in optimizer.param_groups:
+        if job.lr is not None and group["lr"] != job.lr:
+            if shown:
+                print(f"learning rate {group['lr']:g} -> {job.lr:g}, from step {found.step} on", flush=True)
+            group["lr"] = job.lr
+    losses: list[float] = found.extra.get("losses", [])
+    return losses
+
+
+def _otherwise(path: Path, given: str, saved: object) -> RunError:
+    return RunError(f"{given} with --resume from {path}", f"{saved}, as when it was saved", "drop it, or start anew")
 
 
 def _trainer(reference: Reference, plan: Plan, job: Job) -> Trainer:
     """Weights are made piece by piece; where a model cannot be built that way, whole, from the same seed."""
     loss = reference.family.loss
     try:
-        return parallelize(reference.build, plan, loss, seed=job.seed, timeout_s=job.timeout_s)
+        return parallelize(reference.build, plan, loss, seed=job.seed or 0, timeout_s=job.timeout_s)
     except RunError as error:
         if "meta device" not in f"{error.given} {error.expected}":
             raise
-    torch.manual_seed(job.seed)
-    return parallelize(reference.build(), plan, loss, seed=job.seed, timeout_s=job.timeout_s)
+    torch.manual_seed(job.seed or 0)
+    return parallelize(reference.build(), plan, loss, seed=job.seed or 0, timeout_s=job.timeout_s)
 
 
 def _loop(
     trainer: Trainer,
     optimizer: torch.optim.Optimizer,
     data: Loader,
-    losses: list[float],
+    told: dict[str, Any],
     progress: Progress,
     job: Job,
 ) -> bool:
@@ -106,7 +149,7 @@ def _loop(
                 raise RunError(
                     f"the loss is {loss} at step {trainer.steps}", "a finite loss", "lower --lr, or pass --go-on-at-nan"
                 )
-            losses.append(loss)
+            told["losses"].append(loss)
             optimizer.step()
             optimizer.zero_grad()
             progress.step(loss)
@@ -115,7 +158,7 @@ def _loop(
             if stop.agreed():
                 return True
             if job.folder and job.every and trainer.steps % job.every == 0 and trainer.steps < job.steps:
-                save(trainer, optimizer, job.folder, loader=data, extra={"losses": losses}, keep=job.keep)
+                save(trainer, optimizer, job.folder, loader=data, extra=told, keep=job.keep)
     return False
 
 
