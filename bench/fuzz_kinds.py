@@ -114,8 +114,8 @@ def _plans() -> list[bytes]:
 
 
 def _plan(text: bytes) -> object:
+    from meshwright.explain.explain import explain
     from meshwright.plan import Plan
-    from meshwright.plan.explain import explain
 
     plan = Plan.from_json(text)
     return str(plan), explain(plan)
@@ -159,16 +159,16 @@ def _profile(path: str) -> object:
 
 
 def _contest(path: str) -> object:
-    from meshwright.select import load
+    from meshwright.select.contest import load
 
     return load(path)
 
 
 def _pins(raw: bytes) -> object:
     from meshwright.cluster import load_cluster
+    from meshwright.pins.pins import pin_readings
     from meshwright.solve.by_method import pinned_method
     from meshwright.solve.pin_words import check_words
-    from meshwright.solve.pins import pin_readings
     from meshwright.solve.pipeline.pins import pipeline_pins
 
     cluster = load_cluster("local:8")
