@@ -87,6 +87,11 @@ def _instance_norm(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved((0,), (), (3 if len(operands) > 1 else 2) * batch * channels * operands[0].type.itemsize)
 
 
+def _weight_norm(op: Op, operands: Sequence[Value]) -> Saved:
+    """Direction and length, and the norm of each row."""
+    return Saved((0, 1), (), prod(operands[1].type.sizes) * statistic_bytes(operands))
+
+
 def _rows(op: Op, operands: Sequence[Value]) -> int:
     return prod(operands[0].type.sizes[: -len(op.args[1])])
 
@@ -112,6 +117,7 @@ NORMS: dict[str, Rule] = {
     "group_norm": _group_norm,
     "batch_norm": _any_batch_norm,
     "instance_norm": _instance_norm,
+    "_weight_norm": _weight_norm,
 }
 CUDA_NORMS: dict[str, Rule] = {
     "layer_norm": _cuda_layer_norm,

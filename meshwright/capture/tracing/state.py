@@ -24,6 +24,7 @@ from meshwright.torch_compat import own_buffers
 DEEPEST, MOST_ITEMS = 5, 2000
 _MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}
 _MODULE_STATE |= {"_flat_weights", "_flat_weight_refs"}  # recurrent layers of torch list their weights anew
+_MODULE_STATE |= {"_output_capturing_hooks_installed"}  # transformers does so once, when outputs are first asked for
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _NUMBERS = (bool, int, float, complex, str, bytes)
 Key = tuple[str, str]

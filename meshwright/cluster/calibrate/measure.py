@@ -207,7 +207,9 @@ def _kernels(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[st
             more = (n for n in MORE.get(name, ()) if n < effort.numels[-1])
             for n in sorted((*effort.numels[: -1 if name in SLOW else None], *more)):
                 for side, work, took_s in _kernel(rates, make, n, dtype):
-                    found.setdefault(f"{name}.{side}", {}).setdefault(_text(dtype), []).append([work, _short(took_s)])
+                    points = found.setdefault(f"{name}.{side}", {}).setdefault(_text(dtype), [])
+                    if work not in (known for known, _ in points):  # samples have a smallest size
+                        points.append([work, _short(took_s)])
     return found
 
 
