@@ -126,4 +126,4 @@ def test_a_plan_explains_itself_and_says_what_another_does_differently(pinned: t
     assert "memory binds" in tight.explain()
     assert plan.diff(plan) == ""
     other = make_plan(program, load_cluster("local:2"), pins=("dp=2", "zero=0"))
-    assert "[S(0)] used [R] regathered -> float32 [I] used [R]" in plan.diff(other)
+    assert "[S(0)] used [R] resharded after forward -> float32 [I] used [R]" in plan.diff(other)
