@@ -113,13 +113,22 @@ def check_first(self: Any, h: Tensor) -> Tensor:
     return torch.sin(h)
 
 
+def write_spectrum(self: Any, h: Tensor) -> Tensor:
+    spectrum = torch.fft.rfft(h)
+    found = torch.zeros(h.shape[0], 5, dtype=torch.cfloat)
+    found[:, :3] = spectrum[:, :3] * 2
+    found[..., 4] = spectrum[..., 1]
+    return torch.fft.irfft(found, n=8)
+
+
 def keep_result(self: Any, h: Tensor) -> Tensor:
     self.kept = h
     return h + self.kept
 
 
 FOLLOWED = [
-    set_buffer, set_data, write_data, write_out, write_integers, raise_in_place, drop_never, check_first, keep_result,
+    set_buffer, set_data, write_data, write_out, write_integers, raise_in_place, drop_never, check_first,
+    write_spectrum, keep_result,
 ]  # fmt: skip
 
 
@@ -161,6 +170,19 @@ class Layers(nn.Module):
 
 def test_buffers_are_set_in_layers_that_are_traced_once() -> None:
     assert_trains_like(Layers())
+
+
+def test_a_sparse_gradient_is_had_as_a_dense_one() -> None:
+    model = Around(lambda self, h: h + self.table(h.argmax(1) % 4))
+    model.table = nn.Embedding(4, 8, sparse=True)
+    batch = batches()[0]
+    program = capture(model, batch)
+    tensors = dict(model.named_parameters())
+    loss, _ = run(program, tensors | dict(model.named_buffers()), batch, torch.device("cpu"))
+    (gradient,) = torch.autograd.grad(loss, [model.table.weight])
+    model(**batch).backward()
+    assert model.table.weight.grad is not None
+    torch.testing.assert_close(gradient, model.table.weight.grad.to_dense())
 
 
 def test_forward_hooks_are_followed() -> None:

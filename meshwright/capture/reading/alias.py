@@ -87,23 +87,37 @@ class Memory:
             order = op.args[1]
             back = tuple(order.index(dim) for dim in range(len(order)))
             return self.emit(op.target, (Ref(value), back), type_, op.module)
-        if name in ("slice", "select", "diagonal"):
-            target = f"aten.{name}_scatter.default"
-            return self.emit(target, (Ref(base), Ref(value), *op.args[1:]), type_, op.module)
+        if name in ("slice", "select", "diagonal") and not (name == "diagonal" and type_.dtype in _REAL):
+            return self._scatter(f"aten.{name}_scatter.default", base, value, op.args[1:], view)
         if name in ("split", "split_with_sizes", "chunk", "unbind"):
             start, dim = _offset(op, view.index)
             if name == "unbind":
-                return self.emit("aten.select_scatter.default", (Ref(base), Ref(value), dim, start), type_, op.module)
+                return self._scatter("aten.select_scatter.default", base, value, (dim, start), view)
             end = _end(start, op.results[view.index].type, dim)
-            args = (Ref(base), Ref(value), dim, start, end)
-            return self.emit("aten.slice_scatter.default", args, type_, op.module)
+            return self._scatter("aten.slice_scatter.default", base, value, (dim, start, end), view)
         raise CaptureError(
             f"{op.module or 'the model'} writes in place through {op.target}",
             "in-place writes through slices, selections, transposes and reshapes",
             "write to a new tensor instead",
         )
 
+    def _scatter(self, target: str, base: str, value: str, args: tuple[Any, ...], view: View) -> str:
+        """A part written into its base. Autograd has no scatter of complex numbers: theirs is one of pairs."""
+        type_, module = self.types[view.base], view.op.module
+        if type_.dtype not in _REAL:
+            return self.emit(target, (Ref(base), Ref(value), *args), type_, module)
+        dim, *rest = args or (0,)
+        pairs = []
+        for name in (base, value):
+            wide = TensorType((*self.types[name].shape, 2), _REAL[type_.dtype])
+            pairs.append(self.emit("aten.view_as_real.default", (Ref(name),), wide, module))
+        counted = (dim % len(type_.shape), *rest)
+        wide = self.types[pairs[0]]
+        made = self.emit(target, (Ref(pairs[0]), Ref(pairs[1]), *counted), wide, module)
+        return self.emit("aten.view_as_complex.default", (Ref(made),), type_, module)
 
+
+_REAL = {"complex64": "float32", "complex128": "float64"}
 _SAME = ("alias", "contiguous", "to", "lift_fresh", "expand", "type_as", "detach")
 _SHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as")
 
