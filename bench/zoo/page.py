@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from bench.zoo.lists import SOURCES, names_of
 from bench.zoo.rows import Row, versions
 
 FAULTS = ("WRONG", "abort", "traceback", "unnamed", "timeout")
@@ -58,10 +59,12 @@ def _versions() -> list[str]:
 
 def _tables(rows: list[Row]) -> list[str]:
     found: list[str] = []
-    for source in dict.fromkeys(row["source"] for row in rows):
-        found += [f"## {source}", "", "| model | outcome | ops | plan for 8 H100, CPU s | pin | note |"]
+    for source in (name for name in SOURCES if any(row["source"] == name for row in rows)):
+        order = names_of(source)
+        found += [f"## {source}", "", "| model | outcome | ops | plan for 8 H100, CPU s | pins run | note |"]
         found += ["|---|---|---:|---:|---|---|"]
-        found += [_cells(row) for row in rows if row["source"] == source] + [""]
+        own = [row for row in rows if row["source"] == source and row["name"] in order]
+        found += [_cells(row) for row in sorted(own, key=lambda row: order.index(row["name"]))] + [""]
     return found
 
 
