@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from meshwright.capture.program import Op
 from meshwright.cost.op import attention, convolution, elementwise, products, rows
 from meshwright.cost.op.case import Case, Seconds
-from meshwright.cost.op.mixture import dispatch_host, dispatch_seconds, experts
+from meshwright.cost.op.mixture import dispatch_host, dispatch_seconds, experts, measured_layer_s
 from meshwright.profile.count import ATTENTIONS, CONVOLUTIONS, RING, VIEWS
 from meshwright.profile.mixture import MIXTURES
 from meshwright.profile.operands import packet
@@ -64,7 +64,9 @@ def waits(case: Case) -> tuple[int, int]:
 
 def _mixture(case: Case) -> Seconds:
     """The experts' own ops, and what brings tokens to them and back."""
-    return _sum([*map(device_seconds, experts(case)), dispatch_seconds(case)])
+    forward_s, backward_s = _sum([*map(device_seconds, experts(case)), dispatch_seconds(case)])
+    measured_s = measured_layer_s(case)
+    return (measured_s, backward_s * measured_s / forward_s) if measured_s else (forward_s, backward_s)
 
 
 def _difference(all_s: Seconds, less_s: Seconds) -> Seconds:

@@ -134,7 +134,8 @@ class NodeCosts:
             query, key = shapes[backward], shapes[backward + 1]
             variant = _attention_variant(node, query[-3] != key[-3])
             side = "backward" if backward else "forward"
-            sizes = (prod(query[:-2]), query[-2], key[-2], query[-1])
+            groups = max(1, prod(query[:-2]) // prod(key[:-2]))
+            sizes = (prod(query[:-2]), query[-2], key[-2], query[-1], groups)
             return self._profile.attention_s(variant, side, dtype, itemsize, *sizes)
         if name.startswith("aten.convolution"):
             return self._convolution(node, shapes, dtype, itemsize)
