@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Axis, Mesh, collective_s
+from meshwright.cost.op.compute import op_seconds
 from meshwright.layout import Layout
 from meshwright.plan import Plan, Stage
-from meshwright.price.compute import op_seconds
 from meshwright.price.flow import flow
 from meshwright.report.timeline import timeline_data
 from meshwright.report.words import ROLES, headline, role_of, state_words
 from meshwright.simulate import Timeline
 from meshwright.solve.baselines import Baseline
 from meshwright.solve.figures import mfu, tokens
-
-MOST_LISTED = 4096
-"""Devices up to which each collective of a plan is listed."""
 
 
 def page_data(
@@ -211,7 +208,3 @@ def _weights(plan: Plan, program: Program, segment: Segment, mesh: Mesh) -> list
 
 def _states(layout: Layout | Sequence[Any]) -> list[str]:
     return [str(state) for state in layout]
-
-
-def layer_names(program: Program) -> Mapping[int, str]:
-    return {index: segment.name for index, segment in enumerate(program.segments)}

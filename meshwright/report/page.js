@@ -16,7 +16,7 @@ function fill(made, attributes, children) {
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (value !== null && value !== undefined) made.setAttribute(key, value);
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined) continue;
     made.append(child instanceof Node ? child : document.createTextNode(String(child)));
   }
@@ -97,10 +97,10 @@ function memoryCard() {
 
 function memoryOverTime() {
   if (!data.timeline) return null;
-  const width = 1040, high = 150, found = [];
+  const width = 1040, high = 120, found = [], fullest = Math.max(...data.timeline.stages.map((stage) => stage.peak_bytes));
   data.timeline.stages.forEach((stage, number) => {
     if (number >= 16) return;
-    const top = Math.max(stage.peak_bytes, data.limit_bytes) * 1.04;
+    const near = data.limit_bytes < 3 * fullest, top = near ? Math.max(fullest, data.limit_bytes) * 1.06 : fullest * 1.25;
     const x = (at) => 60 + at / 1e6 * (width - 70), y = (held) => high - 18 - held / top * (high - 34);
     let path = `M ${x(0)} ${y(0)}`, held = 0;
     for (const [at, size] of stage.memory) { path += ` L ${x(at)} ${y(held)} L ${x(at)} ${y(size)}`; held = size; }
@@ -111,10 +111,10 @@ function memoryOverTime() {
       "aria-label": `memory over the step on stage ${number}, peak ${label}` },
       shape("path", { d: path, fill: colour("activation"), "fill-opacity": 0.75 }),
       shape("rect", { x: x(0), y: y(stage.static_bytes), width: x(1e6) - x(0), height: y(0) - y(stage.static_bytes), fill: colour("static") }),
-      shape("line", { x1: x(0), x2: x(1e6), y1: y(data.limit_bytes), y2: y(data.limit_bytes), stroke: colour("limit"), "stroke-dasharray": "5 4" }),
-      shape("text", { x: x(0) + 4, y: y(data.limit_bytes) - 4, class: "soft" }, `limit ${bytes(data.limit_bytes)}`),
+      near ? [shape("line", { x1: x(0), x2: x(1e6), y1: y(data.limit_bytes), y2: y(data.limit_bytes), stroke: colour("limit"), "stroke-dasharray": "5 4" }),
+        shape("text", { x: x(0) + 4, y: y(data.limit_bytes) - 4, class: "soft" }, `limit ${bytes(data.limit_bytes)}`)] : null,
       shape("circle", { cx: x(stage.peak_at), cy: y(stage.peak_bytes), r: 4, fill: colour("limit") }),
-      shape("text", { x: x(stage.peak_at) + (late ? -8 : 8), y: y(stage.peak_bytes) + 14, "text-anchor": late ? "end" : "start" }, `peak ${label}`),
+      shape("text", { x: x(stage.peak_at) + (late ? -8 : 8), y: y(stage.peak_bytes) - 6, "text-anchor": late ? "end" : "start" }, `peak ${label}`),
       shape("text", { x: 0, y: high / 2, class: "soft" }, data.timeline.stages.length > 1 ? `stage ${number}` : "memory"),
       shape("text", { x: x(0), y: high - 4, class: "soft" }, "0"),
       shape("text", { x: x(1e6), y: high - 4, "text-anchor": "end", class: "soft" }, seconds(data.timeline.step_s))));
@@ -123,21 +123,12 @@ function memoryOverTime() {
 }
 
 function alternativesCard() {
-  const priced = data.alternatives.filter((one) => one.step_s !== null);
   if (!data.alternatives.length) return null;
-  const points = [...priced.map((one) => ({ ...one, mine: false })),
-    { name: "this plan", step_s: data.step_s, peak_bytes: data.peak_bytes, fits: true, mine: true }];
+  const points = [...data.alternatives.map((one, place) => ({ ...one, mark: place + 1 })).filter((one) => one.step_s !== null),
+    { name: "this plan", mark: "*", step_s: data.step_s, peak_bytes: data.peak_bytes, fits: true, mine: true }];
   const width = 1040, high = 320, left = 70, low = 44;
-  const most = Math.max(data.limit_bytes * 1.02, ...points.map((one) => one.peak_bytes)) * 1.05, slowest = Math.max(...points.map((one) => one.step_s)) * 1.12;
-  const x = (size) => left + size / most * (width - left - 20), y = (time) => high - low - time / slowest * (high - low - 14);
-  const placed = [];
-  const label = (one) => {
-    let at = y(one.step_s) + 4;
-    while (placed.some((other) => Math.abs(other.at - at) < 13 && Math.abs(other.x - x(one.peak_bytes)) < 170)) at -= 13;
-    placed.push({ at, x: x(one.peak_bytes) });
-    const end = x(one.peak_bytes) > width - 190;
-    return shape("text", { x: x(one.peak_bytes) + (end ? -9 : 9), y: at, "text-anchor": end ? "end" : "start", "font-weight": one.mine ? 700 : 400 }, one.name);
-  };
+  const most = Math.max(data.limit_bytes * 1.02, ...points.map((one) => one.peak_bytes)) * 1.05, slowest = Math.min(4 * data.step_s, Math.max(...points.map((one) => one.step_s))) * 1.12;
+  const x = (size) => left + size / most * (width - left - 20), y = (time) => high - low - Math.min(time, slowest) / slowest * (high - low - 14);
   const plot = shape("svg", { viewBox: `0 0 ${width} ${high}`, role: "img", "aria-label": "step time against peak memory of this plan and of known recipes; the table below has the figures" },
     shape("line", { x1: left, x2: width - 20, y1: high - low, y2: high - low, stroke: colour("line") }),
     shape("line", { x1: left, x2: left, y1: 10, y2: high - low, stroke: colour("line") }),
@@ -148,13 +139,15 @@ function alternativesCard() {
     [0.25, 0.5, 0.75, 1].map((part) => [
       shape("text", { x: left - 6, y: y(part * slowest / 1.12) + 4, "text-anchor": "end", class: "soft" }, seconds(part * slowest / 1.12)),
       shape("text", { x: x(part * most / 1.05), y: high - low + 16, "text-anchor": "middle", class: "soft" }, bytes(part * most / 1.05))]),
-    points.map((one) => [shape("circle", { cx: x(one.peak_bytes), cy: y(one.step_s), r: one.mine ? 7 : 5,
-      fill: one.mine ? colour("accent") : one.fits ? colour("good") : colour("bad") }, shape("title", {}, `${one.name}: ${seconds(one.step_s)}, ${bytes(one.peak_bytes)}`)), label(one)]));
-  const rows = [["this plan", right(seconds(data.step_s)), right("1.00x"), right(bytes(data.peak_bytes)), node("span", { class: "ok" }, "fits")]].concat(
-    data.alternatives.map((one) => one.step_s === null ? [one.name, right(""), right(""), right(""), `not possible: ${one.why}`] :
-      [one.name, right(seconds(one.step_s)), right(`${(one.step_s / data.step_s).toFixed(2)}x`), right(bytes(one.peak_bytes)),
+    points.map((one) => [shape("circle", { cx: x(one.peak_bytes), cy: y(one.step_s), r: one.mine ? 10 : 8,
+      fill: one.mine ? colour("accent") : one.fits ? colour("good") : colour("bad"), stroke: colour("card") },
+    shape("title", {}, `${one.name}: ${seconds(one.step_s)}, ${bytes(one.peak_bytes)}`)),
+    shape("text", { x: x(one.peak_bytes), y: y(one.step_s) + 4, "text-anchor": "middle", class: "mark" }, one.step_s > slowest ? `${one.mark}\u2191` : one.mark)]));
+  const rows = [["*", "this plan", right(seconds(data.step_s)), right("1.00x"), right(bytes(data.peak_bytes)), node("span", { class: "ok" }, "fits")]].concat(
+    data.alternatives.map((one, place) => one.step_s === null ? ["", one.name, right(""), right(""), right(""), `not possible: ${one.why}`] :
+      [place + 1, one.name, right(seconds(one.step_s)), right(`${(one.step_s / data.step_s).toFixed(2)}x`), right(bytes(one.peak_bytes)),
         node("span", { class: one.fits ? "ok" : "no" }, one.fits ? "fits" : "does not fit")]));
-  return card("Against the recipes people know", plot, table(["recipe", right("step"), right("against this plan"), right("peak"), ""], rows, "known recipes under the same prices"));
+  return card("Against the recipes people know", plot, table(["", "recipe", right("step"), right("against this plan"), right("peak"), ""], rows, "known recipes under the same prices"));
 }
 
 function clusterCard() {

@@ -26,7 +26,14 @@ def timeline_data(timeline: Timeline, program: Program) -> dict[str, Any]:
     for message in timeline.spans.messages:
         if message.over_s > message.began_s:
             where = moved[message.source]
-            _add(where, message.kind, message.segment, message.microbatch, message.began_s * scale, message.over_s * scale)
+            _add(
+                where,
+                message.kind,
+                message.segment,
+                message.microbatch,
+                message.began_s * scale,
+                message.over_s * scale,
+            )
     shown = max(1, -(-sum(map(len, rows)) // MOST_SPANS))
     return {
         "step_s": timeline.step_s,

@@ -35,11 +35,13 @@ MOST = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How weights are stored. level: the ZeRO level, 0 where they are whole; ways: over how many devices; share: of the
-    weights, by bytes where these are known."""
+    """How weights are stored. level: the ZeRO level, 0 where they are stored as they are computed with; ways: over how
+    many devices; split: compute itself splits them over data-parallel devices (a vocabulary); share: of the weights, by
+    bytes where these are known."""
 
     level: int
     ways: int
+    split: bool
     share: float
 
 
@@ -59,7 +61,7 @@ class Recipe:
         if sharded:
             main = sharded[0]
             over = f"{SHARDED[main.level]} over {main.ways}"
-            held = sum(one.share for one in sharded if one.level == main.level)
+            held = sum(one.share for one in self.storages if one.level == main.level or one.split)
             parts.append(over if held >= MOST else f"{over} for {held:.0%} of the weights")
             rest = self.degrees.get("dp", 1) * self.degrees.get("cp", 1) // max(1, min(data, main.ways))
             if rest > 1:
@@ -94,11 +96,11 @@ def recipe_of(plan: Plan, stage: Stage, weights: Mapping[str, int] | None = None
         role = role_of(axis.name)
         degrees[role] = (degrees[role] or 1) * axis.size
     own = _parameters(plan, stage)
-    found: Counter[tuple[int, int]] = Counter()
+    found: Counter[tuple[int, int, bool]] = Counter()
     for name, entry in own.items():
         found[_stored(entry, stage.mesh, plan.microbatches)] += 1 if weights is None else weights.get(name, 0)
     whole = sum(found.values()) or 1
-    storages = tuple(Storage(level, ways, count / whole) for (level, ways), count in found.most_common())
+    storages = tuple(Storage(*stored, count / whole) for stored, count in found.most_common())
     return Recipe({role: size for role, size in degrees.items() if size > 1}, storages, _sequence(plan, stage))
 
 
@@ -141,19 +143,21 @@ def _parameters(plan: Plan, stage: Stage) -> dict[str, ParameterPlan]:
     return {name: entry for name, entry in plan.parameters.items() if len(Layout.parse(entry.storage).states) == axes}
 
 
-def _stored(entry: ParameterPlan, mesh: Mesh, microbatches: int) -> tuple[int, int]:
-    """(ZeRO level, devices that share the storage beyond what compute splits)."""
+def _stored(entry: ParameterPlan, mesh: Mesh, microbatches: int) -> tuple[int, int, bool]:
+    """(ZeRO level, devices that share the storage beyond what compute splits, whether compute splits over samples)."""
     storage, compute = Layout.parse(entry.storage), Layout.parse(entry.compute)
     ways = prod(
         axis.size
         for axis, kept, used in zip(mesh.axes, storage, compute, strict=True)
         if kept.is_shard and not used.is_shard
     )
+    data = [used for axis, used in zip(mesh.axes, compute, strict=True) if role_of(axis.name) in ("dp", "cp")]
+    split = bool(data) and all(used.is_shard for used in data)
     if ways == 1:
-        return 0, 1
+        return 0, 1, split
     if entry.regather:
-        return 3, ways
-    return (2 if entry.scatter or microbatches == 1 else 1), ways
+        return 3, ways, split
+    return (2 if entry.scatter or microbatches == 1 else 1), ways, split
 
 
 def _sequence(plan: Plan, stage: Stage) -> bool:
