@@ -33,7 +33,7 @@ def plan(
     allow: str | Iterable[str] = (),
 ) -> Plan:
     """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`); `batch` may be on the meta device. `compile`:
-    segments are compiled by inductor; the plan is priced and run so. `allow`: answers to lines of the model that ask
+    segments run compiled by inductor; they are priced as eager so far. `allow`: answers to lines of the model that ask
     for a tensor's value, `"file.py:12=False"`, which are refused otherwise; the plan holds them as `answers`."""
     if global_batch is not None and (type(global_batch) is not int or global_batch < 1):
         raise PlanError(

@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--stage-method", default="auto", metavar="M", help="search for stages: auto, beam, recursive, mcmc, mcts or rl"
     )
-    parser.add_argument("--compile", action="store_true", help="segments are compiled by inductor; priced and run so")
+    parser.add_argument("--compile", action="store_true", help="run compiled by inductor; priced as eager so far")
     parser.add_argument("--upgrade", metavar="OLD", help="read a plan file of schema 2, write it to -o")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here")
     parser.add_argument("--json", metavar="FILE", help="write a summary as JSON; - for standard output")
