@@ -116,8 +116,8 @@ def diagnose(case: Case, device: Device, small: str, tight: bool) -> dict[str, A
     row["kernels"] = kernels_of(step)
     del step
     row["segments"] = [segment(planned, plan, graphs, device) for graphs in distinct(planned, plan)]
-    if not case.compiled and small and not tight:
-        row["host"] = host_of(Case(small, 2, case.precision), device)
+    if small and not tight and (not case.compiled or case.name.startswith("gpt")):
+        row["host"] = host_of(Case(small, 2, case.precision, case.compiled), device)
     return row
 
 
@@ -261,8 +261,8 @@ def host_of(case: Case, device: Device) -> dict[str, Any]:
     found: dict[str, Any] = measure(step, 0.5, 3) | phases(step)
     found["parameters"] = len(list(step.trainer.parameters()))
     found["predicted"] = predicted(plan)
-    rows = []
-    for instances in distinct(planned, plan):
+    rows: list[list[Any]] = []
+    for instances in () if case.compiled else distinct(planned, plan):
         graph = sharded_segments(planned.program, plan)[instances[0]]
         choice = plan.choice(instances[0])
         halves = cut_at(traced_for(device)(graph), choice.recompute, choice.keep).halves
