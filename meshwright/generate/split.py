@@ -65,17 +65,17 @@ def _input_half(whole: fx.GraphModule, inputs: int, params: frozenset[str]) -> s
     return ancestors(node for node in found if isinstance(node, fx.Node))
 
 
-def read_late(
+def weight_half(
     whole: fx.GraphModule, first_outputs: int, tangents: frozenset[str], params: frozenset[str]
-) -> set[fx.Node]:
-    """The storages that the second half of `split_backward` reads, where all that needs no tangent was computed before
-    both."""
+) -> tuple[set[fx.Node], set[fx.Node]]:
+    """(nodes of the second half of `split_backward`, storages that it reads), where all that needs no tangent was
+    computed before both."""
     outputs = outputs_of(whole)
     before = set(whole.graph.nodes) - depends_on(whole, tangents)
     early = _with_parts(whole, before | _input_half(whole, first_outputs, params))
     needed = ancestors(node for node in outputs[first_outputs:] if isinstance(node, fx.Node))
     late = {node for node in needed if node not in early and node.op != "placeholder"}
-    return {base(node) for node in _crossing(late, outputs[first_outputs:]) if node.op != "get_attr"}
+    return late, {base(node) for node in _crossing(late, outputs[first_outputs:]) if node.op != "get_attr"}
 
 
 def _with_parts(whole: fx.GraphModule, early: set[fx.Node]) -> set[fx.Node]:

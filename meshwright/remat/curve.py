@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from math import fsum
 
 from torch import fx
 
 from meshwright.caches import CACHES
 from meshwright.cluster import Device, Mesh
+from meshwright.cost.traced.host import graph_host_s
 from meshwright.cost.traced.kernels import graph_seconds, loaded
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.cost.traced.peak import peak_bytes
@@ -29,7 +31,7 @@ from meshwright.cost.traced.storage import (
 )
 from meshwright.generate.cut import Cut, cut, read_by_backward
 from meshwright.generate.joint import Joint, label
-from meshwright.generate.split import read_late
+from meshwright.generate.split import weight_half
 from meshwright.remat.recompute import PICO, Answer, Recomputation, Rerun, Storage, fastest, frontier
 
 
@@ -43,6 +45,8 @@ class Kept:
     forced: what had to be kept, and why. chunks: of the samples, in the last segment. offload: what of the saved waits
     on the host, away_bytes. rest_bytes: from the input half of a backward to its weight half. added_bytes:
     what backward takes less where gradients of another micro-batch are there to add its own to; both where not fused.
+    weight_s: of backward_s, what the parameters' gradients take that the inputs' do not need. forward_host_s,
+    backward_host_s: what the host takes to ask for it all; zero on a CPU.
     """
 
     saved: tuple[str, ...]
@@ -61,6 +65,9 @@ class Kept:
     away_bytes: int = 0
     rest_bytes: int = 0
     added_bytes: int = 0
+    weight_s: float = 0.0
+    forward_host_s: float = 0.0
+    backward_host_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -199,6 +206,8 @@ def measure(
     backward_peak, _ = peak_bytes(second, anyway, stay | joint.tangents, costs)
     gradients = outputs_of(second)[len(joint.grad_inputs) :]
     storages = {base(node) for node in gradients if isinstance(node, fx.Node)}
+    params = frozenset(label(value.name) for value in joint.graph.params)
+    late, read = weight_half(second, len(joint.grad_inputs), joint.tangents, params)
     kept = Kept(
         found.saved,
         recompute,
@@ -211,11 +220,12 @@ def measure(
         graph_seconds(first, costs),
         graph_seconds(second, costs),
         found.forced,
+        weight_s=fsum(costs.seconds(node) for node in late),
+        forward_host_s=graph_host_s(first, costs),
+        backward_host_s=graph_host_s(second, costs),
     )
     if costs.fused:
         return kept
-    params = frozenset(label(value.name) for value in joint.graph.params)
-    late = read_late(second, len(joint.grad_inputs), joint.tangents, params)
-    rest = [node for node in late if node.name not in anyway]
+    rest = [node for node in read if node.name not in anyway]
     adding_peak, _ = peak_bytes(second, anyway, stay | joint.tangents, costs, storages)
     return replace(kept, rest_bytes=sum(map(storage_bytes, rest)), added_bytes=backward_peak - adding_peak)

@@ -10,6 +10,7 @@ from torch import fx
 from meshwright.caches import CACHES
 from meshwright.capture.program import Program, SegmentGraph
 from meshwright.cluster import Device, Mesh
+from meshwright.cost.traced.host import graph_host_s
 from meshwright.cost.traced.kernels import graph_seconds, loaded
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.cost.traced.peak import peak_bytes
@@ -68,6 +69,8 @@ def _option(whole: Joint, part: Joint, kept: Kept, chunks: int, device: Device, 
     return replace(
         kept,
         backward_s=chunks * graph_seconds(second, costs) + moved / costs.rate,
+        weight_s=0.0,
+        backward_host_s=chunks * graph_host_s(second, costs),
         backward_transient_bytes=running + incoming + inputs + sums,
         chunks=chunks,
     )

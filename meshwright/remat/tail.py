@@ -58,6 +58,7 @@ def _option(whole: SegmentGraph, part: SegmentGraph, chunks: int, costs: NodeCos
         backward_s=2 * resident / rate,
         forced=inner.forced,
         chunks=chunks,
+        forward_host_s=chunks * (inner.forward_host_s + inner.backward_host_s),
     )
 
 

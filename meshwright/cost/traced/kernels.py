@@ -27,7 +27,7 @@ def graph_seconds(module: fx.GraphModule, costs: NodeCosts) -> float:
     for nodes in fusion_groups(module):
         moved = _moved_bytes(nodes, costs, results)
         if moved:
-            seconds += SHORTEST_S + moved / costs.rate + sum(costs.extra_s(node) for node in nodes)
+            seconds += costs.between_s + SHORTEST_S + moved / costs.rate + sum(costs.extra_s(node) for node in nodes)
     return seconds
 
 

@@ -7,23 +7,38 @@ reductions are fused, so that only what another kind of op reads, or what is han
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from math import prod
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from meshwright.cluster import Device, Mesh, collective_s
+from meshwright.cluster.device_profile import DeviceProfile
 from meshwright.cluster.profile_load import profile_of
+from meshwright.cost.traced.call import call_of
+from meshwright.cost.traced.eager import eager_s
 from meshwright.cost.traced.fusible import bytes_of, is_fusible, readers, stored, tensors_of
+from meshwright.cost.traced.multiply import (
+    CONVOLUTION,
+    MULTIPLIES,
+    PRODUCTS,
+    attention_s,
+    convolution_s,
+    float_of,
+    flops,
+    padded_bytes,
+    product_s,
+)
 from meshwright.cost.traced.slow import extra_s
 from meshwright.cost.traced.storage import is_part, is_view
-from meshwright.torch_compat import argument_names
 
-PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
-ATTENTIONS = ("aten._scaled_dot_product", "aten._flash_attention", "aten._efficient_attention")
-MULTIPLIES = (*PRODUCTS, *ATTENTIONS, "aten.convolution")
 SHORTEST_S = 2e-6
 """No kernel takes less, however little it moves."""
+
+BETWEEN_S = 1e-6
+"""From one kernel to the next of another kind, beyond what calls of one kind take back to back, which calibration
+times: steps of GPT, Llama, ViT and ResNet on an H200 took 0.7 to 2.3 microseconds a kernel more than their kernels."""
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -36,7 +51,9 @@ class NodeCosts:
         self, device: Device, fused: bool = False, mesh: Mesh | None = None, steady: tuple[float, float] = (1.0, 1.0)
     ) -> None:
         self.device, self.fused, self.mesh, self.steady = device, fused, mesh, steady
-        self._profile = profile_of(device)
+        self.profile = profile_of(device)
+        self._key = (_number(self.profile), fused)
+        self.between_s = BETWEEN_S if device.kind == "cuda" else 0.0
         self.rate = device.memory_bandwidth * device.achievable_fraction("memory") / steady[1]
 
     def seconds(self, node: fx.Node) -> float:
@@ -45,25 +62,35 @@ class NodeCosts:
         name = str(node.target)
         if name.startswith("meshwright.") and name.split(".")[1].removesuffix("_max") in COLLECTIVES:
             return self._collective(node)
-        written = bytes_of(tensors_of(node.meta.get("val")))
         if self.fused and is_fusible(node):
             if not self.is_written(node):
                 return 0.0
+            written = bytes_of(tensors_of(node.meta.get("val")))
             return written / self.rate + self.extra_s(node)
-        read = sum(bytes_of(tensors_of(other.meta.get("val"))) for other in dict.fromkeys(node.all_input_nodes))
-        return self.steady[0] * self._product(node) or SHORTEST_S + (read + written) / self.rate
+        multiplies = name.startswith(MULTIPLIES)
+        return self.between_s + self.steady[0 if multiplies else 1] * self._alone_s(node, name, multiplies)
+
+    def _alone_s(self, node: fx.Node, name: str, multiplies: bool) -> float:
+        """A kernel of its own on an idle device; a node remembers it, and so do copies that are made of it later."""
+        known: dict[tuple[int, bool], float] = node.meta.setdefault("alone_s", {})
+        found = known.get(self._key)
+        if found is None:
+            found = self._multiply_s(node, name) if multiplies else eager_s(call_of(node, self.profile))
+            known[self._key] = found
+        return found
 
     def under_load(self, nodes: Iterable[fx.Node], seconds: float) -> NodeCosts:
         """The same costs in the midst of a step in which these take so long altogether."""
         products = [node for node in nodes if str(node.target).startswith(MULTIPLIES)]
         if not products:
             return self
-        steady = self._profile.steady(_dtype(products[0])[0], sum(map(_flops, products)) / seconds)
+        worked = sum(flops(call_of(node, self.profile)) for node in products)
+        steady = self.profile.steady(float_of(products[0])[0], worked / seconds)
         return NodeCosts(self.device, self.fused, self.mesh, steady)
 
     def extra_s(self, node: fx.Node) -> float:
         """What a fused op takes besides moving its bytes."""
-        return extra_s(node, self._profile, self.rate)
+        return extra_s(node, self.profile, self.rate)
 
     def makes_again_s(self, node: fx.Node, reads: bool) -> float:
         """What running an op once more adds. `reads`: a fused op as a kernel of its own; else it joins one that reads
@@ -100,55 +127,18 @@ class NodeCosts:
         return int(4 * found.numel() + 4 * prod(found.shape[:-1]))
 
     def _padded_bytes(self, node: fx.Node) -> int:
-        """Of the copies that a compiler makes of a product's operands to have its sizes in eights: half precision is
-        many times slower otherwise."""
         if not self.fused or self.device.kind != "cuda" or not str(node.target).startswith(PRODUCTS):
             return 0
-        first = 1 if "add" in str(node.target) else 0
-        operands = node.all_input_nodes[first:]
-        values = [other.meta["val"] for other in (operands[0], operands[min(1, len(operands) - 1)])]
-        if values[0].element_size() != 2:
-            return 0
-        return sum(bytes_of([value]) for value in values if any(size % 8 for size in value.shape[-2:]))
+        return padded_bytes(node)
 
-    def _product(self, node: fx.Node) -> float:
-        """Of matrix products, attention and convolution; zero for every other op."""
-        name = str(node.target)
-        values = [other.meta.get("val") for other in node.all_input_nodes]
-        shapes = [tuple(value.shape) if isinstance(value, Tensor) else () for value in values]
-        dtype, itemsize = _dtype(node)
+    def _multiply_s(self, node: fx.Node, name: str) -> float:
+        """Of matrix products, attention and convolution."""
+        call = call_of(node, self.profile)
         if name.startswith(PRODUCTS):
-            first = 1 if "add" in name else 0
-            a, b = node.all_input_nodes[first], node.all_input_nodes[min(first + 1, len(values) - 1)]
-            (*batch, m, k), n = a.meta["val"].shape, b.meta["val"].shape[-1]
-            layout = "tn" if _is_turned(a) else "nt" if _is_turned(b) else "nn"
-            found = self._profile.matmul_s(layout, dtype, itemsize, m, n, k, prod(batch))
-            copied = self._padded_bytes(node)
-            if not copied:
-                return found
-            m, n, k = (-(-size // 8) * 8 for size in (m, n, k))
-            even_s = self._profile.matmul_s(layout, dtype, itemsize, m, n, k, prod(batch))
-            return min(found, even_s + 2 * copied / self.rate)
-        if "scaled_dot_product" in name or "flash_attention" in name:
-            backward = "backward" in name
-            query, key = shapes[backward], shapes[backward + 1]
-            variant = _attention_variant(node, query[-3] != key[-3])
-            side = "backward" if backward else "forward"
-            sizes = (prod(query[:-2]), query[-2], key[-2], query[-1])
-            return self._profile.attention_s(variant, side, dtype, itemsize, *sizes)
-        if name.startswith("aten.convolution"):
-            return self._convolution(node, shapes, dtype, itemsize)
-        return 0.0
-
-    def _convolution(self, node: fx.Node, shapes: list[tuple[int, ...]], dtype: str, itemsize: int) -> float:
-        backward = "backward" in str(node.target)
-        x, weight = shapes[backward], shapes[backward + 1]
-        swept = shapes[0] if backward else tuple(node.meta["val"].shape)
-        image, wide, groups = max(1, prod(swept[2:])), prod(x[2:]), max(1, x[1] // weight[1])
-        sizes = (swept[0], image, weight[1], weight[0], prod(weight[2:]), max(image, wide), groups)
-        sides = ("input", "weight") if backward else ("forward",)
-        seconds = self._profile.channels_last_s if self._lies_last(node) else self._profile.convolution_s
-        return sum((seconds(side, dtype, itemsize, sizes) for side in sides), start=0.0)
+            return product_s(call, self._padded_bytes(node), self.rate)
+        if name.startswith(CONVOLUTION):
+            return convolution_s(call, self._lies_last(node))
+        return attention_s(call)
 
     def _lies_last(self, node: fx.Node) -> bool:
         """Whether a convolution will be given images that lie channels last (`generate.strides`)."""
@@ -165,44 +155,17 @@ class NodeCosts:
         return collective_s(name, max(sizes), self.mesh.axis(axis))
 
 
-def _flops(node: fx.Node) -> float:
-    """Of a node of `MULTIPLIES`."""
-    name, values = str(node.target), [other.meta["val"] for other in node.all_input_nodes]
-    back = "backward" in name
-    if name.startswith(PRODUCTS):
-        return 2.0 * float(node.meta["val"].numel()) * float(values["add" in name].shape[-1])
-    if name.startswith("aten.convolution"):
-        swept, weight = (values[0], values[2]) if back else (node.meta["val"], values[1])
-        return (4.0 if back else 2.0) * float(swept.numel()) * float(weight.numel()) / float(weight.shape[0])
-    query, key = values[back], values[back + 1]
-    given = dict(zip(argument_names(node.target), node.args, strict=False)) | node.kwargs
-    seen = 0.5 if given.get("is_causal") else 1.0
-    return (10.0 if back else 4.0) * seen * float(query.numel()) * float(key.shape[-2])
+_NUMBERS = count()
 
 
-def _attention_variant(node: fx.Node, grouped: bool) -> str:
-    """Which of the kinds that calibration tells apart."""
-    given = dict(zip(argument_names(node.target), node.args, strict=False)) | node.kwargs
-    bias = given.get("attn_bias", given.get("attn_mask"))
-    if isinstance(bias, fx.Node):
-        # Half precision has another kernel for masks, which makes no gradient of them.
-        return "bias" if "efficient" in str(node.target) and _dtype(node)[1] == 2 else "mask"
-    return "grouped" if grouped else "causal" if given.get("is_causal") else "plain"
+def _number(profile: DeviceProfile) -> int:
+    """Of a profile, for as long as the process lives."""
+    found = profile.memo.setdefault("number", next(_NUMBERS))
+    assert isinstance(found, int)
+    return found
 
 
 def _turned_bytes(weight: fx.Node) -> int:
     """Of a copy that lies channels last: where a window is one pixel, rows lie so too."""
     value = weight.meta["val"]
     return 0 if value.is_contiguous(memory_format=torch.channels_last) else bytes_of([value])
-
-
-def _is_turned(node: fx.Node) -> bool:
-    """Whether a product reads an operand across its rows."""
-    value = node.meta["val"]
-    return bool(value.ndim > 1 and value.stride(-1) != 1 and value.stride(-2) == 1)
-
-
-def _dtype(node: fx.Node) -> tuple[str, int]:
-    tensors = [t for other in (*node.all_input_nodes, node) for t in tensors_of(other.meta.get("val"))]
-    floats = [t for t in tensors if t.is_floating_point()]
-    return (str(floats[0].dtype).removeprefix("torch."), floats[0].element_size()) if floats else ("float32", 4)

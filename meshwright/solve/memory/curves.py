@@ -40,8 +40,8 @@ class Curves:
     """What may be chosen for a plan. options: per instance, shared objects where instances are alike.
 
     static_bytes: in memory all the time: parameters, optimizer, batch, common values. gradients: per instance, of the
-    parameters that no later one has; step_s: the optimizer. away: ways that offload, where the link is known. fused:
-    the pairs will be compiled.
+    parameters that no later one has; step_s: the optimizer, step_host_s: the host's part in it. away: ways that
+    offload, where the link is known. fused: the pairs will be compiled.
     """
 
     plan: Plan
@@ -52,6 +52,7 @@ class Curves:
     step_s: float
     away: tuple[tuple[Kept, ...], ...] = ()
     fused: bool = False
+    step_host_s: float = 0.0
 
     def instances(self) -> list[Instance]:
         return [Instance(kept, size) for kept, size in zip(self.options, self.gradients, strict=True)]
@@ -202,13 +203,16 @@ def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan
     resident = sum(kept.resident_bytes for kept in picked)
     peak = max(chosen.peak_bytes, found.static_bytes + sum(found.gradients))
     forward_s, backward_s = sum(kept.forward_s for kept in picked), sum(kept.backward_s for kept in picked)
-    step_s = plan.microbatches * (forward_s + backward_s) + plan.predicted.parameters_s + found.step_s
+    device_s = plan.microbatches * (forward_s + backward_s) + plan.predicted.parameters_s + found.step_s
+    host_s = plan.microbatches * sum(kept.forward_host_s + kept.backward_host_s for kept in picked) + found.step_host_s
+    step_s = max(device_s, host_s)
     predicted = replace(
         plan.predicted,
         step_s=step_s,
         forward_s=plan.microbatches * forward_s,
         backward_s=plan.microbatches * backward_s,
         optimizer_s=found.step_s,
+        host_s=step_s - device_s,
         static_bytes=found.static_bytes,
         late_gradients=True,
         resident_bytes=resident,
@@ -253,8 +257,8 @@ def curves(
     static, gradients = static_bytes(program, plan)
     copies = copies or copies_of(device)
     away = _away(program, segments, options, traced, copies) if copies else ()
-    step_s = optimizer_s(program, plan, device)
-    return Curves(plan, program, tuple(options), gradients, static, step_s, away, fused)
+    step_host_s, step_s = optimizer_s(program, plan, device)
+    return Curves(plan, program, tuple(options), gradients, static, step_s, away, fused, step_host_s)
 
 
 def _away(

@@ -34,14 +34,15 @@ def static_bytes(program: Program, plan: Plan) -> tuple[int, tuple[int, ...]]:
     return static, tuple(gradients)
 
 
-def optimizer_s(program: Program, plan: Plan, device: Device) -> float:
-    """The step of a fused optimizer over a trainer's parameters, as plans of several devices count it too."""
+def optimizer_s(program: Program, plan: Plan, device: Device) -> tuple[float, float]:
+    """(host, device) seconds of a fused optimizer's step over a trainer's parameters, as plans of several devices count
+    it too."""
     states, trained = STATES[plan.optimizer], [parameter for parameter in program.parameters if parameter.trainable]
-    updates = (
+    updates = [
         update_s(device, plan.parameters[parameter.name].dtype, _stored_bytes(plan, parameter), states)
         for parameter in trained
-    )
-    return sum(device_s for _, device_s in updates)
+    ]
+    return sum(host_s for host_s, _ in updates), sum(device_s for _, device_s in updates)
 
 
 def _stored_bytes(plan: Plan, parameter: Parameter) -> int:

@@ -17,7 +17,8 @@ from dataclasses import replace
 from math import isqrt
 
 from meshwright.capture.program import Program
-from meshwright.cost.traced.nodes import PRODUCTS, NodeCosts
+from meshwright.cost.traced.multiply import PRODUCTS
+from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.cost.traced.storage import producer
 from meshwright.errors import PlanError
 from meshwright.generate.cut import read_by_backward
