@@ -39,8 +39,8 @@ from meshwright.generate.cut import cut_at
 from meshwright.generate.plain import plainly
 from meshwright.generate.program import sharded_segments
 from meshwright.plan import Plan
-from meshwright.runtime.fit import this_device
 from meshwright.remat.traced import traced_for
+from meshwright.runtime.fit import this_device
 
 LLAMA = "hf:llama?hidden_size=1536&intermediate_size=4096&num_hidden_layers=10&num_attention_heads=12"
 VISION = "hf:segformer?hidden_sizes=64,128,320,512&depths=3,4,6,3&num_attention_heads=1,2,5,8"
