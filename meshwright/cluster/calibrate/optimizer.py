@@ -1,4 +1,4 @@
-"""What AdamW takes: foreach and fused on plain tensors, and fused on DTensors, as a trainer's parameters are."""
+"""What AdamW takes: foreach and fused on plain tensors, and fused on the pieces of DTensors that a trainer lends it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from meshwright.cluster.calibrate.grids import Rates
 from meshwright.cluster.calibrate.pace import Pace
+from meshwright.torch_compat import dtensor_like, local_tensor
 
 FEW, MANY, LARGE = 16, 128, 1 << 22
 """Tensors, and elements of a large one."""
@@ -31,8 +32,10 @@ def optimizers(
     }
     with _one_rank(rates.device) as wrap:
         if wrap is not None:
-            each = _each(rates, pace, {"fused": True}, wrap) | {"gradient_s": _gradient_s(rates, pace, wrap)}
-            found["adamw.sharded"] = each | {"curves": found["adamw.fused"]["curves"]}
+            gradient_s, lent_s = _handed_s(rates, pace, wrap)
+            fused = found["adamw.fused"]
+            each = {"tensor_s": _short(fused["tensor_s"] + lent_s), "gradient_s": gradient_s}
+            found["adamw.sharded"] = fused | each
     return found
 
 
@@ -64,11 +67,11 @@ def _cost(
     return found | {"curves": curves}
 
 
-def _each(rates: Rates, pace: Pace | None, options: dict[str, bool], wrap: Wrap | None = None) -> dict[str, float]:
-    few, many = (_step(rates.device, [1024] * n, torch.float32, options, wrap) for n in (FEW, MANY))
+def _each(rates: Rates, pace: Pace | None, options: dict[str, bool]) -> dict[str, float]:
+    few, many = (_step(rates.device, [1024] * n, torch.float32, options) for n in (FEW, MANY))
     few_s = many_s = large_s = 0.0
     if pace is not None:
-        large = _step(rates.device, [LARGE] * FEW, torch.float32, options, wrap)
+        large = _step(rates.device, [LARGE] * FEW, torch.float32, options)
         ratios = pace.paced(lambda: [rates.clock.host_s(run, 20) * 20 for run in (few, many, large)], 5)
         few_s, many_s, large_s = (pace.usual_s * ratio for ratio in ratios)
     tensor_s = max(0.0, (many_s - few_s) / (MANY - FEW))
@@ -81,27 +84,33 @@ def _each(rates: Rates, pace: Pace | None, options: dict[str, bool], wrap: Wrap 
     }
 
 
-def _gradient_s(rates: Rates, pace: Pace | None, wrap: Wrap) -> float:
-    """Host seconds of handing a gradient to a parameter as a DTensor; on a CPU, all there is."""
+def _handed_s(rates: Rates, pace: Pace | None, wrap: Wrap) -> tuple[float, float]:
+    """Host seconds of handing a gradient to a parameter as a DTensor, and of lending its piece to a step and taking it
+    back, as trainers do; on a CPU, all there is."""
     parameter = nn.Parameter(wrap(torch.randn(1024, device=rates.device)))
+    piece = nn.Parameter(torch.randn(1024, device=rates.device), requires_grad=False)
     local = torch.randn(1024, device=rates.device)
 
     def hand() -> None:
         for _ in range(FEW):
-            parameter.grad = wrap(local)
+            parameter.grad = dtensor_like(local, parameter)
 
+    def lend() -> None:
+        for _ in range(FEW):
+            piece.grad = local_tensor(parameter.grad)
+            piece.grad = None
+
+    hand()
     if pace is None:
-        return _short(rates.clock.device_s(hand) / FEW)
-    return _short(pace.usual_s * pace.paced(lambda: [rates.clock.host_s(hand, FEW)])[0])
+        return _short(rates.clock.device_s(hand) / FEW), 0.0
+    found = [pace.usual_s * pace.paced(lambda run=run: [rates.clock.host_s(run, FEW)])[0] for run in (hand, lend)]
+    return _short(found[0]), _short(found[1])
 
 
-def _step(
-    device: torch.device, sizes: list[int], dtype: torch.dtype, options: dict[str, bool], wrap: Wrap | None = None
-) -> Callable[[], Any]:
-    wrapped = wrap or (lambda tensor: tensor)
-    parameters = [nn.Parameter(wrapped(torch.randn(n, device=device).to(dtype))) for n in sizes]
+def _step(device: torch.device, sizes: list[int], dtype: torch.dtype, options: dict[str, bool]) -> Callable[[], Any]:
+    parameters = [nn.Parameter(torch.randn(n, device=device).to(dtype)) for n in sizes]
     for parameter in parameters:
-        parameter.grad = wrapped(torch.randn(parameter.numel(), device=device).to(dtype))
+        parameter.grad = torch.randn(parameter.numel(), device=device).to(dtype)
     optimizer = torch.optim.AdamW(parameters, lr=1e-5, **options)  # type: ignore[arg-type]
     optimizer.step()
     return optimizer.step
