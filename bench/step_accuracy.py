@@ -5,7 +5,7 @@
 
 The models are those of `bench/step/judged.py`. Each is planned for the calibrated device (`fit_curves`), with all the
 memory it wants and in 60 % of that, run by the trainer with a fused AdamW, eager and compiled, in bf16 and fp32. What
-is held against the clock and the allocator is `plan.predicted` and nothing else. Each model has a process of its own; all
+is held against clock and allocator is `plan.predicted` and nothing else. Each model has a process of its own; all
 plan and compile side by side, then they are measured one after the other. Limits: mean error of a step 6 %, worst 12 %,
 bias 3 %; of a peak 2 %.
 """

@@ -42,17 +42,18 @@ def price_segment(
     values = graph.values()
     prices = parameter_prices(graph, parameters, uses, mesh, setting)
     shared = _levels((c for price in prices for c in (*price.gather.forward, *price.gather.backward)), mesh)
-    forward_s = backward_s = forward_host_s = backward_host_s = forward_wire_s = backward_wire_s = 0.0
+    forward_s = backward_s = weight_s = forward_host_s = backward_host_s = forward_wire_s = backward_wire_s = 0.0
     working = 0
     for op in graph.ops:
         made = found.strategies[op.name]
         seconds = op_seconds(op, made, values, mesh.sizes, mesh.device)
         forward_s += seconds.forward_s + collectives_s(made.collectives_forward, mesh)
         forward_wire_s += _sharing_s(made.collectives_forward, mesh, shared)
-        forward_host_s += seconds.forward_pair_s
-        backward_host_s += seconds.backward_pair_s
+        forward_host_s += seconds.forward_host_s
+        backward_host_s += seconds.backward_host_s
         if any(value.grad for value in op.results):
-            backward_s += seconds.backward_s + collectives_s(made.collectives_backward, mesh)
+            weight_s += seconds.weight_s
+            backward_s += seconds.input_s + collectives_s(made.collectives_backward, mesh)
             backward_wire_s += _sharing_s(made.collectives_backward, mesh, shared)
         working = max(working, working_bytes(op, made, values, mesh))
     for step in found.moves.values():
@@ -67,8 +68,8 @@ def price_segment(
     return FrontierPoint(
         choice=choice,
         forward_s=forward_s,
-        backward_input_s=backward_s / 2,
-        backward_weight_s=backward_s / 2 + add_s,
+        backward_input_s=backward_s,
+        backward_weight_s=weight_s + add_s,
         first_s=sum(price.first_s for price in prices),
         last_s=sum(price.last_s for price in prices),
         step_s=sum(price.step_s for price in prices),

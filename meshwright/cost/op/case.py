@@ -9,8 +9,12 @@ from meshwright.capture.program import ITEM_BYTES, Op
 from meshwright.cluster.device_profile import DeviceProfile
 
 Shape = tuple[int, ...]
-Seconds = tuple[float, float]
-"""Forward, and backward as if the results had gradients."""
+Seconds = tuple[float, float, float]
+"""Forward; and, as if the results had gradients, those of the inputs and those of the weights: a pipeline may run the
+latter later. An op that makes both in one kernel (a norm) has them among the inputs'."""
+
+Calls = tuple[float, float]
+"""Forward and backward of the host."""
 
 
 class Tensor(NamedTuple):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from meshwright.capture.program import Op, Value
 from meshwright.cluster import Device
 from meshwright.cluster.profile_load import profile_of
 from meshwright.cost.op.case import Case, tensor
-from meshwright.cost.op.kernels import device_seconds, host_seconds, literals, name_of, waits
-from meshwright.cost.op.mixture import experts
-from meshwright.profile.mixture import MIXTURES
+from meshwright.cost.op.kernels import device_seconds, host_seconds, literals, name_of
 from meshwright.rules import Strategy
 
 _Local = tuple[tuple[int, ...], str, bool]
@@ -20,22 +18,18 @@ _Local = tuple[tuple[int, ...], str, bool]
 
 @dataclass(frozen=True, slots=True)
 class OpSeconds:
-    """Of the device; and of the host that asks for the op meanwhile: a step takes the longer of the two sums.
-
-    Eager PyTorch keeps what backward needs as it goes (`host`); a segment pair calls plain kernels (`pair`). `waits`:
-    how often the host waits for the device before it goes on.
-    """
+    """Of the device: forward, the gradients of the inputs and of the weights. And of the host that asks for the op
+    meanwhile, as part of a segment pair: a step takes the longer of the two sums."""
 
     forward_s: float
-    backward_s: float
+    input_s: float
+    weight_s: float
     forward_host_s: float = 0.0
     backward_host_s: float = 0.0
-    forward_pair_s: float = 0.0
-    backward_pair_s: float = 0.0
-    forward_waits: int = 0
-    backward_waits: int = 0
-    parts: tuple[OpSeconds, ...] = ()
-    """The same one after the other, where the host waits for the device in the midst of an op that is several."""
+
+    @property
+    def backward_s(self) -> float:
+        return self.input_s + self.weight_s
 
 
 def op_seconds(
@@ -78,18 +72,5 @@ def _seconds(
 
 
 def _priced(case: Case, back: bool) -> OpSeconds:
-    (forward_s, backward_s), host, pair = device_seconds(case), host_seconds(case), host_seconds(case, pair=True)
-    forward, backward = waits(case)
-    if not back:
-        return OpSeconds(forward_s, 0.0, host[0], 0.0, pair[0], 0.0, forward)
-    found = OpSeconds(forward_s, backward_s, *host, *pair, forward, backward)
-    return replace(found, parts=_parts(case, found)) if forward and case.name in MIXTURES else found
-
-
-def _parts(case: Case, whole: OpSeconds) -> tuple[OpSeconds, ...]:
-    """The experts' ops; what brings tokens to them and back is half before and half after."""
-    inner = [_priced(part, back=True) for part in experts(case)]
-    sides = ("forward_s", "backward_s", "forward_host_s", "backward_host_s", "forward_pair_s", "backward_pair_s")
-    rest = (getattr(whole, side) - sum(getattr(part, side) for part in inner) for side in sides)
-    half = OpSeconds(*(max(0.0, seconds) / 2 for seconds in rest))
-    return half, *inner, half
+    seconds, host = device_seconds(case), host_seconds(case)
+    return OpSeconds(*seconds, *host) if back else OpSeconds(seconds[0], 0.0, 0.0, host[0])

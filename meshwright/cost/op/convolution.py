@@ -14,14 +14,14 @@ def convolution(case: Case) -> Seconds:
     swept, wide = (x, case.results[0]) if turned else (case.results[0], x)
     groups = max(1, wide.shape[1] // weight.shape[1])
     if groups > 1 and groups == wide.shape[1] and not turned:
-        forward_s, backward_s = _depthwise(case)
+        forward_s, inputs_s, weights_s = _depthwise(case)
     else:
-        forward_s, backward_s = _dense(case, swept.shape, wide.shape, groups, turned)
+        forward_s, inputs_s, weights_s = _dense(case, swept.shape, wide.shape, groups, turned)
     if len(case.operands) > 2:
         bias_s = _bias(case)
         forward_s += bias_s[0]
-        backward_s += bias_s[1]
-    return forward_s, backward_s
+        weights_s += bias_s[1]
+    return forward_s, inputs_s, weights_s
 
 
 def host_names(case: Case) -> tuple[list[str], list[str]]:
@@ -51,18 +51,18 @@ def _dense(case: Case, swept: tuple[int, ...], wide: tuple[int, ...], groups: in
         return case.on.convolution_s(name, case.dtype, case.itemsize, sizes)
 
     forward_s = side("input" if turned else "forward")
-    backward_s = side("forward" if turned else "input") if x.grad else 0.0
-    return forward_s, backward_s + (side("weight") if weight.grad else 0.0)
+    inputs_s = side("forward" if turned else "input") if x.grad else 0.0
+    return forward_s, inputs_s, side("weight") if weight.grad else 0.0
 
 
 def _depthwise(case: Case) -> Seconds:
     """Each channel by itself; by the bytes of the result, in windows of nine. Both gradients were measured as one."""
     work = case.results[0].bytes * window_size(case) / 9
-    share = sum(operand.grad for operand in case.operands[:2]) / 2
-    return case.kernel("depthwise.forward", work), share * case.kernel("depthwise.backward", work)
+    half_s = case.kernel("depthwise.backward", work) / 2
+    return case.kernel("depthwise.forward", work), *(half_s * operand.grad for operand in case.operands[:2])
 
 
-def _bias(case: Case) -> Seconds:
+def _bias(case: Case) -> tuple[float, float]:
     """Added to the result in place; its gradient is a sum over all pixels."""
     result, bias = case.results[0], case.operands[2]
     forward_s = case.kernel("bias.forward", 2 * result.bytes)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from meshwright.capture.program import Op
 from meshwright.cost.op import attention, convolution, elementwise, products, rows
-from meshwright.cost.op.case import Case, Seconds
+from meshwright.cost.op.case import Calls, Case, Seconds
 from meshwright.cost.op.mixture import dispatch_host, dispatch_seconds, experts
 from meshwright.profile.count import ATTENTIONS, CONVOLUTIONS, RING, VIEWS
 from meshwright.profile.mixture import MIXTURES
@@ -27,17 +27,17 @@ class Kernel(NamedTuple):
 
 
 def device_seconds(case: Case) -> Seconds:
-    """Of the device: forward, and backward as if the results had gradients."""
+    """Of the device: forward, and the gradients of inputs and of weights as if the results had gradients."""
     return KERNELS.get(case.name, OTHER).seconds(case)
 
 
-def host_seconds(case: Case, pair: bool = False) -> Seconds:
-    """Of the host: forward, and backward as if the results had gradients. `pair`: as part of a segment pair."""
+def host_seconds(case: Case) -> Calls:
+    """Of the host, as part of a segment pair: forward, and backward as if the results had gradients."""
     name = case.name
     if name in MIXTURES:
-        return _sum([*(host_seconds(inner, pair) for inner in experts(case)), *dispatch_host(case, pair)])
+        return _calls([*(host_seconds(inner) for inner in experts(case)), *dispatch_host(case)])
     if name in GROUPED_PRODUCTS:
-        return products.grouped_host(case, pair)
+        return products.grouped_host(case)
     key = KERNELS.get(name, OTHER).host or ("view" if name in VIEWS else "binary" if case.grads > 1 else "multiply")
     if key == "added":
         key = "scaled" if len(case.operands) < 2 else "reduced" if elementwise.broadcasts(case) else "added"
@@ -47,31 +47,24 @@ def host_seconds(case: Case, pair: bool = False) -> Seconds:
     elif key == "attention":
         key = attention.host_name(case)
     elif key == "convolution":
-        more, less = ([case.on.host(one, case.dtype, pair) for one in side] for side in convolution.host_names(case))
-        return _difference(_sum(more), _sum([(0.0, 0.0), *less]))
-    return case.on.host(key, case.dtype, pair)
-
-
-def waits(case: Case) -> tuple[int, int]:
-    """How often the host waits for the device before it goes on, forward and backward: it needs figures from there."""
-    if case.name in MIXTURES:
-        forward, backward = zip(*map(waits, experts(case)), strict=True)
-        return sum(forward), sum(backward)
-    if case.name not in GROUPED_PRODUCTS or not products.one_by_one(case):
-        return 0, 0
-    return 1, sum(operand.grad for operand in case.operands[:2])
+        sides = convolution.host_names(case)
+        more, less = ([case.on.host(one, case.dtype, pair=True) for one in side] for side in sides)
+        return _difference(_calls(more), _calls([(0.0, 0.0), *less]))
+    return case.on.host(key, case.dtype, pair=True)
 
 
 def _mixture(case: Case) -> Seconds:
     """The experts' own ops, and what brings tokens to them and back."""
-    return _sum([*map(device_seconds, experts(case)), dispatch_seconds(case)])
+    columns = zip(*map(device_seconds, experts(case)), dispatch_seconds(case), strict=True)
+    forward_s, inputs_s, weights_s = map(sum, columns)
+    return forward_s, inputs_s, weights_s
 
 
-def _difference(all_s: Seconds, less_s: Seconds) -> Seconds:
+def _difference(all_s: Calls, less_s: Calls) -> Calls:
     return max(0.0, all_s[0] - less_s[0]), max(0.0, all_s[1] - less_s[1])
 
 
-def _sum(pairs: Iterable[Seconds]) -> Seconds:
+def _calls(pairs: Iterable[Calls]) -> Calls:
     forward_s, backward_s = zip(*pairs, strict=True)
     return sum(forward_s), sum(backward_s)
 

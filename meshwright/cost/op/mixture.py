@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from math import prod
 
 from meshwright.capture.program import TensorType, Value
-from meshwright.cost.op.case import Case, Seconds, tensor
+from meshwright.cost.op.case import Calls, Case, Seconds, tensor
 from meshwright.profile.mixture import inner_ops
 from meshwright.profile.operands import packet
-
-SORTED_AT_ONCE = 1024
-"""Up to so many figures one kernel sorts; beyond it the host asks for several."""
 
 
 def experts(case: Case) -> Iterator[Case]:
@@ -33,7 +30,7 @@ def dispatch_seconds(case: Case) -> Seconds:
     picks = prod(case.operands[1].shape)
     rows = tensor((picks, *case.operands[0].shape[1:]), case.dtype, True)
     if "dispatch.forward" in case.on.tables.kernels:
-        return case.kernel("dispatch.forward", rows.bytes), case.kernel("dispatch.backward", rows.bytes)
+        return case.kernel("dispatch.forward", rows.bytes), case.kernel("dispatch.backward", rows.bytes), 0.0
     forward_s = 2 * case.on.kernel_s("sort.forward", "int64", 8 * picks)
     forward_s += 2 * case.kernel("gather.forward", 2 * rows.bytes) + case.kernel("broadcast.forward", 2 * rows.bytes)
     backward_s = 2 * case.kernel("gather.backward", 2 * rows.bytes)
@@ -42,13 +39,10 @@ def dispatch_seconds(case: Case) -> Seconds:
     backward_s += case.on.rows_s("mean", "forward", case.dtype, case.itemsize, picks, width)
     each = max(1, picks * width // tokens)
     forward_s += case.on.rows_s("column_sum", "forward", case.dtype, case.itemsize, tokens, each)
-    return forward_s, backward_s
+    return forward_s, backward_s, 0.0
 
 
-def dispatch_host(case: Case, pair: bool) -> list[Seconds]:
-    picks = prod(case.operands[1].shape)
-    measured = case.on.host("dispatch_many" if picks > SORTED_AT_ONCE else "dispatch", case.dtype, pair)
-    if measured[0] and not pair:
-        return [measured]
+def dispatch_host(case: Case) -> list[Calls]:
+    """Ops that pairs have as many of."""
     counts = {"sort": 2, "gather": 3, "multiply": 2, "column_sum": 2, "fill": 3, "view": 6, "cast": 3}
-    return [case.on.host(name, case.dtype, pair) for name, count in counts.items() for _ in range(count)]
+    return [case.on.host(name, case.dtype, pair=True) for name, count in counts.items() for _ in range(count)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from meshwright.cost.op.case import Case, Seconds
+from meshwright.cost.op.case import Calls, Case, Seconds
 
 GROUPS = (4, 16)
 """Of how many the host's cost was measured."""
@@ -16,11 +16,11 @@ def linear(case: Case) -> Seconds:
     m = prod(x.shape[:-1])
     on, dtype, itemsize = case.on, case.dtype, case.itemsize
     forward_s = on.matmul_s("bias" if len(case.operands) > 2 else "nt", dtype, itemsize, m, n, k)
-    backward_s = on.matmul_s("nn", dtype, itemsize, m, k, n) if x.grad else 0.0
-    backward_s += on.matmul_s("tn", dtype, itemsize, n, k, m) if weight.grad else 0.0
+    inputs_s = on.matmul_s("nn", dtype, itemsize, m, k, n) if x.grad else 0.0
+    weights_s = on.matmul_s("tn", dtype, itemsize, n, k, m) if weight.grad else 0.0
     if len(case.operands) > 2 and case.operands[2].grad:
-        backward_s += on.rows_s("column_sum", "forward", dtype, itemsize, n, m)
-    return forward_s, backward_s
+        weights_s += on.rows_s("column_sum", "forward", dtype, itemsize, n, m)
+    return forward_s, inputs_s, weights_s
 
 
 def matmul(case: Case) -> Seconds:
@@ -33,9 +33,10 @@ def matmul(case: Case) -> Seconds:
     m = max(1, prod(case.results[0].shape) // max(1, n * batch))
     on, dtype, itemsize = case.on, case.dtype, case.itemsize
     forward_s = on.matmul_s("nn", dtype, itemsize, m, n, k, batch)
-    backward_s = on.matmul_s("nt", dtype, itemsize, m, k, n, batch) if a.grad else 0.0
-    backward_s += on.matmul_s("tn", dtype, itemsize, k, n, m, batch) if b.grad else 0.0
-    return forward_s, backward_s
+    first_s = on.matmul_s("nt", dtype, itemsize, m, k, n, batch) if a.grad else 0.0
+    second_s = on.matmul_s("tn", dtype, itemsize, k, n, m, batch) if b.grad else 0.0
+    is_weight = len(b.shape) < 3 and len(case.results[0].shape) > len(b.shape)
+    return (forward_s, first_s, second_s) if is_weight else (forward_s, first_s + second_s, 0.0)
 
 
 def grouped(case: Case) -> Seconds:
@@ -48,9 +49,9 @@ def grouped(case: Case) -> Seconds:
         forward = inputs = weight = count = weights.shape[0]
         r = max(1, r // count)
     forward_s = forward * on.matmul_s("nt", dtype, itemsize, r, n, k)
-    backward_s = inputs * on.matmul_s("nn", dtype, itemsize, r, k, n) if rows.grad else 0.0
-    backward_s += weight * on.matmul_s("tn", dtype, itemsize, k, n, r) if weights.grad else 0.0
-    return forward_s, backward_s
+    inputs_s = inputs * on.matmul_s("nn", dtype, itemsize, r, k, n) if rows.grad else 0.0
+    weights_s = weight * on.matmul_s("tn", dtype, itemsize, k, n, r) if weights.grad else 0.0
+    return forward_s, inputs_s, weights_s
 
 
 def one_by_one(case: Case) -> bool:
@@ -58,9 +59,9 @@ def one_by_one(case: Case) -> bool:
     return case.on.tables.kind == "cuda" and case.dtype != "bfloat16"
 
 
-def grouped_host(case: Case, pair: bool) -> Seconds:
+def grouped_host(case: Case) -> Calls:
     """Of the host: where no kernel serves all groups it asks for each, so more groups take longer."""
-    (few, few_s), (many, many_s) = ((n, case.on.host(f"grouped_mm_{n}", case.dtype, pair)) for n in GROUPS)
+    (few, few_s), (many, many_s) = ((n, case.on.host(f"grouped_mm_{n}", case.dtype, pair=True)) for n in GROUPS)
     more = max(0.0, (case.operands[1].shape[0] - few) / (many - few))
     forward_s, backward_s = (a + more * max(0.0, b - a) for a, b in zip(few_s, many_s, strict=True))
     return forward_s, backward_s
@@ -74,4 +75,4 @@ def einsum(case: Case) -> Seconds:
     m = max(1, prod(a.shape) // k)
     n = max(1, whole // m)
     forward_s = case.on.matmul_s("nn", case.dtype, case.itemsize, m, n, k)
-    return forward_s, forward_s * case.grads
+    return forward_s, forward_s * case.grads, 0.0

@@ -18,7 +18,8 @@ def main(name: str) -> Callable[[Case], Seconds]:
         main = case.operands[0]
         forward_s = case.on.kernel_s(f"{name}.forward", main.dtype, main.bytes)
         kernel = f"{name}.backward"
-        return forward_s, case.on.kernel_s(kernel, main.dtype, main.bytes) if kernel in case.on.tables.kernels else 0.0
+        backward_s = case.on.kernel_s(kernel, main.dtype, main.bytes) if kernel in case.on.tables.kernels else 0.0
+        return forward_s, backward_s, 0.0
 
     return seconds
 
@@ -32,7 +33,7 @@ def rows(name: str, units_of: Callable[[Case], int]) -> Callable[[Case], Seconds
         width = max(1, prod(main.shape) // units)
         itemsize = ITEM_BYTES[main.dtype]
         sides = (case.on.rows_s(name, side, main.dtype, itemsize, units, width) for side in ("forward", "backward"))
-        return next(sides), next(sides)
+        return next(sides), next(sides), 0.0
 
     return seconds
 
@@ -75,13 +76,13 @@ def reduction(case: Case) -> Seconds:
     kernel = "mean" if last else "column_sum"
     forward_s = case.on.rows_s(kernel, "forward", main.dtype, itemsize, units, width)
     if case.name == "sum":
-        return forward_s, 0.0
-    return forward_s, case.on.rows_s("mean", "backward", main.dtype, itemsize, units, width)
+        return forward_s, 0.0, 0.0
+    return forward_s, case.on.rows_s("mean", "backward", main.dtype, itemsize, units, width), 0.0
 
 
 def dropout(case: Case) -> Seconds:
     idle = not literal(case.op, 2, "train", True) or literal(case.op, 1, "p", 0.5) == 0
-    return (0.0, 0.0) if idle else main("dropout")(case)
+    return (0.0, 0.0, 0.0) if idle else main("dropout")(case)
 
 
 def embedding(case: Case) -> Seconds:
@@ -91,12 +92,12 @@ def embedding(case: Case) -> Seconds:
     more = weight.bytes - VOCABULARY * weight.bytes // max(1, weight.shape[0])
     looked_up = prod(result.shape[:-1]) * LOOKED_UP * case.itemsize
     backward_s = case.kernel("embedding.backward", looked_up) + case.kernel("fill.forward", more)
-    return case.kernel("embedding.forward", result.bytes), backward_s
+    return case.kernel("embedding.forward", result.bytes), 0.0, backward_s
 
 
 def gather(case: Case) -> Seconds:
     work = 2 * case.results[0].bytes
-    return case.kernel("gather.forward", work), case.kernel("gather.backward", work)
+    return case.kernel("gather.forward", work), case.kernel("gather.backward", work), 0.0
 
 
 def pool(name: str) -> Callable[[Case], Seconds]:
@@ -106,6 +107,6 @@ def pool(name: str) -> Callable[[Case], Seconds]:
         window = literal(case.op, 1, "kernel_size", (3, 3))
         share = (prod(window if isinstance(window, tuple) else (window, window)) / 9) ** 0.5
         forward_s = case.kernel(f"{name}.forward", case.results[0].bytes * share)
-        return forward_s, case.kernel(f"{name}.backward", case.operands[0].bytes * share)
+        return forward_s, case.kernel(f"{name}.backward", case.operands[0].bytes * share), 0.0
 
     return seconds
