@@ -103,8 +103,8 @@ def _handed_s(rates: Rates, pace: Pace | None, wrap: Wrap) -> tuple[float, float
     hand()
     if pace is None:
         return _short(rates.clock.device_s(hand) / FEW), 0.0
-    found = [pace.usual_s * pace.paced(lambda run=run: [rates.clock.host_s(run, FEW)])[0] for run in (hand, lend)]
-    return _short(found[0]), _short(found[1])
+    found = pace.paced(lambda: [rates.clock.host_s(run, FEW) for run in (hand, lend)])
+    return _short(pace.usual_s * found[0]), _short(pace.usual_s * found[1])
 
 
 def _step(device: torch.device, sizes: list[int], dtype: torch.dtype, options: dict[str, bool]) -> Callable[[], Any]:

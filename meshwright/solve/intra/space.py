@@ -181,7 +181,7 @@ def _seconds(space: Space, index: int, made: Strategy) -> tuple[float, float]:
 def _least_host_s(space: Space, index: int) -> float:
     op, mesh = space.graph.ops[index], space.mesh
     every = (op_seconds(op, one, space.values, mesh.sizes, mesh.device) for one in space.strategies[index])
-    return min((one.forward_pair_s + one.backward_pair_s for one in every), default=0.0)
+    return min((one.forward_host_s + one.backward_host_s for one in every), default=0.0)
 
 
 def _kept(space: Space, index: int, keepers: dict[str, int], again_s: dict[str, float]) -> Iterator[Kept]:
