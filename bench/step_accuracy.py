@@ -23,7 +23,6 @@ import argparse
 import json
 import select
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,11 @@ Row = dict[str, Any]
 class Worker:
     """A process that plans and builds one model in one precision (`bench/step/worker.py`)."""
 
-    def __init__(self, name: str, precision: str, profile: str, ways: str, lock: str) -> None:
-        self.name = f"{name} {precision}"
+    def __init__(self, name: str, precision: str, profile: str, way: str) -> None:
+        self.name = f"{name} {precision} {way}"
         script = str(Path(__file__).parent / "step" / "worker.py")
         self.process = subprocess.Popen(
-            [sys.executable, script, name, precision, profile, ways, lock],
+            [sys.executable, script, name, precision, profile, way],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1,
         )  # fmt: skip
 
@@ -76,24 +75,23 @@ def calibrated(folder: Path) -> str:
     return str(path)
 
 
-def measured(names: list[str], precisions: list[str], profile: str, ways: str, ready_s: float, say: Any) -> list[Row]:
-    with tempfile.NamedTemporaryFile() as lock:
-        workers = [Worker(name, each, profile, ways, lock.name) for each in precisions for name in names]
-        until, rows = time.monotonic() + ready_s, list[Row]()
-        ready = []
-        for worker in workers:
-            if worker.answer(until) is None:
-                worker.process.kill()
-                rows.append({"case": worker.name, "error": "not ready in time, or ended"})
-            else:
-                ready.append(worker)
-        say(f"{len(ready)} of {len(workers)} are ready")
-        for worker in ready:
-            worker.go()
-            found = worker.answer(time.monotonic() + 60)
+def measured(jobs: list[tuple[str, str, str]], profile: str, ready_s: float, say: Any) -> list[Row]:
+    """jobs: models, precisions, ways. Those that are not ready in time are not measured, and said."""
+    workers = [Worker(name, precision, profile, way) for name, precision, way in jobs]
+    until, rows, ready = time.monotonic() + ready_s, list[Row](), list[Worker]()
+    for worker in workers:
+        if worker.answer(max(until, time.monotonic() + 0.6)) is None:
             worker.process.kill()
-            rows += found[2] if found else [{"case": worker.name, "error": "ended while it was measured"}]
-        say("measured")
+            rows.append({"case": worker.name, "error": "not ready in time, or ended"})
+        else:
+            ready.append(worker)
+    say(f"{len(ready)} of {len(workers)} are ready")
+    for worker in ready:
+        worker.go()
+        found = worker.answer(time.monotonic() + 60)
+        worker.process.kill()
+        rows += found[2] if found else [{"case": worker.name, "error": "ended while it was measured"}]
+    say("measured")
     return rows
 
 
@@ -132,13 +130,13 @@ def summary(steps: list[float], peaks: list[float]) -> dict[str, float]:
 
 
 def main() -> int:
-    from bench.step.judged import JUDGED
+    from bench.step.judged import COMPILED, JUDGED
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--profile", default="", help="a profile's name or file; calibrates if not given")
     parser.add_argument("--only", default="", help="models, separated by commas")
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
-    parser.add_argument("--ways", default="eager,compiled")
+    parser.add_argument("--ways", default="eager,compiled", help="`all`: every model is compiled too")
     parser.add_argument("--ready", type=float, default=240.0, help="seconds for planning and compiling")
     parser.add_argument("--out", default="out")
     args = parser.parse_args()
@@ -151,7 +149,11 @@ def main() -> int:
     profile = args.profile or calibrated(folder)
     say(f"profile {profile}")
     names = args.only.split(",") if args.only else list(JUDGED)
-    rows = measured(names, args.precisions.split(","), profile, args.ways, args.ready, say)
+    pairs = [(name, precision) for precision in args.precisions.split(",") for name in names]
+    compiled = [pair for pair in pairs if args.ways == "all" or ("compiled" in args.ways and pair in COMPILED)]
+    jobs = [(*pair, "compiled") for pair in compiled]  # these take longest
+    jobs += [(*pair, "eager") for pair in pairs if args.ways != "compiled"]
+    rows = measured(jobs, profile, args.ready, say)
     found = judged(rows)
     (folder / "step_accuracy.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     every = found.get("all")

@@ -65,13 +65,14 @@ JUDGED = {
 }
 """Name: reference (`bench.step.models`), batch. Steps of 20 to 200 ms on an H200."""
 
-IN_SINGLE = ("dit-b/2", "qwen2", "convnext")
-"""Those that are compiled in fp32 too; compiling all of them would take longer than a machine is lent."""
+COMPILED = (
+    *(("dit-b/2", "bf16"), ("qwen2", "bf16"), ("opt", "bf16"), ("dinov2", "bf16"), ("gemma2", "bf16")),
+    ("qwen2", "fp32"),
+)
+"""Those that are compiled too, unless all are asked for: compiling takes minutes."""
 
 
-def cases(name: str, precision: str, eager: bool, compiled: bool) -> list[Case]:
-    """What of a model is measured in one precision; one that is not on the list is a reference itself."""
+def case_of(name: str, precision: str, compiled: bool) -> Case:
+    """One that is not on the list is a reference itself."""
     reference, batch = JUDGED.get(name, (name, 8))
-    wanted = [False] * eager + [True] * (compiled and (precision == "bf16" or name in IN_SINGLE))
-    given = "bf16" if precision == "bf16" else "fp32"
-    return [Case(reference, batch, given, each) for each in wanted]  # type: ignore[arg-type]
+    return Case(reference, batch, "bf16" if precision == "bf16" else "fp32", compiled)

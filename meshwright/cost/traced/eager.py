@@ -164,7 +164,7 @@ def summed(call: Call) -> float:
     reduced = [dim in inside for dim in order]
     if main.numel() == made.numel() or not any(reduced):
         return copied(call)
-    kernel = "mean" if reduced[-1] else "column_sum" if reduced[0] else "channel_sum"
+    kernel = "column_sum" if not reduced[-1] else "channel_sum" if reduced[0] and not all(reduced) else "mean"
     return call.rows(kernel, "forward", main, made.numel())
 
 

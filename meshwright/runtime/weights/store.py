@@ -304,7 +304,7 @@ class Store:
         if isinstance(old, DTensor):
             local_tensor(old).add_(local)
         else:
-            stored.grad = dtensor_like(local, self.like[name])
+            stored.grad = dtensor_like(_lying_as(local, local_tensor(self.like[name])), self.like[name])
 
     def reduced_gradients(self) -> list[Tensor]:
         """This rank's pieces of those that are in their storage layout by now."""
@@ -321,6 +321,14 @@ class Store:
         self.copies.clear()
         self.gradients.clear()
         self.summed.clear()
+
+
+def _lying_as(local: Tensor, stored: Tensor) -> Tensor:
+    """A gradient in the order of what is stored: a convolution's may lie channels last, and fused optimizers read both
+    as memory lies."""
+    if local.stride() == stored.stride() or local.shape != stored.shape:
+        return local
+    return torch.empty_like(stored, dtype=local.dtype).copy_(local)
 
 
 def _own(local: Tensor) -> Tensor:
