@@ -94,7 +94,8 @@ def test_a_pipeline_takes_what_was_predicted(gpt: Program, pins: tuple[str, ...]
     assert sorted(rank for group in plan.groups for rank in group[0].mesh.ranks) == [0, 1, 2, 3]
     if "schedule" in pins[-1]:
         assert plan.schedule == pins[-1].removeprefix("schedule=")
-        assert (len(plan.stages) > len(plan.groups)) == (plan.schedule == "interleaved")
+        if plan.schedule != "searched":  # which may be found for interleaved stages too
+            assert (len(plan.stages) > len(plan.groups)) == (plan.schedule == "interleaved")
     holds(plan, gpt)
 
 
@@ -186,7 +187,7 @@ def test_memory_that_binds_makes_early_stages_recompute(gpt: Program) -> None:
 
 def test_a_tied_weight_is_a_guest_of_the_last_stage() -> None:
     program = capture(*parse_reference(DEEP.replace("false", "true")).meta(16))
-    plan = make_plan(program, load_cluster("local:2"), pins=("pp=2",))
+    plan = make_plan(program, load_cluster("local:2"), pins=("pp=2", "schedule=1f1b"))
     assert list(plan.stages[1].tied_replicas) == ["tokens.weight"]
     assert {(wire.source, wire.target) for wire in plan.links} == {(0, 1), (1, 0)}
     holds(plan, program)
