@@ -177,3 +177,15 @@ def test_help_answers_without_torch_in_under_300_ms() -> None:
     assert "plan" in found.stdout
     assert "train" in found.stdout
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
+
+
+def test_only_predict_makes_predictions() -> None:
+    """A file that is read makes what it says; everything else is predicted in one place."""
+    wrong = []
+    for path in ROOT.rglob("*.py"):
+        home = path.relative_to(ROOT).parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+            if name in ("Prediction", "StagePrediction") and home != "predict":
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not wrong

@@ -94,9 +94,9 @@ def pace_of(plan: Any, paces: dict[str, float]) -> float:
 
 def _as_ordered(plan: Any, paced: Any, program: Any, core_of: Callable[[int], str] | None) -> Any:
     """A searched order comes from the predictions that a plan was made with; it is what runs, at whatever pace."""
+    from meshwright.predict.costs import plan_costs
     from meshwright.schedule import plan_lists, plan_pipeline
     from meshwright.simulate import simulate
-    from meshwright.solve.pipeline.costs import plan_costs
 
     pipeline = plan_pipeline(plan, program)
     costs = plan_costs(paced, program, pipeline)

@@ -105,7 +105,7 @@ def _memory(plan: Plan) -> list[str]:
         found.parts[0],
         ("activations kept for backward", found.resident_bytes),
     ]
-    last = "gradients, and while a segment runs" if found.late_gradients else "while the largest segment runs"
+    last = "gradients, and while a segment runs" if not found.stages else "while the largest segment runs"
     rows.append((last, found.transient_bytes))
     return [f"  {name:<40} {show_bytes(size):>10}  {size / max(1, found.peak_bytes):6.1%}" for name, size in rows]
 

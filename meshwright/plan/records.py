@@ -104,9 +104,9 @@ class Prediction:
 
     step_s is the sum of forward, backward, parameters (gathers and gradient reductions) and optimizer, less what of it
     runs beside compute (hidden_s), and what the device waits for its host (host_s); communication_s is the part of it
-    that collectives take. Of a pipeline these are the figures of the stage with most
-    work, and step_s is more by what it waits. late_gradients: they count from when they are made, so that they are in
-    transient_bytes and not in static_bytes.
+    that collectives take. Of a pipeline these are the figures of the stage with most work, and step_s is more by what
+    it waits. static_bytes: parameters and optimizer; of a pipeline gradients too. In plans of one stage these count
+    from when they are made, among transient_bytes.
     """
 
     step_s: float
@@ -125,12 +125,10 @@ class Prediction:
     bubble: float = 0.0
     hidden_s: float = 0.0
     host_s: float = 0.0
-    late_gradients: bool = False
 
     @property
     def parts(self) -> tuple[tuple[str, int], tuple[str, int], tuple[str, int]]:
         """What the peak is made of, in words."""
-        late = self.late_gradients
-        first = "parameters, optimizer, batch" if late else "parameters, gradients, optimizer"
-        last = "gradients and working" if late else "working"
+        first = "parameters, gradients, optimizer" if self.stages else "parameters, optimizer"
+        last = "working" if self.stages else "gradients and working"
         return (first, self.static_bytes), ("activations", self.resident_bytes), (last, self.transient_bytes)

@@ -19,6 +19,8 @@ def upgraded(plain: dict[str, Any]) -> dict[str, Any]:
     if plain.get("schema") != OLDEST:
         raise PlanError(f"schema {plain.get('schema')!r}", f"{OLDEST}, which is read", "plan again")
     found: dict[str, Any] = _renamed(plain, _PLAN) | {"schema": 3}
+    if isinstance(found.get("predicted"), dict):
+        found["predicted"] = {name: value for name, value in found["predicted"].items() if name != "late_gradients"}
     if isinstance(found.get("stages"), list):
         found["stages"] = [_renamed(stage, _STAGE) for stage in found["stages"]]
     if isinstance(found.get("parameters"), dict):

@@ -2,7 +2,7 @@
 
 A bucket is one collective on their pieces laid side by side; a large one has its own. Those that take more than one
 step go alone. Gradients stand in the order in which backward makes them, in a few buckets that leave one after the
-other. The runtime moves buckets, and `solve.account` counts them.
+other. The runtime moves buckets, and `predict.traffic` counts them.
 """
 
 from __future__ import annotations

@@ -47,9 +47,14 @@ def inner_options(
             part = traced(sharded_segment(program, plan, index, plan.microbatch // chunks))
             for kept in ways:
                 if kept.recompute:
-                    yield _option(traced(whole), part, kept, chunks, costs.device, costs.fused, costs.mesh)
+                    yield inner_way(traced(whole), part, kept, chunks, costs)
         except PlanError:
             return
+
+
+def inner_way(whole: Joint, part: Joint, kept: Kept, chunks: int, costs: NodeCosts) -> Kept:
+    """The same way with its backward in so many chunks."""
+    return _option(whole, part, kept, chunks, costs.device, costs.fused, costs.mesh)
 
 
 @CACHES.memoized(maxsize=512)

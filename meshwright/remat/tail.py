@@ -29,13 +29,14 @@ def tail_options(program: Program, plan: Plan, whole: SegmentGraph, costs: NodeC
         try:
             check_chunkable(program, chunks, batch)
             part = sharded_segment(program, plan, last, batch // chunks)
-            found.append(_option(whole, part, chunks, costs, traced))
+            found.append(tail_way(whole, part, chunks, costs, traced))
         except PlanError:
             return found
     return found
 
 
-def _option(whole: SegmentGraph, part: SegmentGraph, chunks: int, costs: NodeCosts, traced: Tracer) -> Kept:
+def tail_way(whole: SegmentGraph, part: SegmentGraph, chunks: int, costs: NodeCosts, traced: Tracer) -> Kept:
+    """The last segment in so many chunks."""
     joint = traced(part)
     inner = fastest_way(joint, costs)
     inputs, slices = _bytes(whole.inputs), _bytes(part.inputs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from meshwright.cost.traced.kernels import loaded
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.cost.traced.storage import storage_bytes
@@ -10,10 +12,12 @@ from meshwright.generate.joint import Joint
 from meshwright.remat.curve import Kept, in_memory_anyway, measure
 
 
-def cut_way(joint: Joint, costs: NodeCosts, recompute: tuple[str, ...], keep: tuple[str, ...]) -> Kept:
-    """The pair that is cut where a Choice says."""
+def cut_way(
+    joint: Joint, costs: NodeCosts, recompute: tuple[str, ...], keep: tuple[str, ...], held: Collection[str] = ()
+) -> Kept:
+    """The pair that is cut where a Choice says. held: names of storages that another segment keeps anyway."""
     cut = cut_at(joint, recompute, keep, run=False)
-    counted = set(cut.saved) - in_memory_anyway(joint)
-    held = sum(storage_bytes(node) for node, name in joint.names.items() if name in counted)
+    counted = set(cut.saved) - in_memory_anyway(joint) - set(held)
+    kept = sum(storage_bytes(node) for node, name in joint.names.items() if name in counted)
     costs = loaded(joint.module, costs)
-    return measure(joint, cut, costs, recompute=recompute, keep=keep, resident_bytes=held, recompute_s=0.0)
+    return measure(joint, cut, costs, recompute=recompute, keep=keep, resident_bytes=kept, recompute_s=0.0)

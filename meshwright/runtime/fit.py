@@ -85,7 +85,8 @@ def fit_plan(
     model, loss = joined(model, loss)
     program = capture(model, batch, loss, precision=precision, allow=allow)
     found = fit_curves(program, device, optimizer=optimizer, precision=precision, compile=compile)
-    found = replace(found, static_bytes=found.static_bytes + unused_bytes(model, program))
+    unused = unused_bytes(model, program)
+    found = replace(found, static_bytes=found.static_bytes + unused, beside_bytes=found.beside_bytes + unused)
     budget = parse_bytes(memory)
     room = room_bytes(budget, device)
     try:

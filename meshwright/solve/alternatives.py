@@ -11,12 +11,12 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.pins.pins import Pins
 from meshwright.plan import Plan
+from meshwright.predict.pieces import setting_of
 from meshwright.price.parameter import chain_uses
 from meshwright.price.segment import price_segment
 from meshwright.profile.spared import spared_segments
 from meshwright.rules import strategies
 from meshwright.solve.intra.space import space
-from meshwright.solve.points import setting_of
 
 SHOWN = 8
 """Ops that a refusal lists at most."""

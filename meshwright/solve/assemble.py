@@ -5,20 +5,20 @@ from __future__ import annotations
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.plan import Choice, ParameterPlan, Plan, Stage
-from meshwright.solve.account import accounted
+from meshwright.predict import predicted
+from meshwright.predict.fast import quick_prediction
 from meshwright.solve.intra.frontier import Frontier, Point
 from meshwright.solve.intra.inputs import input_layouts, input_plans
 from meshwright.solve.intra.mix import Chain
-from meshwright.solve.points import prediction
 
 
 def assemble(program: Program, cluster: Cluster, chain: Chain, frontier: Frontier) -> Plan:
     """Model reference, memory limit and pins are the caller's to add."""
-    return accounted(draft(program, cluster, chain, frontier), program)
+    return predicted(draft(program, cluster, chain, frontier), program)
 
 
 def draft(program: Program, cluster: Cluster, chain: Chain, frontier: Frontier) -> Plan:
-    """The same without its collectives, for what is to be changed further."""
+    """The same with what the search knows of it, for what is to be changed further."""
     mesh, small = frontier.mesh, frontier.program
     choices: list[Choice] = []
     for point in chain.points:
@@ -35,7 +35,7 @@ def draft(program: Program, cluster: Cluster, chain: Chain, frontier: Frontier) 
         choices=tuple(choices),
         segments=tuple(choices.index(point.point.choice) for point in chain.points),
         parameters=_parameters(program, chain.points),
-        predicted=prediction([point.point for point in chain.points], chain.microbatches, exact_peak=False),
+        predicted=quick_prediction([point.point for point in chain.points], chain.microbatches, exact_peak=False),
         microbatches=chain.microbatches,
         precision=frontier.setting.precision,
         optimizer=frontier.setting.optimizer,

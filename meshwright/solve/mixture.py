@@ -26,11 +26,11 @@ from functools import cached_property
 import numpy as np
 
 from meshwright.plan import FrontierPoint
+from meshwright.predict.fast import quick_prediction
 from meshwright.price.overlap import overlapped
 from meshwright.select.problem import Floats, Ints
 from meshwright.solve.intra.frontier import Frontier, Options, Point
 from meshwright.solve.intra.mix import Chain, State
-from meshwright.solve.points import prediction
 
 STATIC_BUCKETS, BUCKETS = 64, 4096
 
@@ -70,7 +70,7 @@ class Mixture:
 
     @cached_property
     def peak_bytes(self) -> int:
-        return prediction(self.ways, self.chain.microbatches, exact_peak=True).peak_bytes
+        return quick_prediction(self.ways, self.chain.microbatches, exact_peak=True).peak_bytes
 
 
 @dataclass(frozen=True, slots=True)

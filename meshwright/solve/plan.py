@@ -16,6 +16,7 @@ from meshwright.errors import PlanError
 from meshwright.pins.pins import pin_parts, pinned_devices
 from meshwright.plan import Plan
 from meshwright.plan.loaded import preset_named
+from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.rules import served, warn_of_fallbacks
 from meshwright.solve.anything import any_dearest, any_jointly, any_kept, any_pipeline, any_swept, dearest_plan
@@ -29,7 +30,6 @@ from meshwright.solve.least import Part, Smallest, Watch, least_accepted, least_
 from meshwright.solve.least_by_method import least_by_method, no_room
 from meshwright.solve.pin_words import check_storage, check_words
 from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
-from meshwright.solve.pipeline.plan import fully_predicted
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.roles import name_axes
@@ -40,6 +40,9 @@ FEW = 3
 
 ROUNDING = 1e-12
 """A gap below this is that of adding the same seconds in another order."""
+
+LESS_ROOM = 3
+"""Searches with less memory where the traced pairs of what was found take more than the search counted."""
 
 
 def make_plan(
@@ -133,7 +136,7 @@ def _make_plan(
             segments = len(program.segments)
             raise no_pipeline(asked, cluster, budget, lambda: least_pipeline(in_stages, budget, segments))
         raise whole.refusal(memory_bytes, () if alone or cluster.device_count < 2 else (in_stages,))
-    plan = fully_predicted(plan, program) if len(plan.stages) > 1 else plan
+    plan = predicted(plan, program) if len(plan.stages) > 1 or plan.compile else plan
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
     plan = plan.with_prediction(gap=gap if gap > ROUNDING else 0.0)
@@ -188,7 +191,13 @@ class _OneStage:
             plan = method_search(self.first, self.program, budget, self.drafted, self.method)
             return plan, min(found.floors.values())
         bound_s = found.bound_s
-        best = self.written(*found.best) if found.best else best
+        for _ in range(LESS_ROOM):
+            plan = self.written(*found.best) if found.best else None
+            over = plan.predicted.peak_bytes - budget if plan else 0
+            if plan is None or over <= 0:
+                best = plan or best
+                break
+            found = self.found(budget - over, limit_s * (1 + SAME))
         if self.recompute and (found.best is None or found.tight):
             best, joint_s = self._jointly(budget, best, found)
             bound_s = min(bound_s, joint_s)

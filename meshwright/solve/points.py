@@ -1,4 +1,4 @@
-"""A plan's FrontierPoints and its prediction, made from the plan alone: op by op on the unfolded program.
+"""A plan's FrontierPoints, made from the plan alone: op by op on the unfolded program.
 
 What recomputing adds is counted on the traced pairs: the seconds of the chosen cut beside those of the cut that keeps
 all, the bytes that it keeps, and the peaks of its halves.
@@ -8,22 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from meshwright.capture.program import Program
-from meshwright.plan import Choice, FrontierPoint, ParameterPlan, Plan, Prediction
-from meshwright.price.overlap import late_bytes, overlapped
-from meshwright.price.parameter import Setting, chain_uses
-from meshwright.price.segment import parameter_prices, price_segment
-from meshwright.profile.spared import spared_segments
+from meshwright.plan import FrontierPoint, Plan, Prediction
+from meshwright.predict.fast import quick_prediction
+from meshwright.predict.one_stage import gradients_of
+from meshwright.predict.pieces import stage_pieces
+from meshwright.predict.ways import bare, with_choices
 from meshwright.remat.curve import Kept
 from meshwright.remat.inner import CHUNKS
 from meshwright.solve.memory.curves import Curves, curves
-from meshwright.solve.memory.plan import with_choices
-
-
-def setting_of(plan: Plan) -> Setting:
-    return Setting(plan.optimizer, plan.precision, plan.microbatches, compile=plan.compile)
 
 
 def plan_points(plan: Plan, program: Program) -> list[FrontierPoint]:
@@ -35,17 +29,8 @@ def plan_points(plan: Plan, program: Program) -> list[FrontierPoint]:
 
 
 def keeping_all(plan: Plan, program: Program) -> list[FrontierPoint]:
-    """As if every segment kept what autograd keeps; those that are alike are priced once."""
-    known: dict[object, FrontierPoint] = {}
-    found = []
-    for index, segment in enumerate(program.segments):
-        parameters, charged = _parameters(plan, program, index)
-        key = (plan.segments[index], tuple(parameters.items()), tuple(charged.items()))
-        if key not in known:
-            graph = program.graph(segment).at(plan.microbatch)
-            known[key] = price_segment(graph, plan.choice(index), parameters, plan.mesh, setting_of(plan), charged)
-        found.append(known[key])
-    return found
+    """As if every segment kept what autograd keeps."""
+    return [piece.point for piece in stage_pieces(plan, program, 0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +40,17 @@ class Ways:
     points: list[FrontierPoint]
     gathered: list[int]
     curves: Curves
+    gradients: tuple[int, ...]
 
     @classmethod
     def of(cls, plan: Plan, program: Program, chunks: tuple[int, ...] = CHUNKS) -> Ways:
         """chunks: in which backwards of inner segments may run."""
         every = range(len(program.segments))
-        bare = with_choices(plan, [_bare(plan.choice(i)) for i in every])
-        gathered = []
-        for index, segment in enumerate(program.segments):
-            prices = parameter_prices(
-                program.graph(segment), *_parameters(plan, program, index), plan.mesh, setting_of(plan)
-            )
-            gathered.append(sum(price.transient_bytes for price in prices))
-        return cls(keeping_all(bare, program), gathered, curves(program, bare, plan.mesh.device, chunks=chunks))
+        kept = with_choices(plan, [bare(plan.choice(i)) for i in every])
+        pieces = stage_pieces(kept, program, 0)
+        points, gathered = [piece.point for piece in pieces], [piece.gathered for piece in pieces]
+        made = gradients_of(plan, program) if plan.microbatches == 1 else [0] * len(pieces)
+        return cls(points, gathered, curves(program, kept, plan.mesh.device, chunks=chunks), tuple(made))
 
     def picked(self, plan: Plan) -> list[Kept]:
         """The ways that a plan's choices name."""
@@ -76,12 +59,13 @@ class Ways:
     def predicted(self, picked: Sequence[Kept], microbatches: int) -> Prediction:
         """Of a plan that runs so, every segment forward once; with room for the largest value that leaves."""
         points = [self.point(index, kept) for index, kept in enumerate(picked)]
-        found, aside = prediction(points, microbatches, exact_peak=True), max(kept.away_bytes for kept in picked)
+        found = quick_prediction(points, microbatches, True, self.gradients)
+        aside = max(kept.away_bytes for kept in picked)
         return replace(found, peak_bytes=found.peak_bytes + aside, transient_bytes=found.transient_bytes + aside)
 
     @property
     def static_bytes(self) -> int:
-        return sum(point.static_bytes for point in self.points)
+        return sum(point.static_bytes for point in self.points) - sum(self.gradients)
 
     def beside_weights(self, index: int, kept: Kept) -> Kept:
         """The same with the gathered weights among its transients."""
@@ -95,59 +79,16 @@ class Ways:
     def point(self, index: int, kept: Kept) -> FrontierPoint:
         point, found = self.points[index], self.beside_weights(index, kept)
         more_s = max(0.0, kept.seconds - self.curves.options[index][0].seconds)
+        more_host_s = point.forward_host_s * (more_s / point.forward_s if point.forward_s else 0.0)
         return replace(
             point,
             choice=replace(
                 point.choice, recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks, offload=kept.offload
             ),
             backward_input_s=point.backward_input_s + more_s,
+            backward_host_s=point.backward_host_s + more_host_s,
+            departures=1 if kept.chunks > 1 else point.departures,
             resident_bytes=found.resident_bytes,
             forward_transient_bytes=found.forward_transient_bytes,
             backward_transient_bytes=found.backward_transient_bytes,
         )
-
-
-def _bare(choice: Choice) -> Choice:
-    """The same where all is kept."""
-    return replace(choice, recompute=(), keep=(), chunks=1, offload=())
-
-
-def _parameters(plan: Plan, program: Program, index: int) -> tuple[dict[str, ParameterPlan], dict[str, float]]:
-    """By local name: what was decided for each, and of those that count here how many segments use them."""
-    segment = program.segments[index]
-    pairs = [(v.name, name) for v, name in zip(program.graphs[segment.graph].params, segment.params, strict=True)]
-    count, micro, spared = len(program.segments), plan.microbatches, spared_segments(program)
-    users = {local: found for local, name in pairs if (found := program.uses_of(name))[0] == index}
-    charged = {local: chain_uses(found, count, micro, spared) for local, found in users.items()}
-    return {local: plan.parameters[name] for local, name in pairs}, charged
-
-
-def prediction(points: Sequence[FrontierPoint], microbatches: int, exact_peak: bool) -> Prediction:
-    """Of a plan of one stage, its collectives and gap yet to come.
-
-    exact_peak: the transients are those of traced pairs, so what later segments will keep counts only once they run.
-    Otherwise everything held counts at every moment.
-    """
-    static = sum(point.static_bytes for point in points)
-    resident = sum(point.resident_bytes for point in points)
-    peak = static + resident + max(point.transient_bytes for point in points)
-    if exact_peak:
-        held = accumulate(point.resident_bytes for point in points)
-        peak = static + max(before + point.transient_bytes for before, point in zip(held, points, strict=True))
-    peak += late_bytes(points, microbatches)
-    alone_s, step_s = sum(point.seconds(microbatches) for point in points), overlapped(points, microbatches)
-    return Prediction(
-        step_s=step_s,
-        forward_s=microbatches * sum(point.forward_s for point in points),
-        backward_s=microbatches * sum(point.backward_s for point in points),
-        parameters_s=sum(point.first_s + point.last_s for point in points),
-        communication_s=0.0,
-        optimizer_s=sum(point.step_s for point in points),
-        static_bytes=static,
-        resident_bytes=resident,
-        transient_bytes=max(0, peak - static - resident),
-        peak_bytes=peak,
-        gap=0.0,
-        hidden_s=max(0.0, alone_s - step_s),
-        host_s=max(0.0, step_s - alone_s),
-    )

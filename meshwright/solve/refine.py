@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
 from meshwright.plan import FrontierPoint, Plan, Prediction
+from meshwright.predict import predicted
 from meshwright.price.overlap import late_bytes
 from meshwright.remat.curve import Kept
 from meshwright.remat.inner import CHUNKS
-from meshwright.solve.account import accounted
 from meshwright.solve.memory.chain import Instance, least_peak_bytes, solve_instances
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.points import Ways
@@ -29,7 +29,7 @@ class Settled:
     predicted: Prediction
 
     def written(self, plan: Plan, program: Program) -> Plan:
-        return accounted(replace(with_kept(plan, self.picked), predicted=self.predicted), program)
+        return predicted(replace(with_kept(plan, self.picked), predicted=self.predicted), program)
 
 
 def refine(
@@ -132,4 +132,6 @@ def _instances(ways: Ways, options: Options) -> list[Instance]:
         key = (id(found), ways.gathered[index])
         if key not in made:
             made[key] = [ways.beside_weights(index, kept) for kept in found]
-    return [Instance(made[id(found), ways.gathered[index]]) for index, found in enumerate(options)]
+    return [
+        Instance(made[id(found), ways.gathered[index]], ways.gradients[index]) for index, found in enumerate(options)
+    ]

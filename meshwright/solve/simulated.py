@@ -6,29 +6,20 @@ from dataclasses import replace
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
+from meshwright.predict.step import play
+from meshwright.predict.traffic import communication_s, halves
 from meshwright.price.check import check_plan
-from meshwright.schedule import plan_instructions, plan_lists, plan_pipeline
-from meshwright.simulate import Costs, SegmentCost, Timeline, simulate
-from meshwright.solve.account import communication_s, halves
-from meshwright.solve.ordered import ordered_points
-from meshwright.solve.pipeline.costs import plan_costs
-from meshwright.solve.points import Ways, plan_points
+from meshwright.schedule import plan_lists
+from meshwright.schedule.reads import reads_of
+from meshwright.simulate import Costs, Timeline, simulate
 
 
 def simulate_plan(plan: Plan, program: Program, *, overlap: bool = True) -> Timeline:
-    """One step. `overlap`: gathers and reductions run beside compute where the runtime does so."""
+    """One step, as it is predicted. `overlap`: gathers and reductions run beside compute where the runtime does so."""
     check_plan(plan, program)
-    if len(plan.stages) > 1:
-        pipeline = plan_pipeline(plan, program)
-        costs = plan_costs(plan, program, pipeline, overlap=overlap)
-        return simulate(plan_lists(plan, program), _with_wires(plan, program, costs), reads=pipeline.reads)
-    if plan.order:
-        ways = Ways.of(plan, program)
-        points = ordered_points(plan, ways, ways.picked(plan))
-    else:
-        points = plan_points(plan, program)
-    costs = Costs([SegmentCost.of(point) for point in points], overlap=overlap, ranks=[plan.world_size])
-    return simulate([plan_instructions(plan, program)], _with_wires(plan, program, costs))
+    found = play(plan, program, overlap=overlap)
+    costs = _with_wires(plan, program, found.costs)
+    return simulate(plan_lists(found.plan, program), costs, reads=reads_of(program))
 
 
 def _with_wires(plan: Plan, program: Program, costs: Costs) -> Costs:

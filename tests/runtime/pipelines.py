@@ -15,9 +15,9 @@ from families import SINGLE, family
 from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
+from meshwright.predict.stage_traffic import rank_traffic
 from meshwright.schedule import plan_pipeline
 from meshwright.solve.memory.plan import one_device_plan
-from meshwright.solve.pipeline.account import rank_traffic
 from meshwright.solve.pipeline.by_hand import cut_stages, equal_cuts
 from meshwright.solve.pipeline.plan import skipping
 from meshwright.solve.plan import make_plan

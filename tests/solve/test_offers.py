@@ -12,13 +12,13 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
+from meshwright.predict.step import pipeline_predicted as predicted
+from meshwright.predict.ways import stage_ways
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.alive import most_alive
 from meshwright.solve.pipeline.meshes import stage_meshes
 from meshwright.solve.pipeline.offers import MOST_ALIVE, offers
-from meshwright.solve.pipeline.plan import predicted
 from meshwright.solve.pipeline.ports import chosen_ports
-from meshwright.solve.pipeline.ways import stage_ways
 from meshwright.solve.plan import make_plan
 
 

@@ -17,13 +17,13 @@ from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.cutting import batch_cuts
 from meshwright.plan.units import show_bytes
+from meshwright.predict.step import pipeline_predicted as predicted
 from meshwright.price.check import check_plan
 from meshwright.price.parameter import Setting
 from meshwright.schedule import plan_lists, verify_lists
 from meshwright.schedule.reads import reads_of
 from meshwright.solve.pipeline import search as pipeline
 from meshwright.solve.pipeline.pins import PipelinePins, pipeline_pins
-from meshwright.solve.pipeline.plan import predicted
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice

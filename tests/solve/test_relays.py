@@ -10,11 +10,12 @@ from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan, StageLink
+from meshwright.predict.stage_traffic import rank_traffic
+from meshwright.predict.step import pipeline_predicted as predicted
 from meshwright.schedule import plan_pipeline
 from meshwright.solve.memory.plan import one_device_plan
-from meshwright.solve.pipeline.account import rank_traffic
 from meshwright.solve.pipeline.by_hand import cut_stages, equal_cuts
-from meshwright.solve.pipeline.plan import predicted, route_far_values, skipping
+from meshwright.solve.pipeline.plan import route_far_values, skipping
 
 
 @pytest.fixture(scope="module")

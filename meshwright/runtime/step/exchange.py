@@ -17,12 +17,12 @@ from meshwright.layout.record import note
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction, Plan
 from meshwright.plan.units import show_spans
+from meshwright.predict.stage_traffic import ALL
 from meshwright.runtime.step.microbatch import MicroBatch
 from meshwright.runtime.step.parts import Part
 from meshwright.runtime.step.tied_replicas import HOME, OUT, TiedReplicas
 from meshwright.schedule.edges import Edge, Edges
 from meshwright.schedule.of_plan import plan_pipeline
-from meshwright.solve.pipeline.account import ALL
 
 INNER = 7
 """The channel of what goes between stages that the same ranks run; 1 to 4 are values and gradients, up and down."""

@@ -17,7 +17,10 @@ from meshwright.generate.joint import label
 from meshwright.generate.program import sharded_segments
 from meshwright.plan import Choice, Plan
 from meshwright.plan.units import show_bytes
+from meshwright.predict import predicted
+from meshwright.predict.one_stage import beside_bytes
 from meshwright.remat.away import Copies, away_options, copies_of
+from meshwright.remat.chained import Chained
 from meshwright.remat.curve import Kept, kept_curve, undominated
 from meshwright.remat.inner import CHUNKS, inner_options
 from meshwright.remat.tail import tail_options
@@ -26,7 +29,6 @@ from meshwright.remat.way import cut_way
 from meshwright.solve.memory.chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
 from meshwright.solve.memory.held import optimizer_s, static_bytes
 from meshwright.solve.memory.methods import FIXED, ORDERED, check_method, fixed_ways, order_by
-from meshwright.solve.memory.nested import Chained, with_order
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.memory.refuse import Least, NoRoomError, least_where
 
@@ -41,7 +43,8 @@ class Curves:
 
     static_bytes: in memory all the time: parameters, optimizer, batch, common values. gradients: per instance, of the
     parameters that no later one has; step_s: the optimizer, step_host_s: the host's part in it. away: ways that
-    offload, where the link is known. fused: the pairs will be compiled.
+    offload, where the link is known. fused: the pairs will be compiled. beside_bytes: of static_bytes, the batch and
+    what no plan knows of.
     """
 
     plan: Plan
@@ -53,6 +56,7 @@ class Curves:
     away: tuple[tuple[Kept, ...], ...] = ()
     fused: bool = False
     step_host_s: float = 0.0
+    beside_bytes: int = 0
 
     def instances(self) -> list[Instance]:
         return [Instance(kept, size) for kept, size in zip(self.options, self.gradients, strict=True)]
@@ -110,8 +114,8 @@ class Curves:
             if order is not None and order.peak_bytes > room:
                 raise _too_much(method, self.static_bytes + order.peak_bytes, budget, self.plan)
             if order is not None and (found is None or order.seconds < found.seconds):
-                plan = replace(with_kept(self.plan, order.picked), memory_bytes=budget_bytes)
-                return with_order(plan, order, self.static_bytes, self.step_s, self.fastest_s)
+                steps = tuple(f"{kind} {index}" for kind, index in order.steps)
+                return self.written(order.picked, budget_bytes, order.seconds - self.fastest_s, steps)
         if method == "sqrt":  # not even the gradients fit
             raise _too_much(method, self._chen_bytes(), budget, self.plan)
         if flat is None:
@@ -119,6 +123,15 @@ class Curves:
             least = self.least(method, budget)
             raise least.refusal(budget, self.plan.mesh.device.name, self.static_bytes, chunks, method)
         return flat
+
+    def written(
+        self, picked: Sequence[Kept], budget_bytes: int | None, slower_s: float, order: tuple[str, ...] = ()
+    ) -> Plan:
+        """The plan that runs so. slower_s: than a bound on all plans."""
+        plan = replace(with_kept(self.plan, picked), memory_bytes=budget_bytes, order=order, compile=self.fused)
+        plan = predicted(plan, self.program, beside_bytes=self.beside_bytes)
+        step_s = plan.predicted.step_s
+        return plan.with_prediction(gap=self.plan.microbatches * slower_s / step_s if step_s else 0.0)
 
     def _fixed(self, method: str, budget: int, given: int | None) -> Plan:
         picked = self.fixed(method)
@@ -198,29 +211,8 @@ def _too_much(method: str, peak: int, budget: int, plan: Plan) -> NoRoomError:
 
 
 def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan:
-    plan = found.plan
     picked = [options[index] for options, index in zip(found.options, chosen.options, strict=True)]
-    resident = sum(kept.resident_bytes for kept in picked)
-    peak = max(chosen.peak_bytes, found.static_bytes + sum(found.gradients))
-    forward_s, backward_s = sum(kept.forward_s for kept in picked), sum(kept.backward_s for kept in picked)
-    device_s = plan.microbatches * (forward_s + backward_s) + plan.predicted.parameters_s + found.step_s
-    host_s = plan.microbatches * sum(kept.forward_host_s + kept.backward_host_s for kept in picked) + found.step_host_s
-    step_s = max(device_s, host_s)
-    predicted = replace(
-        plan.predicted,
-        step_s=step_s,
-        forward_s=plan.microbatches * forward_s,
-        backward_s=plan.microbatches * backward_s,
-        optimizer_s=found.step_s,
-        host_s=step_s - device_s,
-        static_bytes=found.static_bytes,
-        late_gradients=True,
-        resident_bytes=resident,
-        transient_bytes=max(0, peak - found.static_bytes - resident),
-        peak_bytes=peak,
-        gap=(chosen.seconds - chosen.bound_s) / step_s if step_s else 0.0,
-    )
-    return replace(with_kept(plan, picked), predicted=predicted, memory_bytes=budget_bytes)
+    return found.written(picked, budget_bytes, chosen.seconds - chosen.bound_s)
 
 
 def curves(
@@ -258,7 +250,8 @@ def curves(
     copies = copies or copies_of(device)
     away = _away(program, segments, options, traced, copies) if copies else ()
     step_host_s, step_s = optimizer_s(program, plan, device)
-    return Curves(plan, program, tuple(options), gradients, static, step_s, away, fused, step_host_s)
+    beside = beside_bytes(plan, program)
+    return Curves(plan, program, tuple(options), gradients, static, step_s, away, fused, step_host_s, beside)
 
 
 def _away(

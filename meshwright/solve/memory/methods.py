@@ -25,10 +25,11 @@ from meshwright.generate.cut import read_by_backward
 from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segments
 from meshwright.plan import Plan
+from meshwright.remat.chained import Chained, Nested, played
 from meshwright.remat.curve import Kept
 from meshwright.remat.traced import traced_for
 from meshwright.remat.way import cut_way
-from meshwright.solve.memory.nested import Chained, Nested, nested_order, played
+from meshwright.solve.memory.nested import nested_order
 from meshwright.solve.memory.rotor import Move
 
 FIXED = ("keep", "full", "selective")

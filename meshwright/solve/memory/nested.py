@@ -7,116 +7,17 @@ that fits is taken, from more room for Rotor to less. Nothing runs twice that mu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-from meshwright.capture.program import Program, SegmentGraph
-from meshwright.cost.traced.storage import runs_once
-from meshwright.generate.joint import label
-from meshwright.generate.program import sharded_segments
-from meshwright.plan import Plan
-from meshwright.plan.order import Steps
-from meshwright.profile.operands import type_bytes
+from meshwright.remat.chained import Chained, Nested, played
 from meshwright.remat.curve import Kept
-from meshwright.remat.traced import Tracer
-from meshwright.schedule.nested import drops
-from meshwright.schedule.reads import reads_of
 from meshwright.solve.memory.rotor import Link, Saving, rotor
 
 SHARES = (1.5, 1.3, 1.2, 1.1, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 """What Rotor is told of the room, one after the other: it rounds up, and counts some values twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chained:
-    """What a nested order is made of. ways: per segment; passes: the way whose forward holds least, for passes.
-
-    sizes: of every boundary value; gradients: per segment, of weights, from its backward on. once: segments that must
-    not run forward twice, and why.
-    """
-
-    program: Program
-    graphs: Sequence[SegmentGraph]
-    ways: Sequence[Sequence[Kept]]
-    passes: Sequence[Kept]
-    sizes: dict[str, int]
-    gradients: Sequence[int]
-    once: dict[int, str]
-
-    @classmethod
-    def of(
-        cls,
-        program: Program,
-        plan: Plan,
-        options: Sequence[Sequence[Kept]],
-        gradients: Sequence[int],
-        traced: Tracer,
-    ) -> Chained:
-        graphs = sharded_segments(program, plan)
-        last = len(graphs) - 1
-        ways = [[kept for kept in found if kept.chunks == 1 or i == last] for i, found in enumerate(options)]
-        passes = [min(found, key=lambda kept: kept.resident_bytes + kept.forward_transient_bytes) for found in ways]
-        sizes: dict[str, int] = {}
-        once: dict[int, str] = {}
-        for index, (segment, graph) in enumerate(zip(program.segments, graphs, strict=True)):
-            values = graph.values()
-            pairs = zip(segment.outputs, graph.outputs, strict=True)
-            sizes.update((name, type_bytes(values[local].type)) for name, local in pairs)
-            reasons = [runs_once(node) for node in traced(graph).module.graph.nodes]
-            if any(reasons):
-                once[index] = next(filter(None, reasons))
-        return cls(program, graphs, ways, passes, sizes, gradients, once)
-
-    def kept_inputs(self, index: int, kept: Kept) -> list[str]:
-        """Boundary values among what a segment saves, by full name."""
-        pairs = zip(self.graphs[index].inputs, self.program.segments[index].inputs, strict=True)
-        return list(dict.fromkeys(name for value, name in pairs if label(value.name) in kept.saved))
-
-    def bytes_of(self, names: Sequence[str]) -> int:
-        return sum(self.sizes[name] for name in names)
-
-    def own_bytes(self, index: int, kept: Kept) -> int:
-        """Of what it saves, all but the boundary values."""
-        return max(0, kept.resident_bytes - self.bytes_of(self.kept_inputs(index, kept)))
-
-    def links(self) -> list[Link]:
-        found = []
-        for index, (segment, ways) in enumerate(zip(self.program.segments, self.ways, strict=True)):
-            output = self.bytes_of(segment.outputs)
-            inputs = self.bytes_of(list(dict.fromkeys(segment.inputs)))
-            forward_s = min(kept.forward_s for kept in ways)
-            savings = tuple(self._saving(index, kept, forward_s, output) for kept in ways)
-            passed = self.passes[index]
-            running = passed.resident_bytes + passed.forward_transient_bytes - inputs - output
-            weights = self.gradients[index]
-            once = index in self.once
-            found.append(Link(forward_s, output, savings, max(0, running), weight_bytes=weights, once=once))
-        return found
-
-    def _saving(self, index: int, kept: Kept, forward_s: float, output: int) -> Saving:
-        own = self.own_bytes(index, kept)
-        return Saving(
-            kept.seconds - forward_s,
-            own + output,
-            max(0, kept.forward_transient_bytes - output),
-            max(0, kept.backward_transient_bytes - output),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Nested:
-    """picked: the way of each segment's saving forward. held_bytes: the most between two steps."""
-
-    steps: Steps
-    picked: tuple[Kept, ...]
-    seconds: float
-    held_bytes: int
-    peak_bytes: int
-
-
 def nested_order(chained: Chained, room_bytes: int) -> Nested | None:
     """The fastest found that takes no more than `room_bytes` beside what is always there; None where none does."""
-    links = chained.links()
+    links = links_of(chained)
     for share in SHARES:
         order = rotor(links, int(share * room_bytes), 0)
         if order is None:
@@ -130,56 +31,27 @@ def nested_order(chained: Chained, room_bytes: int) -> Nested | None:
     return None
 
 
-def played(chained: Chained, steps: Steps, picked: Sequence[Kept]) -> Nested:
-    """What an order takes, step by step."""
-    segments = chained.program.segments
-    gone = drops(steps, reads_of(chained.program))
-    there: set[str] = set()
-    saved: dict[int, Kept] = {}
-    weights = peak = most = 0
-    seconds = 0.0
-    for (kind, index), dropped in zip(steps, gone, strict=True):
-        inputs = chained.bytes_of(list(dict.fromkeys(segments[index].inputs)))
-        held = _held(chained, there, saved) + weights
-        if kind == "backward":
-            kept = saved.pop(index)
-            peak = max(peak, held + kept.backward_transient_bytes)
-            weights += chained.gradients[index]
-            seconds += kept.backward_s
-        else:
-            kept = picked[index] if kind == "forward" else chained.passes[index]
-            peak = max(peak, held + kept.resident_bytes + kept.forward_transient_bytes - inputs)
-            there |= set(segments[index].outputs)
-            seconds += kept.forward_s
-            if kind == "forward":
-                saved[index] = kept
-        there -= {name for one in dropped for name in segments[one].outputs if name != chained.program.loss}
-        most = max(most, _held(chained, there, saved) + weights)
-    return Nested(steps, tuple(picked), seconds, most, max(peak, most))
+def links_of(chained: Chained) -> list[Link]:
+    """As Rotor takes them."""
+    found = []
+    for index, (segment, ways) in enumerate(zip(chained.program.segments, chained.ways, strict=True)):
+        output = chained.bytes_of(segment.outputs)
+        inputs = chained.bytes_of(list(dict.fromkeys(segment.inputs)))
+        forward_s = min(kept.forward_s for kept in ways)
+        savings = tuple(_saving(chained, index, kept, forward_s, output) for kept in ways)
+        passed = chained.passes[index]
+        running = passed.resident_bytes + passed.forward_transient_bytes - inputs - output
+        weights = chained.gradients[index]
+        once = index in chained.once
+        found.append(Link(forward_s, output, savings, max(0, running), weight_bytes=weights, once=once))
+    return found
 
 
-def _held(chained: Chained, there: set[str], saved: dict[int, Kept]) -> int:
-    names = there | {name for index, kept in saved.items() for name in chained.kept_inputs(index, kept)}
-    return chained.bytes_of(sorted(names)) + sum(chained.own_bytes(index, kept) for index, kept in saved.items())
-
-
-def with_order(plan: Plan, found: Nested, static_bytes: int, step_s: float, fastest_s: float) -> Plan:
-    """The plan that runs so. fastest_s: what it would take with all the memory it wants, the optimizer aside."""
-    micro = plan.microbatches
-    forward_s = sum(kept.forward_s for kept in found.picked)
-    total_s = micro * found.seconds + plan.predicted.parameters_s + step_s
-    predicted = replace(
-        plan.predicted,
-        step_s=total_s,
-        forward_s=micro * forward_s,
-        backward_s=micro * (found.seconds - forward_s),
-        optimizer_s=step_s,
-        static_bytes=static_bytes,
-        late_gradients=True,
-        resident_bytes=found.held_bytes,
-        transient_bytes=found.peak_bytes - found.held_bytes,
-        peak_bytes=static_bytes + found.peak_bytes,
-        gap=micro * (found.seconds - fastest_s) / total_s if total_s else 0.0,
+def _saving(chained: Chained, index: int, kept: Kept, forward_s: float, output: int) -> Saving:
+    own = chained.own_bytes(index, kept)
+    return Saving(
+        kept.seconds - forward_s,
+        own + output,
+        max(0, kept.forward_transient_bytes - output),
+        max(0, kept.backward_transient_bytes - output),
     )
-    order = tuple(f"{kind} {index}" for kind, index in found.steps)
-    return replace(plan, predicted=predicted, order=order)

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
-from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
+from meshwright.plan import Choice, ParameterPlan, Plan, Stage
+from meshwright.predict.fast import NOTHING
+from meshwright.predict.ways import with_choices
 from meshwright.price.flow import invariant
 from meshwright.price.parameter import Setting
 from meshwright.remat.curve import Kept
@@ -25,15 +27,6 @@ def with_kept(plan: Plan, picked: Sequence[Kept]) -> Plan:
             for index, kept in enumerate(picked)
         ],
     )
-
-
-def with_choices(plan: Plan, chosen: Sequence[Choice]) -> Plan:
-    """The plan with these Choices, one per segment; equal ones are shared."""
-    choices: list[Choice] = []
-    for choice in chosen:
-        if choice not in choices:
-            choices.append(choice)
-    return replace(plan, choices=tuple(choices), segments=tuple(choices.index(choice) for choice in chosen))
 
 
 def one_device_plan(
@@ -76,7 +69,7 @@ def one_device_plan(
         choices=tuple(choices),
         segments=segments,
         parameters=parameters,
-        predicted=Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0),
+        predicted=NOTHING,
         optimizer=optimizer,
         precision=precision,
         compile=compile,

@@ -14,15 +14,12 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import PlanError, counted
 from meshwright.layout import I, Layout
-from meshwright.plan import Choice, FrontierPoint, Plan, Stage, StagePrediction
-from meshwright.schedule import in_flight_of
-from meshwright.schedule.of_plan import plan_lists, plan_pipeline, with_tasks
-from meshwright.schedule.reads import reads_of
-from meshwright.simulate import Costs, SegmentCost, simulate
+from meshwright.plan import Choice, Plan, Stage
+from meshwright.predict.fast import NOTHING
+from meshwright.predict.step import pipeline_predicted
 from meshwright.solve.intra.inputs import input_layouts
 from meshwright.solve.pipeline.meshes import Wires
 from meshwright.solve.pipeline.plan import stage_links
-from meshwright.solve.points import plan_points
 from meshwright.solve.reprice import reprice
 
 UNPROVEN = 1.0
@@ -76,7 +73,8 @@ def cut_stages(
         pins=(),
     )
     plan.verify()
-    return _predicted(plan, program, plans)
+    found, _ = pipeline_predicted(replace(plan, predicted=NOTHING, links=()), program, exact=False)
+    return found.with_prediction(gap=UNPROVEN)
 
 
 def recomputing(plan: Plan, program: Program, stages: Sequence[bool] | None = None) -> Plan:
@@ -148,53 +146,3 @@ def _choice(program: Program, plans: Sequence[Plan], number_of: dict[int, int], 
 
 def _without_partial(text: str) -> str:
     return str(Layout(tuple(I if state.kind == "P" else state for state in Layout.parse(text))))
-
-
-def _predicted(plan: Plan, program: Program, plans: Sequence[Plan]) -> Plan:
-    """Each stage's figures as its own plan's; transfers between stages are taken as free."""
-    known = {id(one): plan_points(one, program) for one in plans}
-    points = [known[id(one)][i] for one, stage in zip(plans, plan.stages, strict=True) for i in stage.segments]
-    rows = tuple(_stage(plan, points, number) for number in range(len(plan.groups)))
-    whole = replace(plan, predicted=replace(plans[0].predicted, stages=rows))
-    whole = with_tasks(whole, plan_pipeline(whole, program))
-    costs = Costs([SegmentCost.of(point) for point in points])
-    played = simulate(plan_lists(whole, program), costs, reads=reads_of(program))
-    most = max(range(len(rows)), key=lambda k: rows[k].peak_bytes)
-    busy = max(rows, key=lambda row: sum(row.forward_s) + sum(row.backward_input_s))
-    return whole.with_prediction(
-        step_s=played.step_s,
-        forward_s=plan.microbatches * sum(busy.forward_s),
-        backward_s=plan.microbatches * (sum(busy.backward_input_s) + sum(busy.backward_weight_s)),
-        static_bytes=rows[most].static_bytes,
-        resident_bytes=rows[most].resident_bytes * rows[most].in_flight,
-        transient_bytes=rows[most].transient_bytes,
-        peak_bytes=rows[most].peak_bytes,
-        gap=UNPROVEN,
-        collectives=(),
-        stages=rows,
-    )
-
-
-def _stage(plan: Plan, points: Sequence[FrontierPoint], number: int) -> StagePrediction:
-    group = plan.groups[number]
-    runs = [[points[i] for i in stage.segments] for stage in group]
-    every = [point for run in runs for point in run]
-    schedule = "1f1b" if plan.schedule == "searched" else plan.schedule
-    held = in_flight_of(schedule, number, len(plan.groups), plan.microbatches, len(group))
-    static, resident = sum(p.static_bytes for p in every), sum(p.resident_bytes for p in every)
-    transient = max(p.transient_bytes for p in every)
-    in_flight = -(-held // len(group))
-    return StagePrediction(
-        forward_s=tuple(sum(p.forward_s for p in run) for run in runs),
-        backward_input_s=tuple(sum(p.backward_input_s for p in run) for run in runs),
-        backward_weight_s=tuple(sum(p.backward_weight_s for p in run) for run in runs),
-        send_s=(0.0,) * len(runs),
-        in_flight=held if plan.schedule == "searched" else in_flight,
-        static_bytes=static,
-        resident_bytes=resident,
-        transient_bytes=transient,
-        peak_bytes=static + in_flight * resident + transient,
-        busy_s=0.0,
-        exposed_s=0.0,
-        bubble_s=0.0,
-    )

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
 from meshwright.plan import Choice, Plan, Stage, StagePrediction
+from meshwright.predict.pieces import Piece, stage_pieces
+from meshwright.predict.stages import held_bytes
+from meshwright.predict.step import pipeline_predicted
+from meshwright.predict.ways import stage_ways, with_choices
 from meshwright.remat.curve import Kept
 from meshwright.schedule.orders import SPLIT
 from meshwright.simulate import SegmentCost, Timeline
 from meshwright.solve.memory.chain import Instance, solve_instances
-from meshwright.solve.memory.plan import with_choices
-from meshwright.solve.pipeline.costs import Piece, stage_pieces
-from meshwright.solve.pipeline.plan import held_bytes, predicted
-from meshwright.solve.pipeline.ways import stage_ways
 
 ROUNDS = 4
 NEARLY = 0.8
@@ -62,17 +62,17 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
             if made is None:
                 return None
             choices = [made.get(index, choice) for index, choice in enumerate(choices)]
-        found, _ = predicted(with_choices(found, choices), program)
+        found, _ = pipeline_predicted(with_choices(found, choices), program)
     return None
 
 
 def nearly_predicted(plan: Plan, program: Program, budgets: Sequence[int]) -> tuple[Plan, Timeline]:
-    """`predicted`, bytes by traced pairs only where a stage is nearly full or recomputes."""
+    """`pipeline_predicted`, bytes by traced pairs only where a stage is nearly full or recomputes."""
     if any(held > limit for held, limit in zip(held_bytes(plan, program), budgets, strict=True)):
-        return predicted(plan, program)
-    found, played = predicted(plan, program, exact=False)
+        return pipeline_predicted(plan, program)
+    found, played = pipeline_predicted(plan, program, exact=False)
     if any(stage.peak_bytes > NEARLY * limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)):
-        found, played = predicted(plan, program)
+        found, played = pipeline_predicted(plan, program)
     return found, played
 
 
@@ -133,7 +133,7 @@ def _fastest(
         key = tuple(id(kept) for _, kept in options)
         if key not in known:
             known[key] = [
-                _Way(cost.forward_s + cost.backward_s, flight * cost.resident_bytes + late * _again(cost, kept), kept)
+                _Way(_seconds(cost), flight * cost.resident_bytes + late * _again(cost, kept), kept)
                 for cost, kept in options
                 if _transient(cost) <= transient
             ]
@@ -145,6 +145,10 @@ def _fastest(
         return None
     picked = [instance.options[place] for instance, place in zip(instances, found.options, strict=True)]
     return found.seconds, [one.kept for one in picked if isinstance(one, _Way)]
+
+
+def _seconds(cost: SegmentCost) -> float:
+    return cost.forward_s + cost.backward_s + cost.recompute_s
 
 
 def _again(cost: SegmentCost, kept: Kept) -> int:

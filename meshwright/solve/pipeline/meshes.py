@@ -143,21 +143,6 @@ def _spread(ranks: Sequence[int], count: int) -> list[int]:
     return [ranks[i * len(ranks) // count] for i in range(count)]
 
 
-_stand_ins: dict[object, Mesh] = CACHES.own({})
-MOST_STAND_INS = 1024
-
-
-def stand_in(mesh: Mesh) -> Mesh:
-    """A mesh that no price can tell from this one, the same for all that are alike: what is known of one is known of
-    all stages on such meshes."""
-    key = (mesh.axes, mesh.device, mesh.flat)
-    if key not in _stand_ins:
-        if len(_stand_ins) >= MOST_STAND_INS:
-            _stand_ins.clear()
-        _stand_ins[key] = mesh
-    return _stand_ins[key]
-
-
 @CACHES.memoized(maxsize=64)
 def placed(cluster: Cluster, wanted: tuple[tuple[int, str | None], ...]) -> list[tuple[int, ...]]:
     """Devices for stages of so many devices of these types."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import inf
 
@@ -21,6 +21,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.plan.cutting import cut_batch
+from meshwright.predict.pieces import per_microbatch
 from meshwright.price.parameter import Setting, local_bytes
 from meshwright.simulate import SegmentCost
 from meshwright.solve.candidates import MOST_ALIVE
@@ -182,30 +183,6 @@ def _figures(point: FrontierPoint, microbatches: int) -> list[float]:
         cost.static_bytes, cost.resident_bytes, point.forward_host_s + point.backward_host_s, point.step_host_s, 0.0,
         cost.forward_transient_bytes, cost.backward_transient_bytes,
     ]  # fmt: skip
-
-
-def per_microbatch(point: FrontierPoint, microbatches: int) -> SegmentCost:
-    """Gathers that each use pays and reductions of every micro-batch, as part of what a micro-batch takes. Of several,
-    gradients are summed among the static bytes until they are reduced."""
-    cost = SegmentCost.of(point)
-    return replace(
-        cost,
-        forward_s=cost.forward_s + point.again_s / (2 * microbatches),
-        backward_input_s=cost.backward_input_s + point.again_s / (2 * microbatches),
-        backward_weight_s=cost.backward_weight_s + point.scatter_s / microbatches,
-        first_s=max(0.0, cost.first_s - point.again_s),
-        last_s=max(0.0, cost.last_s - point.scatter_s),
-        overlappable_s=max(0.0, cost.overlappable_s - point.again_s - point.scatter_s),
-        late_bytes=point.late_bytes if microbatches == 1 else 0,
-        forward_wire_s=0.0,
-        backward_wire_s=0.0,
-        scatter_s=0.0,
-        departures=1,
-        forward_host_s=0.0,
-        backward_host_s=0.0,
-        step_host_s=0.0,
-        early_bytes=0,
-    )
 
 
 def hosted(figures: Floats) -> Floats:

@@ -5,28 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.caches import CACHES
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
-from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage, StageLink, StagePrediction
+from meshwright.plan import Choice, ParameterPlan, Plan, Stage, StageLink
 from meshwright.plan.cutting import cut_batch
+from meshwright.predict.fast import NOTHING
+from meshwright.predict.pieces import stand_in
+from meshwright.predict.step import pipeline_predicted
 from meshwright.price.parameter import Setting
-from meshwright.schedule import Pipeline, in_flight_of, lists, plan_pipeline
-from meshwright.schedule.of_plan import plan_order, with_tasks
-from meshwright.simulate import Costs, SegmentCost, Timeline, simulate
+from meshwright.schedule import Pipeline, plan_pipeline
 from meshwright.solve.intra.inputs import input_layouts, input_plans
-from meshwright.solve.pipeline.account import communication_s, stage_traffic
-from meshwright.solve.pipeline.costs import plan_costs, stage_costs
-from meshwright.solve.pipeline.meshes import StageMesh, Wires, mesh_on, placed, stand_in
+from meshwright.solve.pipeline.meshes import StageMesh, Wires, mesh_on, placed
 from meshwright.solve.pipeline.offers import Offer, parameter_of
 from meshwright.solve.roles import name_axes
 
-MOST_LISTED = 128
-"""Ranks up to which a plan lists what each stage communicates."""
 LESS = 1e-6
 """What a relay has to save: sending directly is simpler."""
-_last: list[tuple[Plan, Program, Timeline]] = CACHES.own([])
-NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,114 +138,9 @@ def route_far_values(plan: Plan, program: Program) -> Plan:
     """The plan, with its prediction, in which values that skip stages go from stage to stage where that is faster."""
     best = plan
     for segment in skipping(plan_pipeline(plan, program)):
-        found, _ = predicted(replace(best, routed_via_stages=(*best.routed_via_stages, segment)), program, exact=False)
+        found, _ = pipeline_predicted(
+            replace(best, routed_via_stages=(*best.routed_via_stages, segment)), program, exact=False
+        )
         if found.predicted.step_s < best.predicted.step_s * (1 - LESS):
             best = found
     return best
-
-
-def predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, Timeline]:
-    """The plan with its prediction, made by the simulator from the plan alone. exact: bytes by traced pairs, which
-    searching does without. What was predicted exactly last is remembered."""
-    for known, of, played in _last if exact else ():
-        if of is program and _as_asked(known, plan) == plan:
-            return _as_asked(known, plan), played
-    pipeline = plan_pipeline(plan, program)
-    costs = plan_costs(plan, program, pipeline, exact)
-    stages = _stage_predictions(plan, costs)
-    early = with_tasks(plan.with_prediction(stages=stages), pipeline)
-    timeline = simulate(lists(pipeline, plan_order(early, pipeline)), costs, reads=pipeline.reads, spans=False)
-    found = early.with_prediction(**_figures(early, costs, timeline))
-    if exact:
-        _last[:] = [(found, program, timeline)]
-    return found, timeline
-
-
-def _as_asked(plan: Plan, by: Plan) -> Plan:
-    """The plan under the model, budget and pins of another: its prediction depends on none of them."""
-    return replace(plan, model=by.model, memory_bytes=by.memory_bytes, pins=by.pins, cluster=by.cluster)
-
-
-def held_bytes(plan: Plan, program: Program) -> list[int]:
-    """By physical stage, roughly and without playing it: its state, and what its micro-batches in flight keep."""
-    own = [stage_costs(plan, program, number, exact=False) for number in range(len(plan.stages))]
-    costs = Costs([cost for run in own for cost in run], {})
-    stages = _stage_predictions(plan, costs)
-    return [one.static_bytes + one.resident_bytes * one.in_flight // len(one.forward_s) for one in stages]
-
-
-def fully_predicted(plan: Plan, program: Program) -> Plan:
-    """Exactly, with what each stage communicates, and what that of the busiest takes."""
-    plan, _ = predicted(plan, program)
-    if plan.world_size > MOST_LISTED:
-        return plan
-    listed = [stage_traffic(plan, program, number) for number in range(len(plan.groups))]
-    stages = [replace(stage, traffic=own) for stage, own in zip(plan.predicted.stages, listed, strict=True)]
-    busiest = max(range(len(stages)), key=lambda i: stages[i].busy_s)
-    spent_s = communication_s(plan, busiest, listed[busiest])
-    return plan.with_prediction(stages=tuple(stages), communication_s=spent_s)
-
-
-def _stage_predictions(plan: Plan, costs: Costs) -> tuple[StagePrediction, ...]:
-    groups, found = plan.groups, []
-    for number, group in enumerate(groups):
-        own = [[costs.segments[i] for i in stage.segments] for stage in group]
-        every = [cost for run in own for cost in run]
-        sends = [_send_s(plan, costs, stage) for stage in group]
-        known = plan.predicted.stages[number].in_flight if plan.predicted.stages else None
-        flight = known or in_flight_of(plan.schedule, number, len(groups), plan.microbatches, len(group))
-        found.append(
-            StagePrediction(
-                tuple(sum(cost.forward_s for cost in run) for run in own),
-                tuple(sum(cost.backward_input_s for cost in run) for run in own),
-                tuple(sum(cost.backward_weight_s for cost in run) for run in own),
-                tuple(sends),
-                flight,
-                sum(cost.static_bytes for cost in every),
-                sum(cost.resident_bytes for cost in every),
-                max(max(cost.forward_transient_bytes, cost.backward_transient_bytes) for cost in every),
-                0,
-                0.0,
-                0.0,
-                0.0,
-            )
-        )
-    return tuple(found)
-
-
-def _send_s(plan: Plan, costs: Costs, stage: Stage) -> float:
-    own = plan.stage_at(stage.mesh.ranks[0])
-    return sum(
-        transfer.seconds + transfer.latency_s
-        for (segment, source, target), transfer in costs.transfers.items()
-        if segment in stage.segments and source == own and target != own
-    )
-
-
-def _figures(plan: Plan, costs: Costs, timeline: Timeline) -> dict[str, object]:
-    """Seconds of the busiest stage, bytes of the fullest one."""
-    stages = tuple(
-        replace(
-            stage, peak_bytes=times.peak_bytes, busy_s=times.busy_s, exposed_s=times.exposed_s, bubble_s=times.bubble_s
-        )
-        for stage, times in zip(plan.predicted.stages, timeline.stages, strict=True)
-    )
-    busiest = max(range(len(stages)), key=lambda i: stages[i].busy_s)
-    fullest = max(stages, key=lambda stage: stage.peak_bytes)
-    own: list[SegmentCost] = [costs.segments[i] for stage in plan.groups[busiest] for i in stage.segments]
-    micro, static = plan.microbatches, min(fullest.static_bytes, fullest.peak_bytes)
-    held = fullest.resident_bytes * fullest.in_flight // len(fullest.forward_s)
-    held = min(held, fullest.peak_bytes - static)  # gradients come when some of it is gone: of the peak, the parts
-    return {
-        "step_s": timeline.step_s,
-        "forward_s": micro * sum(cost.forward_s for cost in own),
-        "backward_s": micro * sum(cost.backward_s for cost in own),
-        "parameters_s": sum(cost.first_s + cost.last_s for cost in own),
-        "optimizer_s": sum(cost.step_s for cost in own),
-        "static_bytes": static,
-        "resident_bytes": held,
-        "transient_bytes": fullest.peak_bytes - static - held,
-        "peak_bytes": fullest.peak_bytes,
-        "stages": stages,
-        "bubble": timeline.bubble,
-    }

@@ -18,6 +18,7 @@ from meshwright.cluster.enumerate import per_host
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.plan.cutting import batch_cuts, cut_batch
+from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.simulate import Transfer
 from meshwright.solve.pipeline.fit import NEARLY, fitted
@@ -25,7 +26,7 @@ from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, W
 from meshwright.solve.pipeline.offers import Offer, offers, with_levels
 from meshwright.solve.pipeline.pins import FEWEST_RUNS, PipelinePins, check_pins
 from meshwright.solve.pipeline.placing import crossings, parts_of
-from meshwright.solve.pipeline.plan import fully_predicted, pipeline_plan, route_far_values
+from meshwright.solve.pipeline.plan import pipeline_plan, route_far_values
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
 from meshwright.solve.pipeline.reorder import reordered
 from meshwright.solve.pipeline.table import Table
@@ -119,7 +120,7 @@ def pipeline_search(
         return search.best, search.bound_s
     search.reorder()
     best = None if search.best is None else route_far_values(search.best, program)
-    return (fully_predicted(best, program) if best and exact else best), search.bound_s
+    return (predicted(best, program) if best and exact else best), search.bound_s
 
 
 @dataclass(slots=True)

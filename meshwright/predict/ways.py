@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright.caches import CACHES
@@ -20,7 +21,16 @@ MOST_KNOWN = 256
 
 def bare(choice: Choice) -> Choice:
     """The same sharding, everything kept."""
-    return replace(choice, recompute=(), keep=(), chunks=1)
+    return replace(choice, recompute=(), keep=(), chunks=1, offload=())
+
+
+def with_choices(plan: Plan, chosen: Sequence[Choice]) -> Plan:
+    """The plan with these Choices, one per segment; equal ones are shared."""
+    choices: list[Choice] = []
+    for choice in chosen:
+        if choice not in choices:
+            choices.append(choice)
+    return replace(plan, choices=tuple(choices), segments=tuple(choices.index(choice) for choice in chosen))
 
 
 _last: list[tuple[Program, str]] = CACHES.own([])

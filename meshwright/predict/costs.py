@@ -1,0 +1,105 @@
+"""What the segments and messages of a plan cost, from the plan alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.capture.program import Program
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+from meshwright.predict.pieces import Piece, stage_pieces
+from meshwright.predict.transfers import transfers
+from meshwright.predict.ways import bare, stage_ways, way_of
+from meshwright.schedule import Pipeline
+from meshwright.simulate import Costs, SegmentCost
+
+
+def stage_costs(plan: Plan, program: Program, number: int, exact: bool = True) -> list[SegmentCost]:
+    """exact: bytes are read off the segments' traced pairs. They are in any case where one of them recomputes."""
+    return _hosted(*_device_costs(plan, program, number, exact))
+
+
+def _device_costs(
+    plan: Plan, program: Program, number: int, exact: bool
+) -> tuple[list[SegmentCost], list[Piece], list[float]]:
+    """Costs of a stage's segments, their pieces, and seconds of what each makes again, hosts aside."""
+    stage, micro = plan.stages[number], plan.microbatches
+    pieces = stage_pieces(plan, program, number)
+    choices = [plan.choice(index) for index in stage.segments]
+    if not exact and all(choice == bare(choice) for choice in choices):
+        return [piece.cost(micro) for piece in pieces], pieces, [0.0] * len(pieces)
+    ways = stage_ways(plan, program, stage, few=True)
+    found, again = [], []
+    for index, piece, choice, options in zip(stage.segments, pieces, choices, ways, strict=True):
+        wanted = (choice.recompute, choice.keep, choice.chunks)
+        kept = next((one for one in options if (one.recompute, one.keep, one.chunks) == wanted), None)
+        if kept is None and choice == bare(choice):  # another way is no slower and holds less
+            found.append(piece.cost(micro))
+            again.append(0.0)
+            continue
+        if kept is None and choice.chunks > 1:
+            raise PlanError(
+                f"segment {program.segments[index].name} runs backward in {choice.chunks} chunks",
+                f"one of its {len(options)} ways between keeping all and making all again",
+                "undo the edit, or plan again",
+            )
+        kept = kept or way_of(plan, program, stage, index)
+        found.append(piece.cost(micro, options, kept))
+        again.append(max(0.0, kept.seconds - options[0].seconds))
+    return found, pieces, again
+
+
+def _hosted(costs: list[SegmentCost], pieces: list[Piece], again_s: list[float]) -> list[SegmentCost]:
+    """A stage whose device waits for its host takes what the host needs."""
+    host_s = step_host_s = 0.0
+    for piece, more_s in zip(pieces, again_s, strict=True):
+        point = piece.point
+        host_s += point.backward_host_s
+        host_s += point.forward_host_s * (1.0 + (more_s / point.forward_s if point.forward_s else 0.0))
+        step_host_s += point.step_host_s
+    slower = max(1.0, host_s / max(sum(cost.forward_s + cost.backward_s + cost.recompute_s for cost in costs), 1e-30))
+    more_s = max(0.0, step_host_s - sum(cost.step_s for cost in costs))
+    if slower > 1.0:
+        costs = [
+            replace(
+                cost,
+                forward_s=cost.forward_s * slower,
+                backward_input_s=cost.backward_input_s * slower,
+                backward_weight_s=cost.backward_weight_s * slower,
+                recompute_s=cost.recompute_s * slower,
+            )
+            for cost in costs
+        ]
+    return [replace(costs[0], step_s=costs[0].step_s + more_s), *costs[1:]] if more_s else costs
+
+
+def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = True, overlap: bool = True) -> Costs:
+    """overlap: gathers and reductions run beside compute, as they do when the plan is run. A smaller last micro-batch
+    has seconds of its own; its bytes are counted as those of the others."""
+    segments = [cost for number in range(len(plan.stages)) for cost in stage_costs(plan, program, number, exact)]
+    ranks = [group[0].mesh.world_size for group in plan.groups]
+    found = Costs(segments, transfers(plan, program, pipeline), overlap, ranks=ranks)
+    smaller = plan.remainder
+    if smaller is None:
+        return found
+    last = [cost for number in range(len(plan.stages)) for cost in _smaller(plan, smaller, program, number, exact)]
+    return replace(found, last=Costs(last, transfers(smaller, program, pipeline)))
+
+
+def _smaller(plan: Plan, smaller: Plan, program: Program, number: int, exact: bool) -> list[SegmentCost]:
+    """Costs of a stage's segments in the last micro-batch: what they make again takes as much less as their forward."""
+    full, _, again = _device_costs(plan, program, number, exact)
+    pieces, costs, less = stage_pieces(smaller, program, number), [], []
+    for other, piece, more_s in zip(full, pieces, again, strict=True):
+        own = piece.cost(plan.microbatches)
+        less.append(more_s * own.forward_s / other.forward_s if other.forward_s else 0.0)
+        inside_s = 0.0 if other.recompute_s else less[-1]
+        made = replace(
+            other,
+            forward_s=own.forward_s,
+            backward_input_s=own.backward_input_s + inside_s,
+            backward_weight_s=own.backward_weight_s,
+            recompute_s=less[-1] - inside_s,
+        )
+        costs.append(made)
+    return _hosted(costs, pieces, less)

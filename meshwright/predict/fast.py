@@ -1,0 +1,54 @@
+"""What a search compares on its way, of plans of one stage: seconds by the fast path of the clock (`price.overlap`),
+which a property test holds equal to the simulator, and everything that may be held at once as the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from meshwright.plan import FrontierPoint, Prediction
+from meshwright.price.overlap import late_bytes, overlapped
+
+NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
+"""Of a plan that is yet to be predicted."""
+
+
+def quick_prediction(
+    points: Sequence[FrontierPoint], microbatches: int, exact_peak: bool, gradients: Sequence[int] = ()
+) -> Prediction:
+    """Of a plan of one stage, its collectives and gap yet to come.
+
+    exact_peak: the transients are those of traced pairs, so what later segments will keep counts only once they run.
+    Otherwise everything held counts at every moment. gradients: what of the static bytes each segment's backward makes,
+    where they are not there from the beginning.
+    """
+    static = sum(point.static_bytes for point in points) - sum(gradients)
+    resident = sum(point.resident_bytes for point in points)
+    peak = static + resident + max(point.transient_bytes for point in points)
+    if exact_peak:
+        held = accumulate(point.resident_bytes for point in points)
+        later, made = [0] * len(points), 0
+        for index, size in reversed(list(enumerate(gradients))):
+            later[index], made = made, made + size
+        runs = [
+            before + max(point.forward_transient_bytes, point.backward_transient_bytes + more)
+            for before, point, more in zip(held, points, later, strict=True)
+        ]
+        peak = static + max(*runs, made)
+    peak += late_bytes(points, microbatches)
+    alone_s, step_s = sum(point.seconds(microbatches) for point in points), overlapped(points, microbatches)
+    return Prediction(
+        step_s=step_s,
+        forward_s=microbatches * sum(point.forward_s for point in points),
+        backward_s=microbatches * sum(point.backward_s for point in points),
+        parameters_s=sum(point.first_s + point.last_s for point in points),
+        communication_s=0.0,
+        optimizer_s=sum(point.step_s for point in points),
+        static_bytes=static,
+        resident_bytes=resident,
+        transient_bytes=max(0, peak - static - resident),
+        peak_bytes=peak,
+        gap=0.0,
+        hidden_s=max(0.0, alone_s - step_s),
+        host_s=max(0.0, step_s - alone_s),
+    )

@@ -1,0 +1,126 @@
+"""What the segments of a plan of one stage cost: priced op by op, what is kept and made again read off traced pairs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.capture.program import ITEM_BYTES, Program
+from meshwright.generate.program import sharded_prologue
+from meshwright.layout import Layout
+from meshwright.plan import Plan
+from meshwright.plan.order import gathers_of
+from meshwright.predict.chosen import Chosen, chosen_ways
+from meshwright.predict.pieces import Piece, setting_of, stage_pieces
+from meshwright.price.parameter import chain_uses, local_bytes
+from meshwright.price.tied_replica import gradient_bytes
+from meshwright.profile.operands import type_bytes
+from meshwright.remat.away import copies_of
+from meshwright.simulate import Costs, SegmentCost
+
+
+def one_stage_costs(plan: Plan, program: Program) -> Costs:
+    """As the simulator takes them; with those of a smaller last micro-batch where there is one."""
+    pieces, ways, gradients = stage_pieces(plan, program, 0), chosen_ways(plan, program), gradients_of(plan, program)
+    rows = [
+        _cost(plan, index, piece, way, size)
+        for index, (piece, way, size) in enumerate(zip(pieces, ways, gradients, strict=True))
+    ]
+    found = Costs(rows, overlap=True, ranks=[plan.world_size])
+    smaller = plan.remainder
+    if smaller is None:
+        return found
+    less = [_smaller(row, piece) for row, piece in zip(rows, stage_pieces(smaller, program, 0), strict=True)]
+    return replace(found, last=Costs(less, overlap=True))
+
+
+def _cost(plan: Plan, index: int, piece: Piece, chosen: Chosen, gradients: int) -> SegmentCost:
+    way, point, micro = chosen.way, piece.point, plan.microbatches
+    found = _timed(plan, SegmentCost.of(point), chosen)
+    waits = micro == 1 or point.scatter_s > 0  # else gradients are summed among the static bytes
+    more_s = _more_gathers_s(plan, index, piece)
+    return replace(
+        found,
+        first_s=found.first_s + more_s,
+        overlappable_s=found.overlappable_s + more_s if found.overlappable_s else 0.0,
+        resident_bytes=way.resident_bytes,
+        forward_transient_bytes=way.forward_transient_bytes + piece.gathered,
+        backward_transient_bytes=way.backward_transient_bytes + piece.gathered,
+        gradient_bytes=gradients,
+        added_bytes=way.added_bytes,
+        late_bytes=point.late_bytes if waits else 0,
+        departures=1 if way.chunks > 1 or plan.compile else point.departures,
+    )
+
+
+def _timed(plan: Plan, found: SegmentCost, chosen: Chosen) -> SegmentCost:
+    """With what the way takes: of compiled pairs their own seconds, else what is made again on top."""
+    way, again_s, slower = chosen.way, chosen.again_s, 0.0
+    if plan.compile:
+        share = found.backward_input_s / found.backward_s if found.backward_s else 0.5
+        found = replace(
+            found,
+            forward_s=way.forward_s,
+            backward_input_s=way.backward_s * share,
+            backward_weight_s=way.backward_s * (1 - share),
+            forward_host_s=0.0,
+            backward_host_s=0.0,
+        )
+        again_s = 0.0
+    more_host_s = found.forward_host_s * (again_s / found.forward_s if found.forward_s else 0.0)
+    copies = copies_of(plan.mesh.device) if way.away_bytes else None
+    if copies is not None:
+        slower = way.away_bytes / copies.memory_rate
+        found = replace(found, away_bytes=way.away_bytes, away_s=way.away_bytes / copies.rate)
+    return replace(
+        found,
+        forward_s=found.forward_s + slower,
+        backward_input_s=found.backward_input_s + again_s + slower,
+        backward_host_s=found.backward_host_s + more_host_s,
+    )
+
+
+def _more_gathers_s(plan: Plan, index: int, piece: Piece) -> float:
+    """What a nested order gathers more often than a step that runs every segment once."""
+    if not plan.order or not piece.point.again_s:
+        return 0.0
+    uses = chain_uses((index,), len(plan.segments), plan.microbatches, (index,) if piece.point.spared else ())
+    once_s = piece.point.again_s / round(2 * plan.microbatches * uses)
+    return once_s * gathers_of(plan.order, index, plan.microbatches) - piece.point.again_s
+
+
+def gradients_of(plan: Plan, program: Program) -> list[int]:
+    """Per segment, of the parameters whose gradients its backward makes first: those that no later one has."""
+    found, known = [0] * len(program.segments), setting_of(plan)
+    for parameter in program.parameters:
+        last = program.uses_of(parameter.name)[-1]
+        segment = program.segments[last]
+        value = program.graphs[segment.graph].params[segment.params.index(parameter.name)]
+        found[last] += gradient_bytes(value, plan.parameters[parameter.name], plan.mesh, known)
+    return found
+
+
+def beside_bytes(plan: Plan, program: Program) -> int:
+    """The batch, buffers and common values: no part of what plans are searched by, but of the budget of `mw.fit`."""
+    prologue = sharded_prologue(program, plan)
+    values = prologue.values()
+    found = sum(type_bytes(buffer.type) for buffer in program.buffers)
+    found += sum(type_bytes(values[name].type) for name in dict.fromkeys(prologue.outputs))
+    for name, layout in plan.stages[0].inputs.items():
+        entry = plan.inputs[name]
+        found += local_bytes(entry.shape, ITEM_BYTES[entry.dtype], Layout.parse(layout), plan.mesh)
+    return found
+
+
+def _smaller(full: SegmentCost, piece: Piece) -> SegmentCost:
+    """In the last micro-batch: all that it takes is less in the measure of its forward and backward."""
+    own = piece.point
+    seconds = full.forward_s + full.backward_s
+    share = min(1.0, (own.forward_s + own.backward_s) / seconds) if seconds else 1.0
+    return replace(
+        full,
+        forward_s=full.forward_s * share,
+        backward_input_s=full.backward_input_s * share,
+        backward_weight_s=full.backward_weight_s * share,
+        forward_wire_s=full.forward_wire_s * share,
+        backward_wire_s=full.backward_wire_s * share,
+    )

@@ -1,0 +1,196 @@
+"""A stage's segments priced from the plan alone, everything kept: op by op, with their parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from meshwright.caches import CACHES
+from meshwright.capture.program import Program
+from meshwright.cluster import Mesh
+from meshwright.layout import Layout
+from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Stage
+from meshwright.predict.transfers import rate_of
+from meshwright.predict.ways import bare, kept_point, model_of
+from meshwright.price.parameter import Setting, chain_uses
+from meshwright.price.segment import parameter_prices, price_segment
+from meshwright.price.tied_replica import TiedReplicaPrice, gradient_bytes, tied_replica_price
+from meshwright.profile.spared import spared_segments
+from meshwright.remat.curve import Kept
+from meshwright.simulate import SegmentCost
+
+
+def setting_of(plan: Plan) -> Setting:
+    return Setting(plan.optimizer, plan.precision, plan.microbatches, compile=plan.compile)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A segment of a stage, everything kept. gathered: bytes of weights beside its transients. gradients: bytes that
+    its parameters' take from its first backward on."""
+
+    point: FrontierPoint
+    gathered: int
+    gradients: int = 0
+    replica: TiedReplicaPrice | None = None
+
+    def cost(self, microbatches: int, ways: tuple[Kept, ...] = (), kept: Kept | None = None) -> SegmentCost:
+        """As the simulator takes it; with `kept`, as one of its ways."""
+        point = self.point if kept is None else kept_point(self.point, self.gathered, ways, kept)
+        restored = None if kept is None else max(0, ways[0].resident_bytes - kept.resident_bytes)
+        found = replace(per_microbatch(point, microbatches), gradient_bytes=self.gradients, restored_bytes=restored)
+        if kept is not None:
+            found = replace(found, rest_bytes=kept.rest_bytes, added_bytes=kept.added_bytes)
+            if kept.recompute and kept.chunks == 1:  # an instruction of its own; of chunks, a part of each backward
+                again_s = max(0.0, kept.seconds - ways[0].seconds)
+                found = replace(found, backward_input_s=found.backward_input_s - again_s, recompute_s=again_s)
+        if self.replica is None:
+            return found
+        return replace(
+            found,
+            first_s=found.first_s + self.replica.first_s,
+            last_s=found.last_s + self.replica.last_s,
+            overlappable_s=found.last_s if found.overlappable_s else 0.0,  # a replica is waited for
+            static_bytes=found.static_bytes + self.replica.held_bytes,
+            gradient_bytes=found.gradient_bytes + self.replica.gradient_bytes,
+        )
+
+
+_known: dict[object, Piece] = CACHES.own({})
+MOST_KNOWN = 1024
+"""Prices of segments that are remembered: stages on meshes that are alike have many in common."""
+
+
+def stage_pieces(plan: Plan, program: Program, number: int) -> list[Piece]:
+    """The segments of `plan.stages[number]`; those that are alike are priced once."""
+    stage, setting = plan.stages[number], setting_of(plan)
+    mesh, model, texts = stand_in(stage.mesh), model_of(program), dict[int, str]()
+    found = []
+    for index in stage.segments:
+        chosen = plan.segments[index]
+        if chosen not in texts:
+            texts[chosen] = str(bare(plan.choice(index)))
+        parameters, charged = _parameters(plan, program, stage, index)
+        key = (model, plan.microbatch, setting, mesh, texts[chosen], str(parameters), tuple(charged.items()))
+        if key not in _known:
+            if len(_known) >= MOST_KNOWN:
+                _known.clear()
+            _known[key] = _piece(plan, program, mesh, index, parameters, charged)
+        found.append(_hosting(plan, program, stage, index, _known[key]))
+    return found
+
+
+def _piece(
+    plan: Plan,
+    program: Program,
+    mesh: Mesh,
+    index: int,
+    parameters: dict[str, ParameterPlan],
+    charged: dict[str, float],
+) -> Piece:
+    graph = program.graph(program.segments[index]).at(plan.microbatch)
+    setting = setting_of(plan)
+    point = price_segment(graph, bare(plan.choice(index)), parameters, mesh, setting, charged)
+    gathered = sum(price.transient_bytes for price in parameter_prices(graph, parameters, charged, mesh, setting))
+    gradients = sum(
+        gradient_bytes(value, parameters[value.name], mesh, setting) for value in graph.params if value.name in charged
+    )
+    return Piece(point, gathered, gradients)
+
+
+def _hosting(plan: Plan, program: Program, stage: Stage, index: int, piece: Piece) -> Piece:
+    """With the weights of earlier stages that this segment is the first here to read."""
+    replica = None
+    for name in _tied_replicas(program, stage, index):
+        price = _tied_replica(plan, program, stage, index, name)
+        replica = price if replica is None else _sum(replica, price)
+    return replace(piece, replica=replica) if replica else piece
+
+
+def _parameters(
+    plan: Plan, program: Program, stage: Stage, index: int
+) -> tuple[dict[str, ParameterPlan], dict[str, float]]:
+    """By local name: what was decided for each, and of those that count here how many segments of the stage's ranks
+    use them; in a chain that is one stage, less those that find it gathered."""
+    segment, alone = program.segments[index], len(plan.stages) == 1
+    own = {i for one in plan.stages if one.mesh.ranks == stage.mesh.ranks for i in one.segments}
+    spared = spared_segments(program) if alone else frozenset[int]()
+    parameters: dict[str, ParameterPlan] = {}
+    charged: dict[str, float] = {}
+    for value, name in zip(program.graphs[segment.graph].params, segment.params, strict=True):
+        entry, uses = plan.parameters[name], program.uses_of(name)
+        here = stage.tied_replicas.get(name)
+        parameters[value.name] = entry if here is None else ParameterPlan(here, here, entry.dtype)
+        if uses[0] == index and alone:
+            charged[value.name] = chain_uses(uses, len(program.segments), plan.microbatches, spared)
+        elif uses[0] == index:
+            charged[value.name] = len(own & set(uses))
+    return parameters, charged
+
+
+def _tied_replicas(program: Program, stage: Stage, index: int) -> list[str]:
+    """Weights of an earlier stage that this segment is the first here to read."""
+    names = program.segments[index].params
+    return [name for name in stage.tied_replicas if name in names and _first_here(program, stage, name) == index]
+
+
+def _first_here(program: Program, stage: Stage, name: str) -> int:
+    return next(i for i in program.uses_of(name) if i in stage.segments)
+
+
+def _tied_replica(plan: Plan, program: Program, stage: Stage, index: int, name: str) -> TiedReplicaPrice:
+    home, segment = plan.home(program, name), program.segments[index]
+    value = program.graphs[segment.graph].params[segment.params.index(name)]
+    source = (home.mesh, Layout.parse(plan.parameters[name].storage))
+    ends = (plan.stage_at(home.mesh.ranks[0]), plan.stage_at(stage.mesh.ranks[0]))
+    there, back = rate_of(plan, *ends), rate_of(plan, *ends[::-1])
+    return tied_replica_price(
+        value, Layout.parse(stage.tied_replicas[name]), stage.mesh, source, setting_of(plan), there, back
+    )
+
+
+def _sum(one: TiedReplicaPrice, other: TiedReplicaPrice) -> TiedReplicaPrice:
+    return TiedReplicaPrice(
+        one.first_s + other.first_s,
+        one.last_s + other.last_s,
+        one.held_bytes + other.held_bytes,
+        one.gradient_bytes + other.gradient_bytes,
+    )
+
+
+def per_microbatch(point: FrontierPoint, microbatches: int) -> SegmentCost:
+    """Gathers that each use pays and reductions of every micro-batch, as part of what a micro-batch takes. Of several,
+    gradients are summed among the static bytes until they are reduced."""
+    cost = SegmentCost.of(point)
+    return replace(
+        cost,
+        forward_s=cost.forward_s + point.again_s / (2 * microbatches),
+        backward_input_s=cost.backward_input_s + point.again_s / (2 * microbatches),
+        backward_weight_s=cost.backward_weight_s + point.scatter_s / microbatches,
+        first_s=max(0.0, cost.first_s - point.again_s),
+        last_s=max(0.0, cost.last_s - point.scatter_s),
+        overlappable_s=max(0.0, cost.overlappable_s - point.again_s - point.scatter_s),
+        late_bytes=point.late_bytes if microbatches == 1 else 0,
+        forward_wire_s=0.0,
+        backward_wire_s=0.0,
+        scatter_s=0.0,
+        departures=1,
+        forward_host_s=0.0,
+        backward_host_s=0.0,
+        step_host_s=0.0,
+        early_bytes=0,
+    )
+
+
+_stand_ins: dict[object, Mesh] = CACHES.own({})
+MOST_STAND_INS = 1024
+
+
+def stand_in(mesh: Mesh) -> Mesh:
+    """A mesh that no price can tell from this one, the same for all that are alike: what is known of one is known of
+    all stages on such meshes."""
+    key = (mesh.axes, mesh.device, mesh.flat)
+    if key not in _stand_ins:
+        if len(_stand_ins) >= MOST_STAND_INS:
+            _stand_ins.clear()
+        _stand_ins[key] = mesh
+    return _stand_ins[key]

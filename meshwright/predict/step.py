@@ -1,0 +1,135 @@
+"""`predict`: a plan's own Instructions, played by the simulator with costs made from the plan and its program alone.
+
+The only place where a plan gets its Prediction. One stage is a list of one stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from meshwright.caches import CACHES
+from meshwright.capture.program import Program
+from meshwright.plan import Plan, Prediction
+from meshwright.plan.order import parse_order, passes_of
+from meshwright.predict import stage_traffic, traffic
+from meshwright.predict.chosen import chosen_ways, passing_ways
+from meshwright.predict.costs import plan_costs
+from meshwright.predict.one_stage import one_stage_costs
+from meshwright.predict.stages import stage_figures, stage_predictions
+from meshwright.remat.chained import Chained, Nested, played
+from meshwright.remat.traced import traced_for
+from meshwright.schedule import plan_lists, plan_pipeline
+from meshwright.schedule.of_plan import with_tasks
+from meshwright.simulate import Costs, Timeline, simulate
+
+MOST_LISTED = 128
+"""Ranks up to which a plan lists what each stage communicates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """plan: with the order of a searched schedule, and what its stages take."""
+
+    plan: Plan
+    costs: Costs
+    timeline: Timeline
+
+
+def play(plan: Plan, program: Program, *, exact: bool = True, overlap: bool = True, spans: bool = False) -> Played:
+    """One step of the plan on the clock. exact: a pipeline's bytes are read off traced pairs, which searching does
+    without. overlap: gathers and reductions run beside compute, as they do when the plan is run."""
+    if len(plan.stages) == 1:
+        costs = replace(one_stage_costs(plan, program), overlap=overlap)
+        return Played(plan, costs, simulate(plan_lists(plan, program), costs, spans=spans))
+    pipeline = plan_pipeline(plan, program)
+    costs = plan_costs(plan, program, pipeline, exact, overlap)
+    early = with_tasks(plan.with_prediction(stages=stage_predictions(plan, costs)), pipeline)
+    timeline = simulate(plan_lists(early, program), costs, reads=pipeline.reads, spans=spans)
+    return Played(early, costs, timeline)
+
+
+def predict(plan: Plan, program: Program, *, beside_bytes: int = 0) -> Prediction:
+    """Of any plan; the gap is the plan's own. beside_bytes: what lies on every device whatever the plan does."""
+    return predicted(plan, program, beside_bytes=beside_bytes).predicted
+
+
+def predicted(plan: Plan, program: Program, *, beside_bytes: int = 0) -> Plan:
+    """The plan with its Prediction, and with the order of a searched schedule."""
+    if len(plan.stages) > 1:
+        return _listed(pipeline_predicted(plan, program)[0], program)
+    one = play(plan, program)
+    found = _one_stage(plan, program, one, beside_bytes)
+    collectives = traffic.collectives_of(plan, program)
+    spent_s = traffic.communication_s(collectives, plan.mesh)
+    return replace(plan, predicted=replace(found, collectives=collectives, communication_s=spent_s))
+
+
+_last: list[tuple[Plan, Program, Timeline]] = CACHES.own([])
+
+
+def pipeline_predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, Timeline]:
+    """A pipeline with its Prediction, its collectives yet to come. What was predicted exactly last is remembered."""
+    for known, of, played_before in _last if exact else ():
+        if of is program and _as_asked(known, plan) == plan:
+            return _as_asked(known, plan), played_before
+    found = play(plan, program, exact=exact)
+    figures = stage_figures(found.plan, found.costs, found.timeline)
+    made = found.plan.with_prediction(**figures)
+    if exact:
+        _last[:] = [(made, program, found.timeline)]
+    return made, found.timeline
+
+
+def _as_asked(plan: Plan, by: Plan) -> Plan:
+    """The plan under the model, budget and pins of another: its prediction depends on none of them."""
+    return replace(plan, model=by.model, memory_bytes=by.memory_bytes, pins=by.pins, cluster=by.cluster)
+
+
+def _listed(plan: Plan, program: Program) -> Plan:
+    """With what each stage communicates, and what that of the busiest takes."""
+    if plan.world_size > MOST_LISTED:
+        return plan
+    listed = [stage_traffic.stage_traffic(plan, program, number) for number in range(len(plan.groups))]
+    stages = [replace(stage, traffic=own) for stage, own in zip(plan.predicted.stages, listed, strict=True)]
+    busiest = max(range(len(stages)), key=lambda i: stages[i].busy_s)
+    spent_s = stage_traffic.communication_s(plan, busiest, listed[busiest])
+    return plan.with_prediction(stages=tuple(stages), communication_s=spent_s)
+
+
+def _one_stage(plan: Plan, program: Program, found: Played, beside_bytes: int) -> Prediction:
+    rows, micro, timeline = found.costs.segments, plan.microbatches, found.timeline
+    again = [passes_of(plan.order, index) for index in range(len(rows))]
+    forward_s = micro * sum(row.forward_s for row in rows)
+    backward_s = micro * sum(row.backward_s + count * row.forward_s for row, count in zip(rows, again, strict=True))
+    parameters_s, step_s = (sum(row.first_s + row.last_s for row in rows), sum(row.step_s for row in rows))
+    alone_s, times = forward_s + backward_s + parameters_s + step_s, timeline.stages[0]
+    static, resident, peak = times.static_bytes, sum(row.resident_bytes for row in rows), times.peak_bytes
+    if plan.order:
+        held = _nested(plan, program, found.costs)
+        resident, peak = held.held_bytes, max(static + held.peak_bytes, static + sum(r.gradient_bytes for r in rows))
+    static, peak = static + beside_bytes, peak + beside_bytes
+    resident = min(resident, peak - static)
+    return Prediction(
+        step_s=timeline.step_s,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        parameters_s=parameters_s,
+        communication_s=0.0,
+        optimizer_s=step_s,
+        static_bytes=static,
+        resident_bytes=resident,
+        transient_bytes=peak - static - resident,
+        peak_bytes=peak,
+        gap=plan.predicted.gap,
+        hidden_s=max(0.0, alone_s - timeline.step_s),
+        host_s=max(0.0, timeline.step_s - alone_s),
+    )
+
+
+def _nested(plan: Plan, program: Program, costs: Costs) -> Nested:
+    """What an order holds beside what is always there."""
+    ways = [chosen.way for chosen in chosen_ways(plan, program)]
+    options = [(way, least) for way, least in zip(ways, passing_ways(plan, program), strict=True)]
+    gradients = [row.gradient_bytes for row in costs.segments]
+    chained = Chained.of(program, plan, options, gradients, traced_for(plan.mesh.device))
+    return played(chained, parse_order(plan.order, len(ways)), ways)
