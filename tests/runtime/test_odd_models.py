@@ -35,7 +35,7 @@ class BuiltinNames(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.max = nn.Linear(8, 4)
-        self.unused = nn.Linear(3, 3)
+        self.unused = nn.ModuleList([None, nn.Linear(3, 3)])  # type: ignore[list-item]
 
     def forward(self, input: Tensor, id: Tensor) -> Tensor:
         return F.mse_loss(self.max(input), id)

@@ -135,9 +135,9 @@ def _units(adopted: Adopted) -> dict[nn.Module | None, list[str]]:
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Members of the outermost lists of modules."""
+    """Members of the outermost lists of modules, whose places may be empty."""
     if isinstance(module, nn.ModuleList | nn.Sequential):
-        yield from module
+        yield from module.children()
     else:
         for child in module.children():
             yield from _layers(child)
