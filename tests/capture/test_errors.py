@@ -144,3 +144,8 @@ def test_instance_norm_with_running_statistics() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4, track_running_stats=True))
     with pytest.raises(CaptureError, match="InstanceNorm with running statistics in 1"):
         capture(model, torch.ones(2, 3, 4, 4), lambda y, x: y.square().mean())
+
+
+def test_a_transform_of_torch_func() -> None:
+    with pytest.raises(CaptureError, match=r"without `torch\.func`"):
+        capture(nn.Linear(4, 4), torch.ones(2, 4), lambda y, x: torch.func.vmap(lambda row: row * row.max())(y).sum())

@@ -47,7 +47,9 @@ def unsupported(node: fx.Node) -> CaptureError:
             "take autocast out of the forward and capture with precision='mixed'",
         )
     return CaptureError(
-        f"{node.target} {where}", "a forward of plain operators", "write it without control flow that torch keeps whole"
+        f"{node.target} {where}",
+        "a forward of plain operators",
+        "write it without `torch.func` and without control flow that torch keeps whole",
     )
 
 

@@ -157,6 +157,8 @@ class _Reader:
         if target == OPERATOR:
             self._opaque(node, value)
             return
+        if "." not in target:  # no operator: a step of a transform such as vmap
+            raise unsupported(node)
         args = self._tree(node.args)
         kwargs = tuple((key, self._tree(arg)) for key, arg in node.kwargs.items() if key != "pin_memory")
         if target == "aten.batch_norm.default" and args[5] and isinstance(args[3], Ref):
