@@ -17,12 +17,16 @@ class TensorHook(Hard):
         return x.relu()
 
 
+def _halve(parameter: Tensor) -> None:
+    parameter.grad.mul_(0.5)  # type: ignore[union-attr]
+
+
 def _hooked(kind: str) -> Hard:
     model = Hard()
     if kind == "parameter":
         model.first.weight.register_hook(lambda grad: grad * 0.5)
     elif kind == "accumulate":
-        model.first.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5))  # type: ignore[union-attr]
+        model.first.weight.register_post_accumulate_grad_hook(_halve)
     elif kind == "backward":
         model.first.register_full_backward_hook(
             lambda module, into, out: (into[0] * 0.5,) if into[0] is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,11 +46,23 @@ class Entry:
     also: tuple[str, ...] = ()
     optimizer: str = "adamw"
 
+    double: bool = False
+
     def made(self) -> Case:
         torch.manual_seed(SEED)
         case = self.build()
         case.model.train()
-        return case
+        return in_double(case) if self.double else case
+
+
+def in_double(case: Case) -> Case:
+    """The same in float64, where rounding is too small to be mistaken for anything else."""
+    batches = tuple({name: _wide(value) for name, value in batch.items()} for batch in case.batches)
+    return replace(case, model=case.model.double(), batches=batches)
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
 
 
 def eager_loss(case: Case, batch: Batch) -> Tensor:

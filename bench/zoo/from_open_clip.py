@@ -18,9 +18,9 @@ class Contrastive(nn.Module):
 
     def __init__(self, model: nn.Module, kind: str) -> None:
         super().__init__()
-        import open_clip
+        from open_clip import loss
 
-        self.model, self.loss = model, getattr(open_clip, kind)()
+        self.model, self.loss = model, getattr(loss, kind)()
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor:
         images, texts, scale, *bias = self.model(image, text)

@@ -60,6 +60,8 @@ def _batch(name: str, reference: Reference, model: Any, taken: Any) -> Batch:
 
 def _mask(found: Batch, ids: Tensor, takes: bool) -> None:
     mask = padded(ids.shape[1])
+    if "pixel_values" in found:
+        mask[:, :IMAGE_TOKENS] = 1
     if takes:
         found["attention_mask"] = mask
         found["input_ids"] = ids * mask

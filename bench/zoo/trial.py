@@ -11,7 +11,7 @@ import resource
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Options:
     every_pin: bool = False
     reuse: bool = False
     parts: tuple[str, ...] = ("plan", "run")
+    double: bool = False
 
 
 class UnequalError(Exception):
@@ -55,7 +56,7 @@ class Trial:
     """The phases of one entry's trial, in order."""
 
     def __init__(self, entry: Entry, path: Path, options: Options) -> None:
-        self.entry, self.path, self.options = entry, path, options
+        self.entry, self.path, self.options = replace(entry, double=options.double), path, options
         self.row: Row = {"name": entry.name, "source": entry.source, "outcome": "abort", "phase": "", "cpu_s": {}}
 
     def run(self) -> None:
@@ -79,7 +80,7 @@ class Trial:
     def _phases(self) -> None:
         case = self._phase("build", self.entry.made)
         wanted = None if case.reference == "alone" else self._phase("eager", lambda: plain(self.entry))
-        program = self._phase("capture", lambda: capture(case.model, case.batches[0], case.loss, precision="fp32"))
+        program = self._phase("capture", lambda: capture(case.model, case.batches[0], case.loss))
         self.row |= {"ops": sum(1 for _ in program.ops()), "segments": len(program.segments)}
         if self.options.reuse:
             trainer.capture = lambda *_, **__: program
