@@ -78,7 +78,7 @@ class Trial:
             self._end("traceback", traceback.format_exc())
 
     def _in_single_or_double(self) -> None:
-        """What differs in float32 is compared once more in float64, far more closely: rounding does not differ there."""
+        """What differs in float32 is compared again in float64, far more closely: rounding is too small there."""
         try:
             self._phases()
         except UnequalError as error:
