@@ -146,7 +146,7 @@ def _hops(levels: tuple[str, ...], reach: _Reach, sizes: tuple[int, ...], behind
         if size > 1:
             rate = bandwidth * link.kept_among(size)
             behind_it = 0 if ranks == product else ranks
-            hops.append(Hop(level, size, link.latency_s, rate, link.efficiency, behind_it, link.shared))
+            hops.append(Hop(level, size, link.latency_s, rate, link.efficiency, behind_it, link.shared, link.measured))
             product = ranks * size
     return tuple(hops)
 
@@ -165,7 +165,7 @@ def _slowest_first(kinds: set[tuple[Hop, ...]]) -> list[tuple[Hop, ...]]:
 
 def _never_slower(a: tuple[Hop, ...], b: tuple[Hop, ...]) -> bool:
     return len(a) == len(b) and all(
-        (x.level, x.size, x.behind, x.efficiency) == (y.level, y.size, y.behind, y.efficiency)
+        (x.level, x.size, x.behind, x.efficiency, x.measured) == (y.level, y.size, y.behind, y.efficiency, y.measured)
         and x.latency_s <= y.latency_s
         and x.bandwidth >= y.bandwidth
         for x, y in zip(a, b, strict=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.errors import ClusterError, counted
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from rich.tree import Tree
 
     from meshwright.cluster.topology import Cluster
@@ -21,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("presets", help="list the named clusters")
     show = actions.add_parser("show", help="print a cluster as a tree with bandwidths")
-    show.add_argument("cluster", help="a preset such as dgx-h100:4, or the path of a .toml file")
+    show.add_argument("cluster", help="a preset such as dgx-h100:4, devices such as h100:8, or a .toml file")
     show.add_argument("--sources", action="store_true", help="also print where each figure comes from")
     show.add_argument("--toml", action="store_true", help="print the TOML form instead")
     detect = actions.add_parser("detect", help="measure the machines of this torchrun job")
@@ -78,6 +79,13 @@ def _show(args: argparse.Namespace) -> int:
         return 0
     console = Console()
     console.print(_tree(cluster))
+    for name in _measured_links(cluster.root):
+        console.print(_fit(name))
+    left_out = [(figure, source) for figure, source in cluster.sources if source.startswith("left out")]
+    if left_out and not args.sources:
+        console.print("  the file leaves out, so taken from what is nearest (--sources has all):")
+        for figure, source in left_out:
+            console.print(f"    {figure}: {source}", highlight=False, markup=False, soft_wrap=True)
     if args.sources:
         for figure, source in cluster.sources:
             console.print(f"  {figure}: {source}", highlight=False, markup=False, soft_wrap=True)
@@ -103,6 +111,33 @@ def _detect(args: argparse.Namespace) -> int:
             print(f"  {figure}: {source}")
         print(f"wrote {args.out}")
     return 0
+
+
+def _measured_links(group: Group) -> list[str]:
+    """The tables of measured collectives that the cluster's links name, each once."""
+    inner = [name for member in group.members if not isinstance(member.of, str) for name in _measured_links(member.of)]
+    return list(dict.fromkeys([*inner, *([group.link.measured] if group.link.measured else [])]))
+
+
+def _fit(name: str) -> Table:
+    """Fitted against measured seconds of collectives, a few sizes of each kind and group size."""
+    from rich.table import Table
+
+    from meshwright.cluster.collective_table import link_table, measured_lines
+    from meshwright.cluster.units import format_bytes
+
+    data = link_table(name)
+    table = Table("collective", "devices", "bytes: measured, fitted in us", title=f"{name}: {data['source']}")
+    for kind, sizes in data["lines"].items():
+        for size in sizes:
+            lines = measured_lines(name, kind, int(size))
+            cells = []
+            for n_bytes, measured_s in data["samples"].get(kind, {}).get(size, []):
+                fitted_s = min(s_per_byte * n_bytes + fixed_s for s_per_byte, fixed_s in lines)
+                cells.append(f"{format_bytes(n_bytes)}: {measured_s * 1e6:.4g}, {fitted_s * 1e6:.4g}")
+            large = f"large: {1 / min(line[0] for line in lines) / 1e9:.4g} GB/s of the tensor, fitted"
+            table.add_row(kind, size, "; ".join(cells) or large)
+    return table
 
 
 def _tree(cluster: Cluster) -> Tree:

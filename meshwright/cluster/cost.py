@@ -22,6 +22,9 @@ each tree); of two members each is the root of one tree and the leaf of the othe
 
 Fewer steps than a ring, so it wins when B is small; and half a ring's bytes between two hosts, whatever B is.
 
+*Measured* (`Hop.measured`). Where a group stays inside one host whose collectives were measured, the table's lines are
+the price (`collective_table`): they hold protocols, algorithms and the start of a collective.
+
 NCCL sends small messages by a protocol with short latencies and a low rate (`_PROTOCOLS`); the best of both counts.
 Where hosts differ, every kind of rank has hops, and m_h, of its own, and an algorithm takes as long as the slowest
 kind: the most per byte, and the most latency. So another host never makes a collective cheaper.
@@ -36,12 +39,12 @@ from dataclasses import replace
 from math import ceil, inf, log2
 
 from meshwright.caches import CACHES
+from meshwright.cluster.collective_table import Line
 from meshwright.cluster.mesh import Axis, ranks_behind
 from meshwright.errors import ClusterError
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
-Line = tuple[float, float]  # seconds per byte on the wire, and seconds of latency whatever the bytes
 Algorithm = Callable[[Axis, str], Line]
 
 
@@ -65,6 +68,8 @@ def collective_lines(kind: str, axis: Axis) -> tuple[Line, ...]:
         raise ClusterError(f"a collective over {axis!r}", "an Axis", "write mesh.axis(name)")
     if axis.size == 1 or not axis.hops:
         return ((0.0, 0.0),)
+    if len(axis.hops) == 1 and axis.hops[0].measured and axis.backend == "nccl" and not axis.others:
+        return axis.hops[0].measured_lines(kind)
     algorithms = (_GLOO if axis.backend == "gloo" else _NCCL)[kind]
     return tuple(
         (s_per_byte * slower, axis.overhead_s + latency_s * latency_share)

@@ -10,7 +10,7 @@ from meshwright.errors import ClusterError
 DEVICE_KINDS = ("cuda", "cpu")
 
 # A dtype the hardware has no unit for is computed in the next wider one that it has.
-_FALLBACK = {"float8": "bfloat16", "bfloat16": "float32", "float16": "float32", "tf32": "float32"}
+_FALLBACK = {"float4": "float8", "float8": "bfloat16", "bfloat16": "float32", "float16": "float32", "tf32": "float32"}
 
 
 @dataclass(frozen=True, slots=True)

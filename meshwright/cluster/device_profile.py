@@ -1,8 +1,10 @@
 """DeviceProfile: what calibration measured of a device, and how figures between the measured ones are read.
 
-Kernels bound by memory have curves: seconds over bytes. Products and rows have grids: the fraction of the roofline that
-they reach, over a few sizes. Attention and convolution have scatters: how much longer they take than their roofline, at
-many. The host's cost of asking for an op is kept apart: the two overlap.
+Kernels bound by memory have curves: seconds over bytes. Products and rows have grids: the fraction of the roofline
+that they reach, over a few sizes. Attention and convolution have scatters: how much longer they take than their
+roofline, at many. The host's cost of asking for an op is kept apart: the two overlap. Where kernels of this very
+device or its nearest relative were measured forward (`kernel_table`), they say what products, attention and experts
+take; what was not measured there (other layouts, backward, masks) keeps its ratio to them on the device of the tables.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from math import log
 
 import numpy as np
 
+from meshwright.cluster.kernel_table import MeasuredKernels
 from meshwright.cluster.profile_tables import Grid, Tables
 from meshwright.cluster.rooflines import (
     attention_base_s,
@@ -66,15 +69,16 @@ class DeviceProfile:
     """
 
     __slots__ = (
-        *("_memory", "_memory_reach", "_peaks", "_ratios", "_reach", "_tiled"),
+        *("_measured", "_memory", "_memory_reach", "_peaks", "_ratios", "_reach", "_tiled"),
         *("bandwidth", "host_scale", "memo", "tables"),
     )
 
     def __init__(
-        self, tables: Tables, peaks: Mapping[str, float], bandwidth: float, launch_s: float, memory: float, reach: float
-    ) -> None:
+        self, tables: Tables, peaks: Mapping[str, float], bandwidth: float, launch_s: float, memory: float,
+        reach: float, measured: MeasuredKernels | None = None,
+    ) -> None:  # fmt: skip
         """memory: achieved bandwidth over that of the tables' device; reach: likewise for fractions of peak."""
-        self.tables, self.bandwidth = tables, bandwidth
+        self.tables, self.bandwidth, self._measured = tables, bandwidth, measured
         self._peaks, self._memory, self._reach = peaks, memory, reach
         # Fractions of the nominal bandwidth: what a copy reaches of it here, over what it reached there.
         self._memory_reach = memory * tables.memory_bandwidth / bandwidth
@@ -83,6 +87,12 @@ class DeviceProfile:
         self._tiled: dict[tuple[str, str], Grid] = {}
         self.memo: dict[object, object] = {}
         """For those who price: what was worked out already."""
+
+    @property
+    def has_own_tables(self) -> bool:
+        """Whether meshwright was calibrated on this very device: what it runs is then better known than what others
+        run."""
+        return self._measured is None or self._measured.is_secondary
 
     def kernel_s(self, name: str, dtype: str, work: float) -> float:
         """Seconds of a kernel bound by memory."""
@@ -103,6 +113,18 @@ class DeviceProfile:
 
     def matmul_s(self, layout: str, dtype: str, itemsize: int, m: float, n: float, k: float, batch: int = 1) -> float:
         """A product [m, k] by [k, n]; `batch` of them fill the device as one with more rows does."""
+        found_s = self._measured and self._measured.product_s(dtype, m * batch, n, k)
+        if not found_s:
+            return self._table_matmul_s(layout, dtype, itemsize, m, n, k, batch)
+        if layout == "nt" and batch == 1 and not (int(n) | int(k)) & 7:
+            return found_s
+        near_s = self._table_matmul_s("nt", dtype, itemsize, m * batch, n, k, 1, aligned=True)
+        ratio = self._table_matmul_s(layout, dtype, itemsize, m, n, k, batch) / near_s
+        return found_s * (max(1.0, ratio) if batch > 1 else min(_MOST_APART, max(1 / _MOST_APART, ratio)))
+
+    def _table_matmul_s(
+        self, layout: str, dtype: str, itemsize: int, m: float, n: float, k: float, batch: int, aligned: bool = False
+    ) -> float:
         grid, units = self._products(layout, dtype, itemsize), self.tables.units
         rows, n_least, k_least = grid.at_least(m * batch, n, k)
         if units > 1:
@@ -113,7 +135,7 @@ class DeviceProfile:
             base_s = max(base_s, batch * matmul_base_s(self._peak(dtype), self.bandwidth, itemsize, m, n, k))
         base_s /= grid(rows, n_least, k_least) * self._reach
         m, n, k = int(m), int(n), int(k)
-        if (m | n | k) & 7:
+        if (m | n | k) & 7 and not aligned:
             slower = self.tables.misaligned.get(_table_dtype(dtype), {}).get(layout)
             if slower:
                 base_s *= max(slower[i][size & 1] for i, size in enumerate((m, n, k)) if size & 7)
@@ -137,9 +159,40 @@ class DeviceProfile:
         return found
 
     def attention_s(
+        self, variant: str, side: str, dtype: str, itemsize: int, heads: int, queries: int, keys: int, width: int,
+        groups: int = 1, window: int = 0,
+    ) -> float:  # fmt: skip
+        """`heads`: of all samples, `groups` of them share a key and a value; window: how many keys a query sees."""
+        found_s = self._measured and self._measured.attention_s(dtype, heads, queries, keys, width, groups, window)
+        if found_s and side == "forward" and variant in ("causal", "grouped"):
+            return found_s
+        sizes = (dtype, itemsize, heads, queries, keys, width)
+        table_s = self._table_attention_s(variant, side, *sizes)
+        if not found_s:
+            return table_s
+        return found_s * table_s / self._table_attention_s("causal", "forward", *sizes)
+
+    def mixture_s(
+        self,
+        dtype: str,
+        tokens: float,
+        hidden: int,
+        ffn: int,
+        topk: int,
+        experts: int,
+        ranks: int = 1,
+        skew: float = 0.0,
+    ) -> float | None:
+        """Forward of a layer of routed experts on one rank, where such layers were measured: `experts` of this rank,
+        each `ffn` wide, for `tokens` of which each goes to `topk` of the experts of all `ranks`."""
+        if self._measured is None:
+            return None
+        return self._measured.mixture_s(dtype, tokens, hidden, ffn, topk, experts, ranks, skew)
+
+    def _table_attention_s(
         self, variant: str, side: str, dtype: str, itemsize: int, heads: int, queries: int, keys: int, width: int
     ) -> float:
-        """`heads`: of all samples. Plain and causal attention were measured at more sizes; other variants are taken to
+        """Plain and causal attention were measured at more sizes; other variants are taken to
         differ from them by a factor that changes slowly."""
         causal = variant in ("causal", "grouped")
         base_s = attention_base_s(
@@ -254,7 +307,18 @@ _LIKE = {
 }
 """Host figures that not all tables have, and which stands for them there."""
 
-_NEAREST = {"float16": "bfloat16", "bfloat16": "float32", "int16": "bfloat16", "float64": "float32"}
+_MOST_APART = 4.0
+"""How much longer or shorter a layout may take than the measured one, by the tables of another device."""
+
+_NEAREST = {
+    "float4": "bfloat16",
+    "float8": "bfloat16",
+    "float8_block": "bfloat16",
+    "float16": "bfloat16",
+    "bfloat16": "float32",
+    "int16": "bfloat16",
+    "float64": "float32",
+}
 
 
 def _peak_of(peaks: Mapping[str, float], dtype: str) -> float:

@@ -1,11 +1,12 @@
-"""load_cluster: a preset with a host count, or the path of a TOML file."""
+"""load_cluster: a preset with a host count, a device with a count, or the path of a TOML file."""
 
 from __future__ import annotations
 
 from os import PathLike, fspath
 from pathlib import Path
 
-from meshwright.cluster.presets import preset
+from meshwright.cluster.hosts import ALIASES
+from meshwright.cluster.presets import devices_of, preset
 from meshwright.cluster.toml.read import read_cluster
 from meshwright.cluster.topology import Cluster
 from meshwright.cluster.units import is_whole
@@ -15,7 +16,8 @@ _MOST_HOSTS = 100_000
 
 
 def load_cluster(text: str | PathLike[str]) -> Cluster:
-    """`local`, `local:3` (3 processes), `dgx-h100:32` (32 hosts), or a path to a TOML file."""
+    """`local`, `local:3` (3 processes), `dgx-h100:32` (32 hosts), `h100:4x8` (4 hosts of 8), or a path to a TOML
+    file."""
     if not isinstance(text, str | PathLike):
         raise ClusterError(
             f"a cluster given as {text!r}",
@@ -31,6 +33,10 @@ def load_cluster(text: str | PathLike[str]) -> Cluster:
         except UnicodeDecodeError as error:
             raise ClusterError(f"cluster file {text!r} is not text in UTF-8", "a TOML file") from error
     name, colon, count_text = text.partition(":")
+    if name.lower() in ALIASES:
+        cluster = devices_of(name.lower(), *_hosts_and_devices(text, count_text))
+        cluster.verify()
+        return cluster
     counted = is_whole(count_text) and int(count_text) <= _MOST_HOSTS
     if colon and not counted:
         raise ClusterError(
@@ -39,3 +45,15 @@ def load_cluster(text: str | PathLike[str]) -> Cluster:
     cluster = preset(name, int(count_text or 1))
     cluster.verify()
     return cluster
+
+
+def _hosts_and_devices(text: str, count_text: str) -> tuple[int, int]:
+    """`8`: so many devices in one host; `4x8`: four hosts of eight."""
+    parts = (count_text or "1").lower().split("x")
+    if len(parts) > 2 or not all(
+        part.isascii() and part.isdecimal() and 1 <= int(part) <= _MOST_HOSTS for part in parts
+    ):
+        raise ClusterError(
+            f"cluster {text!r}", "a number of devices, or hosts x devices, after the colon", "write h100:8 or h100:4x8"
+        )
+    return (1, int(parts[0])) if len(parts) == 1 else (int(parts[0]), int(parts[1]))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from meshwright.cluster.collective_table import Line, link_table, measured_lines, reached
 from meshwright.cluster.device import Device
 from meshwright.cluster.frozen import HashedOnce
 from meshwright.errors import ClusterError
@@ -25,7 +26,8 @@ class Hop:
     """One level that a group crosses: `size` members there, and one rank's latency and bytes per second.
 
     `behind` is how many ranks of the group sit behind the member; 0 says as many as the sizes of the hops before make.
-    shared: the members have one link together, as processes of one host have.
+    shared: the members have one link together, as processes of one host have. measured: the table of measured
+    collectives that says what they take over this link.
     """
 
     level: str
@@ -35,13 +37,20 @@ class Hop:
     efficiency: tuple[tuple[str, float], ...] = ()
     behind: int = 0
     shared: bool = False
+    measured: str = ""
 
     def rate(self, kind: str) -> float:
         """Bytes per second that a collective of this kind reaches: measured links know it per collective."""
         for name, fraction in self.efficiency:
             if name == kind:
                 return self.bandwidth * fraction
-        return self.bandwidth
+        return self.bandwidth * (reached(self.measured, kind, self.size) if self.measured else 1.0)
+
+    def measured_lines(self, kind: str) -> tuple[Line, ...]:
+        """Seconds per byte and seconds of a collective among these members alone, by the table."""
+        slower = link_table(self.measured)["bandwidth"] / self.bandwidth
+        lines = measured_lines(self.measured, kind, self.size)
+        return tuple((s_per_byte * slower, fixed_s) for s_per_byte, fixed_s in lines)
 
 
 def ranks_behind(hops: tuple[Hop, ...]) -> list[int]:

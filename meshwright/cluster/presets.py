@@ -1,131 +1,54 @@
 """Named clusters. Links and devices carry their sources; `Cluster.sources` lists them all.
 
-A preset name with a count, `dgx-h100:32`, is that many hosts on one network; `local:3` is three processes.
+A preset name with a count, `dgx-h100:32`, is that many hosts on one network; `local:3` is three processes. A device's
+name with a count, `h100:8`, is that many devices in one host; `a100-40gb:4x8` is four hosts of eight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from meshwright.cluster.device_table import GPUS, SourcedDevice, local_cpu
+from meshwright.cluster.hosts import ALIASES, HOSTS, Host
 from meshwright.cluster.topology import Cluster
 from meshwright.cluster.tree import Group, Link, Member
 from meshwright.errors import ClusterError
 
-_ML_ENG = "stas00/ml-engineering@744d01e18b79 network/README.md"
-_MLPERF = "mlcommons/training_results_v4.0@62f111b7690f, NVIDIA system description"
-_NCCL = "NVIDIA/nccl src/graph/tuning.cc: ring, simple protocol"
-_PLAYBOOK = "HF Ultra-Scale Playbook, collectives of 256 MB on 8 and 16 H100"
-_ASSUMED = "assumption"
-
-# What NCCL reaches of the nominal rate. In a host: bus bandwidth over 450 GB/s; all-reduce is done by the switch
-# (NVLS), which is why it is closer to nominal than the rest. Between two hosts: what each sends (the tensor, for an
-# all-reduce; see `cost`) over its 400 GB/s: 0.45 to 0.48 for the three kinds there are rows of.
-_IN_HOST = (("all_reduce", 0.97), ("all_gather", 0.56), ("reduce_scatter", 0.56), ("all_to_all", 0.56))
-_NETWORK = tuple((kind, 0.47) for kind, _ in _IN_HOST)
-
 _LOOPBACK = (("all_reduce", 0.85), ("all_gather", 0.6), ("reduce_scatter", 0.55), ("all_to_all", 1.0))
+NCCL_OVERHEAD_S = 8.4e-6
 
-
-@dataclass(frozen=True, slots=True)
-class _Host:
-    """A kind of host: devices, the links inside, and the network each host has."""
-
-    device: str
-    devices: int
-    inner: Link
-    network: Link
-    sources: tuple[tuple[str, str], ...]
-
-
-def _sources(bandwidth: str, network: str, efficiency: str) -> tuple[tuple[str, str], ...]:
-    others = f"{_ASSUMED}: all_to_all as all_gather, broadcast and send nominal"
-    return (
-        ("host.bandwidth", bandwidth),
-        ("host.latency_s", _NCCL),
-        ("host.efficiency", f"{efficiency}; {others}"),
-        ("pod.bandwidth", network),
-        ("pod.latency_s", _NCCL),
-        ("pod.efficiency", f"{efficiency}; {others}"),
-        ("pod.taper", f"{_ASSUMED}: none, as on a quiet network; the mean of a busy cluster has 0.6 ({_PLAYBOOK})"),
-        ("overhead_s", f"{_NCCL}, base latency"),
-    )
-
-
-_LIKE_H100 = f"{_ASSUMED}: as measured on H100 ({_PLAYBOOK})"
-
-_HOSTS: dict[str, _Host] = {
-    "p3.16xlarge": _Host(
-        "V100-SXM2-16GB",
-        8,
-        Link(3.4e-6, 150e9),
-        Link(9.6e-6, 25e9 / 8),
-        _sources(
-            f"{_ML_ENG}: NVLink2 150 GB/s each way, as if all pairs had it (a cube mesh: assumption)",
-            "AWS announcement of EC2 P3, 2017: 25 Gbit/s per instance",
-            f"{_ASSUMED}: nominal",
-        ),
-    ),
-    "dgx-a100": _Host(
-        "A100-SXM-80GB",
-        8,
-        Link(3.4e-6, 300e9, efficiency=tuple((kind, 0.78) for kind, _ in _IN_HOST)),
-        Link(9.6e-6, 25e9, 8, efficiency=_NETWORK),
-        _sources(
-            f"{_ML_ENG}: NVLink3 300 GB/s each way",
-            "SC21 (Selene): 8 x HDR 200 Gbit/s per host",
-            "NVIDIA/nccl src/graph/tuning.cc: 235 GB/s on A100 in a host; network as measured on H100 (assumption)",
-        ),
-    ),
-    "dgx-h100": _Host(
-        "H100-SXM-80GB",
-        8,
-        Link(3.4e-6, 450e9, efficiency=_IN_HOST),
-        Link(9.6e-6, 50e9, 8, efficiency=_NETWORK),
-        _sources(f"{_ML_ENG}: NVLink4 450 GB/s each way", f"{_MLPERF}: 8 x 400 Gbit/s", _PLAYBOOK),
-    ),
-    "dgx-h200": _Host(
-        "H200-SXM-141GB",
-        8,
-        Link(3.4e-6, 450e9, efficiency=_IN_HOST),
-        Link(9.6e-6, 50e9, 8, efficiency=_NETWORK),
-        _sources(f"{_ML_ENG}: NVLink4 450 GB/s each way", f"{_MLPERF}: 8 x 400 Gbit/s", _LIKE_H100),
-    ),
-    "hgx-b200": _Host(
-        "B200-SXM",
-        8,
-        Link(3.4e-6, 900e9, efficiency=_IN_HOST),
-        Link(9.6e-6, 50e9, 8, efficiency=_NETWORK),
-        _sources(
-            f"{_ML_ENG}: NVLink5 900 GB/s each way",
-            "rillor.com, ConnectX-7 vs ConnectX-8: HGX B200 ships 8 x 400 Gbit/s",
-            _LIKE_H100,
-        ),
-    ),
-    "gb200-nvl72": _Host(
-        "GB200",
-        72,
-        Link(3.4e-6, 900e9, efficiency=_IN_HOST),
-        Link(9.6e-6, 50e9, 72, efficiency=_NETWORK),
-        _sources(
-            f"{_ML_ENG}: NVLink5 900 GB/s each way; one NVLink domain of 72",
-            f"{_ASSUMED}: one 400 Gbit/s card per device",
-            _LIKE_H100,
-        ),
-    ),
+_HOSTS = {
+    "p3.16xlarge": "V100-SXM2-16GB",
+    "dgx-a100": "A100-SXM-80GB",
+    "dgx-h100": "H100-SXM-80GB",
+    "dgx-h200": "H200-SXM-141GB",
+    "hgx-b200": "B200-SXM",
+    "gb200-nvl72": "GB200",
 }
-
-_NCCL_OVERHEAD_S = 8.4e-6
 
 
 def preset(name: str, count: int = 1) -> Cluster:
     """The preset of this name with `count` hosts (for `local`: processes)."""
     if name not in PRESETS:
         raise ClusterError(
-            f"cluster preset {name!r}", f"one of {', '.join(PRESETS)}", "or give the path of a .toml file"
+            f"cluster preset {name!r}",
+            f"one of {', '.join(PRESETS)}, or a device with a count: {', '.join(f'{alias}:8' for alias in ALIASES)}",
+            "or give the path of a .toml file",
         )
     return PRESETS[name](count)
+
+
+def devices_of(name: str, hosts: int, each: int) -> Cluster:
+    """`hosts` hosts with `each` devices of the type that `name` stands for."""
+    kind = HOSTS[ALIASES[name]]
+    if each > kind.devices:
+        whole = each // kind.devices
+        raise ClusterError(
+            f"cluster {name}:{f'{hosts}x' if hosts > 1 else ''}{each}: {each} devices in a host",
+            f"at most {kind.devices} of {kind.device}",
+            f"write {name}:{max(2, hosts * whole)}x{kind.devices} for several hosts",
+        )
+    return _cluster(f"{name}:{f'{hosts}x' if hosts > 1 else ''}{each}", kind, hosts, each)
 
 
 def _local(processes: int) -> Cluster:
@@ -139,15 +62,30 @@ def _local(processes: int) -> Cluster:
 
 def _hosts(name: str) -> Callable[[int], Cluster]:
     def build(count: int) -> Cluster:
-        kind = _HOSTS[name]
-        gpu = GPUS[kind.device]
-        host = Group("host", kind.inner, (Member(kind.device, kind.devices),))
-        root = host if count == 1 else Group("pod", kind.network, (Member(host, count),))
-        return Cluster(
-            f"{name}:{count}", "nccl", (gpu.device,), root, _NCCL_OVERHEAD_S, _all_sources(gpu, kind.sources)
-        )
+        kind = HOSTS[_HOSTS[name]]
+        return _cluster(f"{name}:{count}", kind, count, kind.devices)
 
     return build
+
+
+def _cluster(name: str, kind: Host, hosts: int, each: int) -> Cluster:
+    gpu = GPUS[kind.device]
+    host = _host(kind, each)
+    if hosts > 1 and kind.across and host.level == "socket":
+        host = Group("host", kind.across, (Member(host),))
+    root = host if hosts == 1 else Group("pod", kind.network, (Member(host, hosts),))
+    return Cluster(name, "nccl", (gpu.device,), root, NCCL_OVERHEAD_S, _all_sources(gpu, kind.sources))
+
+
+def _host(kind: Host, each: int) -> Group:
+    """Its devices, by sockets where they sit on several."""
+    if not kind.across or each <= kind.socket:
+        return Group("socket" if kind.across else "host", kind.inner, (Member(kind.device, each),))
+    whole, rest = divmod(each, kind.socket)
+    sockets = [Member(Group("socket", kind.inner, (Member(kind.device, kind.socket),)), whole)]
+    if rest:
+        sockets.append(Member(Group("socket", kind.inner, (Member(kind.device, rest),))))
+    return Group("host", kind.across, tuple(sockets))
 
 
 def _all_sources(device: SourcedDevice, links: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from meshwright.caches import CACHES
 from meshwright.cluster.device import Achievable, Device
 from meshwright.cluster.device_profile import WEIGHTS, DeviceProfile, window_place
+from meshwright.cluster.kernel_table import PARTS, MeasuredKernels, kernel_table, measured_kernels
 from meshwright.cluster.profile_tables import Curve, Grid, OptimizerCost, Tables
 from meshwright.cluster.scatter import Scatter
 from meshwright.errors import ClusterError
@@ -32,7 +33,7 @@ _AXES = {"matmul": 3}
 _NEEDED = {"grids": ("matmul.nn", "matmul.nt", "matmul.tn"), "optimizers": ("adamw.fused",)}
 _KNOWN = (
     *("schema", "name", "kind", "like", "peaks", "achievable", "reached", "host_link", "measured", "sources"),
-    *("pairs", "units"),
+    *("pairs", "units", "measured_kernels"),
 )
 
 
@@ -107,12 +108,22 @@ class _Check:
         if "achievable" in data or "like" in data:
             for kind, fraction in self.table("achievable", data.get("achievable")).items():
                 self.positive(f"achievable.{kind}", fraction)
+        if "measured_kernels" in data:
+            self.measured_kernels(data["measured_kernels"])
         if "like" in data:
             if data["like"] not in shipped():  # a file does not say which other files are read
                 raise self.fail("like", data["like"], f"a shipped profile with tables, of {', '.join(shipped())}")
         else:
             self.tables(data)
             self.factors(data["factors"], data["reached"])
+
+    def measured_kernels(self, given: Any) -> None:
+        table = self.table("measured_kernels", given)
+        if table.get("table") not in measured_kernels():
+            raise self.fail("measured_kernels.table", table.get("table"), f"one of {', '.join(measured_kernels())}")
+        parts = table.get("parts", list(PARTS))
+        if not isinstance(parts, list) or not set(parts) <= set(PARTS):
+            raise self.fail("measured_kernels.parts", parts, f"some of {', '.join(PARTS)}")
 
     def tables(self, data: Mapping[str, Any]) -> None:
         for key in (*_TABLES, "reached"):
@@ -329,10 +340,15 @@ def _achievable(data: Mapping[str, Any]) -> tuple[Achievable, ...]:
 
 
 @CACHES.memoized(maxsize=256)
-def profile_of(device: Device) -> DeviceProfile:
-    """Prices on this device: by its own profile's tables, or by its kind's reference at this device's rates."""
+def profile_of(device: Device, library: bool = False) -> DeviceProfile:
+    """Prices on this device: by its own profile's tables, or by its kind's reference at this device's rates.
+
+    library: kernels as inference libraries have them (FlashAttention-3, fused experts) even where meshwright was
+    calibrated on the device, and so knows what PyTorch's own take.
+    """
     found = tables(device.profile or REFERENCE.get(device.kind, REFERENCE["cuda"]))
     copied = device.memory_bandwidth * device.achievable_fraction("memory")
+    measured = _measured(device, library)  # its fractions are of half precision: those of single are the tables' own
     best = _best({dtype: grid.fractions for dtype, grid in found.grids["matmul.nn"].items()}, found.reached)
     return DeviceProfile(
         found,
@@ -340,8 +356,20 @@ def profile_of(device: Device) -> DeviceProfile:
         device.memory_bandwidth,
         device.launch_s,
         memory=copied / found.reached["copy"],
-        reach=device.achievable_fraction("matmul") / best,
+        reach=1.0 if measured and not measured.is_secondary else device.achievable_fraction("matmul") / best,
+        measured=measured,
     )
+
+
+def _measured(device: Device, library: bool) -> MeasuredKernels | None:
+    """Kernels that were measured on this device or its nearest relative; a fraction of its own scales them."""
+    given = read_profile(device.profile).get("measured_kernels") if device.profile else None
+    if given is None:
+        return None
+    there = device_of(given["table"]).achievable_fraction("matmul")
+    reach = device.achievable_fraction("matmul") / there
+    parts = frozenset(PARTS if library else given.get("parts", PARTS))
+    return MeasuredKernels(kernel_table(given["table"]), dict(device.peaks), device.memory_bandwidth, reach, parts)
 
 
 def _best(fractions: Mapping[str, list[float]], reached: Mapping[str, float]) -> float:

@@ -25,7 +25,8 @@ class Scatter:
     """Ratios by side over points of positive sizes; distances and slopes are in their logarithms.
 
     weights: how much each size tells points apart. Sizes beyond the outermost are read at these. doubts: by how much
-    the variance of each figure by itself is larger than usual.
+    the variance of each figure by itself is larger than usual. noise: that variance, over that of what changes with
+    sizes.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class Scatter:
         "_low",
         "_memo",
         "_middle",
+        "_noise",
         "_solved",
         "_values",
         "_weights",
@@ -49,7 +51,9 @@ class Scatter:
         ratios: Mapping[str, Sequence[float]],
         weights: Sequence[float],
         doubts: Mapping[str, Sequence[float]] | None = None,
+        noise: float = _NOISE,
     ) -> None:
+        self._noise = noise
         self.points, self.sides = [tuple(point) for point in points], tuple(ratios)
         self._weights = np.array(weights, dtype=np.float64)
         self._logs: Array = np.log(np.array(points, dtype=np.float64)) * self._weights
@@ -77,9 +81,9 @@ class Scatter:
     def _weighed(self) -> Array:
         among, values = self._alike(self._logs), self._values - self._level
         if not self._doubts:
-            return np.asarray(np.linalg.solve(among + _NOISE * np.eye(len(among)), values), dtype=np.float64)
+            return np.asarray(np.linalg.solve(among + self._noise * np.eye(len(among)), values), dtype=np.float64)
         columns = [
-            np.linalg.solve(among + _NOISE * np.diag(self._doubts[side]), values[:, number])
+            np.linalg.solve(among + self._noise * np.diag(self._doubts[side]), values[:, number])
             for number, side in enumerate(self.sides)
         ]
         return np.stack(columns, axis=1)
@@ -90,7 +94,7 @@ class Scatter:
         for number, side in enumerate(self.sides):
             values, each = self._values[:, number] - self._level[number], np.ones(len(among))
             for _ in range(_ROUNDS):
-                inverse = np.linalg.inv(among + _NOISE * np.diag(each))
+                inverse = np.linalg.inv(among + self._noise * np.diag(each))
                 apart = np.abs(inverse @ values / np.diag(inverse))
                 each = np.clip(apart / _STRANGE, 1.0, _MOST_DOUBT)
             found[side] = [float(f"{doubt:.3g}") for doubt in each]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
+from meshwright.cluster.collective_table import link_table
 from meshwright.errors import ClusterError
 
 MOST_TAPER = 2.0
@@ -18,7 +19,8 @@ class Link:
     `bandwidth` is bytes per second of one link in one direction; `count` links work in parallel. With `shared`
     the members do not have links of their own: all of them together have `count * bandwidth`. `efficiency`
     says, per collective, what fraction of the bandwidth it reaches. `taper` says how a large network falls short:
-    among n members, each gets its bandwidth divided by (n / 2) ** taper.
+    among n members, each gets its bandwidth divided by (n / 2) ** taper. `measured` names a shipped table of measured
+    collectives (`collective_table`), which then says what they take; at another bandwidth in proportion.
     """
 
     latency_s: float
@@ -27,6 +29,7 @@ class Link:
     shared: bool = False
     efficiency: tuple[tuple[str, float], ...] = ()
     taper: float = 0.0
+    measured: str = ""
 
     @property
     def total_bandwidth(self) -> float:
@@ -46,6 +49,8 @@ class Link:
         for name, (value, fine, expected) in figures.items():
             if not fine:
                 raise ClusterError(f"{where}: {name} is {value}", expected)
+        if self.measured:
+            link_table(self.measured)
         for kind, fraction in self.efficiency:
             if not fraction > 0:
                 raise ClusterError(f"{where}: efficiency of {kind} is {fraction}", "a positive fraction")

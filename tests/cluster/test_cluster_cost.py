@@ -86,18 +86,25 @@ def test_two_hosts_swap_halves_where_more_pass_everything_twice() -> None:
     assert gathers == pytest.approx([15 / 16 * n_bytes / 80e9, 23 / 24 * n_bytes / 80e9])
 
 
-@pytest.mark.parametrize(("kind", "measured_s"), [("all_reduce", 1.327e-3), ("all_gather", 1.300e-3)])
-def test_two_hosts_of_the_preset_take_what_was_published(kind: str, measured_s: float) -> None:
-    axis = load_cluster("dgx-h100:2").mesh((16,)).axes[0]
-    assert collective_s(kind, 256e6, axis) == pytest.approx(measured_s, rel=0.15)
+# The best of the range that the HF Ultra-Scale Playbook shows for 256 MB on 2, 8 and 64 hosts of 8 H100.
+PUBLISHED = {"all_reduce": {2: 1.10e-3, 8: 2.62e-3, 64: 2.88e-3}, "all_gather": {2: 1.06e-3, 8: 1.41e-3, 64: 5.75e-3}}
+
+
+@pytest.mark.parametrize(("kind", "hosts"), [(kind, hosts) for kind, by in PUBLISHED.items() for hosts in by])
+def test_hosts_of_the_preset_take_what_was_published(kind: str, hosts: int) -> None:
+    axis = load_cluster(f"dgx-h100:{hosts}").mesh((8 * hosts,)).axes[0]
+    assert collective_s(kind, 256e6, axis) == pytest.approx(PUBLISHED[kind][hosts], rel=0.15)
 
 
 def test_a_tapered_network_loses_rate_with_every_host() -> None:
     cluster = load_cluster("dgx-h100:8")
     assert isinstance(cluster.root.members[0].of, Group)
-    tapered = replace(cluster, root=replace(cluster.root, link=replace(cluster.root.link, taper=0.5)))
+    flat, tapered = (
+        replace(cluster, root=replace(cluster.root, link=replace(cluster.root.link, taper=taper)))
+        for taper in (0.0, 0.5)
+    )
     for hosts, slower in ((2, 1.0), (8, 2.0)):
-        plain, less = (c.mesh((hosts, 8)).axis("x").hops[-1].bandwidth for c in (cluster, tapered))
+        plain, less = (c.mesh((hosts, 8)).axis("x").hops[-1].bandwidth for c in (flat, tapered))
         assert plain / less == pytest.approx(slower)
     assert tapered.mesh((8, 8)).axis("y") == cluster.mesh((8, 8)).axis("y")  # within a host nothing changes
 

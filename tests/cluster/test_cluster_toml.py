@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cluster import Group, Link, load_cluster
+from meshwright.cluster import Group, load_cluster
 from meshwright.cluster.presets import PRESETS
 from meshwright.cluster.toml.read import read_cluster
 from meshwright.cluster.toml.write import write_cluster
@@ -59,8 +59,44 @@ def test_units_and_structure(tmp_path: Path) -> None:
     assert (fast.memory_bytes, slow.usable_bytes) == (80 << 30, 16 * 10**9 - (1 << 30))
     assert (fast.peak_flops("bfloat16"), slow.peak_flops("float32")) == (989e12, 15.7e12)
     assert fast.achievable_fraction("matmul", 2e9) == pytest.approx(0.4)
-    assert cluster.root.link == Link(pytest.approx(1e-5), 50e9, 8)  # type: ignore[arg-type]
-    assert cluster.root.members[1].uplink == Link(pytest.approx(2e-5), 3.125e9)  # type: ignore[arg-type]
+    link, uplink = cluster.root.link, cluster.root.members[1].uplink
+    assert uplink is not None
+    assert (link.latency_s, link.bandwidth, link.count) == (pytest.approx(1e-5), 50e9, 8)
+    assert (uplink.latency_s, uplink.bandwidth, uplink.count) == (pytest.approx(2e-5), 3.125e9, 1)
+
+
+TEN_LINES = """\
+backend = "nccl"
+[device.h100]
+memory = "80GiB"
+memory_bandwidth = "3.35TB/s"
+peaks = { bfloat16 = "989T", float32 = "67T" }
+[level.host]
+bandwidth = "450GB/s"
+[[host]]
+device = "h100"
+devices = 8
+"""
+
+
+def test_what_is_left_out_is_that_of_the_nearest_known_device_and_link_and_is_noted() -> None:
+    mine, preset = read_cluster(TEN_LINES, "file"), load_cluster("h100:8")
+    (device,), (known,) = mine.devices, preset.devices
+    assert (device.launch_s, device.reserve_bytes) == (known.launch_s, known.reserve_bytes)
+    assert (device.achievable, device.profile) == (known.achievable, known.profile)
+    assert mine.mesh((8,)).axes[0] == preset.mesh((8,)).axes[0]
+    sources = dict(mine.sources)
+    for field in ("h100.launch_s", "h100.reserve_bytes", "h100.profile", "host.efficiency", "overhead_s"):
+        assert "left out" in sources[field]
+    gloo = read_cluster(TEN_LINES.replace("nccl", "gloo").replace("450GB/s", '450GB/s"\nlatency = "1us'), "file")
+    assert not gloo.root.link.measured
+
+
+def test_a_device_of_another_name_is_known_by_its_rates() -> None:
+    text = TEN_LINES.replace("h100", "mine").replace("3.35TB/s", "300GB/s").replace("80GiB", "23GiB")
+    cluster = read_cluster(text.replace("989T", "121T").replace("67T", "30T").replace("450GB/s", "32GB/s"), "file")
+    assert cluster.devices[0].profile == "L4"
+    assert cluster.root.link.measured == "L4"
 
 
 @pytest.mark.parametrize("name", [f"{preset}:{hosts}" for preset in PRESETS for hosts in (1, 3)])
@@ -115,8 +151,9 @@ def test_a_group_may_have_links_of_its_own() -> None:
     alike, apart = cluster.root.members
     assert (alike.count, alike.uplink, apart.count) == (2, None, 1)
     assert isinstance(apart.of, Group)
-    assert apart.of.link == Link(pytest.approx(1.5e-5), 10e9)  # type: ignore[arg-type]
-    assert apart.uplink == Link(pytest.approx(5e-5), 2e9)  # type: ignore[arg-type]
+    assert (apart.of.link.latency_s, apart.of.link.bandwidth) == (pytest.approx(1.5e-5), 10e9)
+    assert apart.uplink is not None
+    assert (apart.uplink.latency_s, apart.uplink.bandwidth) == (pytest.approx(5e-5), 2e9)
     assert read_cluster(write_cluster(cluster), "file") == cluster
     # Sixteen devices leave the slow pod together: that is what its traffic is priced at.
     across = cluster.mesh((2, 16)).axis("x").hops[-1]
@@ -162,7 +199,7 @@ FAULTS = [
     ('latency = "10us"', 'latancy = "10us"', r"line 24: level\.pod\.latancy is not a field"),
     ('device = "slow"\ndevices', 'device = "sloe"\ndevices', r"line 33: host\[1\]\.device is 'sloe'"),
     ('backend = "nccl"', 'backend = "mpi"', r"line 2: backend is 'mpi'"),
-    ('latency = "20us"', "links = 1", r"line 35: host\[1\]\.uplink\.latency is missing"),
+    ('bandwidth = "25Gbit/s", ', "", r"line 35: host\[1\]\.uplink\.bandwidth is missing"),
     ("memory = 0.9 }", "memory = 1.9 }", r"line 8: device\.fast\.achievable\.memory is 1\.9"),
     ("devices = 8", "devices = [8]", r"line 29: host\[0\]\.devices is \[8\]"),
     ("devices = 8", "devices = true", r"line 29: host\[0\]\.devices is True"),

@@ -170,8 +170,9 @@ def test_a_device_without_a_profile_is_priced_by_its_rates(tmp_path: Path) -> No
     device = load_cluster(str(tmp_path / "c.toml")).devices[0]
     profile = profile_of(device)
     assert 2 * 8192**3 / profile.matmul_s("nn", "float32", 4, 8192, 8192, 8192) < 1.1 * 10e12
-    assert 1e9 / profile.kernel_s("add.forward", "float32", 1e9) == pytest.approx(1e12, rel=0.1)
-    assert profile.host("linear") == (0.0, 0.0)  # no launch cost was given
+    copied = 1e12 * device.achievable_fraction("memory")  # of the nearest known device
+    assert 1e9 / profile.kernel_s("add.forward", "float32", 1e9) == pytest.approx(copied, rel=0.1)
+    assert min(profile.host("linear")) > 0  # no launch cost was given: the nearest device has one
 
 
 CLUSTER = """

@@ -7,18 +7,19 @@ from pathlib import Path
 
 from meshwright.cluster.device import DEVICE_KINDS, Achievable, Device
 from meshwright.cluster.profile_load import device_of
+from meshwright.cluster.toml.nearest import Nearest
 from meshwright.cluster.toml.table import Table
 from meshwright.cluster.units import parse_bytes, parse_count, parse_rate, parse_seconds
 from meshwright.errors import ClusterError
 
 DEVICE_FIELDS = ("kind", "memory", "reserve", "memory_bandwidth", "launch", "peaks", "achievable", "profile")
-_DTYPES = ("float8", "bfloat16", "float16", "tf32", "float32", "float64")
+_DTYPES = ("float4", "float8", "bfloat16", "float16", "tf32", "float32", "float64")
 _OP_KINDS = ("matmul", "attention", "convolution", "memory")
 
 
-def read_device(name: str, table: Table) -> Device:
-    """A device's figures; those that are not given are its profile's, where it names one."""
-    known = _profiled(table)
+def read_device(name: str, table: Table, nearest: Nearest) -> Device:
+    """A device's figures; those that are not given are its profile's, or those of the nearest known device."""
+    known = _profiled(table) or _nearest(name, table, nearest)
     peaks = known.peaks if known and "peaks" not in table else _peaks(table)
     memory_bytes = int(table.figure("memory", parse_bytes, known.memory_bytes if known else None, positive=True))
     reserve_bytes = int(table.figure("reserve", parse_bytes, known.reserve_bytes if known else 0.0))
@@ -39,11 +40,29 @@ def read_device(name: str, table: Table) -> Device:
     )
 
 
+def _nearest(name: str, table: Table, nearest: Nearest) -> Device | None:
+    """The known device nearest to the rates that are given, of which the figures are taken that are not."""
+    kind = table.one_of("kind", DEVICE_KINDS, "cuda")
+    if "profile" in table or kind != "cuda" or not nearest.use:
+        return None
+    peaks = dict(_peaks(table))
+    memory_bytes = table.figure("memory", parse_bytes, positive=True)
+    bandwidth = table.figure("memory_bandwidth", parse_rate, positive=True)
+    found = nearest.device(name, peaks, memory_bytes, bandwidth)
+    left = {"reserve": "reserve_bytes", "launch": "launch_s", "achievable": "achievable", "profile": "profile"}
+    for field, figure in left.items():
+        if field not in table:
+            value = getattr(found, figure)
+            shown = value if not isinstance(value, tuple) else ", ".join(f"{e.kind} {e.fraction:g}" for e in value)
+            nearest.note(f"{name}.{figure}", f"{shown}", found.name)
+    return found
+
+
 def _profiled(table: Table) -> Device | None:
     """The device of the profile that is named: a shipped one, or a file (beside this one, if its path is relative)."""
-    if "profile" not in table:
-        return None
     name = table.text("profile", "")
+    if not name:
+        return None
     if name.endswith(".json"):
         folder = Path(table.where.file).parent
         if "\0" in name or not (folder / name).resolve().is_relative_to(folder.resolve()):

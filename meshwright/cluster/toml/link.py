@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from meshwright.cluster.collective_table import measured_links
 from meshwright.cluster.cost import KINDS
+from meshwright.cluster.toml.nearest import Nearest
 from meshwright.cluster.toml.table import Table
 from meshwright.cluster.tree import MOST_TAPER, Link
 from meshwright.cluster.units import parse_count, parse_rate, parse_seconds
 
-LINK_FIELDS = ("bandwidth", "latency", "links", "shared", "efficiency", "taper")
+LINK_FIELDS = ("bandwidth", "latency", "links", "shared", "efficiency", "taper", "measured")
 _MOST_EFFICIENCY = 10.0
 
 
-def read_link(table: Table) -> Link:
+def read_link(table: Table, nearest: Nearest, level: str, inner: bool) -> Link:
+    """A link's figures; those that are not given are those of the nearest measured link."""
+    bandwidth = table.figure("bandwidth", parse_rate, positive=True)
+    left = nearest.inner(level, table.data, bandwidth) if inner else nearest.outer(level, table.data)
+    table = Table({**left, **table.data}, table.path, table.where)
     efficiency: tuple[tuple[str, float], ...] = ()
     if "efficiency" in table:
         entries = table.child("efficiency", KINDS)
@@ -21,12 +27,20 @@ def read_link(table: Table) -> Link:
         raise table.where.error(table.field("shared"), f"is {shared!r}", "true or false")
     return Link(
         latency_s=table.figure("latency", parse_seconds),
-        bandwidth=table.figure("bandwidth", parse_rate, positive=True),
+        bandwidth=bandwidth,
         count=table.whole("links", 1),
         shared=shared,
         efficiency=efficiency,
         taper=_taper(table),
+        measured=_measured(table),
     )
+
+
+def _measured(table: Table) -> str:
+    name = table.text("measured", "")
+    if name and name not in measured_links():
+        raise table.where.error(table.field("measured"), f"is {name!r}", f"one of {', '.join(measured_links())}")
+    return name
 
 
 def _efficiency(table: Table, kind: str) -> float:

@@ -19,6 +19,7 @@ import tomllib
 from meshwright.cluster.toml.device import DEVICE_FIELDS, read_device
 from meshwright.cluster.toml.lines import Where
 from meshwright.cluster.toml.link import LINK_FIELDS, read_link
+from meshwright.cluster.toml.nearest import Nearest
 from meshwright.cluster.toml.table import Table
 from meshwright.cluster.topology import BACKENDS, Cluster
 from meshwright.cluster.tree import Group, Link, Member, merge_equal
@@ -40,30 +41,36 @@ def read_cluster(text: str, file: str) -> Cluster:
     for table, example in (("device", "[device.NAME]"), ("level", "[level.host]"), ("host", "[[host]]")):
         if table not in top:
             raise top.where.error(table, "is missing", f"a table {example}", "docs/cluster.md has an example")
-    devices = tuple(read_device(name, top.child("device").child(name, DEVICE_FIELDS)) for name in top.keys("device"))
+    names = top.keys("device")
+    backend = top.one_of("backend", BACKENDS)
+    nearest = Nearest(backend)
+    devices = tuple(read_device(name, top.child("device").child(name, DEVICE_FIELDS), nearest) for name in names)
     levels = [(name, top.child("level").child(name, _LEVEL_FIELDS)) for name in top.keys("level")]
     sources = top.child("sources").data if "sources" in top else {}
+    root = _root(top, levels, {device.name for device in devices}, nearest)
+    overhead_s = top.figure("overhead", parse_seconds) if "overhead" in top else nearest.overhead_s()
+    noted = {**nearest.notes, **{str(key): str(value) for key, value in sources.items()}}
     cluster = Cluster(
         name=top.text("name", file),
-        backend=top.one_of("backend", BACKENDS),
+        backend=backend,
         devices=devices,
-        root=_root(top, levels, {device.name for device in devices}),
-        overhead_s=top.figure("overhead", parse_seconds, 0.0),
-        sources=tuple((str(key), str(value)) for key, value in sources.items()),
+        root=root,
+        overhead_s=overhead_s,
+        sources=tuple(noted.items()),
     )
     cluster.verify()
     return cluster
 
 
-def _root(top: Table, levels: list[tuple[str, Table]], device_names: set[str]) -> Group:
-    name, link = levels[0][0], read_link(levels[0][1])
+def _root(top: Table, levels: list[tuple[str, Table]], device_names: set[str], nearest: Nearest) -> Group:
+    name, link = levels[0][0], read_link(levels[0][1], nearest, levels[0][0], inner=True)
     _refuse_sizes(levels[0][1])
     hosts = top.tables("host", _HOST_FIELDS)
-    members = [_host(host, name, link, device_names) for host in hosts]
+    members = [_host(host, name, link, device_names, nearest) for host in hosts]
     if len(levels) == 1:
         _refuse_uplinks(hosts)
     for i, (level, table) in enumerate(levels[1:], 1):
-        members = _grouped(members, level, table, outermost=i == len(levels) - 1)
+        members = _grouped(members, level, table, nearest, outermost=i == len(levels) - 1)
     if len(members) == 1 and members[0].count == 1 and isinstance(members[0].of, Group):
         return members[0].of
     total = sum(member.count for member in members)
@@ -88,15 +95,17 @@ def _refuse_uplinks(tables: list[Table]) -> None:
             )
 
 
-def _own_links(table: Table, link: Link) -> tuple[Link, Link | None]:
+def _own_links(table: Table, link: Link, nearest: Nearest, host: bool) -> tuple[Link, Link | None]:
     """The link inside a group (the level's unless it has its own) and the one from it outwards, if it has one."""
-    inner = read_link(table.child("link", LINK_FIELDS)) if "link" in table else link
-    uplink = read_link(table.child("uplink", LINK_FIELDS)) if "uplink" in table else None
-    return inner, uplink
+    links = [table.child(name, LINK_FIELDS) if name in table else None for name in ("link", "uplink")]
+    inner, uplink = (
+        read_link(own, nearest, own.path, inner=host and i == 0) if own else None for i, own in enumerate(links)
+    )
+    return inner or link, uplink
 
 
-def _host(table: Table, level: str, link: Link, device_names: set[str]) -> Member:
-    inner, uplink = _own_links(table, link)
+def _host(table: Table, level: str, link: Link, device_names: set[str], nearest: Nearest) -> Member:
+    inner, uplink = _own_links(table, link, nearest, host=True)
     return Member(Group(level, inner, _host_devices(table, device_names)), table.whole("count", 1), uplink)
 
 
@@ -115,17 +124,22 @@ def _host_devices(table: Table, device_names: set[str]) -> tuple[Member, ...]:
     return tuple(Member(d, table.checked_whole("devices", n)) for d, n in zip(devices, counts, strict=True))
 
 
-def _grouped(members: list[Member], level: str, table: Table, outermost: bool) -> list[Member]:
+def _grouped(members: list[Member], level: str, table: Table, nearest: Nearest, outermost: bool) -> list[Member]:
     """Consecutive members in groups: as `[[level.NAME.group]]` says, or of `size` each; in one by default."""
-    link, each = read_link(table), [Member(m.of, 1, m.uplink) for m in members for _ in range(m.count)]
+    link, each = (
+        read_link(table, nearest, level, inner=False),
+        [Member(m.of, 1, m.uplink) for m in members for _ in range(m.count)],
+    )
     groups, start = [], 0
-    for n, inner, uplink in _groups_of(table, link, len(each), outermost):
+    for n, inner, uplink in _groups_of(table, link, len(each), nearest, outermost):
         groups.append(Member(Group(level, inner, merge_equal(each[start : start + n])), 1, uplink))
         start += n
     return list(merge_equal(groups))
 
 
-def _groups_of(table: Table, link: Link, total: int, outermost: bool) -> list[tuple[int, Link, Link | None]]:
+def _groups_of(
+    table: Table, link: Link, total: int, nearest: Nearest, outermost: bool
+) -> list[tuple[int, Link, Link | None]]:
     """Of every group of a level: how many members, the link inside, the link outwards."""
     if "group" not in table:
         return [(n, link, None) for n in _sizes(table, total)]
@@ -136,7 +150,7 @@ def _groups_of(table: Table, link: Link, total: int, outermost: bool) -> list[tu
         _refuse_uplinks(entries)
     found = []
     for entry in entries:
-        found += [(entry.whole("size"), *_own_links(entry, link))] * entry.whole("count", 1)
+        found += [(entry.whole("size"), *_own_links(entry, link, nearest, host=False))] * entry.whole("count", 1)
     if sum(n for n, _, _ in found) != total:
         raise table.where.error(
             table.field("group"), f"has groups of {[n for n, _, _ in found]}", f"sizes that add up to {total}"

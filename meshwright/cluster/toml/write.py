@@ -62,13 +62,11 @@ def _device_lines(device: Device) -> Iterator[str]:
     yield f"memory_bandwidth = {device.memory_bandwidth!r}"
     yield f"launch = {device.launch_s!r}"
     yield f"peaks = {{ {', '.join(f'{dtype} = {rate!r}' for dtype, rate in device.peaks)} }}"
-    if device.achievable:
-        entries = (
-            f"{_key(e.kind)} = {{ fraction = {e.fraction!r}, half_work = {e.half_work!r} }}" for e in device.achievable
-        )
-        yield f"achievable = {{ {', '.join(entries)} }}"
-    if device.profile:
-        yield f"profile = {_text(device.profile)}"
+    entries = (
+        f"{_key(e.kind)} = {{ fraction = {e.fraction!r}, half_work = {e.half_work!r} }}" for e in device.achievable
+    )
+    yield f"achievable = {{ {', '.join(entries)} }}"
+    yield f"profile = {_text(device.profile)}"
 
 
 def _link_fields(link: Link) -> list[str]:
@@ -77,11 +75,9 @@ def _link_fields(link: Link) -> list[str]:
         fields.append(f"links = {link.count}")
     if link.shared:
         fields.append("shared = true")
-    if link.efficiency:
-        fields.append(f"efficiency = {{ {', '.join(f'{k} = {v!r}' for k, v in link.efficiency)} }}")
-    if link.taper:
-        fields.append(f"taper = {link.taper!r}")
-    return fields
+    fields.append(f"efficiency = {{ {', '.join(f'{k} = {v!r}' for k, v in link.efficiency)} }}")
+    fields.append(f"taper = {link.taper!r}")  # even where there is none: what is left out is taken from known links
+    return [*fields, f"measured = {_text(link.measured)}"]
 
 
 def _level_lines(members: list[Member]) -> list[str]:

@@ -32,8 +32,9 @@ def attention(case: Case) -> Seconds:
     heads, keys, width = prod(query.shape[:-2]), key.shape[-2], query.shape[-1]
     if case.name == RING:  # plain products, block by block
         variant, keys = "strided", keys * dict(case.op.kwargs)["size"]
+    groups = max(1, heads // prod(key.shape[:-2]))
     sides = (
-        case.on.attention_s(variant, side, case.dtype, case.itemsize, heads, query.shape[-2], keys, width)
+        case.on.attention_s(variant, side, case.dtype, case.itemsize, heads, query.shape[-2], keys, width, groups)
         for side in ("forward", "backward")
     )
     return next(sides), next(sides), 0.0

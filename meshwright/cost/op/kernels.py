@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from meshwright.capture.program import Op
 from meshwright.cost.op import attention, convolution, elementwise, products, rows
 from meshwright.cost.op.case import Calls, Case, Seconds
-from meshwright.cost.op.mixture import dispatch_host, dispatch_seconds, experts
+from meshwright.cost.op.mixture import dispatch_host, dispatch_seconds, experts, measured_layer_s
 from meshwright.profile.count import ATTENTIONS, CONVOLUTIONS, RING, VIEWS
 from meshwright.profile.mixture import MIXTURES
 from meshwright.profile.operands import packet
@@ -57,7 +57,9 @@ def _mixture(case: Case) -> Seconds:
     """The experts' own ops, and what brings tokens to them and back."""
     columns = zip(*map(device_seconds, experts(case)), dispatch_seconds(case), strict=True)
     forward_s, inputs_s, weights_s = map(sum, columns)
-    return forward_s, inputs_s, weights_s
+    measured_s = measured_layer_s(case)
+    ratio = measured_s / forward_s if measured_s else 1.0
+    return ratio * forward_s, ratio * inputs_s, ratio * weights_s
 
 
 def _difference(all_s: Calls, less_s: Calls) -> Calls:

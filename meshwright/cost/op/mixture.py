@@ -7,7 +7,7 @@ from math import prod
 
 from meshwright.capture.program import TensorType, Value
 from meshwright.cost.op.case import Calls, Case, Seconds, tensor
-from meshwright.profile.mixture import inner_ops
+from meshwright.profile.mixture import grouped_flops, inner_ops, row_count
 from meshwright.profile.operands import packet
 
 
@@ -23,6 +23,21 @@ def experts(case: Case) -> Iterator[Case]:
             for side in (inner.operands, inner.op.results)
         )
         yield Case(inner.op, packet(inner.op.target), operands, results, case.on)
+
+
+def measured_layer_s(case: Case) -> float | None:
+    """Forward of the whole layer, where such layers were measured on the device but not meshwright's own."""
+    if case.on.has_own_tables:
+        return None
+    values = [
+        Value(name, TensorType(local.shape, local.dtype), local.grad)
+        for name, local in zip(case.op.operands(), case.operands, strict=True)
+    ]
+    rows, flops = row_count(case.op, values), sum(grouped_flops(case.op, values).values())
+    (tokens, hidden), topk = case.operands[0].shape[-2:], case.operands[1].shape[-1]
+    ranks = dict(case.op.kwargs)["size"] if case.op.target.endswith(":local_mix") else 1
+    ffn = max(1, round(flops / max(1, 6 * rows * hidden)))
+    return case.on.mixture_s(case.dtype, tokens, hidden, ffn, topk, case.operands[3].shape[0], ranks)
 
 
 def dispatch_seconds(case: Case) -> Seconds:

@@ -54,7 +54,8 @@ def attention_s(call: Call) -> float:
     dtype, itemsize = float_of(call.node)
     variant = _variant(call, query[-3] != key[-3], itemsize)
     side = "backward" if backward else "forward"
-    sizes = (prod(query[:-2]), query[-2], key[-2], query[-1])
+    groups = max(1, prod(query[:-2]) // prod(key[:-2]))
+    sizes = (prod(query[:-2]), query[-2], key[-2], query[-1], groups)
     return call.on.attention_s(variant, side, dtype, itemsize, *sizes)
 
 

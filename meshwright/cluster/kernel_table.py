@@ -1,0 +1,158 @@
+"""Measured kernels of a device: products, attention, mixtures of experts, as ratios to a roofline at scattered sizes.
+
+A roofline is the longer of the arithmetic and the traffic of memory at usual fractions of the nominal rates, and a
+start. What was measured is kept as a ratio to it, and read between the measured sizes by kriging (`scatter`): the
+ratio changes slowly, and the figures of one size by themselves are not believed fully. A device that was not measured
+takes the ratios of its nearest relative at its own rates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.caches import CACHES
+from meshwright.cluster.scatter import Scatter
+from meshwright.errors import ClusterError
+
+KERNELS = Path(__file__).parent / "kernels"
+_PRODUCT_START_S, _ATTENTION_START_S, _MIXTURE_START_S = 2e-6, 6e-6, 15e-6
+PARTS = ("products", "attention", "mixture")
+WIDTHS = {"bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "float8_block": 1.0, "float4": 0.5}
+"""Bytes of an element of a weight."""
+
+
+def product_roof_s(peak: float, bandwidth: float, width: float, m: float, n: float, k: float) -> float:
+    """[m, k] by [k, n]; what comes out has two bytes, whatever goes in."""
+    moved = width * (m * k + n * k) + 2 * m * n
+    return _PRODUCT_START_S + max(2 * m * n * k / (0.75 * peak), moved / (0.8 * bandwidth))
+
+
+def attention_roof_s(
+    peak: float, bandwidth: float, width: float, heads: float, queries: float, keys: float, size: float, groups: float,
+    window: float,
+) -> float:  # fmt: skip
+    """Causal, forward; `heads` of all samples, `groups` of them for each pair of key and value, which are also
+    stored."""
+    seen = window if 0 < window < keys else keys
+    pairs = queries * (seen - seen * seen / keys / 2)
+    moved = 2 * size * (2 * heads * queries + 2 * heads / groups * keys) + width * 2 * size * heads / groups * keys
+    return _ATTENTION_START_S + max(4 * heads * pairs * size / (0.6 * peak), moved / (0.7 * bandwidth))
+
+
+def mixture_roof_s(
+    peak: float, bandwidth: float, width: float, tokens: float, hidden: float, ffn: float, topk: float, experts: float,
+    ranks: float,
+) -> float:  # fmt: skip
+    """Three products of the rows that come to this rank's experts, and the weights of those that get any."""
+    rows = tokens * topk / ranks
+    used = experts * min(1.0, rows / experts)
+    flops = 6 * rows * hidden * ffn
+    moved = width * 3 * used * hidden * ffn + 4 * tokens * hidden + 2 * rows * (2 * ffn + hidden)
+    return _MIXTURE_START_S + flops / (0.5 * peak) + moved / (0.6 * bandwidth)
+
+
+class KernelTable:
+    """Ratios to the rooflines, by dtype."""
+
+    __slots__ = ("attention", "mixture", "name", "products")
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.name = str(data["name"])
+        self.products = _scatters(data.get("products", {}))
+        self.attention = _scatters(data.get("attention", {}))
+        self.mixture = _scatters(data.get("mixture", {}))
+
+
+def _scatters(by_dtype: Mapping[str, Any]) -> dict[str, Scatter]:
+    return {
+        dtype: Scatter(one["points"], {"forward": one["ratios"]}, one["weights"], noise=one["noise"])
+        for dtype, one in by_dtype.items()
+    }
+
+
+@CACHES.memoized(maxsize=None)
+def measured_kernels() -> tuple[str, ...]:
+    """Names of the shipped tables."""
+    return tuple(sorted(path.stem for path in KERNELS.glob("*.json")))
+
+
+@CACHES.memoized(maxsize=None)
+def kernel_table(name: str) -> KernelTable:
+    path = KERNELS / f"{name}.json"
+    if not path.exists():
+        raise ClusterError(f"measured kernels {name!r}", f"one of {', '.join(measured_kernels())}")
+    return KernelTable(json.loads(path.read_text(encoding="utf-8")))
+
+
+class MeasuredKernels:
+    """A table's ratios at one device's own rates: seconds forward, or None where the table has nothing of the kind.
+
+    reach: fractions of peak on this device over those on the table's. parts: those of the table that are used; types
+    narrower than bfloat16 always are, since meshwright was calibrated in none.
+    """
+
+    __slots__ = ("_bandwidth", "_parts", "_peaks", "_reach", "_table")
+
+    def __init__(
+        self, table: KernelTable, peaks: Mapping[str, float], bandwidth: float, reach: float, parts: frozenset[str]
+    ) -> None:
+        self._table, self._peaks, self._bandwidth, self._reach, self._parts = table, peaks, bandwidth, reach, parts
+
+    @property
+    def is_secondary(self) -> bool:
+        """Whether the device has tables of its own, and these are for narrow types alone."""
+        return not self._parts
+
+    def _of(self, part: str, dtype: str) -> Scatter | None:
+        wide = dtype in ("bfloat16", "float16")
+        if wide and (part not in self._parts or dtype not in self._peaks):  # a V100 has no units for bfloat16
+            return None
+        by_dtype: dict[str, Scatter] = getattr(self._table, part)
+        return by_dtype.get("bfloat16" if dtype == "float16" else dtype)
+
+    def _peak(self, dtype: str) -> float:
+        own = self._peaks.get(dtype.removesuffix("_block"))
+        return self._reach * (own or self._peaks.get("bfloat16") or self._peaks["float32"])
+
+    def product_s(self, dtype: str, m: float, n: float, k: float) -> float | None:
+        """A product [m, k] by [n, k] transposed; narrower types than bfloat16 with the quantisation of x."""
+        ratio = self._of("products", dtype)
+        if ratio is None:
+            return None
+        return product_roof_s(self._peak(dtype), self._bandwidth, WIDTHS[dtype], m, n, k) * ratio("forward", m, n, k)
+
+    def attention_s(
+        self, dtype: str, heads: int, queries: int, keys: int, size: int, groups: float, window: int
+    ) -> float | None:
+        """Causal attention, forward. dtype: of keys and values as they are stored."""
+        ratio = self._of("attention", dtype)
+        if ratio is None:
+            return None
+        roof_s = attention_roof_s(
+            self._peak("float16" if dtype == "float16" else "bfloat16"),
+            self._bandwidth,
+            WIDTHS[dtype],
+            heads,
+            queries,
+            keys,
+            size,
+            groups,
+            window,
+        )
+        narrowed = keys / window if 0 < window < keys else 1.0
+        return roof_s * ratio("forward", heads, keys, size, groups, narrowed)
+
+    def mixture_s(
+        self, dtype: str, tokens: float, hidden: int, ffn: int, topk: int, experts: int, ranks: int, skew: float
+    ) -> float | None:
+        """Routed experts, forward, on one of `ranks` ranks that hold `experts` each and see all tokens."""
+        ratio = self._of("mixture", dtype)
+        if ratio is None:
+            return None
+        sizes = (tokens, hidden, ffn, topk, experts, ranks)
+        return mixture_roof_s(self._peak(dtype), self._bandwidth, WIDTHS[dtype], *sizes) * ratio(
+            "forward", *sizes, 1.0 + skew
+        )
