@@ -65,8 +65,10 @@ def fit(points: list[Point]) -> list[Line]:
     pieces = zip(sizes, sizes[1:], values, values[1:], strict=False)
     slopes = [((high - low) / (b - a), low - (high - low) / (b - a) * a) for a, b, low, high in pieces]
     lines = list(dict.fromkeys(slopes))
+    between = [size * 2**i for size, next_size in pairwise(sizes) for i in range(1, 30) if size * 2**i < next_size]
+    kept = points + [(size, _seconds(lines, size)) for size in between]  # a piece without samples inside counts too
     while len(lines) > LINES:
-        lines = min((lines[:i] + lines[i + 1 :] for i in range(len(lines))), key=lambda some: _loss(some, points))
+        lines = min((lines[:i] + lines[i + 1 :] for i in range(len(lines))), key=lambda some: _loss(some, kept))
     return lines + lines[-1:] * (LINES - len(lines))
 
 

@@ -50,9 +50,7 @@ def load_cluster(text: str | PathLike[str]) -> Cluster:
 def _hosts_and_devices(text: str, count_text: str) -> tuple[int, int]:
     """`8`: so many devices in one host; `4x8`: four hosts of eight."""
     parts = (count_text or "1").lower().split("x")
-    if len(parts) > 2 or not all(
-        part.isascii() and part.isdecimal() and 1 <= int(part) <= _MOST_HOSTS for part in parts
-    ):
+    if len(parts) > 2 or not all(is_whole(part) and int(part) <= _MOST_HOSTS for part in parts):
         raise ClusterError(
             f"cluster {text!r}", "a number of devices, or hosts x devices, after the colon", "write h100:8 or h100:4x8"
         )
