@@ -118,6 +118,22 @@ def test_any_number_of_ranks_on_one_host(n: int) -> None:
     assert dict(found.sources)["host.bandwidth"]
 
 
+def test_names_of_drivers_are_known_by_family_form_and_memory() -> None:
+    """A driver's name says PCIe where a card is one, and its memory tells an A100 of 40 GB from one of 80."""
+    expected = {
+        ("NVIDIA H100 80GB HBM3", 85): 989e12,
+        ("NVIDIA H100 PCIe", 85): 756.5e12,
+        ("NVIDIA GeForce RTX 4090", 25): 165.2e12,
+        ("NVIDIA GeForce RTX 2060", 6): 1e12,
+    }
+    for (name, gigabytes), peak in expected.items():
+        info = RankInfo("h", name, "cuda", gigabytes * 10**9, 3e12, 1e-5, (("float32", 1e11), ("bfloat16", 1e12)))
+        (device,), _, _ = device_types([info])
+        assert device.peak_flops("bfloat16") == peak, name
+    info = RankInfo("h", "NVIDIA A100-SXM4-40GB", "cuda", 40 * 10**9, 1e12, 1e-5, (("bfloat16", 2e14),))
+    assert device_types([info])[0][0].memory_bandwidth < 1.7e12
+
+
 def test_mixed_devices_become_types_and_known_ones_keep_their_nominal_rates() -> None:
     def info(name: str, memory_bytes: int, flops: float) -> RankInfo:
         rates = (("float32", flops / 10), ("bfloat16", flops))

@@ -26,9 +26,18 @@ def device_types(ranks: Sequence[RankInfo]) -> tuple[tuple[Device, ...], list[st
 
 
 def _known(info: RankInfo) -> Device | None:
-    """The preset device that this one's name contains: `NVIDIA H100 80GB HBM3` is an H100."""
-    words = info.device.split()
-    return next((gpu.device for name, gpu in GPUS.items() if name.split("-")[0] in words), None)
+    """The preset device that this one's name contains: `NVIDIA H100 80GB HBM3` is an H100. Of several that differ in
+    form or memory, the one with the same form and the nearest memory."""
+    words = info.device.replace("-", " ").upper().split()
+    found = [gpu.device for name, gpu in GPUS.items() if all(word in words for word in _family(name))]
+    alike = [device for device in found if ("PCIE" in words) == ("PCIE" in device.name.upper())]
+    return min(alike or found, key=lambda device: abs(device.memory_bytes - info.memory_bytes), default=None)
+
+
+def _family(name: str) -> list[str]:
+    """`RTX-4090` and `A100-SXM-80GB` are an RTX 4090 and an A100: neither form nor memory tells."""
+    words = name.upper().split("-")
+    return [word for word in words if not word.startswith(("SXM", "PCIE", "SERVER")) and not word.endswith("GB")]
 
 
 def _source(likes: list[RankInfo]) -> str:
