@@ -147,7 +147,8 @@ def _gpu_attention(op: Op, operands: list[Value], tensors: list[Tensor]) -> Tens
     if kernel == "cudnn":
         found = ops._scaled_dot_product_cudnn_attention(query, key, value, mask, True, rate, causal, scale=scale)
     elif kernel == "efficient":
-        if mask is not None:  # the kernel reads one for every sample and head, and gives back as many gradients
+        if mask is not None:  # the kernel reads rows, one for every sample and head, and gives back as many gradients
+            mask = mask if mask.stride(-1) == 1 else mask.contiguous()
             mask = mask.expand(*query.shape[:-1], key.shape[-2])
         found = ops._scaled_dot_product_efficient_attention(query, key, value, mask, True, rate, causal, scale=scale)
     elif kernel == "flash":

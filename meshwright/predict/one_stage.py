@@ -68,9 +68,10 @@ def _timed(plan: Plan, found: SegmentCost, chosen: Chosen) -> SegmentCost:
         again_s = 0.0
     more_host_s = found.forward_host_s * (again_s / found.forward_s if found.forward_s else 0.0)
     copies = copies_of(plan.mesh.device) if way.away_bytes else None
+    found = replace(found, away_bytes=way.away_bytes)
     if copies is not None:
         slower = way.away_bytes / copies.memory_rate
-        found = replace(found, away_bytes=way.away_bytes, away_s=way.away_bytes / copies.rate)
+        found = replace(found, away_s=way.away_bytes / copies.rate)
     return replace(
         found,
         forward_s=found.forward_s + slower,

@@ -18,11 +18,11 @@ from meshwright.simulate import Transfer
 def rate_of(plan: Plan, source: int, target: int) -> Rate:
     if source == target:  # of two runs on the same devices
         return inner_rate(plan.groups[source][0].mesh)
-    if not plan.links:  # a pipeline made by hand, on no cluster yet: what crosses is free
+    if not plan.links and not plan.cluster:  # a pipeline made by hand, on no cluster yet: what crosses is free
         return Rate(0.0, inf)
     found = rates(plan).get((source, target))
     if found is None:
-        raise PlanError(f"no wire from stage {source} to stage {target}", "one for all that exchange", "plan again")
+        raise PlanError(f"no link from stage {source} to stage {target}", "one for all that exchange", "plan again")
     return found
 
 

@@ -94,8 +94,8 @@ def test_an_edit_to_nonsense_is_refused_with_the_field(plan: Plan, change: Any, 
         ("local:3", ("pp=2+1",), 1.0),
         ("local:4", ("mesh=2x2", "dp=2", "tp=2", "*.up.weight=S(0) on tp"), 1.0),
         ("local:2", ("zero=3:2",), 1.0),
-        ("local:2", ("dp=2",), 0.8),
-        ("local:1", ("recompute=rotor", "microbatch=1"), 0.8),
+        ("local:2", ("dp=2",), 0.95),
+        ("local:1", ("recompute=rotor", "microbatch=1"), 0.9),
     ],
 )
 def test_what_the_planner_writes_is_read(cluster: str, pins: tuple[str, ...], part: float) -> None:

@@ -274,9 +274,9 @@ def test_interleaved_stages_of_too_few_segments_are_refused(gpt: Program) -> Non
         make_plan(gpt, load_cluster("local:5"), pins=("pp=1+1+1+1+1", "schedule=interleaved"))
 
 
-def test_a_plan_without_a_wire_is_refused(gpt: Program) -> None:
+def test_a_plan_without_a_link_is_refused(gpt: Program) -> None:
     plan = make_plan(gpt, load_cluster("local:2"), pins=("pp=2",))
-    with pytest.raises(PlanError, match="wire"):
+    with pytest.raises(PlanError, match="no link from stage"):
         simulate_plan(replace(plan, links=()), gpt)
 
 
