@@ -43,7 +43,7 @@ def test_a_batch_is_not_cut_where_making_values_again_is_faster() -> None:
     shard_first = refine(free, program, limit)
     assert shard_first is not None
     assert plan.predicted.step_s <= shard_first.predicted.step_s * (1 + 1e-9)
-    assert (plan.microbatches, cut.microbatches) == (1, 2)
+    assert plan.microbatches == 1 < cut.microbatches
     assert plan.predicted.step_s < 0.9 * cut.predicted.step_s
 
 

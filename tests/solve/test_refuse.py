@@ -28,7 +28,8 @@ from meshwright.solve.refuse import does_not_fit
 )
 def test_a_cluster_that_is_named_can_have_the_pins(count: int, pins: tuple[str, ...], named: str) -> None:
     program, cluster = capture(*small_model("llama")), load_cluster(f"local:{count}")
-    budget = make_plan(program, cluster, pins=pins).predicted.static_bytes * 4 // 5
+    free = make_plan(program, cluster, pins=pins).predicted
+    budget = free.static_bytes * 6 // 5  # less than with gradients, which are a third more
     tight = partial(tight_candidates, program, pins=pins, setting=Setting())
     todo = does_not_fit(cluster, budget, Smallest(1, "kept", 1), tight, pinned_devices(pins)).todo
     assert todo.startswith(named or "raise the memory limit")
