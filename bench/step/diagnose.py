@@ -2,7 +2,7 @@
 
     python bench/step/diagnose.py --out OUT [--only NAME,...]
 
-Models that no accuracy is judged by. Per case: the step, the bytes at its peak, every kernel of a step; of an eager
+Models that no accuracy is judged by, or was judged by before (`judged.py`). Per case: the step, the bytes at its peak, every kernel of a step; of an eager
 one every node of every distinct segment, its device seconds (by the profiler) and its host seconds (of the same model
 at a size that leaves the device nothing to do). All of it is written as JSON beside the prices.
 """
@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bench.step.judged import case_of
 from bench.step.planned import Case, Planned, Steps, measure, with_own_memory
 from meshwright.cluster import Device
 from meshwright.cost.traced.fusible import tensors_of
@@ -62,17 +63,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="out")
     parser.add_argument("--only", default="")
+    parser.add_argument("--eager", action="store_true", help="in bf16, with all memory, alone")
     parser.add_argument("--seconds", type=float, default=180.0, help="no case is begun after so long")
     args = parser.parse_args()
     start, device = time.perf_counter(), with_own_memory(this_device())
     wanted = args.only.split(",") if args.only else list(CASES)
     found: list[dict[str, Any]] = []
     for name, precision, compiled, tight in jobs(wanted):
+        if args.eager and (compiled or tight or precision != "bf16"):
+            continue
         if time.perf_counter() - start > args.seconds:
             break
-        reference, batch, small = CASES[name]
+        case, small = case_of(name, precision, compiled), ""
+        if name in CASES:
+            reference, batch, small = CASES[name]
+            case = Case(reference, batch, precision, compiled)
         try:
-            row = diagnose(Case(reference, batch, precision, compiled), device, small, tight)
+            row = diagnose(case, device, small, tight)
         except Exception:
             row = {"error": traceback.format_exc()[-1500:]}
         found.append({"name": name, "precision": precision, "compiled": compiled, "tight": tight} | row)
