@@ -3,8 +3,9 @@
     python bench/step/diagnose.py --out OUT [--only NAME,...]
 
 Models that no accuracy is judged by, or that were judged before (`judged.py`). Per case: the step, the bytes at its
-peak, every kernel of a step; of an eager one every node of every distinct segment, its device seconds (by the profiler) and its host seconds (of the same model
-at a size that leaves the device nothing to do). All of it is written as JSON beside the prices.
+peak, every kernel of a step; of an eager one every node of every distinct segment, its device seconds (by the profiler)
+and its host seconds (of the same model at a size that leaves the device nothing to do). All of it is written as JSON
+beside the prices.
 """
 
 from __future__ import annotations
