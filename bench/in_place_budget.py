@@ -6,8 +6,9 @@
 The model, 1.1 billion parameters in bfloat16, is built on the device before it is planned, as a user would. Every case
 is a process of its own whose allocator is held to the budget (torch.cuda.set_per_process_memory_fraction) from before
 the model is built: one that needs more fails. Figures: the mean of `--steps` steps (zero_grad, step, AdamW) after two;
-peak: torch.cuda.max_memory_allocated from the first step on. `model` is kept, or deleted once it was adopted: both
-must hold, and take equally long. Plans are made once, as `mw.fit` makes them (`--plans FOLDER` keeps them for other
+peak: torch.cuda.max_memory_allocated from the first step on; holes: what the allocator held beside the weights once
+they were adopted; retries: how often it had to give memory back to go on. `model` is kept, or deleted once it was
+adopted, or copied and deleted (the way before there was adoption): all must hold, and take equally long. Plans are made once, as `mw.fit` makes them (`--plans FOLDER` keeps them for other
 runs); with `--fit` every case calls `mw.fit` itself.
 """
 
@@ -33,6 +34,7 @@ from meshwright.capture import capture
 from meshwright.models.reference import Reference, parse_reference
 from meshwright.plan import Plan
 from meshwright.runtime.fit import fit_curves, room_bytes, this_device
+from meshwright.runtime.weights.packing import holes_bytes
 
 LLAMA = "llama?layers=22&hidden=2048&heads=32&kv_heads=4&ffn=5632&vocab=32000&seq=2048&tied=false"
 SMALL = "llama?layers=3&hidden=64&heads=4&kv_heads=4&ffn=128&vocab=256&seq=32&tied=false"
@@ -69,14 +71,15 @@ def case(args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     with device:
         model = reference.build().to(torch.bfloat16)
-    batch = a_batch(reference, args.batch, device)
+    batch, copied = a_batch(reference, args.batch, device), args.way == "copied"
     if args.fit:
-        trainer = mw.fit(model, batch, int(budget * GIB), precision="bf16", compile=args.compile)
+        trainer = mw.fit(model, batch, int(budget * GIB), precision="bf16", compile=args.compile, copy=copied)
     else:
-        trainer = mw.parallelize(model, Plan.load(args.plan), compile=args.compile)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    if args.drop:
+        trainer = mw.parallelize(model, Plan.load(args.plan), compile=args.compile, copy=copied)
+    optimizer = torch.optim.AdamW((trainer if copied else model).parameters(), lr=1e-5, fused=True)
+    if args.way != "kept":
         del model
+    holes = holes_bytes(device)
     if gpu:
         torch.cuda.reset_peak_memory_stats()
     losses = [_step(trainer, optimizer, batch) for _ in range(2)]
@@ -92,6 +95,8 @@ def case(args: argparse.Namespace) -> dict[str, Any]:
         "gib": torch.cuda.max_memory_allocated() / GIB if gpu else 0.0,
         "predicted_ms": predicted.step_s * 1e3,
         "predicted_gib": predicted.peak_bytes / GIB,
+        "holes_gib": holes / GIB,
+        "retries": torch.cuda.memory_stats()["num_alloc_retries"] if gpu else 0,
         "losses": [loss.item() for loss in losses],
     }
 
@@ -108,28 +113,29 @@ def _wait(gpu: bool) -> None:
         torch.cuda.synchronize()
 
 
-def child(args: argparse.Namespace, budget: str, plan: str, drop: bool) -> dict[str, Any]:
+def child(args: argparse.Namespace, budget: str, plan: str, way: str) -> dict[str, Any]:
     own = [sys.executable, __file__, "--model", args.model, "--batch", str(args.batch), "--device", args.device]
-    own += ["--steps", str(args.steps), "--budget", budget, "--plan", plan]
-    own += [flag for flag, wanted in (("--drop", drop), ("--compile", args.compile), ("--fit", args.fit)) if wanted]
+    own += ["--steps", str(args.steps), "--budget", budget, "--plan", plan, "--way", way]
+    own += [flag for flag, wanted in (("--compile", args.compile), ("--fit", args.fit)) if wanted]
     done = subprocess.run(own, capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no word"])[-1]}
+        told = [text for text in done.stderr.splitlines() if "Error" in text] or ["no word"]
+        return {"error": told[-1]}
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def run(args: argparse.Namespace, folder: Path) -> None:
     rows: dict[str, dict[str, Any]] = {}
     for budget, plan in plans(args, folder).items():
-        for drop in (False, True):
-            name = f"{budget} GiB, model {'deleted' if drop else 'kept'}"
-            row = rows[name] = child(args, budget, plan, drop)
+        for way in args.ways.split(","):
+            name = f"{budget} GiB, model {way}"
+            row = rows[name] = child(args, budget, plan, way)
             if "error" in row:
                 print(f"{name:>24}  {row['error']}", flush=True)
                 continue
             print(
                 f"{name:>24}  {row['ms']:8.1f} ms (predicted {row['predicted_ms']:.1f})  {row['gib']:6.2f} GiB "
-                f"(predicted {row['predicted_gib']:.2f})",
+                f"(predicted {row['predicted_gib']:.2f}), holes {row['holes_gib']:.2f} GiB, {row['retries']} retries",
                 flush=True,
             )
     if args.json:
@@ -142,6 +148,7 @@ def main() -> None:
     parser.add_argument("--model", default=LLAMA)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--budgets", default="40,25,16,11", help="GiB, by commas")
+    parser.add_argument("--ways", default="kept,deleted,copied")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--fit", action="store_true", help="every case plans for itself, by mw.fit")
@@ -151,7 +158,7 @@ def main() -> None:
     parser.add_argument("--json")
     parser.add_argument("--budget", help=argparse.SUPPRESS)
     parser.add_argument("--plan", help=argparse.SUPPRESS)
-    parser.add_argument("--drop", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--way", default="kept", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.budget:
         print(json.dumps(case(args)))

@@ -21,6 +21,7 @@ from meshwright.price.buckets import Bucket, Transfers, gathered, is_home, moves
 from meshwright.runtime.weights.buckets import Scratch, Shape, gather, reduce
 from meshwright.runtime.weights.homes import Home, Homes
 from meshwright.runtime.weights.overlap import Begun, Overlap
+from meshwright.runtime.weights.packing import has_holes, packed
 from meshwright.torch_compat import dtensor_like, local_tensor
 
 Source = Callable[[Parameter, Layout, torch.dtype], Tensor]
@@ -119,6 +120,7 @@ class Store:
         for found in self.gathers.values():
             for bucket in (bucket for transfers in found for bucket in transfers.buckets):
                 self._lay_side_by_side(bucket)
+        self._pack()
         for name, parameter in own.items():
             self.like[name] = as_dtensor(self.locals[name], mesh, self.layouts[name][0], self.shapes[name])
             self.stored[name] = nn.Parameter(self.like[name], requires_grad=parameter.trainable)
@@ -131,6 +133,25 @@ class Store:
             flat = torch.cat([self.locals[name].reshape(-1) for name in bucket.names])
             self.locals.update(self._local_shape(bucket).views(flat))
             self._flats[bucket] = flat
+
+    def _pack(self) -> None:
+        """Gives back the memory that the weights came in, where that has holes."""
+        device = next((local.device for local in self.locals.values()), torch.device("cpu"))
+        if not has_holes(device):
+            return
+        flat = {name for bucket in self._flats for name in bucket.names}
+        held: dict[str | Bucket, Tensor] = {**self._flats}
+        held |= {name: local for name, local in self.locals.items() if name not in flat}
+        order = list(self.locals)
+        self.locals.clear()
+        self._flats.clear()
+        for key, tensor in packed(held, device).items():
+            if isinstance(key, Bucket):
+                self._flats[key] = tensor
+                self.locals.update(self._local_shape(key).views(tensor))
+            else:
+                self.locals[key] = tensor
+        self.locals = {name: self.locals[name] for name in order}
 
     def _local_shape(self, bucket: Bucket) -> Shape:
         """Of the bucket's parameters in storage; of an all-reduce, as they compute, which is alike."""
