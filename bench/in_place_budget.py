@@ -8,7 +8,8 @@ is a process of its own whose allocator is held to the budget (torch.cuda.set_pe
 the model is built: one that needs more fails. Figures: the mean of `--steps` steps (zero_grad, step, AdamW) after two;
 peak: torch.cuda.max_memory_allocated from the first step on; holes: what the allocator held beside the weights once
 they were adopted; retries: how often it had to give memory back to go on. `model` is kept, or deleted once it was
-adopted, or copied and deleted (the way before there was adoption): all must hold, and take equally long. Plans are made once, as `mw.fit` makes them (`--plans FOLDER` keeps them for other
+adopted, or copied and deleted (the way before there was adoption): all must hold, and take equally long. Plans
+are made once, as `mw.fit` makes them (`--plans FOLDER` keeps them for other
 runs); with `--fit` every case calls `mw.fit` itself.
 """
 

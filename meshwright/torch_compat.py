@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._library.custom_ops import CustomOpDef
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, free_unbacked_symbols
@@ -26,6 +32,8 @@ FakeMode = FakeTensorMode
 
 DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException)
 """What torch.export raises where Python asks for a tensor's value."""
+UNTOLD_SHAPES = (*DATA_DEPENDENT, DynamicOutputShapeException)
+"""What an operator raises on fake tensors where its results' shapes depend on values."""
 
 
 def fake_mode() -> FakeTensorMode:
@@ -384,3 +392,14 @@ def gradient_hooks(tensor: Tensor) -> bool:
     """Whether a parameter has hooks that see, and may change, its gradient."""
     known = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
     return any(known)
+
+
+def modules_with_ops() -> list[str]:
+    """Modules, other than torch's and ours, that hold definitions of operators: whoever imports them has these."""
+    kinds = torch.library.Library, CustomOpDef
+    found = []
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in ("__main__", "torch", "meshwright"):
+            held = list(getattr(module, "__dict__", {}).values())
+            found += [name] if any(issubclass(type(one), kinds) for one in held) else []
+    return found

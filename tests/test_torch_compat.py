@@ -345,3 +345,12 @@ def test_where_dcp_finds_a_piece_of_a_tensor(tmp_path: Path) -> None:
     save({"a": torch.ones(3)}, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
     (held,) = FileSystemReader(tmp_path).read_metadata().storage_data.values()
     assert torch_compat.storage_place(held.relative_path, held.offset, held.length) == held
+
+
+@torch.library.custom_op("contract::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def test_modules_that_define_ops_are_found() -> None:
+    assert __name__ in torch_compat.modules_with_ops()

@@ -23,7 +23,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mobilenetv3_small_050": {},
     "resmlp_12_224": {"img_size": SIZE},
     "regnetx_002": {},
-    "densenet121": {},
+    "densenet": {"growth_rate": 8, "block_config": (3, 3)},
     "cait_xxs24_224": VIT | {"depth": 2, "depth_token_only": 1},
     "eva02_tiny_patch14_224": VIT,
     "mobilevit_xxs": {},
@@ -33,7 +33,12 @@ MODELS: dict[str, dict[str, Any]] = {
 def _case(name: str) -> Case:
     import timm
 
-    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=CLASSES, **MODELS[name])
+    settings = {"num_classes": CLASSES, **MODELS[name]}
+    model: nn.Module
+    if name == "densenet":  # those with a name have their sizes fixed
+        model = timm.models.densenet.DenseNet(**settings)
+    else:
+        model = timm.create_model(name, pretrained=False, **settings)
     return Case(without_dropout(model), three(lambda: image_batch("x", SIZE, CLASSES)), nn.CrossEntropyLoss())
 
 

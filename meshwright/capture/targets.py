@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import meshwright.capture.counter
-import meshwright.capture.tracing.grouped  # noqa: F401  (both define operators that targets name)
+import meshwright.capture.tracing.ctc
+import meshwright.capture.tracing.grouped  # noqa: F401  (they define operators that targets name)
 from meshwright.caches import CACHES
 from meshwright.capture.program import Op, Ref, RunDevice, TorchConstant, map_leaves
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from meshwright.capture.program import Op
 from meshwright.errors import RuleError
 from meshwright.layout.states import P, S, State
-from meshwright.rules.findings import Finding, Sample, cuts
+from meshwright.rules.findings import Finding, Sample, cuts, takes
 from meshwright.rules.prove import Case, run_by_position
 
 
@@ -67,6 +67,8 @@ class _Trial:
     def results_of(self, op: Op, cut: Sequence[State]) -> tuple[State, ...] | None:
         """Where the results are under this cut; None if it does not give the whole's results and gradients."""
         halves = [_halved(operand, state) for operand, state in zip(self.operands, cut, strict=True)]
+        if not takes(op, [pair[0] for pair in halves]):
+            return None
         try:
             made = [run_by_position(op, [pair[side] for pair in halves]) for side in (0, 1)]
         except Exception:

@@ -14,7 +14,7 @@ from math import gcd, prod
 import torch
 from torch import Tensor
 
-from meshwright.capture.program import Ref, TensorType, TorchConstant
+from meshwright.capture.program import Op, Ref, TensorType, TorchConstant
 from meshwright.cluster import logical_mesh
 from meshwright.errors import MeshwrightError
 from meshwright.layout.states import P, R, S, State
@@ -23,6 +23,7 @@ from meshwright.rules.rule import Call, Rule, Tier
 from meshwright.rules.shapes import opaque
 from meshwright.rules.signature import Signature, Term
 from meshwright.rules.strategy import strategies_of
+from meshwright.torch_compat import UNTOLD_SHAPES, fake_mode, fake_tensor
 
 LARGEST = 1 << 16
 """Elements of the largest tensor of an example."""
@@ -109,13 +110,31 @@ def sample(call: Call) -> Sample | None:
 def _examples(call: Call) -> Iterator[Case]:
     for draw in DRAWS:
         generator = torch.Generator().manual_seed(0)
+        operands = [_random(type_, draw, generator) for type_ in call.types]
+        if not takes(call.op, operands):
+            continue
         try:
-            found = case_of(call.op, [_random(type_, draw, generator) for type_ in call.types])
+            found = case_of(call.op, operands)
         except Exception:
             # The op is not ours. On numbers and sizes that we made up it may raise anything at all (a domain error, a
             # shape that it refuses, no kernel for double precision): then there is nothing to be learnt from these.
             continue
         yield found
+
+
+def takes(op: Op, operands: Sequence[Tensor]) -> bool:
+    """Whether the op takes tensors of these shapes, by what it says of fake ones: real ones would be the first that a
+    kernel which does not check them is run on."""
+    mode = fake_mode()
+    try:
+        fakes = [fake_tensor(tuple(one.shape), one.dtype, mode) for one in operands]
+        with mode, torch.no_grad():
+            run_by_position(op, fakes)
+    except UNTOLD_SHAPES:
+        return True
+    except Exception:  # the op is not ours: it says in its own way that it does not
+        return False
+    return True
 
 
 def _tells(cases: Sequence[Case]) -> bool:

@@ -63,7 +63,8 @@ def _found(call: Call) -> Rule | None:
 
 def _searched(call: Call) -> Rule | None:
     """What DTensor says of the op, and what running it shows beyond that; all of it proven, and none of it here."""
-    from meshwright.rules.isolated import EndedError, isolated
+    from meshwright.rules.copied import EndedError
+    from meshwright.rules.isolated import isolated
     from meshwright.rules.trials import tried, tried_with_care
 
     if torch.distributed.is_available():

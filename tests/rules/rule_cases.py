@@ -183,6 +183,8 @@ def embedding() -> Iterator[Case]:
 
 
 def loss() -> Iterator[Case]:
+    lengths = torch.tensor([1, 3, 2] * 4)
+    yield case("meshwright.ctc.default", f(8, 12, 6), ints(5, 12, 3) + 1, lengths + 4, lengths, 0, False)
     yield case(LOSS, f(12, 24), ints(24, 12))
     yield case(LOSS, f(12, 24), ints(6, 12), None, 1, 3)
     yield case(LOSS, f(12, 24), ints(6, 12), None, 2, 3)

@@ -10,7 +10,10 @@ from rule_cases import f
 from meshwright.cluster import logical_mesh
 from meshwright.errors import RuleError
 from meshwright.rules import strategies, tier
+from meshwright.rules.discover import experiments
+from meshwright.rules.findings import sample
 from meshwright.rules.prove import Case, case
+from meshwright.rules.rule import Call
 from meshwright.rules.strategies import prove
 from meshwright.rules.table import RULES
 
@@ -106,6 +109,28 @@ def test_an_op_that_ends_the_process_is_tried_in_a_copy_of_it() -> None:
     assert prove(given, logical_mesh({"x": 2})) > 1
     never = case("user_ops:once", f(12, 6))
     assert tier(never.op, never.values()) == "fallback"
+
+
+def test_where_copies_cannot_compute_gradients_a_helper_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has computed gradients and sees a GPU: nothing is tried there."""
+    monkeypatch.setattr("meshwright.rules.copied._has_gradients", lambda: False)
+    tried_here = case("user_ops:fatal", f(24, 6), f(24))
+    assert tier(tried_here.op, tried_here.values()) == "discovered"
+    registered = case("user_ops.unchecked.default", f(24, 6), f(24))
+    assert tier(registered.op, registered.values()) == "discovered"
+    noisy = case("user_ops:noisy", f(8, 6))
+    with pytest.raises(RuleError, match="user_ops:noisy gives another result each time"):
+        strategies(noisy.op, noisy.values(), logical_mesh({"x": 2}))
+    never = case("user_ops:once", f(24, 6))
+    assert tier(never.op, never.values()) == "fallback"
+
+
+def test_shapes_are_checked_on_fake_tensors_before_an_op_is_run() -> None:
+    """In this very process, which a kernel that is run on shapes that do not agree would end."""
+    given = case("user_ops.unchecked.default", f(12, 6), f(12))
+    small = sample(Call(given.op, tuple(value.type for value in given.values().values())))
+    assert small is not None
+    assert list(experiments(small))
 
 
 def test_a_kernel_that_does_not_check_its_shapes_does_no_harm() -> None:

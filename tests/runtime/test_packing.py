@@ -46,7 +46,8 @@ def steps(rank: int, plan_json: bytes, holes: bool) -> dict[str, list[torch.Tens
     for _ in range(2):
         trainer.step(batch, global_batch=True)
         for name, parameter in model.named_parameters():
-            assert isinstance(parameter.grad, DTensor) and isinstance(parameter, DTensor)
+            assert isinstance(parameter.grad, DTensor)
+            assert isinstance(parameter, DTensor)
             assert parameter.grad.to_local().stride() == parameter.to_local().stride(), name
             found[name].append(parameter.grad.full_tensor())
         optimizer.step()
@@ -86,7 +87,8 @@ def test_packed_tensors_have_new_memory_and_the_old_is_let_go() -> None:
     assert not held
     assert list(found) == ["one", "two"]
     for mine, theirs in ((found["one"], one), (found["two"], two)):
-        assert torch.equal(mine, theirs) and mine.data_ptr() != theirs.data_ptr()
+        assert torch.equal(mine, theirs)
+        assert mine.data_ptr() != theirs.data_ptr()
 
 
 def test_what_is_a_hole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +98,8 @@ def test_what_is_a_hole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: said)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: said["reserved_bytes.all.current"])
-    assert packing.has_holes(torch.device("cuda")) and emptied
+    assert packing.has_holes(torch.device("cuda"))
+    assert emptied
     said["reserved_bytes.all.current"] = 2240 * MIB
     assert not packing.has_holes(torch.device("cuda"))
     assert not packing.has_holes(torch.device("cpu"))

@@ -13,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 
 from meshwright.capture.batch import batch_size
 from meshwright.capture.precision import Precision, dtype_in
+from meshwright.capture.tracing.ctc import ctc_losses
 from meshwright.capture.tracing.grouped import grouped_matmuls
 from meshwright.capture.tracing.intercept import Intercept
 from meshwright.capture.tracing.opaque import kept_whole
@@ -168,7 +169,7 @@ def _export(
     wrapper = _WithLoss(shadow, loss, for_the_loss(model, batch), questions)
     inputs = {name: fake(tensor) for name, tensor in batch.items()}
     dims = {name: {0: Dim.AUTO} if vary and tensor.shape[0] == size else {} for name, tensor in batch.items()}
-    with eager_paths(batch), grouped_matmuls(), kept_whole() as whole, warnings.catch_warnings():
+    with eager_paths(batch), grouped_matmuls(), ctc_losses(), kept_whole() as whole, warnings.catch_warnings():
         # `nn.LSTM` puts its own weights in a list when it runs.
         warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights")
         graph = torch.export.export(wrapper, (inputs,), dynamic_shapes=(dims,), strict=False)

@@ -31,9 +31,6 @@ SCANS = {
 }
 """Loops over the sequence of known models: module -> function."""
 
-CTC, LOSSES = "transformers.loss.loss_ctc", "transformers.loss.loss_utils"
-"""A loss that selects as many targets as there are, and so has no shape of its own before the data is there."""
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -112,8 +109,6 @@ def kept_whole() -> Iterator[list[str]]:
         for module, name in SCANS.items():
             if module in sys.modules:
                 stack.enter_context(_patched_scan(module, name, names))
-        if CTC in sys.modules and LOSSES in sys.modules:
-            stack.enter_context(_patched_ctc(names))
         yield names
 
 
@@ -139,24 +134,6 @@ def _patched_scan(module: str, name: str, names: list[str]) -> Any:
         return _record(f"{module}:{name}", function, args, kwargs, names)
 
     return replaced(sys.modules[module], name, record_scan)
-
-
-@contextmanager
-def _patched_ctc(names: list[str]) -> Iterator[None]:
-    known: dict[str, Any] = sys.modules[LOSSES].LOSS_MAPPING
-    before = known.get("ForCTC")
-
-    def shape(logits: Tensor, *args: Any, reduction: str = "mean", **kwargs: Any) -> Tensor:
-        return logits.new_empty(logits.shape[:1] if reduction == "none" else (), dtype=torch.float32)
-
-    def record_loss(*args: Any, **kwargs: Any) -> Any:
-        return _record(f"{CTC}:ForCTCLoss", shape, args, kwargs, names)
-
-    known |= {"ForCTC": record_loss} if before else {}
-    try:
-        yield
-    finally:
-        known |= {"ForCTC": before} if before else {}
 
 
 def _record(target: str, function: Callable[..., Any], args: Any, kwargs: Any, names: list[str]) -> Any:

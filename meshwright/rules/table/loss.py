@@ -99,6 +99,13 @@ def _is_soft(call: Call) -> bool:
     return call.types[1].is_float
 
 
+def ctc(call: Call) -> Signature:
+    """Samples apart; steps, classes and targets of each are whole."""
+    steps, sample, classes, width = ("t",), ("n",), ("c",), ("s",)
+    operands = Term((steps, sample, classes)), Term((sample, width)), Term((sample,)), Term((sample,))
+    return Signature(operands, (Term((sample,)), Term((sample, steps, ("w",)))), frozenset({"t", "c", "s", "w"}))
+
+
 def _is_plain(call: Call) -> bool:
     """Class indices, no weights, no smoothing: the form that can be computed with the classes sharded."""
     return not _is_soft(call) and len(call.types) == 2 and not call.arg(5, "label_smoothing", 0.0)
@@ -110,4 +117,5 @@ RULES = {
         for name in ("nll_loss_nd", "nll_loss", "nll_loss2d")
     },
     "aten.cross_entropy_loss": Rule(cross_entropy, lower_cross_entropy, shown="r c ..., r ... -> [c=I]", uneven=loose),
+    "meshwright.ctc": Rule(ctc, shown="t! n c!, n s!, n, n -> n, n t! w!"),
 }

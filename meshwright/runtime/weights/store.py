@@ -140,8 +140,8 @@ class Store:
         if not has_holes(device):
             return
         flat = {name for bucket in self._flats for name in bucket.names}
-        held: dict[str | Bucket, Tensor] = {**self._flats}
-        held |= {name: local for name, local in self.locals.items() if name not in flat}
+        held: dict[str | Bucket, Tensor] = dict(self._flats.items())
+        held.update((name, local) for name, local in self.locals.items() if name not in flat)
         order = list(self.locals)
         self.locals.clear()
         self._flats.clear()
