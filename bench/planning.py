@@ -56,7 +56,7 @@ def main() -> int:
 
 def measure(name: str, arguments: list[str], limit_s: float, limit_gib: float) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "meshwright.cli", "plan", *arguments, "--json", "-"]
+    command = [sys.executable, "-m", "meshwright", "plan", *arguments, "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:

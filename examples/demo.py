@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from meshwright.capture import capture
+from meshwright.cli.plan import alternatives
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.explain.describe import describe
 from meshwright.models.reference import parse_reference
@@ -21,7 +22,6 @@ from meshwright.plan import Plan
 from meshwright.runtime.job.launch import launch
 from meshwright.runtime.job.worker import Job
 from meshwright.solve.baselines import baselines
-from meshwright.solve.commands.plan import alternatives
 from meshwright.solve.plan import make_plan
 
 MODEL = "gpt?layers=2&hidden=128&heads=4&ffn=512&vocab=128&seq=64"

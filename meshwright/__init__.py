@@ -53,6 +53,9 @@ _HOMES = {
 methods.HOMES.update(
     {
         "Plan.__str__": "meshwright.explain.describe:describe",
+        "Plan.__repr__": "meshwright.explain.recommend:brief",
+        "Plan._repr_html_": "meshwright.report.notebook:small",
+        "Plan.report": "meshwright.report.page:report",
         "Plan.explain": "meshwright.explain.explain:explain",
         "Plan.diff": "meshwright.explain.diff:diff",
         "Plan.price": "meshwright.solve.reprice:reprice",

@@ -26,7 +26,7 @@ from meshwright.plan.upgrade import OLDEST
 SCHEMA = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """Choices are shared: `segments[i]` is the index in `choices` of what segment i does, on the mesh of its stage.
 
@@ -68,6 +68,13 @@ class Plan:
     def __str__(self) -> str:
         return str(method("Plan.__str__")(self))
 
+    def __repr__(self) -> str:
+        return str(method("Plan.__repr__")(self))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the recommendation, small."""
+        return str(method("Plan._repr_html_")(self))
+
     def explain(self) -> str:
         """What each axis does, where time and memory go, what binds."""
         return str(method("Plan.explain")(self))
@@ -82,6 +89,17 @@ class Plan:
         _check_type("Plan.price", program, Program, "give what mw.capture(model, batch, loss) gives")
         priced: Plan = method("Plan.price")(self, program)
         return priced
+
+    def report(self, path: str | os.PathLike[str], program: Program | None = None) -> None:
+        """Write the plan as a page: one HTML file that needs no network.
+
+        program: what the plan is of. Without it the model that was planned in this process is taken, or that which
+        the plan names; where there is neither, the page has no layers and no timeline.
+        """
+        target = _path("Plan.report", path)
+        if program is not None:
+            _check_type("Plan.report", program, Program, "give what mw.capture(model, batch, loss) gives")
+        method("Plan.report")(self, target, program)
 
     @property
     def mesh(self) -> Mesh:

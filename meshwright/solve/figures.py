@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from meshwright.capture.program import Program
+from meshwright.explain.recommend import tokens
 from meshwright.plan import Plan
 from meshwright.profile import backward_flops, forward_flops
 from meshwright.rules import served
@@ -24,14 +24,6 @@ def figures(plan: Plan, program: Program) -> dict[str, Any]:
 
 def speed(plan: Plan, program: Program) -> str:
     return f"  {tokens(plan) / plan.predicted.step_s:,.0f} tokens per second, MFU {mfu(plan, program):.1%}"
-
-
-def tokens(plan: Plan) -> int:
-    """Positions of the first whole-number input of two dims (token ids); samples where there is none."""
-    for entry in plan.inputs.values():
-        if entry.dtype in ("int64", "int32") and len(entry.shape) == 2:
-            return prod(entry.shape)
-    return plan.batch
 
 
 def mfu(plan: Plan, program: Program) -> float:

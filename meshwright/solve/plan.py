@@ -16,6 +16,7 @@ from meshwright.errors import PlanError
 from meshwright.pins.pins import pin_parts, pinned_devices
 from meshwright.plan import Plan
 from meshwright.plan.loaded import preset_named
+from meshwright.plan.recent import remember
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.rules import served, warn_of_fallbacks
@@ -143,6 +144,7 @@ def _make_plan(
     rules: dict[str, tuple[str, ...]] = {tier: targets for tier, targets in served(program).items() if targets}
     named = replace(name_axes(program, plan), rules=rules)
     named.verify()
+    remember(named.fingerprint, program)
     return named
 
 

@@ -7,8 +7,8 @@ import itertools
 from small_models import small_model
 
 from meshwright.capture import capture
+from meshwright.cli.frontier_plot import svg, table, text_plot
 from meshwright.cluster import load_cluster
-from meshwright.solve.commands.frontier_plot import svg, table, text_plot
 from meshwright.solve.memory.frontier import chen, one_device_frontier
 
 

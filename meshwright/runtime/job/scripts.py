@@ -44,6 +44,16 @@ def run_of(plan: Plan, path: str, extra: tuple[str, ...] = ()) -> Run:
     return Run(world // ranks, ranks, gpus, (plan.model, "--plan", path, *extra))
 
 
+def run_line(plan: Plan, path: str) -> str:
+    """The one command that runs a plan file."""
+    if not plan.model:
+        return f"torchrun --nproc-per-node={plan.world_size} YOUR_SCRIPT.py  # with mw.parallelize(model, Plan.load())"
+    run = run_of(plan, path)
+    if run.hosts == 1:
+        return f"meshwright {run.train()}"
+    return f"meshwright launch {shlex.quote(path)} --print slurm > run.sh && sbatch run.sh"
+
+
 def _of_mesh(plan: Plan) -> int:
     inside = _innermost(plan)
     return prod(max(_sizes_at(axis, inside), default=1) for axis in plan.mesh.axes)

@@ -28,9 +28,9 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from meshwright.capture import capture
+    from meshwright.cli.frontier_plot import svg, table, text_plot
     from meshwright.cluster import load_cluster
     from meshwright.errors import ModelError
-    from meshwright.solve.commands.frontier_plot import svg, table, text_plot
     from meshwright.solve.memory.frontier import one_device_frontier
 
     check_folder("-o", args.output)

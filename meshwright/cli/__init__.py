@@ -12,11 +12,12 @@ from meshwright.errors import MeshwrightError
 
 COMMANDS = {
     "profile": ("meshwright.profile.command", "show what a model computes and needs, by segment"),
-    "plan": ("meshwright.solve.commands.plan", "find the fastest plan that fits, and show what others would cost"),
-    "explain": ("meshwright.solve.commands.explain", "explain a plan, a part of it, or how two plans differ"),
-    "frontier": ("meshwright.solve.commands.frontier", "show the whole time-memory curve and the known ways on it"),
+    "plan": ("meshwright.cli.plan", "find the fastest plan that fits, and show what others would cost"),
+    "explain": ("meshwright.cli.explain", "explain a plan, a part of it, or how two plans differ"),
+    "compare": ("meshwright.cli.compare", "show two plans beside each other"),
+    "frontier": ("meshwright.cli.frontier", "show the whole time-memory curve and the known ways on it"),
     "code": ("meshwright.generate.command", "print the Python that a plan makes each rank run"),
-    "simulate": ("meshwright.solve.commands.simulate", "play a plan with predicted durations and show where time goes"),
+    "simulate": ("meshwright.cli.simulate", "play a plan with predicted durations and show where time goes"),
     "train": ("meshwright.runtime.job.command", "train a model under a plan on local processes"),
     "launch": ("meshwright.runtime.job.launch_command", "write the script that starts a plan on its hosts"),
     "solve": ("meshwright.select.command", "solve a selection problem from a file"),

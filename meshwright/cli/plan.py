@@ -40,6 +40,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--compile", action="store_true", help="run compiled by inductor; priced as eager so far")
     parser.add_argument("--upgrade", metavar="OLD", help="read a plan file of schema 2, write it to -o")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here")
+    parser.add_argument("--report", metavar="FILE", help="write the plan as a page (HTML, one file, no network)")
     parser.add_argument("--json", metavar="FILE", help="write a summary as JSON; - for standard output")
     parser.set_defaults(run=run)
 
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model is None:
         raise ModelError("no model", "a family, a named size, hf:TYPE or file.py:function", "name one")
     check_folder("--json", args.json)
+    check_folder("--report", args.report)
     if args.global_batch < 1:
         raise ModelError(f"--global-batch {args.global_batch}", "at least 1", "give a larger batch")
     cluster = load_cluster(args.cluster)
@@ -78,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     program = capture(*reference.meta(args.global_batch), precision=args.precision, allow=args.allow)
     capture_s = time.process_time() - capture_s
     shown = args.json != "-" and sys.stderr.isatty()
+    log = Log(shown)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "no rule was found", RuleWarning)  # it is printed with the plan
         plan = make_plan(
@@ -90,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             compile=args.compile,
             pins=args.pin,
             stage_method=args.stage_method,
-            progress=_progress if shown else None,
+            progress=log.found,
         )
     if shown:
         _progress("")
@@ -98,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
     others = baselines(program, cluster, args.optimizer, args.precision, memory_bytes, plan.pins)
     if args.output:
         plan.save(args.output)
+    if args.report:
+        from meshwright.report.page import write_report
+
+        write_report(plan, args.report, program, others=others, search=log.lines, saved=args.output or "plan.json")
     if args.json != "-":
         print(describe(plan))
         print(speed(plan, program))
@@ -113,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output and args.json != "-":
         see = "the code with `meshwright code" if len(plan.stages) == 1 else "why with `meshwright explain"
         print(f"written to {args.output}; see {see} {args.output}`")
+    if args.report and args.json != "-":
+        print(f"page written to {args.report}")
     return 0
 
 
@@ -125,6 +134,19 @@ def _upgrade(args: argparse.Namespace) -> int:
     upgrade(args.upgrade).save(args.output)
     print(f"written to {args.output}")
     return 0
+
+
+class Log:
+    """What the search found, with the seconds it took; shown as it comes, if anybody looks."""
+
+    def __init__(self, shown: bool) -> None:
+        self.lines: list[tuple[float, str]] = []
+        self._shown, self._start_s = shown, time.perf_counter()
+
+    def found(self, line: str) -> None:
+        self.lines.append((time.perf_counter() - self._start_s, line))
+        if self._shown:
+            _progress(line)
 
 
 def _progress(line: str) -> None:

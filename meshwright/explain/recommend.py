@@ -1,0 +1,68 @@
+"""The answer in three lines: how the model is parallelised, how fast it is, how full the devices are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from meshwright.explain.accuracy import expected_error
+from meshwright.explain.words import headline
+from meshwright.plan.plan import Plan
+from meshwright.plan.units import show_bytes, show_seconds
+
+
+def recommendation(plan: Plan, weights: Mapping[str, int] | None = None, mfu: float | None = None) -> list[str]:
+    """weights: bytes of each parameter, where they are known. mfu: the share of the devices' peak."""
+    found, limit = plan.predicted, limit_bytes(plan)
+    share = found.peak_bytes / limit if limit else 0.0
+    bound = f"at most {found.gap:.1%} slower than the best possible" if found.gap < 1 else "no bound known"
+    return [
+        f"{plan.model or 'the model'} on {devices(plan)}: {headline(plan, weights)}",
+        f"step {show_seconds(found.step_s)}, {rate(plan)}{'' if mfu is None else f', MFU {mfu:.0%}'}; {bound} "
+        f"({expected_error(plan)})",
+        f"memory {show_bytes(found.peak_bytes)} of {show_bytes(limit)} per device ({share:.0%})",
+    ]
+
+
+def devices(plan: Plan) -> str:
+    """`8 x H100-SXM-80GB`; of mixed stages each kind."""
+    counts: dict[str, int] = {}
+    for stage, *_ in plan.groups:
+        counts[stage.mesh.device.name] = counts.get(stage.mesh.device.name, 0) + stage.mesh.world_size
+    return " and ".join(f"{count} x {name}" for name, count in counts.items())
+
+
+def rate(plan: Plan) -> str:
+    if not plan.predicted.step_s:
+        return "no work"
+    unit = "samples/s" if tokens(plan) == plan.batch else "tokens/s"
+    speed = tokens(plan) / plan.predicted.step_s
+    return f"{speed:,.0f} {unit}" if speed >= 10 else f"{speed:.3g} {unit}"
+
+
+def tokens(plan: Plan) -> int:
+    """Positions of the first whole-number input of two dims (token ids); samples where there is none."""
+    for entry in plan.inputs.values():
+        if entry.dtype in ("int64", "int32") and len(entry.shape) == 2:
+            return prod(entry.shape)
+    return plan.batch
+
+
+def limit_bytes(plan: Plan) -> int:
+    """Of the device that has least."""
+    usable = min(stage.mesh.device.usable_bytes for stage in plan.stages)
+    return usable if plan.memory_bytes is None else min(usable, plan.memory_bytes)
+
+
+def brief(plan: Plan) -> str:
+    """`repr(plan)`: under 500 characters, whatever the model is called."""
+    found = plan.predicted
+    how = headline(plan)
+    return (
+        f"<Plan of {_short(plan.model or 'a model', 80)} on {_short(plan.cluster, 60)}: {_short(how, 200)}; "
+        f"step {show_seconds(found.step_s)}, peak {show_bytes(found.peak_bytes)} per device>"
+    )
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,0 +1,194 @@
+"""A plan in the field's words: data parallel, ZeRO, FSDP, tensor, sequence, context, expert and pipeline parallel.
+
+A plan is made of layouts. This module reads them back into the recipe that a practitioner would name. The four layout
+states keep their letters, always beside the plain word.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from meshwright.cluster import Mesh
+from meshwright.layout import Layout
+from meshwright.plan import ParameterPlan, Plan, Stage
+
+ROLES = {
+    "dp": "data parallel",
+    "tp": "tensor parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "rep": "replicated work",
+}
+STATES = {"R": "replicated", "I": "replicated", "P": "partial sum"}
+SHARDED = {
+    3: "FSDP (ZeRO-3)",
+    2: "ZeRO-2 (gradients and optimizer state sharded)",
+    1: "ZeRO-1 (optimizer state sharded)",
+}
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "zero-bubble"}
+MOST = 0.9
+"""The share of the weights from which on a storage is called that of the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How weights are stored. level: the ZeRO level, 0 where they are stored as they are computed with; ways: over how
+    many devices; split: compute itself splits them over data-parallel devices (a vocabulary); share: of the weights, by
+    bytes where these are known."""
+
+    level: int
+    ways: int
+    split: bool
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a stage's devices do. degrees: devices by role (`dp`, `tp`, ...), those of one omitted. sequence: boundary
+    activations are sharded along the sequence by the tensor-parallel devices. weighed: shares are of bytes."""
+
+    degrees: Mapping[str, int]
+    storages: tuple[Storage, ...]
+    sequence: bool
+    weighed: bool = False
+
+    def __str__(self) -> str:
+        parts = []
+        data = self.degrees.get("dp", 1) * self.degrees.get("cp", 1)
+        sharded = [one for one in self.storages if one.level]
+        if sharded:
+            main = sharded[0]
+            parts.append(self._sharded(main, sharded))
+            rest = self.degrees.get("dp", 1) * self.degrees.get("cp", 1) // max(1, min(data, main.ways))
+            if rest > 1:
+                parts.append(f"{rest} replicas (HSDP)")
+        elif self.degrees.get("dp", 1) > 1:
+            parts.append(f"data parallel (DDP) over {self.degrees['dp']}")
+        for role in ("cp", "tp", "ep", "rep"):
+            if (size := self.degrees.get(role, 1)) > 1:
+                with_sequence = " with sequence parallel" if role == "tp" and self.sequence else ""
+                parts.append(f"{ROLES[role]} over {size}{with_sequence}")
+        return " + ".join(parts) or "one device"
+
+    def _sharded(self, main: Storage, sharded: list[Storage]) -> str:
+        """FSDP drops gathered weights after forward or keeps them (ZeRO-3 or ZeRO-2); a plan may do both."""
+        held = sum(one.share for one in self.storages if one.level == main.level or one.split)
+        over = f"{SHARDED[main.level]} over {main.ways}"
+        if held >= MOST:
+            return over
+        levels = sorted({one.level for one in sharded}, reverse=True)
+        if levels == [3, 2]:
+            return f"FSDP over {main.ways} ({self._shares(main)})"
+        return f"{over} for {held:.0%} of the weights" if self.weighed else f"{over} for most weights"
+
+    def _shares(self, main: Storage) -> str:
+        other = 5 - main.level
+        if not self.weighed:
+            return "ZeRO-3 for some weights, ZeRO-2 for others"
+        share = sum(one.share for one in self.storages if one.level == main.level)
+        return f"ZeRO-{main.level} for {share:.0%} of the weights, ZeRO-{other} for others"
+
+
+def role_of(axis_name: str) -> str:
+    """`dp2` does what `dp` does."""
+    return axis_name.rstrip("0123456789")
+
+
+def state_words(layout: str, names: Iterable[str]) -> str:
+    """`[S(0), R]` -> `sharded on dim 0 over dp (S(0)), replicated over tp (R)`."""
+    found = []
+    for name, state in zip(names, Layout.parse(layout), strict=True):
+        word = f"sharded on dim {state.dim}" if state.is_shard else STATES[state.kind]
+        found.append(f"{word} over {name} ({state})")
+    return ", ".join(found) or "whole"
+
+
+def recipe_of(plan: Plan, stage: Stage, weights: Mapping[str, int] | None = None) -> Recipe:
+    """weights: bytes of each parameter; all count alike where they are not given."""
+    degrees: Counter[str] = Counter()
+    for axis in stage.mesh.axes:
+        role = role_of(axis.name)
+        degrees[role] = (degrees[role] or 1) * axis.size
+    own = _parameters(plan, stage)
+    found: Counter[tuple[int, int, bool]] = Counter()
+    for name, entry in own.items():
+        found[_stored(entry, stage.mesh, plan.microbatches)] += 1 if weights is None else weights.get(name, 0)
+    whole = sum(found.values()) or 1
+    storages = tuple(Storage(*stored, count / whole) for stored, count in found.most_common())
+    return Recipe(
+        {role: size for role, size in degrees.items() if size > 1},
+        storages,
+        _sequence(plan, stage),
+        weights is not None,
+    )
+
+
+def headline(plan: Plan, weights: Mapping[str, int] | None = None) -> str:
+    """One line: how the model is parallelised, what saves memory."""
+    recipes = Counter(str(recipe_of(plan, stage, weights)) for stage in plan.stages)
+    inside = " or ".join(recipes)
+    parts = [inside] if inside != "one device" or len(plan.groups) == 1 else []
+    if len(plan.groups) > 1:
+        virtual = len(plan.stages) // len(plan.groups)
+        name = SCHEDULES.get(plan.schedule, plan.schedule)
+        runs = f", {virtual} virtual stages each" if virtual > 1 else ""
+        parts.insert(0, f"pipeline parallel over {len(plan.groups)} stages ({name}{runs})")
+    parts += saving(plan)
+    if plan.microbatches > 1:
+        parts.append(f"{plan.microbatches} micro-batches of {plan.microbatch}")
+    return " + ".join(parts)
+
+
+def saving(plan: Plan) -> list[str]:
+    """What trades time for memory: checkpointing, offload, chunks."""
+    choices = [plan.choice(index) for index in range(len(plan.segments))]
+    found = []
+    if count := sum(bool(choice.recompute) for choice in choices):
+        every = "every layer" if count == len(choices) else f"{count} of {len(choices)} layers"
+        found.append(f"activation checkpointing in {every}")
+    if count := sum(bool(choice.offload) for choice in choices):
+        found.append(f"activation offload in {count} of {len(choices)} layers")
+    if chunked := max((choice.chunks for choice in choices), default=1) > 1:
+        found.append("chunked loss" if choices[-1].chunks > 1 else "chunked backward")
+    if any(step.startswith("pass ") for step in plan.order):
+        found.append("nested checkpointing" if not chunked else "nested")
+    return found
+
+
+def _parameters(plan: Plan, stage: Stage) -> dict[str, ParameterPlan]:
+    """Of a plan of one stage all; of a pipeline those whose layouts are on this stage's mesh cannot be told from the
+    plan alone where meshes differ, so all that fit its axes."""
+    axes = len(stage.mesh.axes)
+    return {name: entry for name, entry in plan.parameters.items() if len(Layout.parse(entry.storage).states) == axes}
+
+
+def _stored(entry: ParameterPlan, mesh: Mesh, microbatches: int) -> tuple[int, int, bool]:
+    """(ZeRO level, devices that share the storage beyond what compute splits, whether compute splits over samples)."""
+    storage, compute = Layout.parse(entry.storage), Layout.parse(entry.compute)
+    ways = prod(
+        axis.size
+        for axis, kept, used in zip(mesh.axes, storage, compute, strict=True)
+        if kept.is_shard and not used.is_shard
+    )
+    data = [used for axis, used in zip(mesh.axes, compute, strict=True) if role_of(axis.name) in ("dp", "cp")]
+    split = bool(data) and all(used.is_shard for used in data)
+    if ways == 1:
+        return 0, 1, split
+    if entry.reshard_after_forward:
+        return 3, ways, split
+    return (2 if entry.reduce_scatter_every_microbatch or microbatches == 1 else 1), ways, split
+
+
+def _sequence(plan: Plan, stage: Stage) -> bool:
+    """Whether a tensor-parallel axis shards what crosses layers on a dim other than the samples'."""
+    tensor = [place for place, axis in enumerate(stage.mesh.axes) if role_of(axis.name) == "tp" and axis.size > 1]
+    for index in stage.segments:
+        choice = plan.choice(index)
+        for text in (*choice.inputs, *choice.outputs):
+            layout = Layout.parse(text)
+            if any(layout[place].is_shard and layout[place].dim for place in tensor):
+                return True
+    return False

@@ -1,0 +1,133 @@
+"""What the page shows, as plain data: read off the plan, its Program and its simulated step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.capture.program import Program
+from meshwright.cluster import Axis, Mesh, collective_s, load_cluster
+from meshwright.errors import MeshwrightError
+from meshwright.explain import accuracy
+from meshwright.explain.recommend import devices, limit_bytes, tokens
+from meshwright.explain.words import ROLES, headline, role_of
+from meshwright.plan import Plan, Stage
+from meshwright.report.layers import kinds, layers, weight_bytes
+from meshwright.report.timeline import timeline_data
+from meshwright.simulate import Timeline
+from meshwright.solve.baselines import Baseline
+from meshwright.solve.figures import mfu
+
+
+def page_data(
+    plan: Plan, program: Program | None = None, timeline: Timeline | None = None, others: Sequence[Baseline] = ()
+) -> dict[str, Any]:
+    """Without a Program the layers have no ops; without a timeline there is no schedule and no memory over time."""
+    found, sizes = plan.predicted, None if program is None else weight_bytes(program)
+    return {
+        "title": plan.model or "a model",
+        "cluster": plan.cluster,
+        "devices": plan.world_size,
+        "device": devices(plan),
+        "batch": plan.batch,
+        "precision": plan.precision,
+        "optimizer": plan.optimizer,
+        "constraints": list(plan.pins),
+        "headline": headline(plan, sizes),
+        "step_s": found.step_s,
+        "gap": found.gap,
+        "expected_error": accuracy.expected_error(plan),
+        "samples_per_s": plan.batch / found.step_s if found.step_s else 0.0,
+        "tokens_per_s": tokens(plan) / found.step_s if found.step_s else 0.0,
+        "mfu": None if program is None else mfu(plan, program),
+        "time": _time(plan),
+        "memory": [{"name": name, "bytes": size} for name, size in found.parts],
+        "peak_bytes": found.peak_bytes,
+        "limit_bytes": limit_bytes(plan),
+        "alternatives": [
+            {"name": one.name, "step_s": one.step_s, "peak_bytes": one.peak_bytes, "fits": one.fits, "why": one.why}
+            for one in others
+        ],
+        "stages": [_stage(plan, number, group) for number, group in enumerate(plan.groups)],
+        "layers": [] if program is None else layers(plan, program),
+        "kinds": [] if program is None else kinds(plan, program),
+        "timeline": None if timeline is None or program is None else timeline_data(timeline, program),
+        "sources": _sources(plan),
+        "rules": {tier: list(targets) for tier, targets in plan.rules.items()},
+    }
+
+
+def _time(plan: Plan) -> list[dict[str, Any]]:
+    found = plan.predicted
+    parts = {
+        "forward": found.forward_s,
+        "backward": found.backward_s,
+        "weights and gradients": found.parameters_s,
+        "optimizer": found.optimizer_s,
+        "waiting for the host": found.host_s,
+    }
+    rows: list[dict[str, Any]] = [{"name": name, "seconds": seconds} for name, seconds in parts.items() if seconds > 0]
+    if found.hidden_s > 0:
+        rows.append({"name": "hidden behind compute", "seconds": -found.hidden_s})
+    waits_s = found.step_s - sum(row["seconds"] for row in rows)
+    if len(plan.groups) > 1 and waits_s > 0:
+        rows.append({"name": "pipeline bubble and waiting", "seconds": waits_s})
+    return rows
+
+
+def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> dict[str, Any]:
+    mesh = group[0].mesh
+    row: dict[str, Any] = {
+        "number": number,
+        "devices": mesh.world_size,
+        "device_words": f"{mesh.world_size} x {mesh.device.name}",
+        "first_rank": mesh.ranks[0],
+        "layers": [[stage.first, stage.end] for stage in group],
+        "axes": [_axis(axis) for axis in mesh.axes],
+        "traffic": _traffic(plan, number, mesh),
+    }
+    if plan.predicted.stages:
+        own = plan.predicted.stages[number]
+        row |= {"peak_bytes": own.peak_bytes, "in_flight": own.in_flight}
+        row |= {"busy_s": own.busy_s, "exposed_s": own.exposed_s, "bubble_s": own.bubble_s}
+    else:
+        row |= {"peak_bytes": plan.predicted.peak_bytes, "in_flight": 1}
+    return row
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    role = role_of(axis.name)
+    hops = [{"level": hop.level, "size": hop.size, "bandwidth": hop.bandwidth} for hop in axis.hops]
+    return {"name": axis.name, "size": axis.size, "role": role, "words": ROLES.get(role, role), "hops": hops}
+
+
+def _traffic(plan: Plan, number: int, mesh: Mesh) -> list[dict[str, Any]]:
+    """Per kind and axis: how often, how many bytes, what it would take with nothing hidden."""
+    counts: Counter[tuple[str, str]] = Counter()
+    moved: Counter[tuple[str, str]] = Counter()
+    seconds: Counter[tuple[str, str]] = Counter()
+    if plan.predicted.stages:
+        items = [(one.kind, one.axis, one.bytes, one.count) for one in plan.predicted.stages[number].traffic]
+    else:
+        items = [(one.kind, one.axis, one.bytes, 1) for one in plan.predicted.collectives]
+    names = {axis.name for axis in (*mesh.axes, *mesh.flat)}
+    for kind, axis, size, count in items:
+        counts[kind, axis] += count
+        moved[kind, axis] += size * count
+        if axis in names:
+            seconds[kind, axis] += count * collective_s(kind, size, mesh.axis(axis))  # type: ignore[assignment]
+    return [
+        {"kind": kind, "axis": axis, "count": n, "bytes": moved[kind, axis], "seconds": seconds.get((kind, axis))}
+        for (kind, axis), n in sorted(counts.items())
+    ]
+
+
+def _sources(plan: Plan) -> list[list[str]]:
+    """Where the figures of devices and links come from; a cluster that is not here is named."""
+    rows = [[f"step times on {name}", what] for name, what in accuracy.sources(plan)]
+    try:
+        found = load_cluster(plan.cluster).sources
+    except MeshwrightError:
+        return [*rows, ["devices and links", f"the cluster {plan.cluster}, as it was when this was planned"]]
+    return rows + [[figure, source] for figure, source in found]

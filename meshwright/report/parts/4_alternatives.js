@@ -1,0 +1,46 @@
+function alternativesCard() {
+  if (!data.alternatives.length) return null;
+  const rows = [node("tr", { class: "mine" }, cell("td", node("span", { class: "badge mine" }, "★")), cell("td", "this plan"), cell("td", right(seconds(data.step_s))),
+    cell("td", right("1.00×")), cell("td", right(bytes(data.peak_bytes))), cell("td", node("span", { class: "ok" }, "fits")))];
+  data.alternatives.forEach((one, place) => rows.push(one.step_s === null ?
+    ["", one.name, right("–"), right(""), right("–"), node("span", { class: "soft" }, `not possible: ${one.why}`)] :
+    [node("span", { class: `badge ${one.fits ? "good" : "bad"}` }, place + 1), one.name, right(seconds(one.step_s)),
+      right(`${(one.step_s / data.step_s).toFixed(2)}×`), right(bytes(one.peak_bytes)),
+      node("span", { class: one.fits ? "ok" : "no" }, one.fits ? "fits" : "does not fit")]));
+  return card("Against the recipes people know", "Each at its best number of micro-batches, priced as this plan is; lower left is better.",
+    alternativesPlot(), table(["", "recipe", right("step"), right("against this plan"), right("peak memory"), ""], rows, "known recipes under the same prices"));
+}
+
+function alternativesPlot() {
+  const others = data.alternatives.map((one, place) => ({ ...one, mark: place + 1 })).filter((one) => one.step_s !== null);
+  const points = [...others, ...(data.against || []).map((one) => ({ ...one, mark: "≠", fits: one.peak_bytes <= data.limit_bytes })),
+    { name: "this plan", mark: "★", step_s: data.step_s, peak_bytes: data.peak_bytes, fits: true, mine: true }];
+  const width = 1080, high = 330, left = 76, low = 46, top = 16;
+  const most = Math.max(1.2 * data.limit_bytes, Math.min(2.6 * data.limit_bytes, ...[Math.max(...points.map((one) => one.peak_bytes)) * 1.06]));
+  const slowest = Math.min(3 * data.step_s, Math.max(...points.map((one) => one.step_s))) * 1.1;
+  const fastest = Math.min(...points.map((one) => one.step_s)) * (slowest > 1.6 * data.step_s ? 0.6 : 0.85);
+  const x = (size) => left + Math.min(size, most) / most * (width - left - 24);
+  const y = (time) => top + (1 - (Math.min(time, slowest) - fastest) / (slowest - fastest)) * (high - low - top);
+  const bottom = high - low, ticks = [0.25, 0.5, 0.75, 1];
+  const frontier = points.filter((one) => one.fits).sort((a, b) => a.peak_bytes - b.peak_bytes)
+    .reduce((kept, one) => !kept.length || one.step_s < kept[kept.length - 1].step_s ? [...kept, one] : kept, []);
+  return shape("svg", { viewBox: `0 0 ${width} ${high}`, role: "img",
+    "aria-label": "step time against peak memory of this plan and of known recipes; the table below has the figures" },
+  shape("rect", { x: x(data.limit_bytes), y: top, width: Math.max(0, width - 24 - x(data.limit_bytes)), height: bottom - top, fill: colour("bad"), "fill-opacity": 0.06 }),
+  ticks.map((part) => {
+    const time = fastest + part * (slowest - fastest) / 1.1, size = part * most / 1.06;
+    return [shape("line", { x1: left, x2: width - 24, y1: y(time), y2: y(time), stroke: colour("line") }),
+      shape("text", { x: left - 8, y: y(time) + 4, "text-anchor": "end", class: "soft tick" }, seconds(time)),
+      shape("text", { x: x(size), y: bottom + 17, "text-anchor": "middle", class: "soft tick" }, bytes(size))];
+  }),
+  shape("line", { x1: left, x2: width - 24, y1: bottom, y2: bottom, stroke: colour("soft") }),
+  shape("line", { x1: x(data.limit_bytes), x2: x(data.limit_bytes), y1: top, y2: bottom, stroke: colour("limit"), "stroke-dasharray": "5 4" }),
+  shape("text", { x: x(data.limit_bytes) - 6, y: bottom - 8, "text-anchor": "end", class: "soft" }, `limit ${bytes(data.limit_bytes)}`),
+  shape("text", { x: width - 24, y: high - 6, "text-anchor": "end", class: "soft" }, "peak memory per device →"),
+  shape("text", { x: 0, y: 11, class: "soft" }, "↑ step time"),
+  frontier.length > 1 ? shape("polyline", { points: frontier.map((one) => `${x(one.peak_bytes)},${y(one.step_s)}`).join(" "), fill: "none", stroke: colour("accent"), "stroke-opacity": 0.5, "stroke-width": 2 }) : null,
+  points.map((one) => [shape("circle", { cx: x(one.peak_bytes), cy: y(one.step_s), r: one.mine ? 12 : one.peak_bytes > most || one.step_s > slowest ? 12 : 9,
+    fill: one.mine ? colour("accent") : one.fits ? colour("good") : colour("bad"), stroke: colour("card"), "stroke-width": 2 },
+  shape("title", {}, `${one.name}: ${seconds(one.step_s)}, ${bytes(one.peak_bytes)}`)),
+  shape("text", { x: x(one.peak_bytes), y: y(one.step_s) + 4, "text-anchor": "middle", class: "mark" }, `${one.mark}${one.peak_bytes > most ? "→" : ""}${one.step_s > slowest ? "↑" : ""}`)]));
+}

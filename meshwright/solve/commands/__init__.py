@@ -1,1 +1,0 @@
-"""The commands that plan, explain, simulate and plot."""

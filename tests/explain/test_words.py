@@ -1,0 +1,35 @@
+"""Plans in the field's words: the recipe that a practitioner would name for what the layouts do."""
+
+from __future__ import annotations
+
+import pytest
+from small_models import small_model
+
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.explain.words import headline, state_words
+from meshwright.solve.plan import make_plan
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        (("dp=2", "zero=0", "pp=1"), ("data parallel (DDP) over 2",)),
+        (("dp=2", "zero=3", "pp=1"), ("FSDP (ZeRO-3) over 2",)),
+        (
+            ("dp=2", "zero=1", "microbatch=3", "pp=1"),
+            ("ZeRO-1 (optimizer state sharded) over 2", "3 micro-batches"),
+        ),
+        (("tp=2", "zero=0", "pp=1"), ("tensor parallel over 2",)),
+        (("pp=2", "schedule=1f1b", "microbatch=2"), ("pipeline parallel over 2 stages (1F1B)", "2 micro-batches of 3")),
+    ],
+)
+def test_a_recipe_has_the_name_that_people_give_it(pins: tuple[str, ...], words: tuple[str, ...]) -> None:
+    plan = make_plan(capture(*small_model("gpt")), load_cluster("local:2"), pins=pins)
+    shown = headline(plan)
+    for one in words:
+        assert one in shown
+
+
+def test_states_keep_their_letters_beside_plain_words() -> None:
+    assert state_words("[S(1), R]", ("dp", "tp")) == "sharded on dim 1 over dp (S(1)), replicated over tp (R)"

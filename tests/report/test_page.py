@@ -1,0 +1,129 @@
+"""The page: one file, no network, names as text; what a browser makes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from small_models import small_model
+
+from meshwright.capture import capture
+from meshwright.capture.program import Program
+from meshwright.cluster import load_cluster
+from meshwright.plan import Plan
+from meshwright.report.data import page_data
+from meshwright.report.page import page, write_report
+from meshwright.solve.baselines import Baseline
+from meshwright.solve.plan import make_plan
+
+EVIL = "</script><script>document.title='owned'</script>"
+OTHERS = (Baseline("data parallel (DDP)", (), 0.5, 1 << 20, True), Baseline("hybrid sharded", why="one host"))
+
+PRESSES = """<script>
+const chain = document.querySelectorAll(".chain button"), gantt = document.querySelector(".gantt");
+const before = parseFloat(gantt.firstChild.style.width);
+chain[chain.length - 1].click();
+gantt.dispatchEvent(new KeyboardEvent("keydown", { key: "+" }));
+document.querySelector(".axes button").click();
+document.body.dataset.pressed = JSON.stringify({
+  layer: document.querySelector("h3").textContent,
+  pressed: document.querySelectorAll('.chain [aria-pressed="true"]').length,
+  wider: parseFloat(gantt.firstChild.style.width) / before,
+  lit: document.querySelector(".grid").querySelectorAll(".lit").length,
+});
+</script>"""
+"""What a reader does: opens the last layer, zooms by key, lights up an axis."""
+
+
+def browse(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = folder / "browsed.html"
+    path.write_text(text)
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    command += [f"--user-data-dir={folder / 'profile'}", path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def planned() -> tuple[Plan, Program]:
+    program = capture(*small_model("gpt"))
+    plan = make_plan(program, load_cluster("local:4"), pins=("pp=2", "dp=2", "microbatch=2", "schedule=1f1b"))
+    return replace(plan, model=EVIL), program
+
+
+def embedded(text: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert found
+    loaded: dict[str, object] = json.loads(found[1])
+    return loaded
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(planned: tuple[Plan, Program], tmp_path: Path) -> None:
+    plan, program = planned
+    path = tmp_path / "plan.html"
+    write_report(plan, path, program, others=OTHERS)
+    text = path.read_text()
+    assert len(text) < 200_000
+
+    class Links(HTMLParser):
+        found: ClassVar[list[str]] = []
+
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            self.found += [f"{tag} {name}" for name, _ in attributes if name in ("src", "href", "action")]
+
+    reader = Links()
+    reader.feed(text)
+    assert reader.found == []
+    assert EVIL not in text
+    assert embedded(text)["title"] == EVIL  # as text
+
+
+def test_the_page_says_what_the_plan_says(planned: tuple[Plan, Program]) -> None:
+    plan, program = planned
+    data = page_data(plan, program)
+    assert data["step_s"] == plan.predicted.step_s
+    assert [stage["layers"] for stage in data["stages"]] == [[[s.first, s.end] for s in group] for group in plan.groups]
+    assert [layer["name"] for layer in data["layers"]] == [segment.name for segment in program.segments]
+    for layer, index in zip(data["layers"], plan.segments, strict=True):
+        ops = data["kinds"][layer["kind"]]["ops"]
+        assert {op["name"] for op in ops} == set(plan.choices[index].strategies)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no `chromium` here: the page was not opened in a browser")
+def test_a_browser_draws_it(planned: tuple[Plan, Program], tmp_path: Path) -> None:
+    plan, program = planned
+    path = tmp_path / "plan.html"
+    write_report(plan, path, program, others=OTHERS, search=[(0.5, "2 stages: 1 ms")], against={"b.json": plan})
+    done = browse(path.read_text() + PRESSES, tmp_path)
+    assert "CONSOLE" not in done.stderr
+    for title in (
+        "Memory at the peak",
+        "Where the time goes",
+        "Against the recipes",
+        "Beside another plan",
+        "How it was found",
+        "Where each figure comes from",
+        "Who works with whom",
+        "The schedule",
+    ):
+        assert title in done.stdout
+    found = re.search(r'data-pressed="(.*?)"', done.stdout)
+    assert found
+    last = program.segments[-1].name
+    assert json.loads(found[1].replace("&quot;", '"')) == {"layer": last, "pressed": 1, "wider": 2, "lit": 2}
+    assert "pipeline parallel over 2 stages" in done.stdout
+    assert "<title>owned</title>" not in done.stdout
+
+
+def test_without_a_program_the_page_is_smaller(planned: tuple[Plan, Program]) -> None:
+    data = page_data(planned[0])
+    assert data["layers"] == []
+    assert data["timeline"] is None
+    assert "headline" in embedded(page(data | {"launch": ""}))
