@@ -73,8 +73,9 @@ def cut_stages(
         pins=(),
     )
     plan.verify()
-    found, _ = pipeline_predicted(replace(plan, predicted=NOTHING, links=()), program, exact=False)
-    return found.with_prediction(gap=UNPROVEN)
+    nowhere = replace(plan, predicted=NOTHING, links=(), cluster="")  # it has no wires yet
+    found, _ = pipeline_predicted(nowhere, program, exact=False)
+    return replace(found.with_prediction(gap=UNPROVEN), cluster=plan.cluster)
 
 
 def recomputing(plan: Plan, program: Program, stages: Sequence[bool] | None = None) -> Plan:
