@@ -18,10 +18,9 @@ from meshwright.cluster import Device, load_cluster
 from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint, Plan
 from meshwright.plan.cutting import cut_batch, nearest
-from meshwright.runtime.fit import this_device
+from meshwright.runtime.fit import one_device_mesh, this_device
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory.plan import one_device_plan
-from meshwright.solve.one_device import one_device_cluster, one_device_mesh
 from meshwright.solve.pipeline.balance import balanced_cuts
 from meshwright.solve.pipeline.by_hand import cut_stages, priced_on, recomputing
 from meshwright.solve.plan import make_plan
@@ -45,13 +44,14 @@ def gpipe(
     precision: Precision = "fp32",
     seed: int = 0,
     copy: bool = False,
+    allow: str | Iterable[str] = (),
 ) -> Trainer:
     """A Sequential cut into `partitions`, on as many ranks times `replicas`; call it on every one of them.
 
     batch: one global batch, or fakes of its shapes. balance: cut so that the partitions' predicted "time" or "memory"
     is as equal as can be, or the number of modules in each. checkpoint: segments recompute in backward "always", in all
     micro-batches "except_last", "never", or where their partition would not fit otherwise ("auto"). copy: leave the
-    model as it is, instead of adopting it (`parallelize`).
+    model as it is, instead of adopting it (`parallelize`). allow: as of `mw.plan`.
     """
     plan = gpipe_plan(
         model,
@@ -65,6 +65,7 @@ def gpipe(
         optimizer=optimizer,
         precision=precision,
         device=this_device(),
+        allow=allow,
     )
     trainer = parallelize(model, plan, loss, seed=seed, copy=copy)
     trainer.keep_last(checkpoint == "except_last")
@@ -84,6 +85,7 @@ def gpipe_plan(
     optimizer: str = "adamw",
     precision: Precision = "fp32",
     device: Device,
+    allow: str | Iterable[str] = (),
 ) -> Plan:
     """The plan of `gpipe`, for a device that need not be here."""
     if not isinstance(model, nn.Sequential):
@@ -95,9 +97,9 @@ def gpipe_plan(
     check_optimizer(optimizer)
     _check_counts(partitions=partitions, microbatches=microbatches, replicas=replicas)
     balance = _checked(balance, partitions, len(model))
-    program = _capture(model, batch, loss, precision)
+    program = _capture(model, batch, loss, precision, allow)
     if not _can_be_cut(model, program, partitions, balance):
-        program = _capture(model, batch, loss, precision, fine=True)
+        program = _capture(model, batch, loss, precision, allow, fine=True)
     _check_sizes(program, microbatches, replicas)
     check_in_parts(program, microbatches)
     inner = _inner(program, microbatches, replicas, optimizer, precision, device)
@@ -123,6 +125,7 @@ def _capture(
     batch: Batch,
     loss: Callable[..., Tensor] | None,
     precision: Precision,
+    allow: str | Iterable[str],
     fine: bool = False,
 ) -> Program:
     """With every module's result looked at on its way."""
@@ -145,7 +148,7 @@ def _capture(
 
     inner = [module.register_forward_hook(look(name)) for name, module in list(model.named_children())[:-1]]
     try:
-        return capture(model, batch, loss, precision=precision, fine=fine)
+        return capture(model, batch, loss, precision=precision, fine=fine, allow=allow)
     except Exception as error:
         if wrong:
             raise wrong[0] from error
@@ -190,9 +193,7 @@ def _inner(
 ) -> Plan:
     """One partition's plan for all segments: whole on one device, or replicated over a data-parallel axis."""
     if replicas == 1:
-        whole = one_device_plan(
-            program, one_device_mesh(one_device_cluster(device)), optimizer=optimizer, precision=precision
-        )
+        whole = one_device_plan(program, one_device_mesh(device), optimizer=optimizer, precision=precision)
         return replace(whole, microbatches=microbatches, cluster=device.name)
     found = make_plan(
         program,

@@ -15,7 +15,7 @@ from processes import GlooPool
 from torch import Tensor, nn
 
 from meshwright.capture import capture
-from meshwright.errors import PlanError
+from meshwright.errors import CaptureError, PlanError
 from meshwright.runtime.fit import this_device
 from meshwright.runtime.gpipe import gpipe_plan
 from meshwright.solve.pipeline.balance import balanced_cuts
@@ -53,6 +53,17 @@ def train(
         optimizer.zero_grad()
     weights = {name: entry.full_tensor().detach() for name, entry in trainer.named_parameters()}
     return {"losses": losses, "weights": weights, "cuts": [stage.end for stage in trainer.plan.stages]}
+
+
+class Floored(nn.Module):
+    """Asks for a tensor's value, which is the same in every step of these tests."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clamp(min=-1e9) if bool((x > 1e9).any()) else x
+
+
+def floored() -> nn.Sequential:
+    return nn.Sequential(*layers()[:3], Floored(), *layers()[3:])
 
 
 def plain(make: Callable[[], nn.Sequential] = layers, count: int = BATCH) -> tuple[list[float], dict[str, Tensor]]:
@@ -139,6 +150,16 @@ class Twice(nn.Module):
 class Sum(nn.Module):
     def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
         return pair[0] + pair[1]
+
+
+def test_a_line_is_allowed(ranks: Callable[[int], GlooPool]) -> None:
+    counts: dict[str, Any] = {"partitions": 2, "microbatches": 2}
+    with pytest.raises(CaptureError) as refused:
+        gpipe_plan(floored(), samples(), nn.functional.cross_entropy, **counts, device=this_device())
+    line = refused.value.todo.partition("allow='")[2].partition("=")[0]
+    losses, _ = plain(floored)
+    for found in ranks(2).run(train, {**counts, "allow": f"{line}=False"}, floored):
+        assert found["losses"] == pytest.approx(losses, rel=1e-9)
 
 
 @pytest.mark.parametrize(
