@@ -6,6 +6,7 @@ Supported: torch 2.11 to 2.13.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
@@ -403,3 +404,17 @@ def modules_with_ops() -> list[str]:
             held = list(getattr(module, "__dict__", {}).values())
             found += [name] if any(issubclass(type(one), kinds) for one in held) else []
     return found
+
+
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Environment variables with which users set the allocator."""
+
+
+def expandable_segments() -> bool:
+    """From now on the GPU's allocator takes memory in segments that grow, which hardly have holes. What it has stays as
+    it is. Returns False, and changes nothing, where the user has set the allocator in the environment."""
+    if any(os.environ.get(name) for name in ALLOCATOR):
+        return False
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
+    change("expandable_segments:True")
+    return True

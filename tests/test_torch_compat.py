@@ -354,3 +354,11 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 
 def test_modules_that_define_ops_are_found() -> None:
     assert __name__ in torch_compat.modules_with_ops()
+
+
+def test_the_allocator_takes_expandable_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in torch_compat.ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    assert torch_compat.expandable_segments()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    assert not torch_compat.expandable_segments()

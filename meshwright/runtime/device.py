@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import RunError
+from meshwright.torch_compat import expandable_segments
 
 
 def own_device(kind: str | None = None) -> torch.device:
@@ -21,4 +22,5 @@ def own_device(kind: str | None = None) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    expandable_segments()  # before weights are moved there: segments of fixed sizes lose a tenth of a tight budget
     return device
