@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from meshwright.capture.batch import Batch, batch_size, check_given, named_batch
+from meshwright.capture.batch import Batch, batch_size, check_given, check_tensors, named_batch
 from meshwright.capture.build import build, varies
 from meshwright.capture.flat import Flat
 from meshwright.capture.lock import PLANNING
@@ -17,11 +17,13 @@ from meshwright.capture.positions import check_positions
 from meshwright.capture.precision import Precision, check_precision
 from meshwright.capture.program import Program
 from meshwright.capture.reading.read import read
+from meshwright.capture.tracing.clock import LATER_S, refused_clock
 from meshwright.capture.tracing.export import Exported, export
 from meshwright.capture.tracing.questions import check_allow
 from meshwright.capture.tracing.repeat import NotAlikeError
 from meshwright.capture.tracing.state import Key, name_of, remembered
 from meshwright.errors import CaptureError, CaptureWarning
+from meshwright.models.form import flat_batch
 
 BAKED = "numbers that the forward made for each sample, outside torch, are the same in every step (a random mask?)"
 
@@ -59,11 +61,15 @@ def _capture(
     fine: bool,
     entries: tuple[str, ...],
 ) -> Program:
-    named = named_batch(model, batch, loss)
+    named, form = flat_batch(named_batch(model, batch, loss))
+    check_tensors(named)
     size = batch_size(named)
 
-    def flat(*, once: bool, vary: bool = True, state: Mapping[Key, Any] | None = None) -> tuple[Flat, Exported]:
-        found = export(model, named, loss, precision=precision, once=once, vary=vary, allow=entries, state=state)
+    def flat(
+        *, once: bool, vary: bool = True, state: Mapping[Key, Any] | None = None, later_s: float = 0.0
+    ) -> tuple[Flat, Exported]:
+        given: dict[str, Any] = {"precision": precision, "allow": entries, "state": state, "later_s": later_s}
+        found = export(model, named, loss, form, once=once, vary=vary, **given)
         return read(found.graph, found.model, found.notes, by_key=keyed), found
 
     try:
@@ -77,24 +83,16 @@ def _capture(
         found, exported = flat(once=once, vary=vary)
     if exported.changes.after:
         _check_same_again(found, exported, lambda state: flat(once=once, vary=vary, state=state))
+    if exported.clocks and not _same(found, flat(once=once, vary=vary, later_s=LATER_S)[0]):
+        raise refused_clock(list(exported.clocks))
     warned: tuple[str, ...] = ()
     if not varies(found, size) and any(type_.shape[:1] == (size,) for type_ in found.made):
         warned += (BAKED,)
     for text in warned:
         warnings.warn(text, CaptureWarning, stacklevel=2)
-    program = build(found, size, fine=fine)
-    unused = _unused_bytes(model, program)
-    program = replace(program, warnings=warned, answers=exported.answers, unused_bytes=unused)
+    program = replace(build(found, size, fine=fine), warnings=warned, answers=exported.answers, form=form)
     check_positions(program)
     return program
-
-
-def _unused_bytes(model: nn.Module, program: Program) -> int:
-    """Of parameters that the loss does not depend on."""
-    used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
-    names = dict(model.named_parameters(remove_duplicate=False))
-    idle = {id(parameter): parameter for name, parameter in names.items() if name not in used}
-    return sum(parameter.numel() * parameter.element_size() for parameter in idle.values())
 
 
 def _check_same_again(
@@ -110,8 +108,12 @@ def _check_same_again(
         raise remembered(names) from error
     if again.changes.moved:
         raise remembered(list(again.changes.moved))
-    if (first.ops, first.updates, first.loss) != (second.ops, second.updates, second.loss):
+    if not _same(first, second):
         raise remembered(names)
+
+
+def _same(first: Flat, second: Flat) -> bool:
+    return (first.ops, first.updates, first.loss) == (second.ops, second.updates, second.loss)
 
 
 __all__ = ["Batch", "Precision", "Program", "capture", "named_batch"]

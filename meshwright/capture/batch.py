@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from meshwright.errors import ModelError, what_is
 from meshwright.models.batch import batch_names, for_the_loss
 
-Batch = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
-"""One tensor, or several by position or by name."""
+Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
+"""One tensor, or several entries by position or by name: tensors, plain values, dicts, lists and tuples of these."""
 Loss = Callable[..., Tensor]
 
 
@@ -28,7 +28,7 @@ def check_given(model: object, batch: object, loss: object) -> None:
         raise ModelError(f"{what_is(loss)} as the loss", "a callable that returns the loss", todo)
 
 
-def named_batch(model: nn.Module, batch: Batch, loss: Loss | None = None) -> dict[str, Tensor]:
+def named_batch(model: nn.Module, batch: Batch, loss: Loss | None = None) -> dict[str, Any]:
     """The batch under the names of the model's own arguments, and what the loss alone takes under the loss's."""
     if isinstance(batch, Tensor):
         batch = (batch,)
@@ -58,7 +58,6 @@ def named_batch(model: nn.Module, batch: Batch, loss: Loss | None = None) -> dic
             "a function of the output and what the model does not take; of the whole batch, if it takes all",
             "write `lambda output, target: ...`",
         )
-    _check_entries(found)
     return found
 
 
@@ -68,12 +67,15 @@ def batch_size(batch: Mapping[str, Tensor]) -> int:
     return max(sizes, key=lambda size: (sizes.count(size), size))
 
 
-def _check_entries(found: Mapping[str, Any]) -> None:
+def check_tensors(found: Mapping[str, Tensor]) -> None:
+    if not found:
+        raise ModelError("the batch has no tensor", "at least one with a leading batch dim", "give it a tensor")
     for name, tensor in found.items():
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.shape[0] < 1:
-            given = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        if tensor.dim() == 0 or tensor.shape[0] < 1:
             raise ModelError(
-                f"batch entry {name!r} is {given}", "a tensor with a leading batch dim of at least 1", "give it one"
+                f"batch entry {name!r} is {tuple(tensor.shape)}",
+                "a tensor with a leading batch dim of at least 1",
+                "give it one; a number that is the same in every step may be a Python number",
             )
 
 

@@ -197,6 +197,8 @@ def _lists(one: Plan, other: Plan) -> list[str]:
         lines.append("tasks: another order of the searched schedule")
     if one.answers != other.answers:
         lines.append(f"answers that capture was allowed: {_listed(one.answers, other.answers)}")
+    if one.form != other.form:
+        lines.append("the batch's form or its plain values")
     if one.inputs != other.inputs:
         names = [name for name in {**one.inputs, **other.inputs} if one.inputs.get(name) != other.inputs.get(name)]
         lines.append(f"batch tensors of another shape or dtype: {_names(names)}")

@@ -36,8 +36,8 @@ class Plan:
     order: of a plan of one stage whose segments run forward more than once, what a micro-batch does
     (`schedule.nested`). tasks: of a searched schedule, what each physical stage does, in order (`schedule.tasks`).
     compile: segments are compiled by inductor; the plan is priced and run so. answers: the questions about values of
-    the batch that capture was allowed to answer beforehand, a line each. rules: the ops of the model by the tier that
-    their rules came from.
+    the batch that capture was allowed to answer beforehand, a line each. form: of a batch that holds more than tensors
+    by name, with its plain values (`models.form`). rules: the ops of the model by the tier that their rules came from.
     """
 
     fingerprint: str
@@ -62,6 +62,7 @@ class Plan:
     tasks: tuple[str, ...] = ()
     compile: bool = False
     answers: tuple[str, ...] = ()
+    form: str = ""
     rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
     schema: int = SCHEMA
 

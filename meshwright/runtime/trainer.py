@@ -15,6 +15,7 @@ from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
 from meshwright.errors import RunError, what_is
+from meshwright.models.form import shaped
 from meshwright.models.joined import Joined, joined
 from meshwright.plan import Plan
 from meshwright.price.check import check_plan
@@ -88,17 +89,18 @@ class Trainer:
 
     def _run_for(self, batch: object, whole: bool) -> Run:
         """That of the batch's sizes; a smaller last batch gets one when it first comes."""
-        given = self._batches.named(batch)
-        for run in self._runs:
+        alike = [run for run in self._runs if not run.batches.differs(batch)] or self._runs
+        given = alike[0].batches.named(batch)
+        for run in alike:
             if fits(run.batches, given, whole):
                 return run
-        for run in self._planned:
+        for run in (run for run in self._planned if run in alike):
             plan = smaller_for(run.plan, run.batches, given, whole)
             if plan is not None:
                 program = run.program.at_batch(plan.batch)
                 check_plan(plan, program)
                 return self._add_run(plan, program)
-        return self._runs[0]
+        return alike[0]
 
     def _adopt(self, weights: Weights, cuts: dict[str, Cut]) -> None:
         """The model's parameters and buffers become those that are stored here."""
@@ -344,6 +346,7 @@ def _program(plan: Plan, model: nn.Module, loss: Loss) -> Program:
     """That of the model for which the plan was made."""
     mode = fake_mode()
     batch = {name: fake_tensor(entry.shape, getattr(torch, entry.dtype), mode) for name, entry in plan.inputs.items()}
+    batch = shaped(plan.form, batch)
     precision = cast(Precision, plan.precision)
     program = capture(model, batch, loss, precision=precision, allow=plan.answers)
     if len(program.segments) < len(plan.segments):  # cut by hand (`gpipe`), perhaps within what repeats

@@ -6,6 +6,7 @@ Each is captured so that steps give what plain PyTorch gives, or is refused by n
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from threading import Thread
 from typing import Any
@@ -287,6 +288,21 @@ def test_what_a_program_cannot_hold_is_refused(middle: Middle, fault: str) -> No
 def test_numbers_outside_the_model_may_not_change() -> None:
     with pytest.raises(CaptureError, match="remembers 'TURNS of"):
         capture(CountsOutside(lambda self, h: h), batches()[0])
+
+
+def test_a_clock_may_be_read_but_not_computed_with() -> None:
+    def logged(self: Around, h: Tensor) -> Tensor:
+        self.began = time.perf_counter()
+        return h
+
+    def warmed_up(self: Around, h: Tensor) -> Tensor:
+        return h * (time.time() % 60)
+
+    assert capture(Around(lambda self, h: h if time.time() > 0 else -h), batches()[0])
+    with pytest.raises(CaptureError, match=r"computes with time\.time,"):
+        capture(Around(warmed_up), batches()[0])
+    with pytest.raises(CaptureError, match="began"):
+        capture(Around(logged), batches()[0])
 
 
 def hooked(model: Around, kind: str) -> None:

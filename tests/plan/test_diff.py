@@ -97,7 +97,7 @@ def test_no_decision_goes_unseen(plan: Plan) -> None:
     """Every field but what was predicted and where rules came from, which decide nothing."""
     plain = json.loads(plan.to_json())
     seen = {"schema", "predicted", "rules", "choices", "segments", "stages", "parameters", "links", "order"}
-    seen |= {"routed_via_stages", "tasks", "answers", "memory_bytes", "pins", "inputs"}
+    seen |= {"routed_via_stages", "tasks", "answers", "form", "memory_bytes", "pins", "inputs"}
     assert set(plain) == seen | set(ASKED)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 
 from meshwright.capture.batch import batch_size
 from meshwright.capture.precision import Precision, dtype_in
+from meshwright.capture.tracing.clock import watched_clock
 from meshwright.capture.tracing.ctc import ctc_losses
 from meshwright.capture.tracing.grouped import grouped_matmuls
 from meshwright.capture.tracing.intercept import Intercept
@@ -35,13 +36,15 @@ from meshwright.capture.tracing.state import (
 from meshwright.capture.tracing.traps import eager_paths
 from meshwright.errors import MeshwrightError, ModelError
 from meshwright.models.batch import for_the_loss
+from meshwright.models.form import entries_of, shaped
 from meshwright.torch_compat import fake_mode, fake_tensor, without_reports
 
 
 class _WithLoss(nn.Module):
     """The model followed by the user's loss; a model that returns its loss needs none.
 
-    targets: the entries of the batch that are for the loss alone. changes: what the forward changed in Python.
+    targets: the entries of the batch that are for the loss alone. form: of the batch (`models.form`). changes: what the
+    forward changed in Python.
     """
 
     def __init__(
@@ -49,10 +52,11 @@ class _WithLoss(nn.Module):
         model: nn.Module,
         loss: Callable[..., Tensor] | None,
         targets: tuple[str, ...],
+        form: str,
         questions: Questions,
     ) -> None:
         super().__init__()
-        self.model, self.targets, self.questions = model, targets, questions
+        self.model, self.targets, self.form, self.questions = model, targets, form, questions
         # Not as a child: a loss's own tensors (weights of classes) are constants, not the model's buffers.
         self.loss: Callable[..., Tensor] | None = loss.__call__ if isinstance(loss, nn.Module) else loss
         self.given = (loss,)
@@ -61,7 +65,7 @@ class _WithLoss(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         before, buffers = state_of(self.model, self.given[0]), buffers_of(self.model)
         with Intercept(self.questions):
-            loss = self._scalar(batch)
+            loss = self._scalar(shaped(self.form, batch))
             settle_buffers(buffers)
         after = state_of(self.model, self.given[0])
         check_random(before, after)
@@ -69,8 +73,8 @@ class _WithLoss(nn.Module):
         restore(self.model, before)
         return loss
 
-    def _scalar(self, batch: dict[str, Tensor]) -> Tensor:
-        output = self.model(**{name: tensor for name, tensor in batch.items() if name not in self.targets})
+    def _scalar(self, batch: dict[str, Any]) -> Tensor:
+        output = self.model(**{name: entry for name, entry in batch.items() if name not in self.targets})
         if self.loss is not None:
             output = self.loss(output, *(batch[name] for name in self.targets or batch))
         if isinstance(output, tuple | list) and not hasattr(output, "loss"):
@@ -107,7 +111,7 @@ class Exported:
     """model: the fakes that were exported, in the dtypes the step computes in.
 
     notes: how the graph was had. answers: of the user to questions about tensor values. changes: what the
-    forward changed in Python.
+    forward changed in Python. clocks: that it read.
     """
 
     graph: ExportedProgram
@@ -115,28 +119,33 @@ class Exported:
     notes: tuple[str, ...]
     answers: tuple[str, ...]
     changes: Changes
+    clocks: tuple[str, ...] = ()
 
 
 def export(
     model: nn.Module,
     batch: Mapping[str, Tensor],
     loss: Callable[..., Tensor] | None = None,
+    form: str = "",
     *,
     precision: Precision | None = None,
     once: bool = True,
     vary: bool = True,
     allow: tuple[str, ...] = (),
     state: Mapping[Key, Any] | None = None,
+    later_s: float = 0.0,
 ) -> Exported:
     """Export the training forward with a batch that may vary. The user's model is not touched.
 
     once: layers that are alike are traced once (see `repeat`). vary: whether the batch is a size of its own.
-    allow: questions about tensor values that are answered (see `questions`). state: attributes to begin with.
+    allow: questions about tensor values that are answered (see `questions`). state: attributes to begin with. later_s:
+    what the forward's clocks are ahead of time.
     """
     check_model(model)
     try:
-        with without_reports():
-            return _export(model, batch, loss, precision, once, vary, allow, state or {})
+        with without_reports(), watched_clock(later_s) as asked:
+            found = _export(model, batch, loss, form, precision, once, vary, allow, state or {})
+        return replace(found, clocks=tuple(asked))
     except (MeshwrightError, NotAlikeError):
         raise
     except Exception as error:
@@ -147,6 +156,7 @@ def _export(
     model: nn.Module,
     batch: Mapping[str, Tensor],
     loss: Callable[..., Tensor] | None,
+    form: str,
     precision: Precision | None,
     once: bool,
     vary: bool,
@@ -166,7 +176,7 @@ def _export(
         trace_alike_once(shadow)
     set_attributes(shadow, state)
     questions = Questions(allow)
-    wrapper = _WithLoss(shadow, loss, for_the_loss(model, batch), questions)
+    wrapper = _WithLoss(shadow, loss, for_the_loss(model, entries_of(form) or batch), form, questions)
     inputs = {name: fake(tensor) for name, tensor in batch.items()}
     dims = {name: {0: Dim.AUTO} if vary and tensor.shape[0] == size else {} for name, tensor in batch.items()}
     with eager_paths(batch), grouped_matmuls(), ctc_losses(), kept_whole() as whole, warnings.catch_warnings():

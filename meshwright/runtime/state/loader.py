@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from meshwright.errors import RunError, counted, what_is
+from meshwright.models.form import FlatBatch, entries_of, tensors_in
 from meshwright.plan import Plan
 from meshwright.runtime.step.batches import Batches
 from meshwright.runtime.variants import smaller
@@ -33,19 +34,23 @@ class _Reader:
 
     def stacked(self, read: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """read: samples by their row in the global batch."""
-        return {
-            name: torch.stack([read[row][name] for row in self.rows[name]])[(slice(None), *index[1:])]
+        return FlatBatch(
+            (name, torch.stack([read[row][name] for row in self.rows[name]])[(slice(None), *index[1:])])
             for name, index in self.where.items()
-        }
+        )
 
     def sample(self, number: int, sample: Any) -> dict[str, Tensor]:
-        names = list(self.plan.inputs)
+        names, entries = list(self.plan.inputs), list(entries_of(self.plan.form) or self.plan.inputs)
         if isinstance(sample, Mapping):
             found = dict(sample)
         elif isinstance(sample, tuple | list):
-            found = dict(zip(names, sample, strict=False))
+            found = dict(zip(entries, sample, strict=False))
         else:
-            found = {names[0]: sample}
+            found = {entries[0]: sample}
+        if self.plan.form:
+            found, differs = tensors_in(self.plan.form, found)
+            if differs:
+                raise RunError(f"sample {number} in which {'; '.join(differs)}", "what was planned", "plan for it")
         if set(found) != set(names):
             raise RunError(f"sample {number} of {', '.join(map(str, found)) or 'nothing'}", ", ".join(names))
         return {name: torch.as_tensor(value) for name, value in found.items()}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from meshwright.errors import RunError
 from meshwright.layout import Layout
+from meshwright.models.form import FlatBatch, entries_of, tensors_in
 from meshwright.plan import Plan, Stage
 from meshwright.runtime.weights.regions import region
 
@@ -84,28 +85,46 @@ class Batches:
         return found
 
     def named(self, batch: object) -> dict[str, object]:
-        """What the user passes, by the batch's names."""
-        every = list(self.plan.inputs)
+        """What the user passes, tensors by the plan's names for them."""
+        given, differs = self._entries(batch), list[str]()
+        flat = not self.plan.form or isinstance(batch, FlatBatch)
+        unknown = set(given) - set(self.plan.inputs if flat else entries_of(self.plan.form))
+        if not flat and not unknown:
+            given, differs = tensors_in(self.plan.form, given)
+        missing = set(self.names) - set(given)
+        if differs:
+            raise RunError(
+                f"a batch in which {'; '.join(differs)}",
+                "the values and the form that the plan was made for",
+                "plan for these too, and pass mw.parallelize a list of plans; or make a tensor of what changes",
+            )
+        if missing or unknown:
+            wanted = ", ".join(entries_of(self.plan.form) or self.names) or "nothing, on this rank"
+            todo = "pass a dict with these names; others of the planned batch may be left out"
+            raise RunError(f"a batch of {', '.join(map(str, given)) or 'nothing'}", wanted, todo)
+        return given
+
+    def differs(self, batch: object) -> bool:
+        """Whether a batch has other plain values than the plan was made for, or another form."""
+        if not self.plan.form or isinstance(batch, FlatBatch):
+            return False
+        return bool(tensors_in(self.plan.form, self._entries(batch))[1])
+
+    def _entries(self, batch: object) -> dict[str, object]:
+        every = list(entries_of(self.plan.form) or self.plan.inputs)
         names = ", ".join(every)
         if isinstance(batch, Tensor):
             batch = (batch,)
         if isinstance(batch, Mapping):
-            given = dict(batch)
-        elif isinstance(batch, tuple | list) and len(batch) == len(every):
-            given = dict(zip(every, batch, strict=True))
-        else:
-            size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-            raise RunError(
-                f"a batch that is a {type(batch).__name__}{size}",
-                f"a tuple or dict of {names}",
-                f"pass {len(every)} in this order, or a dict by these names",
-            )
-        missing, unknown = set(self.names) - set(given), set(given) - set(every)
-        if missing or unknown:
-            wanted = ", ".join(self.names) or "nothing, on this rank"
-            todo = "pass a dict with these names; others of the planned batch may be left out"
-            raise RunError(f"a batch of {', '.join(map(str, given)) or 'nothing'}", wanted, todo)
-        return given
+            return dict(batch)
+        if isinstance(batch, tuple | list) and len(batch) == len(every):
+            return dict(zip(every, batch, strict=True))
+        size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        raise RunError(
+            f"a batch that is a {type(batch).__name__}{size}",
+            f"a tuple or dict of {names}",
+            f"pass {len(every)} in this order, or a dict by these names",
+        )
 
     def _parts(self, name: str, tensor: object, whole: bool) -> Sequence[Tensor]:
         found = self._checked(name, tensor, whole)

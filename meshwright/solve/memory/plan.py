@@ -37,7 +37,6 @@ def one_device_plan(
     optimizer: str = "adamw",
     precision: str = "fp32",
     compile: bool = False,
-    microbatches: int = 1,
 ) -> Plan:
     """Everything whole on a mesh of one device, all kept; its prediction is yet to come (`curves.curves`)."""
     whole = str(invariant(mesh))
@@ -62,6 +61,7 @@ def one_device_plan(
     return Plan(
         fingerprint=program.fingerprint(),
         answers=program.answers,
+        form=program.form,
         model="",
         batch=program.batch,
         cluster=cluster,
@@ -74,5 +74,4 @@ def one_device_plan(
         optimizer=optimizer,
         precision=precision,
         compile=compile,
-        microbatches=microbatches,
     )
