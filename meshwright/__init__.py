@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from meshwright.capture import capture
     from meshwright.capture.program import Program
     from meshwright.cluster import Cluster, Mesh, load_cluster
+    from meshwright.configuration.price import price
     from meshwright.errors import MeshwrightError
     from meshwright.layout import Layout
     from meshwright.plan.plan import Plan
@@ -44,6 +45,7 @@ _HOMES = {
     "loader": "meshwright.runtime.state.loader",
     "parallelize": "meshwright.runtime.trainer",
     "plan": "meshwright.api",
+    "price": "meshwright.configuration.price",
     "profile": "meshwright.api",
     "register_rule": "meshwright.rules",
     "save": "meshwright.runtime.state.checkpoint",
@@ -105,6 +107,7 @@ __all__ = [
     "loader",
     "parallelize",
     "plan",
+    "price",
     "profile",
     "register_rule",
     "save",

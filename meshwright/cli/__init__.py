@@ -13,6 +13,7 @@ from meshwright.errors import MeshwrightError
 COMMANDS = {
     "profile": ("meshwright.profile.command", "show what a model computes and needs, by segment"),
     "plan": ("meshwright.cli.plan", "find the fastest plan that fits, and show what others would cost"),
+    "price": ("meshwright.cli.price", "show what a given configuration costs, without search"),
     "explain": ("meshwright.cli.explain", "explain a plan, a part of it, or how two plans differ"),
     "compare": ("meshwright.cli.compare", "show two plans beside each other"),
     "frontier": ("meshwright.cli.frontier", "show the whole time-memory curve and the known ways on it"),

@@ -69,17 +69,18 @@ class DeviceProfile:
     """
 
     __slots__ = (
-        *("_measured", "_memory", "_memory_reach", "_peaks", "_ratios", "_reach", "_tiled"),
+        *("_measured", "_memory", "_memory_reach", "_peaks", "_ratios", "_reach", "_sustained", "_tiled"),
         *("bandwidth", "host_scale", "memo", "tables"),
     )
 
     def __init__(
         self, tables: Tables, peaks: Mapping[str, float], bandwidth: float, launch_s: float, memory: float,
-        reach: float, measured: MeasuredKernels | None = None,
+        reach: float, measured: MeasuredKernels | None = None, sustained: float = 1.0,
     ) -> None:  # fmt: skip
-        """memory: achieved bandwidth over that of the tables' device; reach: likewise for fractions of peak."""
+        """memory: achieved bandwidth over that of the tables' device; reach: likewise for fractions of peak. sustained:
+        what products keep of their speed in long steps, beyond what the tables say of clocks under load."""
         self.tables, self.bandwidth, self._measured = tables, bandwidth, measured
-        self._peaks, self._memory, self._reach = peaks, memory, reach
+        self._peaks, self._memory, self._reach, self._sustained = peaks, memory, reach, sustained
         # Fractions of the nominal bandwidth: what a copy reaches of it here, over what it reached there.
         self._memory_reach = memory * tables.memory_bandwidth / bandwidth
         self.host_scale = launch_s / tables.launch_s if tables.launch_s else 0.0
@@ -251,11 +252,11 @@ class DeviceProfile:
         name = _table_dtype(dtype)
         table = self.tables.steady.get(name)
         if not table:
-            return 1.0, 1.0
+            return 1.0 / self._sustained, 1.0
         reached = self.tables.reached[name] * self._peak(dtype) / _peak_of(self.tables.peaks, dtype) * self._reach
         shares, *columns = zip(*table, strict=True)
         products, moves = (float(np.interp(rate / reached, shares, column)) for column in columns)
-        return products, moves
+        return products / self._sustained, moves
 
     def host(self, name: str, dtype: str = "float32", pair: bool = False) -> tuple[float, float]:
         """Host seconds of asking for an op, forward and backward, in the midst of a step.

@@ -358,6 +358,7 @@ def profile_of(device: Device, library: bool = False) -> DeviceProfile:
         memory=copied / found.reached["copy"],
         reach=1.0 if measured and not measured.is_secondary else device.achievable_fraction("matmul") / best,
         measured=measured,
+        sustained=device.achievable_fraction("sustained"),
     )
 
 

@@ -20,13 +20,14 @@ from meshwright.price.together import moving, part_of_bucket_s, shared_op, whole
 class Setting:
     """What holds for a whole step: the optimizer, the precision, and into how many micro-batches it is cut. last: the
     samples of the last one where they are fewer; what is chosen has to go with both. compile: whether segments are
-    compiled by inductor."""
+    compiled by inductor. reduce: the dtype in which gradients travel home; the one that is stored unless given."""
 
     optimizer: str = "adamw"
     precision: str = "fp32"
     microbatches: int = 1
     last: int = 0
     compile: bool = False
+    reduce: str = ""
 
     def cut(self, batch: int, microbatches: int) -> Setting:
         each, last = cut_batch(batch, microbatches)
@@ -129,8 +130,8 @@ def _price(
         summed = stored if plan.reduce_scatter_every_microbatch else local_bytes(shape, wide, compute, mesh)
         add_s = (micro - 1) * (2 * summed + computed) / rate  # fresh gradients come from memory
         held += summed if sharded and not plan.reduce_scatter_every_microbatch else 0
-    # Gradients travel home in the dtype that is stored.
-    home = conversion(storage, compute, shape, wide, mesh, grad=True) if cast else gather
+    travels = setting.reduce or plan.dtype
+    home = conversion(storage, compute, shape, ITEM_BYTES[travels], mesh, grad=True) if travels != dtype else gather
     last_s = reductions(plan, micro) * _way_s(home, False, shape, company, mesh)
     carried_s += last_s * _carried(home.backward, mesh)
     return ParameterPrice(

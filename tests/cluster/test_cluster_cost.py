@@ -86,14 +86,18 @@ def test_two_hosts_swap_halves_where_more_pass_everything_twice() -> None:
     assert gathers == pytest.approx([15 / 16 * n_bytes / 80e9, 23 / 24 * n_bytes / 80e9])
 
 
-# The best of the range that the HF Ultra-Scale Playbook shows for 256 MB on 2, 8 and 64 hosts of 8 H100.
-PUBLISHED = {"all_reduce": {2: 1.10e-3, 8: 2.62e-3, 64: 2.88e-3}, "all_gather": {2: 1.06e-3, 8: 1.41e-3, 64: 5.75e-3}}
+# The best of the range that the HF Ultra-Scale Playbook shows for 256 MB on 2, 8 and 64 hosts of 8 H100, and its mean.
+PUBLISHED = {
+    "all_reduce": {2: (1.10e-3, 1.33e-3), 8: (2.62e-3, 5.06e-3), 64: (2.88e-3, 15.5e-3)},
+    "all_gather": {2: (1.06e-3, 1.30e-3), 8: (1.41e-3, 3.65e-3), 64: (5.75e-3, 23.1e-3)},
+}
 
 
 @pytest.mark.parametrize(("kind", "hosts"), [(kind, hosts) for kind, by in PUBLISHED.items() for hosts in by])
 def test_hosts_of_the_preset_take_what_was_published(kind: str, hosts: int) -> None:
     axis = load_cluster(f"dgx-h100:{hosts}").mesh((8 * hosts,)).axes[0]
-    assert collective_s(kind, 256e6, axis) == pytest.approx(PUBLISHED[kind][hosts], rel=0.15)
+    best_s, mean_s = PUBLISHED[kind][hosts]
+    assert best_s <= collective_s(kind, 256e6, axis) <= mean_s
 
 
 def test_a_tapered_network_loses_rate_with_every_host() -> None:

@@ -14,7 +14,7 @@ from meshwright.errors import ClusterError
 
 DEVICE_FIELDS = ("kind", "memory", "reserve", "memory_bandwidth", "launch", "peaks", "achievable", "profile")
 _DTYPES = ("float4", "float8", "bfloat16", "float16", "tf32", "float32", "float64")
-_OP_KINDS = ("matmul", "attention", "convolution", "memory")
+_OP_KINDS = ("matmul", "attention", "convolution", "memory", "sustained")
 
 
 def read_device(name: str, table: Table, nearest: Nearest) -> Device:

@@ -1,0 +1,123 @@
+"""How near are predicted steps and memory to published training runs? Scores tables of them, set by set.
+
+    python bench/published.py TABLE.csv [TABLE.csv ...] [--json FILE] [--rows]
+
+A table has a row for each run: the model's sizes, the cluster, the layout, the measured step and memory. Every row is
+priced as it stands (`meshwright.configuration`), nothing is searched. Per set: rows, mean absolute error and bias of
+the step, rank correlation, share of out-of-memory labels that are right, regret (how much slower, in published time,
+the row is that we would choose among those of one model, cluster and batch), error of the memory. Rows that cannot be
+modelled are listed with the reason; one that failed when it was published and that can not run at all (more stages
+than layers) is listed as impossible, and its label is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from published_rows import ImpossibleError, NotModelledError, Row, case_of
+from published_scores import Scored, scores
+
+from meshwright.configuration import predict_configuration
+from meshwright.errors import MeshwrightError, PlanError
+
+
+def priced(row: Row) -> Scored:
+    """Raises NotModelledError."""
+    case = case_of(row)
+    try:
+        found = predict_configuration(case.model, case.given, case.cluster, case.habits.framework)
+    except PlanError as error:
+        raise ImpossibleError(str(error).splitlines()[0]) from error
+    except MeshwrightError as error:
+        raise NotModelledError(str(error).splitlines()[0]) from error
+    device = case.cluster.devices[0]
+    held = found.peak_bytes + (device.reserve_bytes if case.habits.in_use else 0)
+    return Scored(row, found.step_s, held, found.peak_bytes <= device.usable_bytes)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a table; of one that cannot be read, an error that says why."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [{k: v or "" for k, v in row.items() if isinstance(k, str)} for row in csv.DictReader(file)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SystemExit(f"{path}: {error}; expected a CSV table of training runs") from error
+
+
+def score_tables(tables: list[Path], show: bool = False) -> dict[str, Any]:
+    found: dict[str, list[Scored]] = defaultdict(list)
+    left_out: dict[str, list[str]] = defaultdict(list)
+    impossible: dict[str, list[str]] = defaultdict(list)
+    names: dict[str, None] = {}
+    for path in tables:
+        for place, row in enumerate(read_rows(path)):
+            name = row.get("set") or path.stem
+            names[name] = None
+            try:
+                found[name].append(priced(row))
+            except NotModelledError as error:
+                left_out[name].append(f"row {row.get('row_id') or place}: {error}")
+            except ImpossibleError as error:
+                if (row.get("status") or "ok") == "ok":
+                    left_out[name].append(f"row {row.get('row_id') or place}: {error}")
+                else:
+                    impossible[name].append(f"row {row.get('row_id') or place}: {error}")
+            else:
+                if show:
+                    print(_line(name, found[name][-1]))
+    return {"sets": {name: scores(found[name], left_out[name], impossible[name]) for name in names}}
+
+
+def _line(name: str, one: Scored) -> str:
+    row, error, memory = one.row, one.error, one.memory_error
+    layout = " ".join(f"{key}={row.get(key)}" for key in ("tp", "pp", "dp", "cp", "zero", "micro_batch", "recompute"))
+    shown = f"{name} {row.get('row_id', '')}: {row.get('params_B', '')}B on {row.get('num_gpus')} {row.get('gpu')} "
+    shown += f"{layout}:"
+    shown += f" step {one.step_s:.4g} s" + (
+        "" if error is None else f", published {one.published_s:.4g} ({error:+.1%})"
+    )
+    return shown + f"; memory {one.peak_bytes / 1e9:.4g} GB" + ("" if memory is None else f" ({memory:+.1%})")
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def show_sets(found: dict[str, Any]) -> None:
+    print(f"{'set':<20}{'rows':>6}{'error':>8}{'bias':>8}{'rank':>7}{'oom':>7}{'regret':>8}{'worst':>8}{'memory':>8}")
+    for name, one in found["sets"].items():
+        rank = "-" if one["rank_correlation"] is None else f"{one['rank_correlation']:.2f}"
+        figures = [one[key] for key in ("mean_abs_error", "bias")]
+        others = [one[key] for key in ("oom_agreement", "median_regret", "worst_regret", "memory_error")]
+        columns = [*map(_percent, figures), rank, *map(_percent, others)]
+        widths = (8, 8, 7, 7, 8, 8, 8)
+        text = "".join(column.rjust(width) for column, width in zip(columns, widths, strict=True))
+        print(f"{name:<20}{one['rows']:>6}{text}")
+        reasons = Counter(reason.partition(": ")[2] for reason in one["not_modelled"])
+        for reason, count in reasons.most_common(8):
+            print(f"    not modelled: {count} x {reason}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+", type=Path)
+    parser.add_argument("--json", type=Path, help="write the scores here")
+    parser.add_argument("--rows", action="store_true", help="print every row too")
+    args = parser.parse_args()
+    found = score_tables(args.tables, args.rows)
+    show_sets(found)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,104 @@
+"""Habits of the frameworks behind published runs, and the figures fitted to their visible rows: at most three each.
+
+Habits are what their code does: which kernels are fused, what runs beside compute, in which dtype gradients travel.
+The figures are `Framework`'s: host seconds of an op, of a hand-over between stages, and how much longer kernels take
+than those of the device's tables. Our own plans have none of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from meshwright.configuration.framework import Framework
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Habits:
+    """selective: what a row's `selective` recomputation means. balanced: stages get layers by cost, the head's too.
+    in_use: memory is what the driver counts, the context included. once: gradients are reduced once a step, whatever
+    ZeRO says. network: what collectives reach of the network between
+    two hosts of this cluster, and by which power of their number it falls, where its rows tell."""
+
+    framework: Framework
+    fused: bool = True
+    dropout: bool = False
+    attention_dropout: bool = False
+    reduce: str = "float32"
+    overlap: float = 1.0
+    tp_overlap: float = 0.0
+    tp_pipelined: float = 0.0
+    attention: str = "flash"
+    gradients: str = "float32"
+    in_use: bool = False
+    selective: str = "selective"
+    context: str = "ring"
+    balanced: bool = False
+    once: bool = False
+    gathers: int = 2
+    network: tuple[float, float] | None = None
+
+
+MEGATRON_2021 = Habits(
+    Framework("Megatron-LM, 2021", kernels=0.93), dropout=True, attention_dropout=True, reduce="float16", overlap=0.0
+)
+MEGATRON = Habits(Framework("Megatron-LM", kernels=0.93), overlap=0.0, context="all_to_all")
+MEGATRON_2022 = replace(MEGATRON_2021, tp_overlap=1.0)
+MEGATRON_CORE = Habits(Framework("Megatron-Core"), overlap=0.9, tp_overlap=1.0, tp_pipelined=0.5)
+NANOTRON = Habits(
+    Framework("nanotron", op_host_s=8e-5, kernels=1.2),
+    attention="flash2",
+    fused=False,
+    overlap=0.0,
+    balanced=True,
+)
+TORCHTITAN = Habits(Framework("torchtitan", kernels=1.06), selective="ops", context="all_gather", attention="flash2")
+COMPOSER = Habits(Framework("Composer", kernels=1.06), fused=False)
+DEEPSPEED = Habits(
+    Framework("DeepSpeed", op_host_s=6.5e-5, kernels=1.4), fused=False, dropout=True, overlap=0.0, in_use=True
+)
+MIST = Habits(Framework("Mist"), overlap=0.9, gradients="float16")
+ALPA = Habits(Framework("Alpa"), reduce="float16", overlap=0.0)
+DLPERF = Habits(Framework("Megatron-LM, DLPerf"), dropout=True, attention_dropout=True, reduce="float16", overlap=0.0)
+OTHER = Habits(Framework("unknown"))
+
+SETS = {
+    "sc21": MEGATRON_2021,
+    "korthikanti": MEGATRON_2022,
+    "hf_": NANOTRON,
+    "torchtitan": TORCHTITAN,
+    "mosaic": COMPOSER,
+    "sailor": DEEPSPEED,
+    "simumax": MEGATRON,
+    "mist_megatron": MEGATRON,
+    "mist": MIST,
+    "dgxc": MEGATRON_CORE,
+    "mcore": MEGATRON_CORE,
+    "llama3": MEGATRON_CORE,
+    "alpa": ALPA,
+    "dlperf": DLPERF,
+}
+
+
+def habits_of(row: Row) -> Habits:
+    """By the name of the row's set; what its note says of them has the last word."""
+    name, note = (row.get("set") or "").lower(), row.get("note") or ""
+    found = next((habits for prefix, habits in SETS.items() if name.startswith(prefix)), OTHER)
+    if name.startswith("sc21") and number_of(row, "zero") == 3:
+        found = replace(MEGATRON_2021, overlap=0.0, gathers=3)
+    if name.startswith("torchtitan") and number_of(row, "pp") > 1:
+        found = replace(found, once=True)
+    if "no_compile" in note:
+        found = replace(found, fused=False)
+    if "mp_mode_pure" in note:
+        found = replace(found, reduce="bfloat16")
+    if "no_overlap_of_grad" in note:
+        found = replace(found, overlap=0.0)
+    if "overlapped_grad" in note:
+        found = replace(found, overlap=0.9)
+    return found
+
+
+def number_of(row: Row, name: str) -> int:
+    return int(float(row.get(name) or 0))

@@ -1,0 +1,232 @@
+"""A row of a table of published training runs becomes a Transformer, a Configuration, a Cluster and a Framework."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from published_frameworks import Habits, habits_of
+
+from meshwright.cluster import Cluster
+from meshwright.cluster.device import Device
+from meshwright.cluster.hosts import ALIASES, HOSTS
+from meshwright.cluster.presets import devices_of
+from meshwright.cluster.tree import Group, Member
+from meshwright.configuration import Configuration, Transformer
+from meshwright.configuration.transformer import LatentAttention
+from meshwright.errors import MeshwrightError
+
+Row = dict[str, str]
+Reached = tuple[float, float] | None
+NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "num_gpus", "global_batch")
+PRECISIONS = {"bf16": "mixed", "mixed": "mixed", "fp16": "fp16", "fp8": "fp8", "fp32": "fp32", "tf32": "tf32"}
+NOMINAL_MHZ = {"L4": 2040.0}
+"""Boost clocks behind the nominal peaks (NVIDIA's data sheet), for rows whose clocks were locked lower."""
+
+
+LOCKED = 0.88
+"""Of the peak at a locked clock, which power does not lower: 55 of 62 TFLOP/s on an L4 (Mist d69e530, single ops)."""
+
+
+class NotModelledError(Exception):
+    """Why a row is left out."""
+
+
+class ImpossibleError(Exception):
+    """Why a row's configuration can not be run at all."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row that can be priced."""
+
+    model: Transformer
+    given: Configuration
+    cluster: Cluster
+    habits: Habits
+
+
+def case_of(row: Row) -> Case:
+    """Raises NotModelledError with the reason."""
+    missing = [name for name in NEEDED if not row.get(name)]
+    if missing:
+        raise NotModelledError(f"no value in {', '.join(missing)}")
+    try:
+        habits = habits_of(row)
+        model = _model(row, habits)
+        given = _configuration(row, model, habits)
+        return Case(model, given, _cluster(row, habits), habits)
+    except MeshwrightError as error:
+        raise NotModelledError(str(error).splitlines()[0]) from error
+    except (ValueError, KeyError, ZeroDivisionError) as error:
+        raise NotModelledError(f"{type(error).__name__}: {error}") from error
+
+
+def number(row: Row, name: str, default: int = 1) -> int:
+    text = row.get(name) or ""
+    return int(float(text)) if text else default
+
+
+def _flag(row: Row, name: str) -> bool:
+    return (row.get(name) or "").lower() in ("true", "1", "yes")
+
+
+def _model(row: Row, habits: Habits) -> Transformer:
+    family = row.get("family") or "gpt"
+    if family not in ("gpt", "llama", "moe", "mpt"):
+        raise NotModelledError(f"family {family}")
+    hidden, experts = number(row, "hidden"), number(row, "num_experts")
+    rms = family in ("llama", "moe")
+    ffn = number(row, "ffn", 4 * hidden)
+    return Transformer(
+        layers=number(row, "layers"),
+        hidden=hidden,
+        heads=number(row, "heads"),
+        ffn=ffn,
+        vocab=number(row, "vocab"),
+        seq=number(row, "seq"),
+        kv_heads=number(row, "kv_heads", 0),
+        gated=_flag(row, "gated_mlp"),
+        rms=rms,
+        bias=family == "gpt" and "no_biases" not in (row.get("note") or ""),
+        tied=_flag(row, "tied"),
+        dropout=habits.dropout,
+        attention_dropout=habits.attention_dropout,
+        experts=experts,
+        top=number(row, "experts_per_token"),
+        expert_ffn=number(row, "expert_ffn", ffn),
+        shared_ffn=number(row, "shared_expert_ffn", 0),
+        dense_layers=number(row, "dense_layers", 0),
+        latent=_latent(row.get("mla") or ""),
+    )
+
+
+def _latent(text: str) -> LatentAttention | None:
+    found = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", text)}
+    if not found:
+        return None
+    return LatentAttention(
+        found.get("q_lora", 0), found["kv_lora"], found["qk_nope"], found["qk_rope"], found.get("v", found["qk_nope"])
+    )
+
+
+def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuration:
+    dp, pp, note = number(row, "dp"), number(row, "pp"), row.get("note") or ""
+    micro = row.get("micro_batch")
+    stages = _numbers(row.get("stage_layers"))
+    recompute = row.get("recompute") or "none"
+    recomputed = _numbers(row.get("stage_recompute_layers")) if recompute == "partial" else ()
+    recompute = {"partial": "none", "selective": habits.selective}.get(recompute, recompute)
+    precision = PRECISIONS.get(row.get("precision") or "bf16")
+    if precision is None:
+        raise NotModelledError(f"precision {row.get('precision')}")
+    given = Configuration(
+        dp=dp,
+        tp=number(row, "tp"),
+        pp=pp,
+        cp=number(row, "cp"),
+        ep=number(row, "ep"),
+        vpp=number(row, "vpp"),
+        zero=min(1, number(row, "zero", 0)) if habits.once else number(row, "zero", 0),
+        sp=_flag(row, "sequence_parallel"),
+        micro_batch=int(float(micro)) if micro else 1,
+        global_batch=number(row, "global_batch"),
+        schedule="1f1b" if row.get("schedule") in (None, "", "interleaved") else str(row["schedule"]),
+        recompute=recompute,
+        precision=precision,
+        attention="unfused" if row.get("attention") == "unfused" else habits.attention,
+        reduce=habits.reduce,
+        loss="half" if "fp16_cross_entropy" in note else "float32",
+        overlap=habits.overlap,
+        gathers=habits.gathers,
+        tp_overlap=habits.tp_overlap,
+        tp_pipelined=max(habits.tp_pipelined, 0.5) if "async_tp" in note else habits.tp_pipelined,
+        gradients=habits.gradients,
+        offload=_offload(row.get("stage_offload") or "", pp),
+        fused=habits.fused,
+        context=row.get("cp_comm") or habits.context,
+        stage_layers=stages if len(stages) == pp and sum(stages) == model.layers else (),
+        recomputed=recomputed if len(recomputed) == pp else (),
+    )
+    return replace(given, stage_layers=balanced(model, pp)) if _is_to_balance(given, habits) else given
+
+
+def _is_to_balance(given: Configuration, habits: Habits) -> bool:
+    return habits.balanced and given.pp > 1 and given.vpp == 1 and not given.stage_layers
+
+
+def balanced(model: Transformer, pp: int) -> tuple[int, ...]:
+    """Layers by stage where the head counts as the products that it is; the last one may have no more (nanotron)."""
+    layer = 4 * model.hidden * model.hidden + (3 if model.gated else 2) * model.hidden * model.ffn
+    head = model.vocab * model.hidden / layer
+    each, found, left = (model.layers + head) / pp, [], model.layers
+    for stage in range(pp - 1):
+        count = min(left - (pp - 2 - stage), max(1, round(each * (stage + 1)) - sum(found)))
+        found.append(count)
+        left -= count
+    return (*found, left)
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    return tuple(int(float(one)) for one in (text or "").split("|") if one.strip())
+
+
+def _offload(text: str, pp: int) -> tuple[float, ...]:
+    """The optimizer's share on the host, by stage, of weights/gradients/optimizer/activations."""
+    found = tuple(float((one.split("/") + ["0"] * 3)[2] or 0) for one in text.split("|") if one)
+    return found if len(found) == pp else ()
+
+
+def _cluster(row: Row, habits: Habits) -> Cluster:
+    count, each = number(row, "num_gpus"), number(row, "gpus_per_node", 8)
+    hosts, each = (1, count) if count <= each else (count // each, each)
+    if hosts * each != count:
+        raise NotModelledError(f"{count} devices on hosts of {each}")
+    locked = re.search(r"clocks_locked_(\d+)MHz", row.get("note") or "")
+    tf32 = (row.get("precision") or "") == "tf32"
+    network = row.get("inter_node_GBps_per_gpu") or ""
+    return _built(row["gpu"], hosts, each, network, locked[1] if locked else "", tf32, habits.network)
+
+
+@lru_cache(maxsize=256)
+def _built(gpu: str, hosts: int, each: int, network: str, locked: str, tf32: bool, reached: Reached) -> Cluster:
+    name = device_name(gpu)
+    found = devices_of(name, hosts, each)
+    device = found.devices[0]
+    if locked:
+        device = _at_clock(device, float(locked))
+    if tf32 and "tf32" in dict(device.peaks):
+        peaks = dict(device.peaks) | {"float32": dict(device.peaks)["tf32"]}
+        device = replace(device, peaks=tuple(peaks.items()))
+    root = found.root
+    if network and hosts > 1:
+        link = HOSTS[ALIASES[name]].network
+        wanted = float(network) * 1e9 * each / link.count
+        if reached:
+            fractions = tuple((kind, reached[0]) for kind, _ in link.efficiency)
+            link = replace(link, efficiency=fractions, taper=reached[1])
+        root = Group(root.level, replace(link, bandwidth=wanted), tuple(Member(m.of, m.count) for m in root.members))
+    return replace(found, devices=(device,), root=root)
+
+
+def _at_clock(device: Device, mhz: float) -> Device:
+    nominal = NOMINAL_MHZ.get(device.name)
+    if nominal is None:
+        raise NotModelledError(f"clocks of {device.name} locked at {mhz:g} MHz, of an unknown nominal clock")
+    peaks = tuple((dtype, rate * mhz / nominal) for dtype, rate in device.peaks)
+    reached = tuple(replace(one, fraction=LOCKED) if one.kind == "matmul" else one for one in device.achievable)
+    return replace(device, peaks=peaks, achievable=reached)
+
+
+def device_name(gpu: str) -> str:
+    """The short name of a device, as in `h100:8`."""
+    words = gpu.lower().replace("_", "-").replace("nvidia-", "")
+    tried = (words, words.replace("-sxm4", "").replace("-sxm5", "").replace("-sxm2", "").replace("-sxm", ""))
+    known = ALIASES | {device.lower(): alias for alias, device in reversed(ALIASES.items())}
+    for text in (*tried, *(re.sub(r"-\d+gb$", "", one) for one in tried)):
+        if text in ALIASES:
+            return text
+        if text in known:
+            return known[text]
+    raise NotModelledError(f"unknown GPU {gpu}")

@@ -1,0 +1,39 @@
+"""`meshwright price`: what a given configuration of a model costs, without search."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("price", help="show what a given configuration costs, without search")
+    parser.add_argument("model", help="a model reference of the families gpt, llama or moe, such as llama3-8b")
+    parser.add_argument("--cluster", required=True, help="a preset (dgx-h100:4), a device (h100:8) or a TOML file")
+    parser.add_argument("--global-batch", type=int, metavar="N", help="sequences of a step")
+    parser.add_argument(
+        "--pin", action="append", default=[], metavar="NAME=VALUE",
+        help="dp, tp, pp, vpp, cp, ep, zero, sp, micro_batch, recompute, precision, attention, schedule, ...",
+    )  # fmt: skip
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from meshwright.cluster import load_cluster
+    from meshwright.configuration.price import priced
+    from meshwright.configuration.transformer import transformer_of
+
+    cluster = load_cluster(args.cluster)
+    model, given, found = priced(transformer_of(args.model, tuple(args.set)), cluster, args.pin, args.global_batch)
+    tokens = given.global_batch * model.seq
+    axes = " ".join(f"{name}={getattr(given, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
+    limit = cluster.devices[0].usable_bytes
+    print(f"{args.model} on {cluster.name}: {axes} zero={given.zero} micro_batch={given.micro_batch}", end=" ")
+    print(f"({given.microbatches} micro-batches of a batch of {given.global_batch}) recompute={given.recompute}")
+    print(f"  step    {found.step_s:.4g} s, {tokens / found.step_s / given.devices:,.0f} tokens/s per device")
+    print(f"  memory  {found.peak_bytes / 2**30:.4g} GiB of {limit / 2**30:.4g}", end="")
+    print("" if found.peak_bytes <= limit else ": does not fit")
+    if given.pp > 1:
+        print(f"  bubble  {found.bubble:.1%}")
+    return 0

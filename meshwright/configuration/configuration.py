@@ -1,0 +1,168 @@
+"""Configuration: how a transformer is spread over devices, as people write it down by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from meshwright.configuration.transformer import Transformer
+from meshwright.errors import PlanError
+from meshwright.pins.pins import pin_parts
+
+PRECISIONS = ("fp32", "tf32", "mixed", "fp16", "fp8")
+RECOMPUTE = ("none", "selective", "ops", "full")
+ATTENTION = ("flash", "flash2", "unfused")
+CONTEXT = ("ring", "all_gather", "all_to_all")
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Sizes of the axes: data, tensor, pipeline, context and expert parallelism (`ep` is carved out of dp and cp);
+    `vpp` runs of layers on each pipeline stage.
+
+    zero: 0 to 3. sp: sequence parallelism beside tp. recompute: nothing, the core of attention (`selective`), all but
+    attention and every second product (`ops`), whole layers (`full`). precision: `mixed` computes in bfloat16 and
+    stores float32; `fp16` likewise in float16; `fp8` runs linear layers in float8. attention: `flash2` is
+    FlashAttention-2, where `flash` is what was measured of the device. reduce: dtype of the gradients' reduction;
+    gradients: that in which they are held until the step; loss: that of the logits in the loss. gathers: how often
+    ZeRO-3 gathers a layer for each micro-batch, 3 where recomputation does so by itself (DeepSpeed). overlap: which
+    share of gathers and reductions runs beside compute; tp_overlap: of backward's collectives of tp, beside weights'
+    gradients; tp_pipelined: of all of tp, beside the products they belong to. fused: chains of elementwise ops are
+    single kernels. context: how attention sees the whole sequence under cp. stage_layers: layers of each stage, in
+    order; recomputed: how many of them are recomputed where not all are. offload: the share of the optimizer that
+    lives on the host, by stage.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vpp: int = 1
+    zero: int = 0
+    sp: bool = False
+    micro_batch: int = 1
+    global_batch: int = 1
+    schedule: str = "1f1b"
+    recompute: str = "none"
+    precision: str = "mixed"
+    attention: str = "flash"
+    reduce: str = "float32"
+    loss: str = "float32"
+    gathers: int = 2
+    overlap: float = 1.0
+    tp_overlap: float = 0.0
+    tp_pipelined: float = 0.0
+    gradients: str = "float32"
+    fused: bool = True
+    context: str = "ring"
+    stage_layers: tuple[int, ...] = ()
+    recomputed: tuple[int, ...] = ()
+    offload: tuple[float, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def microbatches(self) -> int:
+        return max(1, self.global_batch // (self.dp * self.micro_batch))
+
+    @property
+    def dtype(self) -> str:
+        return {"fp32": "float32", "tf32": "float32", "fp16": "float16"}.get(self.precision, "bfloat16")
+
+    def verify(self, model: Transformer, devices: int) -> None:
+        """Raises PlanError where the axes do not multiply to the devices, or sizes do not divide."""
+        for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch", "global_batch"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name}={getattr(self, name)}", "1 or more", "correct the pin")
+        words = f"dp={self.dp} tp={self.tp} pp={self.pp} cp={self.cp}"
+        if self.devices != devices:
+            raise PlanError(f"{words}: {self.devices} devices", f"the cluster's {devices}", "change the pins")
+        if self.global_batch % (self.dp * self.micro_batch):
+            raise PlanError(
+                f"a batch of {self.global_batch} on dp={self.dp} with {self.micro_batch} samples at a time",
+                f"a multiple of {self.dp * self.micro_batch}",
+                "change the batch or the pins",
+            )
+        if self.dp * self.cp % self.ep or model.experts % self.ep:
+            raise PlanError(f"ep={self.ep}", f"a divisor of dp*cp and of {model.experts} experts", "change the pin")
+        if self.pp * self.vpp > model.layers + 2:
+            raise PlanError(
+                f"pp={self.pp} vpp={self.vpp} for {model.layers} layers",
+                "a layer for each, or the embedding or head",
+                "use fewer",
+            )
+        if model.seq % self.cp or model.heads % self.tp:
+            raise PlanError(
+                f"cp={self.cp} tp={self.tp} for a sequence of {model.seq} and {model.heads} heads",
+                "divisors of both",
+                "change the pins",
+            )
+        known = (("precision", PRECISIONS), ("recompute", RECOMPUTE), ("attention", ATTENTION), ("context", CONTEXT))
+        for name, words_ in known:
+            if getattr(self, name) not in words_:
+                raise PlanError(f"{name}={getattr(self, name)}", f"one of {', '.join(words_)}", "correct the pin")
+        if self.stage_layers and (len(self.stage_layers) != self.pp or sum(self.stage_layers) != model.layers):
+            raise PlanError(
+                f"stage_layers={'+'.join(map(str, self.stage_layers))}",
+                f"{self.pp} numbers whose sum is {model.layers}",
+                "correct the pin",
+            )
+        if self.zero not in range(4):
+            raise PlanError(f"zero={self.zero}", "0 to 3", "correct the pin")
+
+
+_SPELLINGS = {"microbatch": "micro_batch", "batch": "global_batch"}
+_TYPES = {one.name: str(one.type) for one in fields(Configuration)}
+
+
+def configured(pins: Iterable[str], devices: int, global_batch: int | None = None) -> Configuration:
+    """Pins such as `tp=8`, `zero=3`, `recompute=full`; dp, where it is not pinned, takes the devices that are left."""
+    found, given = Configuration(), set()
+    for text in pins:
+        if not isinstance(text, str):
+            raise PlanError(f"pin {text!r} is no text", "`name=value`, such as tp=8", "correct the pin")
+        key, value = pin_parts(text)
+        key = _SPELLINGS.get(key, key)
+        if key not in _TYPES:
+            raise PlanError(f"pin {text!r}", f"one of {', '.join(_TYPES)}", "correct the pin")
+        given.add(key)
+        found = replace(found, **{key: _value(text, key, value)})
+    rest = found.tp * found.pp * found.cp
+    if "dp" not in given and rest > 0:
+        found = replace(found, dp=max(1, devices // rest))
+    if global_batch is not None or "global_batch" not in given:
+        found = replace(found, global_batch=global_batch or found.dp * found.micro_batch)
+    if found.vpp > 1 and "schedule" not in given:
+        found = replace(found, schedule="interleaved")
+    return found
+
+
+def _value(text: str, key: str, value: str) -> Any:
+    kind = _TYPES[key]
+    try:
+        if kind == "int":
+            return int(value)
+        if kind == "float":
+            return float(value)
+        if kind == "bool":
+            return {"on": True, "off": False, "true": True, "false": False}[value.lower()]
+        if kind.startswith("tuple[int"):
+            return tuple(int(one) for one in value.split("+"))
+        if kind.startswith("tuple[float"):
+            return tuple(float(one) for one in value.split("+"))
+    except (ValueError, KeyError):
+        raise PlanError(f"pin {text!r}", f"a value for {key}, such as {_EXAMPLES[kind]}", "correct the pin") from None
+    return value
+
+
+_EXAMPLES = {
+    "int": "8",
+    "float": "0.5",
+    "bool": "on or off",
+    "tuple[int, ...]": "13+11",
+    "tuple[float, ...]": "0.5+0",
+}

@@ -1,0 +1,161 @@
+"""Seconds and bytes of a Block: every op by `cost.op`, with the clocks of a busy device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from meshwright.capture.program import Op
+from meshwright.cluster import Device
+from meshwright.cluster.profile_load import profile_of
+from meshwright.configuration.block import ATTENTION, PRODUCTS, Block, Moved
+from meshwright.cost.op.compute import OpSeconds, whole_op_seconds
+from meshwright.profile import saved
+from meshwright.profile.operands import packet
+
+HOPPER = ("H100", "H200", "GH200")
+FLASH_2 = (1.75, 1.6)
+"""How much longer FlashAttention-2 takes than FlashAttention-3 on these, forward and backward: 1.5 to 2.0 and 1.5 to
+1.75 times (Shah et al., 2024)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Seconds of one op or of several: forward, gradients of inputs and weights, each of products and of the rest."""
+
+    products: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    rest: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def __add__(self, other: Work) -> Work:
+        return Work(_sum(self.products, other.products), _sum(self.rest, other.rest))
+
+    def under(self, load: tuple[float, float]) -> tuple[float, float, float]:
+        """Seconds of both; load: how much longer products take than alone, and what moves memory."""
+        forward_s, inputs_s, weights_s = (
+            load[0] * a + load[1] * b for a, b in zip(self.products, self.rest, strict=True)
+        )
+        return forward_s, inputs_s, weights_s
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.products) + sum(self.rest)
+
+
+def _sum(one: tuple[float, float, float], other: tuple[float, float, float]) -> tuple[float, float, float]:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCost:
+    """Of one Block on one rank. whole: all of its ops; again: those that each kind of recomputation runs again.
+    host_s: of asking for its ops, forward and backward. flops: of its products, forward and backward. kept_bytes: what
+    each kind of recomputation keeps beside the Block's input; working_bytes: operands and results of the largest op."""
+
+    whole: Work
+    again: dict[str, Work]
+    host_s: tuple[float, float]
+    ops: int
+    flops: float
+    kept_bytes: dict[str, int]
+    working_bytes: int
+    moved: tuple[Moved, ...]
+    weights: int
+    expert_weights: int
+
+
+def block_cost(block: Block, device: Device) -> BlockCost:
+    priced = [_op_work(block, place, device) for place in range(len(block.ops))]
+    works = [work for work, _ in priced]
+    everything = range(len(block.ops))
+    kept_ops = _kept_by_policy(block)
+    again = {
+        "none": Work(),
+        "selective": sum((_forward(works[i]) for i in block.core), Work()),
+        "ops": sum((_forward(works[i]) for i in everything if i not in kept_ops), Work()),
+        "full": sum((_forward(work) for work in works), Work()),
+    }
+    host_s = sum(cost.forward_host_s for _, cost in priced), sum(cost.backward_host_s for _, cost in priced)
+    return BlockCost(
+        sum(works, Work()),
+        again,
+        host_s,
+        len(block.ops),
+        sum(_flops(block, op) for op in block.ops),
+        {
+            "none": _kept_bytes(block, frozenset()),
+            "selective": _kept_bytes(block, frozenset(block.core)),
+            "ops": sum(block.bytes_of(block.ops[i].name) for i in kept_ops),
+            "full": 0,
+        },
+        max(_working_bytes(block, op) for op in block.ops),
+        tuple(block.moved),
+        sum(block.weights.values()),
+        sum(block.experts.values()),
+    )
+
+
+def _forward(work: Work) -> Work:
+    return Work((work.products[0], 0.0, 0.0), (work.rest[0], 0.0, 0.0))
+
+
+def _op_work(block: Block, place: int, device: Device) -> tuple[Work, OpSeconds]:
+    op = block.ops[place]
+    found = whole_op_seconds(op, block.values, device)
+    seconds = (found.forward_s, found.input_s, found.weight_s)
+    if place in block.narrow:
+        seconds = _narrow_s(block, op, device)
+    if block.older and packet(op.target) == ATTENTION and device.name.startswith(HOPPER):
+        seconds = (FLASH_2[0] * found.forward_s, FLASH_2[1] * found.input_s, 0.0)
+    return (Work(seconds) if packet(op.target) in PRODUCTS else Work(rest=seconds)), found
+
+
+def _narrow_s(block: Block, op: Op, device: Device) -> tuple[float, float, float]:
+    """A linear layer in float8, each product with its quantisation."""
+    x, weight = (block.values[name].type.sizes for name in op.operands()[:2])
+    m, (n, k) = prod(x[:-1]), weight
+    on = profile_of(device)
+    return (
+        on.matmul_s("nt", "float8", 1, m, n, k),
+        on.matmul_s("nt", "float8", 1, m, k, n),
+        on.matmul_s("nt", "float8", 1, n, k, m),
+    )
+
+
+def _flops(block: Block, op: Op) -> float:
+    """Of a product, forward and backward."""
+    name, result = packet(op.target), prod(op.results[0].type.sizes)
+    if name == ATTENTION:
+        return 7.0 * result * block.values[op.operands()[1]].type.sizes[-2]
+    return 6.0 * result * block.values[op.operands()[0]].type.sizes[-1] if name in PRODUCTS else 0.0
+
+
+def _kept_by_policy(block: Block) -> set[int]:
+    """Attention and every second linear layer."""
+    linear = [i for i, op in enumerate(block.ops) if op.target == "aten.linear.default"]
+    return set(linear[::2]) | (block.core if len(block.core) == 1 else set())
+
+
+def _kept_bytes(block: Block, without: frozenset[int]) -> int:
+    """What backward reads of a Block that keeps all but what these ops make; each value once."""
+    made = {value.name for i in without for value in block.ops[i].results}
+    kept: dict[str, int] = {}
+    auxiliary = 0
+    for place, op in enumerate(block.ops):
+        reads = saved(op, block.values, "cuda")
+        names = op.operands()
+        found = [names[i] for i in reads.operands] + [op.results[i].name for i in reads.results]
+        kept |= {name: block.kept.get(name, block.bytes_of(name)) for name in found}
+        auxiliary += 0 if place in without else reads.auxiliary_bytes
+    weights = block.weights.keys() | block.experts.keys()
+    return auxiliary + sum(size for name, size in kept.items() if name not in made and name not in weights)
+
+
+def _working_bytes(block: Block, op: Op) -> int:
+    names = [name for name in op.operands() if not name.startswith("w")]
+    return sum(map(block.bytes_of, names)) + sum(block.bytes_of(value.name) for value in op.results)
+
+
+def loaded(costs: list[BlockCost], device: Device, dtype: str) -> tuple[float, float]:
+    """How much longer products take than alone, and what moves memory, where a device does nothing but this."""
+    seconds = sum(cost.whole.seconds for cost in costs)
+    return profile_of(device).steady(dtype, sum(cost.flops for cost in costs) / seconds) if seconds else (1.0, 1.0)

@@ -1,0 +1,20 @@
+"""What a training framework adds to the prices of its kernels: at most three figures, fitted to published steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """op_host_s: host seconds of asking for one op, by its own figures if 0. hand_over_s: of the host at each hand-over
+    between stages. kernels: how much longer kernels take than those of the device's tables."""
+
+    name: str
+    op_host_s: float = 0.0
+    hand_over_s: float = 0.0
+    kernels: float = 1.0
+
+
+PLAIN = Framework("meshwright")
+"""Our own plans: nothing is added."""

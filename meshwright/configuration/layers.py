@@ -1,0 +1,236 @@
+"""The segments of a transformer under a configuration: embedding, layers, head, each a Block on local shapes."""
+
+from __future__ import annotations
+
+from meshwright.capture.program import ITEM_BYTES, Value
+from meshwright.configuration.block import Block
+from meshwright.configuration.configuration import Configuration
+from meshwright.configuration.transformer import Transformer
+
+
+class Layers:
+    """Makes the Blocks of one model under one configuration."""
+
+    def __init__(self, model: Transformer, given: Configuration) -> None:
+        self.model, self.given = model, given
+        self.length = model.seq // given.cp
+        self.tokens = given.micro_batch * self.length
+        self.split = given.sp and given.tp > 1
+        self.rows = self.tokens // given.tp if self.split else self.tokens
+        self.size = ITEM_BYTES[given.dtype]
+
+    @property
+    def stream_bytes(self) -> int:
+        """Of the hidden states between two layers, on one rank."""
+        return self.rows * self.model.hidden * self.size
+
+    def embedding(self) -> Block:
+        model, block = self.model, Block(self.given.dtype)
+        indices = block.value(self.tokens, dtype="int64", grad=False)
+        table = block.weight(self._share(model.vocab), model.hidden)
+        x = block.call("aten.embedding.default", (table, indices), self.tokens, model.hidden)
+        self._reduce(block, x)
+        if not model.rms:
+            positions = block.weight(model.seq, model.hidden)
+            found = block.call("aten.embedding.default", (positions, indices), self.rows, model.hidden)
+            x = block.pointwise("add.Tensor", block.value(self.rows, model.hidden), found)
+        if model.dropout:
+            block.dropout(block.value(self.rows, model.hidden))
+        return block
+
+    def head(self) -> Block:
+        """Final norm, logits, loss in float32; a tied table's weights count with the embedding."""
+        model, block = self.model, Block(self.given.dtype)
+        x = self._gathered(block, block.norm(block.value(self.rows, model.hidden), model.rms))
+        logits = block.linear(x, self._share(model.vocab))
+        if self.given.tp > 1:
+            self._backward_reduce(block, x)
+            for _ in range(3):  # largest, sum and target of each row
+                block.moves("tp", "all_reduce", 4 * self.tokens)
+        if model.tied:
+            block.weights.popitem()
+        wide = block.cast(logits, "float32") if self.given.loss == "float32" else logits
+        targets = block.value(self.tokens, dtype="int64", grad=False)
+        block.call("aten.cross_entropy_loss.default", (wide, targets), 1, dtype=wide.type.dtype)
+        return block
+
+    def layer(self, routed: bool = False) -> Block:
+        model, block = self.model, Block(self.given.dtype)
+        x = block.value(self.rows, model.hidden)
+        x = self._joined(block, x, self._attention(block, self._gathered(block, block.norm(x, model.rms))))
+        inside = self._gathered(block, block.norm(x, model.rms))
+        made = self._experts(block, inside) if routed else self._mlp(block, inside, model.ffn)
+        self._joined(block, x, made)
+        if self.given.precision == "fp8":
+            block.narrow = {i for i, op in enumerate(block.ops) if op.target == "aten.linear.default"}
+        return block
+
+    def _share(self, width: int) -> int:
+        return max(1, -(-width // self.given.tp))
+
+    def _gathered(self, block: Block, x: Value) -> Value:
+        """Sequence-parallel rows of all ranks: gathered again for the weights' gradient, kept as a shard."""
+        if not self.split:
+            return x
+        whole = block.value(self.tokens, self.model.hidden)
+        n_bytes = block.bytes_of(whole.name)
+        block.kept[whole.name] = n_bytes // self.given.tp
+        block.moves("tp", "all_gather", n_bytes)
+        block.moves("tp", "all_gather", n_bytes, backward=True, beside=len(block.ops))
+        return whole
+
+    def _backward_reduce(self, block: Block, x: Value) -> None:
+        """Of the gradient of a column-parallel layer's input; its weight's gradient is made meanwhile."""
+        kind = "reduce_scatter" if self.split else "all_reduce"
+        block.moves("tp", kind, block.bytes_of(x.name), backward=True, beside=len(block.ops) - 1)
+
+    def _reduce(self, block: Block, x: Value) -> None:
+        """Of a row-parallel layer's result."""
+        if self.given.tp == 1:
+            return
+        n_bytes = block.bytes_of(x.name)
+        block.moves("tp", "reduce_scatter" if self.split else "all_reduce", n_bytes)
+        if self.split:
+            block.moves("tp", "all_gather", n_bytes, backward=True)
+
+    def _joined(self, block: Block, stream: Value, made: Value) -> Value:
+        """Dropout and the residual sum, on the rows between layers."""
+        self._reduce(block, made)
+        part = made if made.type.sizes[0] == self.rows else block.value(self.rows, self.model.hidden)
+        if self.model.dropout:
+            part = block.dropout(part)
+            if self.given.fused:
+                return part
+        return block.pointwise("add.Tensor", stream, part)
+
+    def _attention(self, block: Block, x: Value) -> Value:
+        model, tp = self.model, self.given.tp
+        if model.latent is not None:
+            return self._latent(block, x)
+        heads, key_heads, size = model.heads // tp, max(1, model.key_heads // tp), model.head_size
+        block.linear(x, (heads + 2 * key_heads) * size, model.bias)
+        if tp > 1:
+            self._backward_reduce(block, x)
+        if model.rms:
+            self._rotary(block, (heads + key_heads) * size)
+        made = self._core(block, heads, key_heads, size, size)
+        return block.linear(made, model.hidden, model.bias)
+
+    def _latent(self, block: Block, x: Value) -> Value:
+        model, own = self.model, self.model.latent
+        assert own is not None
+        heads = model.heads // self.given.tp
+        query = block.norm(block.linear(x, own.query_rank), True) if own.query_rank else x
+        block.linear(query, heads * (own.plain + own.rotary))
+        block.linear(x, own.value_rank + own.rotary)
+        narrow = block.norm(block.value(self.tokens, own.value_rank), True)
+        block.linear(narrow, heads * (own.plain + own.value))
+        self._rotary(block, heads * own.rotary)
+        if not self.given.fused:
+            block.pointwise("clone.default", block.value(self.tokens, heads * (own.plain + own.rotary)))
+        made = self._core(block, heads, heads, own.plain + own.rotary, own.value)
+        return block.linear(made, model.hidden)
+
+    def _rotary(self, block: Block, width: int) -> None:
+        x = block.value(self.tokens, width)
+        turned = block.pointwise("mul.Tensor", x, block.value(width, grad=False))
+        if not self.given.fused:
+            other = block.pointwise("mul.Tensor", x, block.value(width, grad=False))
+            block.pointwise("add.Tensor", turned, other)
+
+    def _core(self, block: Block, heads: int, key_heads: int, size: int, value_size: int) -> Value:
+        """Over the whole sequence: with context parallelism a rank has its share of the pairs, as of fewer heads."""
+        given, seq = self.given, self.model.seq
+        batch, share = given.micro_batch, max(1, heads // given.cp)
+        key_share = max(1, min(share, key_heads // given.cp))
+        self._context(block, heads, key_heads, size, value_size)
+        first = len(block.ops)
+        if given.attention != "unfused":
+            width = (size + value_size) // 2
+            query, *pair = (block.value(batch, h, seq, width) for h in (share, key_share, key_share))
+            block.call("aten.scaled_dot_product_attention.default", (query, *pair, None, 0.0, True), *query.type.sizes)
+        else:
+            self._unfused(block, batch * share, seq, size)
+        block.core = set(range(first, len(block.ops)))
+        block.older = given.attention == "flash2"
+        found = block.value(self.tokens, heads * value_size)
+        if given.attention != "unfused":
+            block.kept[found.name] = 0  # the kernel keeps its result already
+        return found
+
+    def _unfused(self, block: Block, heads: int, seq: int, size: int) -> None:
+        scores = block.call(
+            "aten.bmm.default", (block.value(heads, seq, size), block.value(heads, size, seq)), heads, seq, seq
+        )
+        if not self.given.fused:
+            scores = block.pointwise("mul.Tensor", scores, block.value(seq, seq, grad=False))
+        weights = block.call("aten.softmax.int", (scores, -1), heads, seq, seq)
+        if self.model.attention_dropout:
+            weights = block.dropout(weights)
+        block.call("aten.bmm.default", (weights, block.value(heads, seq, size)), heads, seq, size)
+
+    def _context(self, block: Block, heads: int, key_heads: int, size: int, value_size: int) -> None:
+        given = self.given
+        if given.cp == 1:
+            return
+        each = self.tokens * self.size
+        pair = each * key_heads * (size + value_size)
+        if given.context == "all_to_all":
+            for backward in (False, True):
+                block.moves("cp", "all_to_all", pair + 2 * each * heads * size, backward)
+            return
+        block.moves("cp", "all_gather", pair * given.cp)
+        block.moves("cp", "all_gather", pair * given.cp, backward=True)
+        block.moves("cp", "reduce_scatter", pair * given.cp, backward=True)
+
+    def _mlp(self, block: Block, x: Value, ffn: int) -> Value:
+        model, width = self.model, self._share(ffn)
+        if not model.gated:
+            up = block.linear(x, width, model.bias)
+            self._column(block, x)
+            return block.linear(block.pointwise("gelu.default", up), model.hidden, model.bias)
+        if self.given.fused:
+            block.linear(x, 2 * width)
+            self._column(block, x)
+            gate, up = block.value(self.tokens, width), block.value(self.tokens, width)
+        else:
+            gate, up = block.pointwise("silu.default", block.linear(x, width)), block.linear(x, width)
+            self._column(block, x)
+        return block.linear(block.pointwise("mul.Tensor", gate, up), model.hidden)
+
+    def _column(self, block: Block, x: Value) -> None:
+        if self.given.tp > 1:
+            self._backward_reduce(block, x)
+
+    def _experts(self, block: Block, x: Value) -> Value:
+        """Router, exchange of tokens, grouped products as if every expert had as many; shared experts beside."""
+        model, given = self.model, self.given
+        scores = block.linear(x, model.experts)
+        block.call("aten.softmax.int", (scores, -1), *scores.type.sizes)
+        count, width = self.tokens * model.top, self._share(model.expert_ffn)
+        own = max(1, model.experts // given.ep)
+        sent = count * model.hidden * self.size
+        for backward in (False, True):
+            for _ in range(2 if given.ep > 1 else 0):
+                block.moves("ep", "all_to_all", sent, backward)
+        rows = block.pointwise("index_select.default", block.value(count, model.hidden))
+        ends = block.value(own, dtype="int32", grad=False)
+        wide = width * (2 if model.gated else 1)
+        up = block.weight(own, model.hidden, wide, expert=True)
+        made = block.call("aten._grouped_mm.default", (rows, up, ends), count, wide)
+        if model.gated:
+            gate = block.value(count, width)
+            made = block.pointwise("mul.Tensor", gate, block.value(count, width))
+        else:
+            made = block.pointwise("gelu.default", made)
+        down = block.weight(own, width, model.hidden, expert=True)
+        back = block.call("aten._grouped_mm.default", (made, down, ends), count, model.hidden)
+        block.pointwise("index_select.default", back)
+        found = block.value(self.tokens, model.hidden)
+        if model.shared_ffn:
+            found = block.pointwise("add.Tensor", found, self._mlp(block, x, model.shared_ffn))
+        return found
+
+
+def parameter_count(block: Block) -> int:
+    return sum(block.weights.values()) + sum(block.experts.values())

@@ -1,0 +1,275 @@
+"""A configuration's step: FrontierPoints of embedding, layers and head, played by the one clock.
+
+One stage is played by its fast path (`price.overlap`). Stages are lists of Instructions for the simulator, with the
+layers of a run as one segment; of many micro-batches those between the first and the last rounds are alike, so that
+two shorter steps give the longer one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from meshwright.capture.program import ITEM_BYTES, TensorType, Value
+from meshwright.cluster import Cluster, collective_s
+from meshwright.configuration.block import Moved
+from meshwright.configuration.configuration import Configuration
+from meshwright.configuration.costs import BlockCost, block_cost, loaded
+from meshwright.configuration.framework import PLAIN, Framework
+from meshwright.configuration.layers import Layers
+from meshwright.configuration.meshes import Meshes
+from meshwright.configuration.transformer import Transformer
+from meshwright.plan import Choice, FrontierPoint, ParameterPlan, Prediction
+from meshwright.predict.fast import NOTHING, quick_prediction
+from meshwright.price.parameter import ParameterPrice, Setting, parameter_price
+from meshwright.schedule import ORDERS, lists, pipeline
+from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
+
+_CHOICE = Choice(0, (), (), {})
+DEPARTURES = 4
+"""In how many parts the gradients of a layer leave while its backward runs."""
+
+
+def predict_configuration(
+    model: Transformer, given: Configuration, cluster: Cluster, framework: Framework = PLAIN
+) -> Prediction:
+    """Seconds and bytes of one step on the slowest device. Raises PlanError where the configuration is impossible."""
+    model.verify()
+    given.verify(model, cluster.device_count)
+    step = _Step(model, given, cluster, framework)
+    return step.one_stage() if given.pp == 1 else step.pipeline()
+
+
+class _Step:
+    def __init__(self, model: Transformer, given: Configuration, cluster: Cluster, framework: Framework) -> None:
+        self.model, self.given, self.framework = model, given, framework
+        self.meshes = Meshes(cluster, given)
+        self.layers = Layers(model, given)
+        device = self.meshes.device
+        self.blocks = {"embedding": block_cost(self.layers.embedding(), device)}
+        self.blocks["head"] = block_cost(self.layers.head(), device)
+        if model.routed_layers < model.layers:
+            self.blocks["dense"] = block_cost(self.layers.layer(), device)
+        if model.routed_layers:
+            self.blocks["routed"] = block_cost(self.layers.layer(routed=True), device)
+        counts = {"dense": model.layers - model.routed_layers, "routed": model.routed_layers}
+        every = [cost for name, cost in self.blocks.items() for _ in range(counts.get(name, 1))]
+        self.load = loaded(every, device, given.dtype)
+        self.known: dict[tuple[str, str], FrontierPoint] = {}
+
+    def one_stage(self) -> Prediction:
+        points = [self._point("embedding"), *self._layer_points(0, self.model.layers), self._point("head")]
+        return quick_prediction(points, self.given.microbatches, True)
+
+    def _layer_points(self, first: int, end: int, recomputed: int | None = None) -> list[FrontierPoint]:
+        """recomputed: how many of them, the first ones, make their activations again; all by the configuration."""
+        dense = self.model.layers - self.model.routed_layers
+        return [
+            self._point(
+                "dense" if index < dense else "routed",
+                self.given.recompute if recomputed is None else "full" if index - first < recomputed else "none",
+            )
+            for index in range(first, end)
+        ]
+
+    def _point(self, name: str, policy: str = "none") -> FrontierPoint:
+        if (name, policy) not in self.known:
+            self.known[name, policy] = self._priced(self.blocks[name], policy)
+        return self.known[name, policy]
+
+    def _priced(self, cost: BlockCost, policy: str) -> FrontierPoint:
+        slower = self.framework.kernels
+        forward_s, inputs_s, weights_s = (slower * one for one in cost.whole.under(self.load))
+        again_s = slower * sum(cost.again[policy].under(self.load))
+        there_s, there_wire_s = self._moved_s(cost, False)
+        back_s, back_wire_s = self._moved_s(cost, True)
+        if policy == "full":
+            back_s, back_wire_s = back_s + there_s, back_wire_s + there_wire_s
+        host_s = self._host_s(cost)
+        again_host = again_s / forward_s if forward_s else 0.0
+        kept = cost.kept_bytes[policy] + (self.layers.stream_bytes if policy in ("full", "ops") else 0)
+        back_bytes = (
+            (1 if self.given.fused else 2) * cost.working_bytes + cost.kept_bytes["none"] - cost.kept_bytes[policy]
+        )
+        point = FrontierPoint(
+            _CHOICE, forward_s + there_s, inputs_s + again_s + back_s, weights_s, 0.0, 0.0, 0.0, 0.0, 0, kept,
+            cost.working_bytes, back_bytes,
+            forward_host_s=host_s[0], backward_host_s=host_s[1] + again_host * host_s[0],
+            forward_wire_s=there_wire_s, backward_wire_s=back_wire_s, departures=DEPARTURES,
+        )  # fmt: skip
+        for count, expert in ((cost.weights, False), (cost.expert_weights, True)):
+            point = self._with_parameters(point, count, expert) if count else point
+        return point
+
+    def _moved_s(self, cost: BlockCost, backward: bool) -> tuple[float, float]:
+        """Seconds of collectives between ops, and of those on links that parameters use too."""
+        found = wire_s = 0.0
+        for one in cost.moved:
+            if one.backward == backward:
+                seconds = collective_s(one.kind, one.bytes, self.meshes.axis(one.axis))
+                seconds *= 1.0 - self._hidden(one)
+                found += seconds
+                wire_s += seconds if self.meshes.shares_links(one.axis) else 0.0
+        return found, wire_s
+
+    def _hidden(self, one: Moved) -> float:
+        """Which share of a collective runs beside products."""
+        if one.axis != "tp":
+            return 0.0
+        return max(self.given.tp_pipelined, self.given.tp_overlap if one.backward and one.beside >= 0 else 0.0)
+
+    def _host_s(self, cost: BlockCost) -> tuple[float, float]:
+        each_s = self.framework.op_host_s
+        if not each_s:
+            return cost.host_s
+        calls = [sum(one.backward == back for one in cost.moved) for back in (False, True)]
+        return (cost.ops + calls[0]) * each_s, (2 * cost.ops + calls[1]) * each_s
+
+    def _with_parameters(self, point: FrontierPoint, count: int, expert: bool) -> FrontierPoint:
+        mesh, given = self.meshes.experts if expert else self.meshes.data, self.given
+        size = mesh.axes[0].size
+        value = Value("flat", TensorType((-(-count // size) * size,), given.dtype), True)
+        storage = "[S(0)]" if given.zero and size > 1 else "[I]"
+        plan = ParameterPlan(storage, "[R]", "float32", given.zero == 3 and size > 1, given.zero >= 2 and size > 1)
+        setting = Setting(precision="mixed", microbatches=given.microbatches, reduce=given.reduce)
+        price = parameter_price(value, plan, mesh, setting)
+        return _added(point, price, given, self._state_bytes(price, count, size))
+
+    def _state_bytes(self, price: ParameterPrice, count: int, ranks: int) -> int:
+        """Compute copy, gradients, master copy and AdamW's states. Without ZeRO or with its first stage gradients are
+        one whole buffer, in which ranks reduce their shard."""
+        given = self.given
+        if given.zero > 1:
+            return price.static_bytes
+        copy = ITEM_BYTES[given.dtype] if given.dtype != "float32" else 0
+        states = 12 * count // (ranks if given.zero else 1)
+        return (copy + ITEM_BYTES[given.gradients]) * count + states
+
+    def pipeline(self) -> Prediction:
+        given = self.given
+        counts = self._run_layers()
+        rows, first = [], 0
+        for run, count in enumerate(counts):
+            stage = run % given.pp
+            recomputed = given.recomputed[stage] if given.recomputed else None
+            points = self._layer_points(first, first + count, recomputed)
+            points = [self._point("embedding")] * (run == 0) + points + [self._point("head")] * (run == len(counts) - 1)
+            rows.append(self._offloaded(self._run_cost(points, stage), stage))
+            first += count
+        few = [m for m in self._shorter() if m < given.microbatches]
+        if len(few) < 2:
+            return self._summed(self._played(rows, given.microbatches))
+        low, high = (self._played(rows, m) for m in few)
+        each_s = (high.step_s - low.step_s) / (few[1] - few[0])
+        return self._summed(replace(high, step_s=high.step_s + each_s * (given.microbatches - few[1])))
+
+    def _shorter(self) -> tuple[int, int]:
+        """Two numbers of micro-batches past the warm-up, a round apart, that end as the whole number does."""
+        pp, rest = self.given.pp, self.given.microbatches % self.given.pp
+        return 2 * pp + rest, 3 * pp + rest
+
+    def _run_layers(self) -> list[int]:
+        given, runs = self.given, self.given.pp * self.given.vpp
+        if given.stage_layers and given.vpp == 1:
+            return list(given.stage_layers)
+        alone = [0] if runs > self.model.layers else []  # the head's run has no layer, then the embedding's
+        first = [0] if runs > self.model.layers + 1 else []
+        left, count = self.model.layers, runs - len(alone) - len(first)
+        return [*first, *((run + 1) * left // count - run * left // count for run in range(count)), *alone]
+
+    def _run_cost(self, points: list[FrontierPoint], stage: int) -> SegmentCost:
+        """The segments of a run as one; a device that waits for its host takes what the host needs."""
+        sums = {one.name: sum(getattr(point, one.name) for point in points) for one in fields(FrontierPoint)[1:]}
+        sums["forward_transient_bytes"] = max(point.forward_transient_bytes for point in points)
+        sums["backward_transient_bytes"] = max(point.backward_transient_bytes for point in points)
+        sums["departures"], sums["spared"] = DEPARTURES, False
+        total_s = sums["forward_s"] + sums["backward_input_s"] + sums["backward_weight_s"]
+        slower = max(1.0, (sums["forward_host_s"] + sums["backward_host_s"]) / total_s)
+        for name in ("forward_s", "backward_input_s", "backward_weight_s"):
+            sums[name] *= slower
+        sums["forward_s"] += self.framework.hand_over_s
+        sums["backward_input_s"] += self.framework.hand_over_s
+        for name in ("forward_host_s", "backward_host_s", "step_host_s"):
+            sums[name] = 0.0
+        if self.model.tied and stage in (0, self.given.pp - 1):
+            shared = self.model.vocab // self.given.tp * self.model.hidden * 4
+            sums["step_s"] += collective_s("all_reduce", shared, self.meshes.wire(0)) / self.given.vpp
+        return SegmentCost.of(FrontierPoint(_CHOICE, **sums))
+
+    def _offloaded(self, row: SegmentCost, stage: int) -> SegmentCost:
+        """Less the share of the optimizer's states that lives on the host."""
+        if not self.given.offload:
+            return row
+        ranks = self.meshes.data.axes[0].size if self.given.zero else 1
+        whole = row.static_bytes / (4 + ITEM_BYTES[self.given.gradients] - 2 + 12 / ranks)
+        return replace(row, static_bytes=round(row.static_bytes - self.given.offload[stage] * 12 / ranks * whole))
+
+    def _played(self, rows: list[SegmentCost], microbatches: int) -> Timeline:
+        given, count = self.given, len(rows)
+        every = frozenset(range(count))
+        sharded = self.meshes.data.axes[0].size > 1 and given.zero > 0
+        made = pipeline(
+            range(1, count + 1),
+            microbatches,
+            given.pp,
+            gathered=every if sharded else frozenset(),
+            regathered=every if sharded and given.zero == 3 else frozenset(),
+        )
+        order = ORDERS["interleaved" if given.vpp > 1 else given.schedule](made)
+        transfers = {}
+        for run in range(count - 1):
+            source, target = run % given.pp, (run + 1) % given.pp
+            if source != target:
+                transfer = self._transfer(min(source, target))
+                transfers[run, source, target] = transfers[run, target, source] = transfer
+        scale = self.given.microbatches / microbatches
+        shorter = [_per_step(row, scale) for row in rows] if scale > 1 and given.zero >= 2 else rows
+        return simulate(lists(made, order), Costs(shorter, transfers, overlap=True), spans=False)
+
+    def _transfer(self, stage: int) -> Transfer:
+        """Hidden states between stages; each tensor-parallel rank sends its part where the next stage gathers them."""
+        whole = self.layers.tokens * self.model.hidden * self.layers.size
+        parted = self.given.tp > 1 and (self.given.sp or self.given.vpp > 1)
+        sent = whole // self.given.tp if parted else whole
+        return Transfer(collective_s("send", sent, self.meshes.wire(stage)), 0.0, sent, sent)
+
+    def _summed(self, found: Timeline) -> Prediction:
+        fullest = max(found.stages, key=lambda stage: stage.peak_bytes)
+        return replace(
+            NOTHING,
+            step_s=found.step_s,
+            static_bytes=fullest.static_bytes,
+            peak_bytes=fullest.peak_bytes,
+            transient_bytes=fullest.peak_bytes - fullest.static_bytes,
+            bubble=found.bubble,
+        )
+
+
+def _per_step(row: SegmentCost, scale: float) -> SegmentCost:
+    """What happens with every micro-batch, of a step that has fewer of them."""
+    return replace(
+        row,
+        first_s=row.first_s / scale,
+        last_s=row.last_s / scale,
+        scatter_s=row.scatter_s / scale,
+        overlappable_s=row.overlappable_s / scale,
+    )
+
+
+def _added(point: FrontierPoint, price: ParameterPrice, given: Configuration, held: int) -> FrontierPoint:
+    first_s, last_s = price.first_s * (given.gathers / 2 if given.zero == 3 else 1.0), price.last_s
+    return replace(
+        point,
+        backward_weight_s=point.backward_weight_s + price.add_s / given.microbatches,
+        first_s=point.first_s + first_s,
+        last_s=point.last_s + last_s,
+        step_s=point.step_s + price.step_s,
+        overlappable_s=point.overlappable_s + given.overlap * (first_s + last_s),
+        static_bytes=point.static_bytes + held,
+        forward_transient_bytes=point.forward_transient_bytes + price.transient_bytes,
+        backward_transient_bytes=point.backward_transient_bytes + price.transient_bytes,
+        again_s=point.again_s + (first_s if given.zero == 3 else 0.0),
+        scatter_s=point.scatter_s + (last_s if given.zero >= 2 else 0.0),
+        late_bytes=point.late_bytes + price.late_bytes,
+        early_bytes=point.early_bytes + price.early_bytes,
+        step_host_s=point.step_host_s + price.step_host_s,
+    )

@@ -1,0 +1,129 @@
+"""What a hand-given configuration costs: held against real models, whole simulations and published facts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import process_time
+
+import pytest
+import torch
+
+import meshwright as mw
+from meshwright.cluster import load_cluster
+from meshwright.configuration import Configuration, Transformer, predict_configuration
+from meshwright.configuration.layers import Layers, parameter_count
+from meshwright.configuration.step import _Step
+from meshwright.configuration.transformer import transformer_of
+from meshwright.errors import PlanError
+from meshwright.models.reference import parse_reference
+
+GPT_175B = Transformer(96, 12288, 96, 49152, 51200, 2048, tied=True, dropout=True, attention_dropout=True)
+SMALL = Transformer(8, 1024, 16, 4096, 32000, 1024)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["gpt?layers=3&hidden=64&heads=4&ffn=256", "gpt2", "llama?layers=2&kv_heads=2&heads=4", "moe?layers=2&experts=4"],
+)
+def test_parameters_are_those_of_the_real_model(reference: str) -> None:
+    with torch.device("meta"):
+        real = sum(parameter.numel() for parameter in parse_reference(reference).build().parameters())
+    model = transformer_of(reference)
+    layers = Layers(model, Configuration())
+    counted = sum(parameter_count(block) for block in (layers.embedding(), layers.head()))
+    counted += (model.layers - model.routed_layers) * parameter_count(layers.layer())
+    counted += model.routed_layers * parameter_count(layers.layer(routed=True))
+    assert counted == real
+
+
+def test_tensor_parallel_ranks_hold_their_share() -> None:
+    whole = parameter_count(Layers(SMALL, Configuration()).layer())
+    parted = parameter_count(Layers(SMALL, Configuration(tp=8)).layer())
+    assert whole / 8 < parted < 1.01 * whole / 8
+
+
+@pytest.mark.parametrize(("vpp", "zero"), [(1, 0), (1, 1), (2, 0), (1, 3)])
+def test_many_microbatches_take_what_the_whole_simulation_says(
+    vpp: int, zero: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Configuration(dp=2, pp=4, vpp=vpp, zero=zero, global_batch=2 * 30)
+    cluster = load_cluster("h100:8")
+    quick = predict_configuration(SMALL, given, cluster)
+    monkeypatch.setattr(_Step, "_shorter", lambda self: (given.microbatches, given.microbatches))
+    whole = predict_configuration(SMALL, given, cluster)
+    assert quick.step_s == pytest.approx(whole.step_s, rel=0.01)
+    assert quick.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.01)
+
+
+def test_zero_3_is_slower_than_tensor_and_pipeline_parallelism_on_384_a100() -> None:
+    """Published (Narayanan et al., 2021): 81.6 s and 76.8 s."""
+    cluster = load_cluster("a100:48x8")
+    common = Configuration(
+        global_batch=1536, recompute="full", precision="fp16", attention="unfused", reduce="float16", overlap=0.0
+    )
+    sharded = predict_configuration(GPT_175B, replace(common, dp=384, zero=3, micro_batch=4, gathers=3), cluster)
+    ptd = predict_configuration(GPT_175B, replace(common, dp=4, tp=8, pp=12), cluster)
+    assert ptd.step_s < sharded.step_s
+    assert ptd.step_s == pytest.approx(76.8, rel=0.2)
+    assert sharded.step_s == pytest.approx(81.6, rel=0.2)
+
+
+def test_recomputation_trades_time_for_memory() -> None:
+    cluster = load_cluster("h100:8")
+    found = [
+        predict_configuration(SMALL, Configuration(dp=8, micro_batch=8, global_batch=64, recompute=kind), cluster)
+        for kind in ("none", "selective", "ops", "full")
+    ]
+    assert found[0].step_s == min(one.step_s for one in found)
+    assert found[3].step_s == max(one.step_s for one in found)
+    assert found[0].peak_bytes == max(one.peak_bytes for one in found)
+    assert found[3].peak_bytes == min(one.peak_bytes for one in found)
+
+
+def test_half_precision_of_a_v100_is_float16() -> None:
+    """Its tensor cores multiply float16 at 125 TFLOP/s and have no bfloat16."""
+    pins = ("micro_batch=8", "recompute=full")
+    half = mw.price("gpt-1.3b", "v100:8", (*pins, "precision=fp16", "attention=unfused"))
+    single = mw.price("gpt-1.3b", "v100:8", (*pins, "precision=fp32", "attention=unfused"))
+    assert half.step_s < single.step_s / 3
+
+
+def test_attention_that_is_not_fused_takes_longer_and_keeps_more() -> None:
+    fused, plain = (
+        mw.price("gpt-1.3b", "a100:8", ("micro_batch=4", f"attention={kind}")) for kind in ("flash", "unfused")
+    )
+    assert plain.step_s > 1.1 * fused.step_s
+    assert plain.peak_bytes > 1.1 * fused.peak_bytes
+
+
+def test_interleaving_shrinks_the_bubble() -> None:
+    plain, dealt = (mw.price("gpt-6.7b", "h100:8", ("pp=8", f"vpp={n}"), global_batch=16) for n in (1, 4))
+    assert dealt.bubble < 0.75 * plain.bubble
+    assert dealt.step_s < 0.9 * plain.step_s
+
+
+def test_twenty_a_second_after_the_first() -> None:
+    mw.price("llama3-8b", "h100:4x8", ("zero=3",))
+    began = process_time()
+    for tp in (1, 2, 4, 8):
+        for micro_batch in (1, 2, 3, 4, 5):
+            mw.price("llama3-8b", "h100:4x8", (f"tp={tp}", "sp=on", "zero=1", f"micro_batch={micro_batch}"))
+    assert process_time() - began < 1.0
+
+
+@pytest.mark.parametrize(
+    ("model", "pins", "words"),
+    [
+        ("resnet50", ("tp=2",), "family resnet"),
+        ("llama3-8b", ("tq=2",), "pin 'tq=2'"),
+        ("llama3-8b", ("tp=two",), "pin 'tp=two'"),
+        ("llama3-8b", ("tp=3",), "devices"),
+        ("llama3-8b", ("pp=8", "vpp=8"), "layers"),
+        ("llama3-8b", ("ep=4",), "ep=4"),
+        ("llama3-8b", ("zero=4",), "zero=4"),
+        ("llama3-8b", ("precision=int3",), "precision=int3"),
+    ],
+)
+def test_impossible_configurations_are_refused_by_name(model: str, pins: tuple[str, ...], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        mw.price(model, "h100:8", pins)

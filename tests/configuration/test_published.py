@@ -1,0 +1,66 @@
+"""bench/published.py runs on tables that nobody has seen."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROW = {
+    "set": "mine", "row_id": "0", "family": "llama", "layers": "4", "hidden": "1024", "heads": "16", "kv_heads": "8",
+    "ffn": "4096", "vocab": "32000", "seq": "2048", "gated_mlp": "true", "gpu": "H100-80GB", "gpus_per_node": "8",
+    "num_gpus": "8", "tp": "2", "pp": "1", "dp": "4", "zero": "1", "micro_batch": "2", "global_batch": "32",
+    "recompute": "none", "precision": "bf16", "attention": "flash", "step_time_s": "0.1", "peak_mem_GB": "5",
+    "status": "ok", "mfu": "0.3",
+}  # fmt: skip
+KEYS = (
+    *("rows", "mean_abs_error", "bias", "rank_correlation", "oom_agreement", "median_regret", "worst_regret"),
+    *("memory_error", "not_modelled"),
+)
+
+
+def _score(path: Path, rows: list[dict[str, str]]) -> dict[str, object]:
+    table, scores = path / "table.csv", path / "scores.json"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    command = [sys.executable, str(ROOT / "bench/published.py"), str(table), "--json", str(scores)]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    found: dict[str, object] = json.loads(scores.read_text(encoding="utf-8"))["sets"]
+    return found
+
+
+def test_rows_that_cannot_be_modelled_are_listed_and_the_rest_scored(tmp_path: Path) -> None:
+    rows = [
+        ROW,
+        ROW | {"row_id": "1", "micro_batch": "4", "step_time_s": "0.09"},
+        ROW | {"row_id": "2", "gpu": "TPU-v4"},
+        ROW | {"row_id": "3", "layers": ""},
+        ROW | {"row_id": "4", "tp": "3"},
+        ROW | {"row_id": "5", "heads": "many"},
+        ROW | {"row_id": "6", "pp": "8", "tp": "1", "dp": "1", "status": "crash", "step_time_s": "", "mfu": ""},
+        ROW | {"row_id": "7", "micro_batch": "4096", "global_batch": "16384", "status": "oom", "step_time_s": ""},
+        {"set": "other", "row_id": "0"},
+    ]
+    found = _score(tmp_path, rows)
+    mine, other = found["mine"], found["other"]
+    assert isinstance(mine, dict)
+    assert isinstance(other, dict)
+    assert all(key in mine for key in KEYS)
+    assert mine["rows"] == 8
+    assert [text.partition(":")[0] for text in mine["not_modelled"]] == ["row 2", "row 3", "row 4", "row 5"]
+    assert "TPU-v4" in mine["not_modelled"][0]
+    assert mine["oom_agreement"] == 1.0
+    assert 0 <= mine["median_regret"] <= mine["worst_regret"]
+    assert len(other["not_modelled"]) == 1
+
+
+def test_a_table_without_the_columns_is_no_crash(tmp_path: Path) -> None:
+    found = _score(tmp_path, [{"colour": "red"}, {"colour": "blue"}])
+    only = found["table"]
+    assert isinstance(only, dict)
+    assert (only["rows"], len(only["not_modelled"]), only["mean_abs_error"]) == (2, 2, None)
