@@ -21,7 +21,8 @@ if __name__ == "__main__":  # the folder of this file would hide modules of the 
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: trials fork, and threads do not come along
+# Before torch is imported: trials fork, and threads do not come along, neither OpenMP's nor autograd's for a GPU.
+os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 import argparse
 from pathlib import Path

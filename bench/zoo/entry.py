@@ -36,7 +36,8 @@ class Entry:
     """One model of the zoo.
 
     build: called with the generator's seed set; gives the same weights every time. pins: the first that can be planned
-    is run. also: pins that must be refused, or compute the same.
+    is run. also: pins that must be refused, or compute the same. answer: to lines that ask for a tensor's value, which
+    is then given with `allow=`, as their refusal says.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Entry:
     optimizer: str = "adamw"
 
     double: bool = False
+    answer: str = ""
 
     def made(self) -> Case:
         torch.manual_seed(SEED)

@@ -354,6 +354,19 @@ def test_a_line_is_allowed_by_name_and_its_answer_recorded(answer: bool) -> None
     assert any(op.target == "aten.mul.Tensor" for _, op in program.ops()) == answer
 
 
+def test_lines_that_only_raise_are_left_out() -> None:
+    def checked(self: Around, h: Tensor) -> Tensor:
+        torch._check_tensor_all(h < 1e9)
+        assert bool((h > -1e9).all())
+        if torch.isnan(h).any():
+            raise ValueError("not a number")
+        return h
+
+    program = capture(Around(checked), batches()[0])
+    plain = capture(Around(lambda self, h: h), batches()[0])
+    assert {op.target for _, op in plain.ops()} <= {op.target for _, op in program.ops()}
+
+
 def test_a_line_that_is_none_is_refused() -> None:
     with pytest.raises(ModelError, match="allow='layerdrop'"):
         capture(Around(branch), batches()[0], allow="layerdrop")

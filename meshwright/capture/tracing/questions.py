@@ -90,7 +90,8 @@ def check_allow(allow: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _guard(frame: traceback.FrameSummary) -> bool | None:
-    """The answer that passes an `assert`, or an `if` that does nothing but raise; None of any other line."""
+    """The answer that passes an `assert`, a `torch._check`, or an `if` that does nothing but raise; None of any other
+    line."""
     try:
         tree = ast.parse("".join(linecache.getlines(frame.filename)))
     except SyntaxError:
@@ -102,7 +103,17 @@ def _guard(frame: traceback.FrameSummary) -> bool | None:
         if isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or 0):
             raises = all(isinstance(statement, ast.Raise) for statement in node.body)
             return _wanted(node.test, False) if raises and not node.orelse else None
+        if isinstance(node, ast.Expr) and node.lineno <= line <= (node.end_lineno or 0) and _is_check(node.value):
+            return True
     return None
+
+
+def _is_check(value: ast.expr) -> bool:
+    """`torch._check(...)` and its kin: they raise where what is asked is not true."""
+    called = value.func if isinstance(value, ast.Call) else None
+    return (
+        isinstance(called, ast.Attribute) and called.attr.startswith("_check") and ast.unparse(called.value) == "torch"
+    )
 
 
 def _wanted(test: ast.expr, outcome: bool) -> bool | None:
