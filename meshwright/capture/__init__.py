@@ -90,9 +90,19 @@ def _capture(
         warned += (BAKED,)
     for text in warned:
         warnings.warn(text, CaptureWarning, stacklevel=2)
-    program = replace(build(found, size, fine=fine), warnings=warned, answers=exported.answers, form=form)
+    program = build(found, size, fine=fine)
+    unused = _unused_bytes(model, program)
+    program = replace(program, warnings=warned, answers=exported.answers, unused_bytes=unused, form=form)
     check_positions(program)
     return program
+
+
+def _unused_bytes(model: nn.Module, program: Program) -> int:
+    """Of parameters that the loss does not depend on."""
+    used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
+    names = dict(model.named_parameters(remove_duplicate=False))
+    idle = {id(parameter): parameter for name, parameter in names.items() if name not in used}
+    return sum(parameter.numel() * parameter.element_size() for parameter in idle.values())
 
 
 def _check_same_again(

@@ -75,8 +75,9 @@ class Program:
 
     couples_samples: the ops that keep the batch from being run in parts; empty where the loss is a sum or mean of
     what each sample gives by itself. warnings: where the Program is not all that the model does. answers: lines that
-    asked for a tensor's value, with the answers that the user gave. form: of a batch that holds more than tensors by
-    name (`models.form`).
+    asked for a tensor's value, with the answers that the user gave. unused_bytes: of the model's parameters that the
+    loss does not depend on; a trainer keeps them as they are. form: of a batch that holds more than tensors by name
+    (`models.form`).
     """
 
     batch: int
@@ -92,6 +93,7 @@ class Program:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
+    unused_bytes: int = 0
     form: str = ""
 
     def at_batch(self, batch: int) -> Program:

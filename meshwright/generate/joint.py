@@ -19,7 +19,7 @@ from meshwright.capture.targets import call
 from meshwright.cost.traced.storage import base, depends_on, is_part, is_view, outputs_of, producer
 from meshwright.generate.gpu_norm import rms_norm_as_on_gpu
 from meshwright.generate.settle import settle
-from meshwright.generate.strides import memory_format
+from meshwright.generate.strides import in_order, memory_format
 from meshwright.profile.attention import attention_kernel
 from meshwright.torch_compat import fake_mode, fake_tensor, functional, trace_joint
 
@@ -62,7 +62,7 @@ def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "", images: b
     names = [value.name for value in arguments]
     place = torch.device(device)
     made = [value.name for op in graph.ops for value in op.results]
-    known = graph.values()
+    known, handed_on = graph.values(), frozenset(graph.outputs)
 
     def joint(*tensors: Tensor) -> list[Tensor | None]:
         values = dict(zip(names, tensors, strict=False))
@@ -72,11 +72,14 @@ def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "", images: b
         wanted = [values[name] for name in (*grad_inputs, *grad_params)]
         for op in graph.ops:
             results = _call(op, known, values, place, kernels)
-            values.update((value.name, tensor) for value, tensor in zip(op.results, results, strict=True))
+            for value, tensor in zip(op.results, results, strict=True):
+                values[value.name] = in_order(tensor, images) if value.name in handed_on else tensor
         results = [values[name] for name in (*graph.outputs, *(value for _, value in graph.updates))]
         reached = [(values[name], tangent) for name, tangent in zip(outputs, tensors[len(names) :], strict=True)]
         roots, tangents = zip(*reached, strict=True) if reached else ((), ())
         grads = list(torch.autograd.grad(roots, wanted, tangents, allow_unused=True)) if wanted and roots else []
+        given = slice(0, len(grad_inputs))
+        grads[given] = [grad if grad is None else in_order(grad, images) for grad in grads[given]]
         if images:  # a parameter's gradient lies as the parameter does
             own = slice(len(grad_inputs), None)
             grads[own] = [grad if grad is None else grad.contiguous() for grad in grads[own]]

@@ -22,7 +22,7 @@ from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint, grad_outputs, label, trace
 from meshwright.generate.rehearse import compiled
 from meshwright.generate.split import Halves, split_backward
-from meshwright.generate.strides import as_traced, holds_images
+from meshwright.generate.strides import as_traced, holds_images, lies_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,12 @@ def make_pair(
     device: str = "cpu",
     recompute: Collection[str] = (),
     keep: Collection[str] = (),
-    images: bool = False,
+    images: bool | None = None,
 ) -> SegmentPair:
     """`graph`: a sharded segment with local sizes. `recompute`: what backward reads and shall not be kept; `keep`:
-    what it shall be computed from besides; names as in `Joint.names`. `images`: as `trace` has it."""
-    joint = trace(graph, device, images=images)
+    what it shall be computed from besides; names as in `Joint.names`. `images`: as `trace` has it;
+    as eager kernels want it if not given."""
+    joint = trace(graph, device, images=device != "cpu" and lies_last(graph) if images is None else images)
     return pair_of(joint, cut_at(joint, recompute, keep))
 
 

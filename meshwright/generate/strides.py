@@ -1,9 +1,9 @@
-"""What a compiled half is handed has the strides it was traced with, and what it hands on lies in rows.
+"""What a segment is handed has the strides it was traced with, and what it hands on lies in rows.
 
-A segment is traced on arguments in rows, whatever hands them over; a compiled half reads memory as it was traced. A
-value that crosses a boundary turned (a bias whose heads were moved to the front) is copied once, where it is made.
-A GPU convolves images faster that lie channels last: segments with convolutions are traced with, and hand on, images
-that lie so.
+A segment is traced on arguments in rows. A value that would cross a boundary turned (patches whose channels were moved
+to the back, a bias whose heads were moved to the front) is copied once, where it is made, not by every op that reads
+it. A GPU convolves images faster that lie channels last: segments with convolutions are traced with, and hand on,
+images that lie so. A compiled half reads memory as it was traced: what still lies otherwise is copied before.
 """
 
 from __future__ import annotations
@@ -22,13 +22,38 @@ from meshwright.profile.operands import packet
 def holds_images(graph: SegmentGraph) -> bool:
     """Whether it convolves images, each time over all channels at once; or does nothing but what is done to images
     between convolutions."""
-    values = graph.values()
-    found = [op for op in graph.ops if packet(op.target) in CONVOLUTIONS]
-    if found:
-        shapes = [[values[name].type.shape for name in op.operands()[:2]] for op in found]
+    shapes = _convolved(graph)
+    if shapes:
         return all(len(image) == 4 and image[1] == weight[1] for image, weight in shapes)
     touched = [*graph.inputs, *(value for op in graph.ops for value in op.results)]
     return bool(graph.inputs) and all(len(value.type.shape) == 4 for value in touched if value.type.is_float)
+
+
+def lies_last(graph: SegmentGraph) -> bool:
+    """Whether a GPU runs it eagerly on images that lie channels last: those of half precision, whose kernels all want
+    them so, and those whose channels are convolved one by one."""
+    shapes = _convolved(graph)
+    alone = bool(shapes) and all(len(image) == 4 and weight[1] in (1, image[1]) for image, weight in shapes)
+    floats = [value.type.itemsize for value in graph.inputs if value.type.is_float]
+    if alone and any(image[1] != weight[1] == 1 for image, weight in shapes):
+        return True
+    return bool(floats) and max(floats) == 2 and (alone or holds_images(graph))
+
+
+def _convolved(graph: SegmentGraph) -> list[list[tuple[object, ...]]]:
+    """Shapes of images and weights."""
+    values = graph.values()
+    found = [op for op in graph.ops if packet(op.target) in CONVOLUTIONS]
+    return [[values[name].type.shape for name in op.operands()[:2]] for op in found]
+
+
+def in_order(tensor: Tensor, images: bool) -> Tensor:
+    return tensor.contiguous(memory_format=memory_format(tensor.dim(), images))
+
+
+def unturned(tensor: Tensor) -> Tensor:
+    """In rows, but for what is repeated, which stays small."""
+    return tensor if 0 in tensor.stride() else tensor.contiguous()
 
 
 def memory_format(dims: int, images: bool) -> torch.memory_format:
@@ -46,8 +71,7 @@ def as_traced(run: Boxed, module: fx.GraphModule, handed_on: int, images: bool =
         results = list(run(box))
         for index in range(handed_on):
             if results[index] is not None:
-                lies = memory_format(results[index].dim(), images)
-                results[index] = results[index].contiguous(memory_format=lies)
+                results[index] = in_order(results[index], images)
         return tuple(results)
 
     return call

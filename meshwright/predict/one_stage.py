@@ -1,4 +1,9 @@
-"""What the segments of a plan of one stage cost: priced op by op, what is kept and made again read off traced pairs."""
+"""What the segments of a plan of one stage cost.
+
+On one device, and wherever segments are compiled, seconds are those of their traced pairs: kernel by kernel, with the
+host's calls. On several devices, eager, they are priced op by op as the search for shardings has them, and what is made
+again is read off traced pairs. What is kept is so in any case.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +30,26 @@ def one_stage_costs(plan: Plan, program: Program) -> Costs:
         _cost(plan, index, piece, way, size)
         for index, (piece, way, size) in enumerate(zip(pieces, ways, gradients, strict=True))
     ]
+    if plan.world_size == 1:
+        rows[0] = replace(rows[0], static_bytes=rows[0].static_bytes + beside_bytes(plan, program))
     found = Costs(rows, overlap=True, ranks=[plan.world_size])
     smaller = plan.remainder
     if smaller is None:
         return found
-    less = [_smaller(row, piece) for row, piece in zip(rows, stage_pieces(smaller, program, 0), strict=True)]
+    fewer = stage_pieces(smaller, program, 0)
+    less = [_smaller(row, piece, own) for row, piece, own in zip(rows, pieces, fewer, strict=True)]
     return replace(found, last=Costs(less, overlap=True))
 
 
+def is_traced(plan: Plan) -> bool:
+    """Whether seconds are those of traced pairs."""
+    return plan.compile or plan.world_size == 1
+
+
 def _cost(plan: Plan, index: int, piece: Piece, chosen: Chosen, gradients: int) -> SegmentCost:
-    way, point, micro = chosen.way, piece.point, plan.microbatches
+    way, micro = chosen.way, plan.microbatches
+    piece = piece.traced(way) if is_traced(plan) else piece
+    point = piece.point
     found = _timed(plan, SegmentCost.of(point), chosen)
     waits = micro == 1 or point.scatter_s > 0  # else gradients are summed among the static bytes
     more_s = _more_gathers_s(plan, index, piece)
@@ -53,19 +68,8 @@ def _cost(plan: Plan, index: int, piece: Piece, chosen: Chosen, gradients: int) 
 
 
 def _timed(plan: Plan, found: SegmentCost, chosen: Chosen) -> SegmentCost:
-    """With what the way takes: of compiled pairs their own seconds, else what is made again on top."""
-    way, again_s, slower = chosen.way, chosen.again_s, 0.0
-    if plan.compile:
-        share = found.backward_input_s / found.backward_s if found.backward_s else 0.5
-        found = replace(
-            found,
-            forward_s=way.forward_s,
-            backward_input_s=way.backward_s * share,
-            backward_weight_s=way.backward_s * (1 - share),
-            forward_host_s=0.0,
-            backward_host_s=0.0,
-        )
-        again_s = 0.0
+    """With what is made again, unless that is in the seconds already, and what copies to the host take of memory."""
+    way, again_s, slower = chosen.way, 0.0 if is_traced(plan) else chosen.again_s, 0.0
     more_host_s = found.forward_host_s * (again_s / found.forward_s if found.forward_s else 0.0)
     copies = copies_of(plan.mesh.device) if way.away_bytes else None
     found = replace(found, away_bytes=way.away_bytes)
@@ -100,11 +104,22 @@ def gradients_of(plan: Plan, program: Program) -> list[int]:
     return found
 
 
+def static_bytes(plan: Plan, program: Program) -> tuple[int, list[int]]:
+    """(bytes that are there all the time; per segment the gradients that its backward makes). Of several micro-batches
+    all gradients are there all the time."""
+    held = sum(piece.point.static_bytes for piece in stage_pieces(plan, program, 0))
+    held += beside_bytes(plan, program) if plan.world_size == 1 else 0
+    if plan.microbatches > 1:
+        return held, [0] * len(program.segments)
+    gradients = gradients_of(plan, program)
+    return held - sum(gradients), gradients
+
+
 def beside_bytes(plan: Plan, program: Program) -> int:
-    """The batch, buffers and common values: no part of what plans are searched by, but of the budget of `mw.fit`."""
+    """The batch, buffers, common values, and parameters that nothing reads: on one device they are in the budget."""
     prologue = sharded_prologue(program, plan)
     values = prologue.values()
-    found = sum(type_bytes(buffer.type) for buffer in program.buffers)
+    found = program.unused_bytes + sum(type_bytes(buffer.type) for buffer in program.buffers)
     found += sum(type_bytes(values[name].type) for name in dict.fromkeys(prologue.outputs))
     for name, layout in plan.stages[0].inputs.items():
         entry = plan.inputs[name]
@@ -112,11 +127,10 @@ def beside_bytes(plan: Plan, program: Program) -> int:
     return found
 
 
-def _smaller(full: SegmentCost, piece: Piece) -> SegmentCost:
-    """In the last micro-batch: all that it takes is less in the measure of its forward and backward."""
-    own = piece.point
-    seconds = full.forward_s + full.backward_s
-    share = min(1.0, (own.forward_s + own.backward_s) / seconds) if seconds else 1.0
+def _smaller(full: SegmentCost, piece: Piece, smaller: Piece) -> SegmentCost:
+    """In the last micro-batch: all that it takes is less in the measure of its ops' forward and backward."""
+    each_s, less_s = (one.point.forward_s + one.point.backward_s for one in (piece, smaller))
+    share = min(1.0, less_s / each_s) if each_s else 1.0
     return replace(
         full,
         forward_s=full.forward_s * share,

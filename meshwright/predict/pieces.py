@@ -26,12 +26,27 @@ def setting_of(plan: Plan) -> Setting:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A segment of a stage, everything kept. gathered: bytes of weights beside its transients. gradients: bytes that
-    its parameters' take from its first backward on."""
+    its parameters' take from its first backward on. add_s: of a backward, adding gradients to those of other
+    micro-batches."""
 
     point: FrontierPoint
     gathered: int
     gradients: int = 0
     replica: TiedReplicaPrice | None = None
+    add_s: float = 0.0
+
+    def traced(self, way: Kept) -> Piece:
+        """With the seconds of its traced pair instead of its ops', on the device and on the host."""
+        weight_s = min(way.weight_s, way.backward_s)
+        point = replace(
+            self.point,
+            forward_s=way.forward_s,
+            backward_input_s=way.backward_s - weight_s,
+            backward_weight_s=weight_s + self.add_s,
+            forward_host_s=way.forward_host_s,
+            backward_host_s=way.backward_host_s,
+        )
+        return replace(self, point=point)
 
     def cost(self, microbatches: int, ways: tuple[Kept, ...] = (), kept: Kept | None = None) -> SegmentCost:
         """As the simulator takes it; with `kept`, as one of its ways."""
@@ -90,11 +105,12 @@ def _piece(
     graph = program.graph(program.segments[index]).at(plan.microbatch)
     setting = setting_of(plan)
     point = price_segment(graph, bare(plan.choice(index)), parameters, mesh, setting, charged)
-    gathered = sum(price.transient_bytes for price in parameter_prices(graph, parameters, charged, mesh, setting))
+    prices = parameter_prices(graph, parameters, charged, mesh, setting)
+    gathered = sum(price.transient_bytes for price in prices)
     gradients = sum(
         gradient_bytes(value, parameters[value.name], mesh, setting) for value in graph.params if value.name in charged
     )
-    return Piece(point, gathered, gradients)
+    return Piece(point, gathered, gradients, add_s=sum(price.add_s for price in prices) / setting.microbatches)
 
 
 def _hosting(plan: Plan, program: Program, stage: Stage, index: int, piece: Piece) -> Piece:

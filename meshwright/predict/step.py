@@ -48,17 +48,17 @@ def play(plan: Plan, program: Program, *, exact: bool = True, overlap: bool = Tr
     return Played(early, costs, timeline)
 
 
-def predict(plan: Plan, program: Program, *, beside_bytes: int = 0) -> Prediction:
-    """Of any plan; the gap is the plan's own. beside_bytes: what lies on every device whatever the plan does."""
-    return predicted(plan, program, beside_bytes=beside_bytes).predicted
+def predict(plan: Plan, program: Program) -> Prediction:
+    """Of any plan; the gap is the plan's own."""
+    return predicted(plan, program).predicted
 
 
-def predicted(plan: Plan, program: Program, *, beside_bytes: int = 0) -> Plan:
+def predicted(plan: Plan, program: Program) -> Plan:
     """The plan with its Prediction, and with the order of a searched schedule."""
     if len(plan.stages) > 1:
         return _listed(pipeline_predicted(plan, program)[0], program)
     one = play(plan, program)
-    found = _one_stage(plan, program, one, beside_bytes)
+    found = _one_stage(plan, program, one)
     collectives = traffic.collectives_of(plan, program)
     spent_s = traffic.communication_s(collectives, plan.mesh)
     return replace(plan, predicted=replace(found, collectives=collectives, communication_s=spent_s))
@@ -96,7 +96,7 @@ def _listed(plan: Plan, program: Program) -> Plan:
     return plan.with_prediction(stages=tuple(stages), communication_s=spent_s)
 
 
-def _one_stage(plan: Plan, program: Program, found: Played, beside_bytes: int) -> Prediction:
+def _one_stage(plan: Plan, program: Program, found: Played) -> Prediction:
     rows, micro, timeline = found.costs.segments, plan.microbatches, found.timeline
     again = [passes_of(plan.order, index) for index in range(len(rows))]
     forward_s = micro * sum(row.forward_s for row in rows)
@@ -107,7 +107,6 @@ def _one_stage(plan: Plan, program: Program, found: Played, beside_bytes: int) -
     if plan.order:
         held = _nested(plan, program, found.costs)
         resident, peak = held.held_bytes, max(static + held.peak_bytes, static + sum(r.gradient_bytes for r in rows))
-    static, peak = static + beside_bytes, peak + beside_bytes
     resident = min(resident, peak - static)
     return Prediction(
         step_s=timeline.step_s,

@@ -9,6 +9,7 @@ import torch
 from meshwright.capture.program import SegmentGraph
 from meshwright.cluster import Device
 from meshwright.generate.joint import Joint, trace
+from meshwright.generate.strides import lies_last
 
 Tracer = Callable[[SegmentGraph], Joint]
 
@@ -18,5 +19,5 @@ def traced_for(device: Device) -> Tracer:
     if device.kind != "cuda":
         return lambda graph: trace(graph)
     if torch.cuda.is_available():
-        return lambda graph: trace(graph, "cuda")
-    return lambda graph: trace(graph, "cpu", "cuda")
+        return lambda graph: trace(graph, "cuda", images=lies_last(graph))
+    return lambda graph: trace(graph, "cpu", "cuda", lies_last(graph))

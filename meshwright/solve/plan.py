@@ -29,6 +29,7 @@ from meshwright.solve.intra.mix import Chain
 from meshwright.solve.joint import joint_search
 from meshwright.solve.least import Part, Smallest, Watch, least_accepted, least_pipeline
 from meshwright.solve.least_by_method import least_by_method, no_room
+from meshwright.solve.one_device import is_for_one_device, one_device_search
 from meshwright.solve.pin_words import check_storage, check_words
 from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
 from meshwright.solve.pipeline.search import pipeline_search
@@ -106,6 +107,10 @@ def _make_plan(
     alone = asked.one_stage or method not in ANYWHERE
     given: dict[str, Any] = {"model": model, "memory_bytes": memory_bytes, "pins": texts, "cluster": _name(cluster)}
     given |= {"compile": compile, "answers": program.answers, "form": program.form}
+    if is_for_one_device(cluster, rest):
+        saving = method if recompute else "keep"
+        one = one_device_search(program, cluster, memory_bytes, setting, asked.rest, saving, fit, progress)
+        return _finished(replace(one, **given), program)
     whole = _OneStage(program, cluster, asked.rest, setting, max_axes, recompute, given, progress)
     whole.few, whole.method = not fit, method  # what is pinned down has little left to weigh
     plan, bound_s = None, float("inf")
@@ -140,7 +145,11 @@ def _make_plan(
     plan = predicted(plan, program) if len(plan.stages) > 1 or plan.compile else plan
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
-    plan = plan.with_prediction(gap=gap if gap > ROUNDING else 0.0)
+    return _finished(plan.with_prediction(gap=gap if gap > ROUNDING else 0.0), program)
+
+
+def _finished(plan: Plan, program: Program) -> Plan:
+    """With its axes named after what they do, and what gave each op its rule."""
     rules: dict[str, tuple[str, ...]] = {tier: targets for tier, targets in served(program).items() if targets}
     named = replace(name_axes(program, plan), rules=rules)
     named.verify()

@@ -11,8 +11,9 @@ from torch import Tensor
 from meshwright.capture import capture
 from meshwright.models.llama import Llama
 from meshwright.plan import Plan
-from meshwright.runtime.fit import fit_curves, this_device
+from meshwright.runtime.fit import this_device
 from meshwright.runtime.trainer import Trainer, parallelize
+from meshwright.solve.one_device import fit_curves
 
 pytestmark = [
     pytest.mark.gpu,

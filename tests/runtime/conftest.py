@@ -10,5 +10,5 @@ from captures import capture
 @pytest.fixture(scope="session", autouse=True)
 def captured_once() -> Iterator[None]:
     """What these tests are about comes after the capture, which a run makes for itself."""
-    with patch("meshwright.runtime.trainer.capture", capture), patch("meshwright.runtime.fit.capture", capture):
+    with patch("meshwright.runtime.trainer.capture", capture), patch("meshwright.solve.of_model.capture", capture):
         yield

@@ -10,12 +10,9 @@ from small_models import small_model
 from torch import Tensor, nn
 
 import meshwright as mw
-from meshwright.capture import capture
-from meshwright.cluster import load_cluster
 from meshwright.cluster.device_table import GPUS
 from meshwright.errors import PlanError
 from meshwright.runtime.fit import REFERENCE, fit_plan, this_device
-from meshwright.solve.plan import make_plan
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 """Where `mw.fit` trains, and so where the plain model is to run."""
@@ -126,9 +123,9 @@ def test_dropout_replays() -> None:
     model, batch = Dropped(), {"x": torch.randn(16, 32)}
     ample = mw.fit(model, batch, "1GiB", copy=True)
     with pytest.raises(PlanError) as caught:
-        mw.fit(model, batch, 1000)
+        mw.fit(model, batch, 1000, pins="microbatch=1")
     least = int(caught.value.expected.split(" bytes")[0].removeprefix("at least ").replace(",", ""))
-    tight = mw.fit(model, batch, least)
+    tight = mw.fit(model, batch, least, pins="microbatch=1")
     assert any(choice.recompute for choice in tight.plan.choices)
     assert torch.equal(ample.step(batch), tight.step(batch))
     for (_, left), (_, right) in zip(ample.named_parameters(), tight.named_parameters(), strict=True):
@@ -150,8 +147,8 @@ def test_the_least_that_is_named_does_on_a_gpu_too() -> None:
 
 def test_a_plan_says_what_is_recomputed_and_comes_back_from_json() -> None:
     model, batch = small_model("llama", "float64")
-    least, _ = budgets("llama")
-    plan = fit_plan(model, batch, least, device=this_device())
+    _, limits = budgets("llama")
+    plan = fit_plan(model, batch, limits[1], device=this_device())
     assert "segments recompute" in str(plan)
     assert mw.Plan.from_json(plan.to_json()) == plan
 
@@ -177,12 +174,3 @@ def test_parameters_that_nothing_reads_are_in_the_peak() -> None:
     assert beside.peak_bytes - without.peak_bytes == 8000
     with pytest.raises(PlanError, match="no plan fits"):
         fit_plan(Idle(1000), batch, without.peak_bytes, device=this_device())
-
-
-def test_fit_and_plan_price_a_step_alike() -> None:
-    """The optimizer's part is the same figure; ops and traced kernels are counted apart, and nearly agree."""
-    model, batch = small_model("gpt")
-    fitted = fit_plan(model, batch, None, device=load_cluster("local:1").mesh((1,)).device).predicted
-    planned = make_plan(capture(model, batch), load_cluster("local:1"), pins=("microbatch=1",)).predicted
-    assert fitted.optimizer_s == pytest.approx(planned.optimizer_s)
-    assert fitted.step_s == pytest.approx(planned.step_s, rel=0.25)

@@ -27,8 +27,8 @@ from meshwright.generate.joint import Joint, trace
 from meshwright.generate.pair import pair_of
 from meshwright.generate.program import sharded_segments
 from meshwright.remat.curve import Kept, fastest_way, kept_curve
-from meshwright.runtime.fit import fit_curves
 from meshwright.solve.memory import curves
+from meshwright.solve.one_device import fit_curves
 
 
 def device() -> Device:

@@ -16,9 +16,10 @@ from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
-from meshwright.runtime.fit import fit_curves, fit_plan, this_device
+from meshwright.runtime.fit import fit_plan, this_device
 from meshwright.solve.least import Part, Smallest, Watch, least_accepted
 from meshwright.solve.memory.refuse import EXACT, NoRoomError, least_where
+from meshwright.solve.one_device import fit_curves
 from meshwright.solve.plan import make_plan
 
 

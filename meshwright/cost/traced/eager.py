@@ -86,17 +86,27 @@ def padded(call: Call) -> float:
 
 
 def put_into_zeros(call: Call) -> float:
-    """The gradient of a slice: zeros, and the slice's gradient copied into them."""
+    """The gradient of a slice: zeros, and the slice's gradient copied into them; to where no rows are whole, as slowly
+    as into another order."""
     part, whole = call.reads[-1], call.makes[0]
     rows = part.shape[1:] == whole.shape[1:] and part.is_contiguous()
-    return filled(call) + call.kernel("add.forward" if rows else "broadcast.forward", 2 * seen_bytes(part))
+    return filled(call) + call.kernel("add.forward" if rows else "turned.forward", 2 * seen_bytes(part))
+
+
+def rolled(call: Call) -> float:
+    """One copy for each dim, element by element."""
+    dims = call.given().get("dims")
+    times = len(dims) if isinstance(dims, list | tuple) and dims else 1
+    return times * call.kernel("turned.forward", 2 * call.made_bytes)
 
 
 def whole_rows(name: str, side: str, operand: int = 0) -> Price:
     """Rows of the last dims: of a norm as many as its statistics, else of the last dim."""
 
     def seconds(call: Call) -> float:
-        main = call.reads[operand]
+        main, wanted = call.reads[operand], call.given().get("output_mask")
+        if isinstance(wanted, list | tuple) and not any(wanted[1:]):  # no weights: one kernel, as forward is
+            return call.rows(name, "forward", main, _norm_rows(call, main))
         statistics = min((t.numel() for t in (*call.makes, *call.reads) if t.numel() > 1), default=1)
         units = _norm_rows(call, main) or statistics
         return call.rows(name, side, main, units)
@@ -241,9 +251,10 @@ PRICES: dict[str, Price] = {
             "hardtanh", "pow", "square"), activation("relu", "forward")),
     **_all(("threshold_backward", "leaky_relu_backward", "hardtanh_backward"), activation("relu", "backward")),
     **_all(("_to_copy",), cast),
-    **_all(("clone", "copy", "repeat", "roll", "flip", "contiguous", "view", "_unsafe_view", "reshape"), copied),
+    **_all(("clone", "copy", "repeat", "flip", "contiguous", "view", "_unsafe_view", "reshape"), copied),
     **_all(("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "empty", "empty_like", "new_zeros",
             "new_full", "scalar_tensor", "arange", "eye", "fill"), filled),
+    **_all(("roll",), rolled),
     **_all(("cat", "stack"), joined),
     **_all(("constant_pad_nd",), padded),
     **_all(("slice_backward", "select_backward", "slice_scatter", "select_scatter"), put_into_zeros),

@@ -143,8 +143,12 @@ class NodeCosts:
     def _lies_last(self, node: fx.Node) -> bool:
         """Whether a convolution will be given images that lie channels last (`generate.strides`)."""
         backward = "backward" in str(node.target)
-        x, weight = (other.meta["val"].shape for other in node.all_input_nodes[backward : backward + 2])
-        return self.fused and self.device.kind == "cuda" and len(x) == 4 and x[1] == weight[1]
+        image, kernel = (other.meta["val"] for other in node.all_input_nodes[backward : backward + 2])
+        if self.device.kind != "cuda" or image.dim() != 4:
+            return False
+        if not self.fused:
+            return not image.is_contiguous() and image.is_contiguous(memory_format=torch.channels_last)
+        return bool(image.shape[1] == kernel.shape[1])
 
     def _collective(self, node: fx.Node) -> float:
         if self.mesh is None:

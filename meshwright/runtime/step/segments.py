@@ -15,6 +15,7 @@ from meshwright.generate.pair import SegmentPair
 from meshwright.generate.passing import Passing, passing
 from meshwright.generate.pieces import Pieces, WholePieces, pieces
 from meshwright.generate.program import Generated, Pair, generate
+from meshwright.generate.strides import unturned
 from meshwright.plan.stages import stage_commons
 from meshwright.runtime.step.away import Host
 from meshwright.runtime.step.batches import Batches
@@ -220,7 +221,7 @@ class Segments:
         with random_state(micro.random):
             found = run_graph(prologue, batch | self.buffers, self.device)
         names = stage_commons(self.program, stage.first, stage.end)
-        return batch | dict(zip(names, (found[name] for name in prologue.outputs), strict=True))
+        return batch | dict(zip(names, (unturned(found[name]) for name in prologue.outputs), strict=True))
 
     def _incoming(self, link: Link, micro: MicroBatch) -> tuple[list[Tensor], list[Tensor]]:
         """(gradients of what it handed on, what it kept)."""

@@ -18,7 +18,8 @@ from meshwright.generate.program import sharded_segments
 from meshwright.plan import Choice, Plan
 from meshwright.plan.units import show_bytes
 from meshwright.predict import predicted
-from meshwright.predict.one_stage import beside_bytes
+from meshwright.predict.one_stage import static_bytes
+from meshwright.predict.pieces import stage_pieces
 from meshwright.remat.away import Copies, away_options, copies_of
 from meshwright.remat.chained import Chained
 from meshwright.remat.curve import Kept, kept_curve, undominated
@@ -27,7 +28,6 @@ from meshwright.remat.tail import tail_options
 from meshwright.remat.traced import Tracer, traced_for
 from meshwright.remat.way import cut_way
 from meshwright.solve.memory.chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
-from meshwright.solve.memory.held import optimizer_s, static_bytes
 from meshwright.solve.memory.methods import FIXED, ORDERED, check_method, fixed_ways, order_by
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.memory.refuse import Least, NoRoomError, least_where
@@ -42,9 +42,8 @@ class Curves:
     """What may be chosen for a plan. options: per instance, shared objects where instances are alike.
 
     static_bytes: in memory all the time: parameters, optimizer, batch, common values. gradients: per instance, of the
-    parameters that no later one has; step_s: the optimizer, step_host_s: the host's part in it. away: ways that
-    offload, where the link is known. fused: the pairs will be compiled. beside_bytes: of static_bytes, the batch and
-    what no plan knows of.
+    parameters that no later one has; step_s: the optimizer. away: ways that offload, where the link is known. fused:
+    the pairs will be compiled.
     """
 
     plan: Plan
@@ -55,8 +54,6 @@ class Curves:
     step_s: float
     away: tuple[tuple[Kept, ...], ...] = ()
     fused: bool = False
-    step_host_s: float = 0.0
-    beside_bytes: int = 0
 
     def instances(self) -> list[Instance]:
         return [Instance(kept, size) for kept, size in zip(self.options, self.gradients, strict=True)]
@@ -100,6 +97,14 @@ class Curves:
         """The fastest plan inside the budget; the method is one of `METHODS`. Raises PlanError that names the least."""
         check_method(f"method {method!r}", method)
         budget = budget_bytes if budget_bytes is not None else self.plan.mesh.device.usable_bytes
+        found = self.find(budget, budget_bytes, method)
+        if found is None:
+            raise self.refusal(method, budget)
+        return found
+
+    def find(self, budget: int, budget_bytes: int | None, method: str, nest: bool = True) -> Plan | None:
+        """The fastest plan inside the budget, if any; budget_bytes: what was asked for. nest: where the method does not
+        say, segments may run forward more than once."""
         if method in FIXED:
             return self._fixed(method, budget, budget_bytes)
         fits = self.static_bytes + sum(self.gradients) <= budget
@@ -108,36 +113,39 @@ class Curves:
         flat = with_chosen(self, found, budget_bytes) if found else None
         if fits and method == "auto" and self.away and (found is None or found.seconds > self.fastest_s):
             flat, found = self._offloading(budget, budget_bytes, flat, found)
-        if fits and (method in ORDERED or (method == "auto" and self._may_nest(found))):
+        if fits and (method in ORDERED or (nest and method == "auto" and self._may_nest(found))):
             room = budget - self.static_bytes
             order = order_by(self.chained(), method if method in ORDERED else "nested", room)
-            if order is not None and order.peak_bytes > room:
-                raise _too_much(method, self.static_bytes + order.peak_bytes, budget, self.plan)
-            if order is not None and (found is None or order.seconds < found.seconds):
+            fitting = order is not None and order.peak_bytes <= room
+            if order is not None and fitting and (found is None or order.seconds < found.seconds):
                 steps = tuple(f"{kind} {index}" for kind, index in order.steps)
                 return self.written(order.picked, budget_bytes, order.seconds - self.fastest_s, steps)
-        if method == "sqrt":  # not even the gradients fit
-            raise _too_much(method, self._chen_bytes(), budget, self.plan)
-        if flat is None:
-            chunks = max(kept.chunks for kept in self.options[-1])
-            least = self.least(method, budget)
-            raise least.refusal(budget, self.plan.mesh.device.name, self.static_bytes, chunks, method)
         return flat
+
+    def refusal(self, method: str, budget: int) -> NoRoomError:
+        """Why there is no plan inside the budget, and the least that has one."""
+        if method in FIXED:
+            return _too_much(method, self.peak_of(self.fixed(method)), budget, self.plan)
+        if method == "sqrt":
+            return _too_much(method, self._chen_bytes(), budget, self.plan)
+        chunks = max(kept.chunks for kept in self.options[-1])
+        least = self.least(method, budget)
+        return least.refusal(budget, self.plan.mesh.device.name, self.static_bytes, chunks, method)
 
     def written(
         self, picked: Sequence[Kept], budget_bytes: int | None, slower_s: float, order: tuple[str, ...] = ()
     ) -> Plan:
         """The plan that runs so. slower_s: than a bound on all plans."""
         plan = replace(with_kept(self.plan, picked), memory_bytes=budget_bytes, order=order, compile=self.fused)
-        plan = predicted(plan, self.program, beside_bytes=self.beside_bytes)
+        plan = predicted(plan, self.program)
         step_s = plan.predicted.step_s
         return plan.with_prediction(gap=self.plan.microbatches * slower_s / step_s if step_s else 0.0)
 
-    def _fixed(self, method: str, budget: int, given: int | None) -> Plan:
+    def _fixed(self, method: str, budget: int, given: int | None) -> Plan | None:
         picked = self.fixed(method)
         peak = self.peak_of(picked)
         if peak > budget:
-            raise _too_much(method, peak, budget, self.plan)
+            return None
         seconds = sum(kept.seconds for kept in picked)
         options = tuple((kept,) for kept in picked)
         return with_chosen(replace(self, options=options), Chosen((0,) * len(picked), seconds, peak, seconds), given)
@@ -205,7 +213,7 @@ def _too_much(method: str, peak: int, budget: int, plan: Plan) -> NoRoomError:
     return NoRoomError(
         f"{method} takes more than {show_bytes(budget)} on one device ({plan.mesh.device.name})",
         f"at least {peak:,} bytes ({show_bytes(peak)})",
-        "raise the limit, leave the method to auto, make the batch smaller, use more devices",
+        "raise the limit, leave the method to auto, make the batch smaller",
         peak,
     )
 
@@ -246,12 +254,11 @@ def curves(
                 extra = list(inner_options(program, plan, index, graph, found, costs, traced, chunks))
             made[id(graph), last, given[index]] = undominated((*found, *extra))
         options.append(made[id(graph), last, given[index]])
-    static, gradients = static_bytes(program, plan)
+    static, gradients = static_bytes(plan, program)
     copies = copies or copies_of(device)
     away = _away(program, segments, options, traced, copies) if copies else ()
-    step_host_s, step_s = optimizer_s(program, plan, device)
-    beside = beside_bytes(plan, program)
-    return Curves(plan, program, tuple(options), gradients, static, step_s, away, fused, step_host_s, beside)
+    step_s = sum(piece.point.step_s for piece in stage_pieces(plan, program, 0))
+    return Curves(plan, program, tuple(options), tuple(gradients), static, step_s, away, fused)
 
 
 def _away(

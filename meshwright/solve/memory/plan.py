@@ -37,6 +37,7 @@ def one_device_plan(
     optimizer: str = "adamw",
     precision: str = "fp32",
     compile: bool = False,
+    microbatches: int = 1,
 ) -> Plan:
     """Everything whole on a mesh of one device, all kept; its prediction is yet to come (`curves.curves`)."""
     whole = str(invariant(mesh))
@@ -74,4 +75,5 @@ def one_device_plan(
         optimizer=optimizer,
         precision=precision,
         compile=compile,
+        microbatches=microbatches,
     )

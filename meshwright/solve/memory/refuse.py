@@ -50,7 +50,7 @@ class Least:
             f"no plan fits{asked} in {show_bytes(budget)} on one device ({device})",
             f"{f'at least {size}' if method == 'flat' else f'{size}, which do'}: {show_bytes(static_bytes)} of "
             f"parameters, optimizer and batch, {again}{self._more(method)}",
-            f"raise the limit, {auto}make the batch smaller, use more devices",
+            f"raise the limit, {auto}make the batch smaller",
             self.all,
         )
 

@@ -1,0 +1,63 @@
+"""Models that steps were judged by before; `bench/step/diagnose.py` has looked at them since."""
+
+from __future__ import annotations
+
+TEXT = "num_hidden_layers=8&seq=1024"
+SEEN = {
+    "dit-b/2": ("dit?layers=12&hidden=768&heads=12&size=32&patch=2", 64),
+    "convnext": ("hf:convnext?hidden_sizes=96,192,384,768&depths=3,3,9,3&drop_path_rate=0", 64),
+    "swin": (
+        "hf:swin?embed_dim=96&depths=2,2,6,2&num_heads=3,6,12,24&drop_path_rate=0&hidden_dropout_prob=0"
+        "&attention_probs_dropout_prob=0",
+        64,
+    ),
+    "whisper": (
+        "hf:whisper?d_model=768&encoder_layers=6&decoder_layers=6&encoder_attention_heads=12&decoder_attention_heads=12"
+        "&encoder_ffn_dim=3072&decoder_ffn_dim=3072&seq=256&dropout=0",
+        16,
+    ),
+    "mamba2": (
+        "hf:mamba2?hidden_size=768&num_hidden_layers=6&num_heads=24&head_dim=64&n_groups=1&state_size=64&chunk_size=128"
+        "&vocab_size=16000&seq=512&pad_token_id=0",
+        4,
+    ),
+    "gemma2": (
+        f"hf:gemma2?hidden_size=1152&intermediate_size=4608&num_attention_heads=4&num_key_value_heads=2&head_dim=256"
+        f"&vocab_size=64000&{TEXT}&pad_token_id=0",
+        4,
+    ),
+    "qwen2": (
+        f"hf:qwen2?hidden_size=896&intermediate_size=4864&num_attention_heads=14&num_key_value_heads=2"
+        f"&vocab_size=32000&{TEXT}",
+        8,
+    ),
+    "qwen3": (
+        f"hf:qwen3?hidden_size=1024&intermediate_size=3072&num_attention_heads=16&num_key_value_heads=8&head_dim=128"
+        f"&vocab_size=32000&{TEXT}",
+        8,
+    ),
+    "gpt-neox": (
+        f"hf:gpt_neox?hidden_size=1024&intermediate_size=4096&num_attention_heads=16&vocab_size=50304&{TEXT}",
+        8,
+    ),
+    "bert": (
+        "hf:bert?hidden_size=768&intermediate_size=3072&num_attention_heads=12&num_hidden_layers=12&vocab_size=30528"
+        "&seq=512&hidden_dropout_prob=0&attention_probs_dropout_prob=0",
+        24,
+    ),
+    "t5": (
+        "hf:t5?d_model=768&d_kv=64&d_ff=3072&num_layers=6&num_heads=12&vocab_size=32128&seq=512&dropout_rate=0",
+        16,
+    ),
+    "dinov2": (
+        "hf:dinov2?hidden_size=768&num_attention_heads=12&num_hidden_layers=12&image_size=224&patch_size=14"
+        "&drop_path_rate=0",
+        64,
+    ),
+    "opt": (
+        f"hf:opt?hidden_size=1024&ffn_dim=4096&num_attention_heads=16&word_embed_proj_dim=1024&vocab_size=50272&{TEXT}"
+        "&dropout=0&pad_token_id=1",
+        8,
+    ),
+}
+"""Name: reference (`bench.step.models`), batch. Steps of 20 to 200 ms on an H200."""

@@ -1,0 +1,62 @@
+"""From a model and a batch to a Plan: what `mw.plan` and `mw.fit` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor, nn
+
+from meshwright.capture import Batch, Precision, capture
+from meshwright.capture.optimizer import check_optimizer
+from meshwright.cluster import Cluster
+from meshwright.errors import PlanError
+from meshwright.models.joined import joined, joined_batch
+from meshwright.plan import Plan
+from meshwright.plan.units import parse_bytes
+from meshwright.solve.pin_words import check_words
+from meshwright.solve.plan import make_plan
+
+
+def plan_model(
+    model: nn.Module,
+    batch: Batch,
+    cluster: Cluster,
+    *,
+    memory: str | int | None = None,
+    global_batch: int | None = None,
+    optimizer: str = "adamw",
+    precision: Precision = "fp32",
+    compile: bool = False,
+    pins: str | Iterable[str] = (),
+    loss: Callable[..., Tensor] | None = None,
+    allow: str | Iterable[str] = (),
+) -> Plan:
+    """The fastest plan that fits, as `mw.plan` says."""
+    if global_batch is not None and (type(global_batch) is not int or global_batch < 1):
+        raise PlanError(
+            f"global_batch {global_batch!r}", "a whole number of samples, at least 1", "give a larger batch"
+        )
+    check_words(pins := _texts(pins), cluster)
+    check_optimizer(optimizer)
+    batch = joined_batch(model, batch, loss)
+    model, loss = joined(model, loss)
+    program = capture(model, batch, loss, precision=precision, allow=allow)
+    if global_batch is not None:
+        program = program.at_batch(global_batch)
+    return make_plan(
+        program,
+        cluster,
+        memory_bytes=parse_bytes(memory),
+        optimizer=optimizer,
+        precision=precision,
+        compile=compile,
+        pins=pins,
+    )
+
+
+def _texts(pins: str | Iterable[str]) -> tuple[str, ...]:
+    if isinstance(pins, str):
+        return (pins,)
+    if not isinstance(pins, Iterable):
+        raise PlanError(f"pins={pins!r}", 'text such as "tp=2", or a list of such', "correct it, or give no pins")
+    return tuple(pins)

@@ -1,0 +1,225 @@
+"""Plans for one device: what to keep, recompute, chunk and offload, and in how many micro-batches.
+
+There is nothing to shard: for every number of micro-batches the curves of the traced segments are the whole space
+(`memory.curves`). Numbers are looked at from few to many, as long as one could be faster. Orders that run segments
+forward more than once are looked for in one micro-batch, and in several where nothing else fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshwright.capture.program import Program
+from meshwright.cluster import Cluster, Device, Mesh, load_cluster
+from meshwright.cluster.tree import Group, Member
+from meshwright.cost.traced.nodes import NodeCosts
+from meshwright.errors import counted
+from meshwright.generate.program import sharded_segments
+from meshwright.pins.pins import pin_parts
+from meshwright.plan import Plan
+from meshwright.plan.units import show_bytes
+from meshwright.predict.pieces import stage_pieces
+from meshwright.price.parameter import Setting
+from meshwright.remat.curve import fastest_way
+from meshwright.remat.traced import traced_for
+from meshwright.solve.candidates import candidates_on
+from meshwright.solve.memory.curves import Curves, curves
+from meshwright.solve.memory.methods import FIXED
+from meshwright.solve.memory.plan import one_device_plan
+from meshwright.solve.memory.refuse import EXACT, NoRoomError
+from meshwright.solve.search import SAME, Progress
+
+LOSS, LOSS_BYTES = 0.02, 400 << 20
+"""What a GPU's allocator may lose of a budget to pieces that fit nothing: a part of it, and so many bytes more."""
+
+LESS_ROOM = 3
+"""Searches with less memory where what was found takes more than the search counted."""
+
+SETTLED = ("microbatch", "microbatches")
+TRIVIAL = ("mesh=1", "dp=1", "tp=1", "pp=1")
+"""Pins that leave nothing open on one device."""
+
+
+def is_for_one_device(cluster: Cluster, pins: tuple[str, ...]) -> bool:
+    """Whether pins speak of nothing that only a search for shardings reads."""
+    return cluster.device_count == 1 and all(text in TRIVIAL or pin_parts(text)[0] in SETTLED for text in pins)
+
+
+def one_device_cluster(device: Device) -> Cluster:
+    """Of this device alone."""
+    local = load_cluster("local:1")
+    if device == local.devices[0]:
+        return local
+    backend = "nccl" if device.kind == "cuda" else "gloo"
+    root = Group("host", local.root.link, (Member(device.name, 1),))
+    return Cluster(device.name, backend, (device,), root, local.overhead_s)
+
+
+def one_device_mesh(cluster: Cluster) -> Mesh:
+    return cluster.mesh((1,)).renamed(("rep",))
+
+
+def fit_curves(
+    program: Program,
+    device: Device,
+    *,
+    optimizer: str = "adamw",
+    precision: str = "fp32",
+    compile: bool = False,
+    microbatches: int = 1,
+) -> Curves:
+    """Every budget's plan at once: `.within(bytes)`."""
+    mesh, name = one_device_mesh(one_device_cluster(device)), device.name
+    return _curves(program, mesh, name, Setting(optimizer, precision, compile=compile), microbatches)
+
+
+def _curves(program: Program, mesh: Mesh, cluster: str, setting: Setting, microbatches: int) -> Curves:
+    return curves(program, _base(program, mesh, cluster, setting, microbatches), mesh.device, fused=setting.compile)
+
+
+def _base(program: Program, mesh: Mesh, cluster: str, setting: Setting, microbatches: int) -> Plan:
+    return one_device_plan(
+        program,
+        mesh,
+        cluster=cluster,
+        optimizer=setting.optimizer,
+        precision=setting.precision,
+        compile=setting.compile,
+        microbatches=microbatches,
+    )
+
+
+def room_bytes(budget: int | None, device: Device) -> int | None:
+    """What of a budget a plan may fill: on a GPU, less what its allocator may lose."""
+    if budget is None or device.kind != "cuda":
+        return budget
+    return int(budget * (1 - LOSS)) - min(LOSS_BYTES, budget // 20)
+
+
+def budget_bytes(room: int, device: Device) -> int:
+    """The smallest budget of which a plan may fill so much."""
+    low, high = room, 2 * room + LOSS_BYTES
+    while low < high:
+        middle = (low + high) // 2
+        if (room_bytes(middle, device) or 0) >= room:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def one_device_search(
+    program: Program,
+    cluster: Cluster,
+    memory_bytes: int | None,
+    setting: Setting,
+    pins: tuple[str, ...],
+    method: str = "auto",
+    fit: bool = True,
+    progress: Progress | None = None,
+) -> Plan:
+    """The fastest that fits, `memory_bytes` and pins as asked for. fit: raises NoRoomError where none does."""
+    mesh = one_device_mesh(cluster)
+    numbers = candidates_on(program, [mesh], pins, setting)[0].microbatches
+    usable = mesh.device.usable_bytes
+    room = min(room_bytes(memory_bytes, mesh.device) or usable, usable)
+    search = _Search(program, mesh, cluster.name, setting, method, numbers, room, memory_bytes, progress)
+    found = search.best()
+    if found is None and not fit:
+        found = search.curves(numbers[-1]).find(1 << 62, memory_bytes, method)
+    if found is None:
+        raise search.refusal()
+    return found
+
+
+@dataclass(slots=True)
+class _Search:
+    program: Program
+    mesh: Mesh
+    cluster: str
+    setting: Setting
+    method: str
+    numbers: tuple[int, ...]
+    room: int
+    given: int | None
+    progress: Progress | None
+    known: dict[int, Curves] = field(default_factory=dict)
+
+    def curves(self, number: int) -> Curves:
+        if number not in self.known:
+            self.known[number] = _curves(self.program, self.mesh, self.cluster, self.setting, number)
+        return self.known[number]
+
+    def best(self) -> Plan | None:
+        """The fastest of all numbers; of equals that with the fewest micro-batches."""
+        best: Plan | None = None
+        bounds: list[float] = []
+        tight: list[int] = []
+        for number in self.numbers:
+            floor_s = self.floor_s(number)
+            if best is not None and floor_s >= best.predicted.step_s:
+                break  # more are no faster
+            plan = self._within(number, nest=number == 1)
+            if plan is None:
+                tight.append(number)
+                bounds.append(floor_s)
+                continue
+            bounds.append(plan.predicted.step_s * (1 - plan.predicted.gap))
+            best = self._faster(best, plan)
+            if best.predicted.step_s <= floor_s * (1 + SAME):
+                break
+        for number in tight if best is None and self.method == "auto" else ():
+            plan = self._within(number) if number > 1 else None
+            best = self._faster(best, plan) if plan else best
+        if best is None:
+            return None
+        gap = 1 - min(bounds, default=0.0) / best.predicted.step_s if best.predicted.step_s else 0.0
+        return best.with_prediction(gap=max(0.0, gap))
+
+    def _faster(self, best: Plan | None, plan: Plan) -> Plan:
+        if best is not None and plan.predicted.step_s >= best.predicted.step_s * (1 - SAME):
+            return best
+        if self.progress:
+            self.progress(f"{counted(plan.microbatches, 'micro-batch')}: {plan.predicted.step_s:.4g} s")
+        return plan
+
+    def _within(self, number: int, nest: bool = True) -> Plan | None:
+        room, found = self.room, self.curves(number)
+        for _ in range(LESS_ROOM):
+            plan = found.find(room, self.given, self.method, nest)
+            over = plan.predicted.peak_bytes - self.room if plan else 0
+            if over <= 0:
+                return plan
+            room -= over
+        return None
+
+    def floor_s(self, number: int) -> float:
+        """What a step takes in so many micro-batches with all the memory it wants."""
+        plan = _base(self.program, self.mesh, self.cluster, self.setting, number)
+        costs, traced = NodeCosts(self.mesh.device, self.setting.compile, self.mesh), traced_for(self.mesh.device)
+        ways = [fastest_way(traced(graph), costs) for graph in sharded_segments(self.program, plan)]
+        points = [piece.point for piece in stage_pieces(plan, self.program, 0)]
+        device_s = number * sum(way.seconds for way in ways) + sum(point.step_s for point in points)
+        host_s = number * sum(way.forward_host_s + way.backward_host_s for way in ways)
+        return max(device_s, host_s + sum(point.step_host_s for point in points))
+
+    def refusal(self) -> NoRoomError:
+        """Names the least that does, of all numbers where segments are few, else of the fewest and the most."""
+        exact = len(self.program.segments) <= EXACT
+        every = self.numbers if exact or self.method in FIXED else {self.numbers[0], self.numbers[-1]}
+        refusals = [(self.curves(number).refusal(self.method, self.room), number) for number in every]
+        error, number = min(refusals, key=lambda one: (one[0].least_bytes, one[1]))
+        device, least = self.mesh.device, error.least_bytes
+        rest = error.expected.partition(": ")[2]
+        needed = least if self.given is None else budget_bytes(least, device)
+        lost = f"{show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
+        by = "" if self.method == "auto" else f" by {self.method}"
+        sure = "one byte less is refused" if exact else ""
+        cut = "in one micro-batch" if number == 1 else f"in {number} micro-batches"
+        words = ", ".join(filter(None, (lost, rest, cut, sure)))
+        return NoRoomError(
+            f"no plan fits{by} in {show_bytes(self.given or self.room)} on one device ({device.name})",
+            f"{'' if exact else 'at most '}{needed:,} bytes ({show_bytes(needed)}), which do: {words}",
+            error.todo,
+            needed,
+        )
