@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from meshwright.capture import capture
-from meshwright.cli.plan import alternatives
+from meshwright.cli.answer import recipes
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.explain.describe import describe
 from meshwright.models.reference import parse_reference
@@ -49,7 +49,7 @@ def main() -> None:
     print("\n3. plan: every operator's sharding chosen together")
     plan = make_plan(program, machines[4], model=MODEL)
     print(describe(plan))
-    print(alternatives(plan, baselines(program, machines[4])))
+    print(recipes(plan, baselines(program, machines[4])))
 
     print(f"\n4. train: {STEPS} steps on 4 processes, saving every 30")
     planned = _train(plan, folder, "planned", Job("", STEPS, RATE, 0, "", folder=str(folder / "checkpoints"), every=30))

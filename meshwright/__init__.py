@@ -52,6 +52,8 @@ _HOMES = {
 }
 """Names are imported when first used: `import meshwright` and `meshwright --help` need no torch."""
 
+__version__ = "0.1.0"
+
 methods.HOMES.update(
     {
         "Plan.__str__": "meshwright.explain.describe:describe",

@@ -13,6 +13,7 @@ import meshwright
 ROOT = Path(meshwright.__file__).parent
 ORDER = [
     "errors",
+    "sizes",
     "methods",
     "caches",
     "torch_compat",

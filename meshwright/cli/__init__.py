@@ -1,4 +1,8 @@
-"""The command line: a thin face over the public API. A command's module is imported only when it is called."""
+"""The command line: a thin face over the public API. A command's module is imported only when it is called.
+
+Exit codes: 0 done; 2 refused, with what was given,
+what was expected and what to do; 130 stopped by Ctrl-C (`plan` has then given its best so far); 141 nobody reads on.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +12,32 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from meshwright import __version__
 from meshwright.errors import MeshwrightError
 
 COMMANDS = {
-    "profile": ("meshwright.profile.command", "show what a model computes and needs, by segment"),
     "plan": ("meshwright.cli.plan", "find the fastest plan that fits, and show what others would cost"),
     "price": ("meshwright.cli.price", "show what a given configuration costs, without search"),
     "explain": ("meshwright.cli.explain", "explain a plan, a part of it, or how two plans differ"),
-    "compare": ("meshwright.cli.compare", "show two plans beside each other"),
-    "frontier": ("meshwright.cli.frontier", "show the whole time-memory curve and the known ways on it"),
-    "code": ("meshwright.generate.command", "print the Python that a plan makes each rank run"),
+    "compare": ("meshwright.cli.compare", "show two plans, beside each other"),
     "simulate": ("meshwright.cli.simulate", "play a plan with predicted durations and show where time goes"),
+    "code": ("meshwright.generate.command", "print the Python that a plan makes each rank run"),
     "train": ("meshwright.runtime.job.command", "train a model under a plan on local processes"),
     "launch": ("meshwright.runtime.job.launch_command", "write the script that starts a plan on its hosts"),
-    "solve": ("meshwright.select.command", "solve a selection problem from a file"),
-    "calibrate": ("meshwright.cluster.calibrate.command", "measure this machine's device and write its profile"),
+    "profile": ("meshwright.profile.command", "show what a model computes and needs, by segment"),
+    "frontier": ("meshwright.cli.frontier", "show the whole time-memory curve and the known ways on it"),
     "cluster": ("meshwright.cluster.command", "list, show or detect clusters"),
+    "calibrate": ("meshwright.cluster.calibrate.command", "measure this machine's device and write its profile"),
     "rules": ("meshwright.rules.command", "list the sharding rules"),
+    "solve": ("meshwright.select.command", "solve a selection problem from a file"),
 }
+EXITS = "exit codes: 0 done, 2 refused, 130 stopped by Ctrl-C, 141 nobody reads on"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="meshwright", description="Finds the fastest training plan that fits, explains it, and runs it."
-    )
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    called = next((word for word in arguments if not word.startswith("-")), None)
-    for name, (module, summary) in COMMANDS.items():
-        if name == called:
-            import_module(module).add_parser(subparsers)
-        else:
-            subparsers.add_parser(name, help=summary)
-    parsed, more = parser.parse_known_args(arguments)
-    if more and ("names" not in parsed or any(word.startswith("-") for word in more)):
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
-    if more:  # argparse takes names only where they stand together
-        parsed.names = [*parsed.names, *more]
     try:
-        return int(parsed.run(parsed))
+        return _main(arguments)
     except MeshwrightError as error:
         print(f"meshwright: {error}", file=sys.stderr)
         return 2
@@ -56,6 +47,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("meshwright: interrupted", file=sys.stderr)
         return 130
+
+
+def parser_for(called: str | None) -> argparse.ArgumentParser:
+    """With all options of the called command, and the names of the others."""
+    parser = argparse.ArgumentParser(
+        prog="meshwright",
+        description="Finds the fastest training plan that fits, explains it, and runs it.",
+        epilog=EXITS,
+    )
+    parser.add_argument("--version", action="version", version=f"meshwright {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        if name == called:
+            import_module(module).add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
+    return parser
+
+
+def _main(arguments: list[str]) -> int:
+    called = next((word for word in arguments if not word.startswith("-")), None)
+    parser = parser_for(called)
+    parsed, more = parser.parse_known_args(arguments)
+    if more and ("names" not in parsed or any(word.startswith("-") for word in more)):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:  # argparse takes names only where they stand together
+        parsed.names = [*parsed.names, *more]
+    return int(parsed.run(parsed))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from typing import Any
 
-from meshwright.models.arguments import add_model_arguments, check_folder, reference_of
+from meshwright.models.arguments import (
+    add_json,
+    add_model_arguments,
+    check_folder,
+    check_reference,
+    reference_of,
+    write_json,
+)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -20,11 +28,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--points", type=int, default=24, metavar="N", help="budgets to solve for (default 24)")
     parser.add_argument("--eager", action="store_true", help="as without torch's compiler")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plot here, as SVG")
-    parser.add_argument("--json", metavar="FILE", help="write the points here")
+    add_json(parser, "the points")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    check_reference(args)
+
     from pathlib import Path
 
     from meshwright.capture import capture
@@ -52,16 +62,15 @@ def run(args: argparse.Namespace) -> int:
         points=args.points,
     )
     title = f"{reference}, batch {args.global_batch}, one {mesh.device.name}"
-    print(title)
-    print(table(curve))
-    print(text_plot(curve))
-    print(f"solved in {time.process_time() - before_s:.1f} CPU s")
+    if args.json != "-":
+        print("\n".join([title, table(curve), text_plot(curve)]))
+        print(f"solved in {time.process_time() - before_s:.1f} CPU s")
     if args.output:
         Path(args.output).write_text(svg(curve, title), encoding="utf-8")
-        print(f"plotted to {args.output}")
+        print(f"plotted to {args.output}", file=sys.stderr)
     if args.json:
         rows = [{"name": p.name, "peak_bytes": p.peak_bytes, "step_s": p.step_s} for p in (*curve.ours, *curve.others)]
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, json.dumps(rows, indent=1))
     return 0
 
 

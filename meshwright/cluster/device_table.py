@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshwright.cluster.device import Device
@@ -23,7 +24,27 @@ def _sourced(name: str) -> SourcedDevice:
     return SourcedDevice(device_of(name), tuple(read_profile(name)["sources"].items()))
 
 
-GPUS: dict[str, SourcedDevice] = {name: _sourced(name) for name in shipped() if device_of(name).kind == "cuda"}
+class _Gpus(Mapping[str, SourcedDevice]):
+    """The shipped profiles of GPUs, each read when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, SourcedDevice] = {}
+
+    def __getitem__(self, name: str) -> SourcedDevice:
+        if name not in self._read:
+            if name not in list(self):
+                raise KeyError(name)
+            self._read[name] = _sourced(name)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in shipped() if name != "cpu")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+GPUS: Mapping[str, SourcedDevice] = _Gpus()
 
 
 def local_cpu(processes: int) -> SourcedDevice:

@@ -20,7 +20,7 @@ ROLES = {
     "tp": "tensor parallel",
     "cp": "context parallel",
     "ep": "expert parallel",
-    "rep": "replicated work",
+    "rep": "the same work repeated",
 }
 STATES = {"R": "replicated", "I": "replicated", "P": "partial sum"}
 SHARDED = {

@@ -1,8 +1,10 @@
-"""What every command that takes a model reads of it from the command line."""
+"""What commands have in common: the model and its settings, files that are written, `--json`."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +41,39 @@ def reference_of(args: argparse.Namespace) -> Reference:
     return parse_reference(args.model, [*args.set, *sequence])
 
 
+def check_reference(args: argparse.Namespace) -> None:
+    """Refuses at once what needs no torch to be seen as wrong: names, settings, files that are not there."""
+    name = str(args.model).partition("?")[0]
+    if name.startswith("hf:") and find_spec("transformers") is None:
+        raise ModelError("hf: models need the `transformers` package", "it installed", "pip install 'meshwright[hf]'")
+    if ":" not in name:
+        reference_of(args)
+        return
+    place = name.rpartition(":")[0]
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ModelError(f"no file {place}", "a Python file", "check the path")
+
+
 def check_folder(option: str, path: str | None) -> None:
     """Refuses at once what could not be written after minutes."""
     if path and path != "-" and not (folder := Path(path).parent).is_dir():
         raise ModelError(f"{option} {path}: no folder {folder}", "a folder that is there", "make it, or name another")
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """`--json` alone prints, `--json FILE` writes."""
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help=f"{what} as JSON: to FILE, or printed where none is given"
+    )
+
+
+def write_json(path: str, text: str) -> None:
+    """`-`: printed."""
+    if path == "-":
+        print(text)
+        return
+    try:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        print(text, file=sys.stderr)
+        raise ModelError(f"{path} cannot be written: {error.strerror}", "a writable path") from error

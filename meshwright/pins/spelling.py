@@ -43,6 +43,8 @@ def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None
             raise PlanError(f"pin {text!r}", f"one of {_known()}", "correct the pin")
         if key in ("split", "sp") and value not in {"split": ("matmul",), "sp": ("on", "off")}[key]:
             raise PlanError(f"pin {text!r}", WORDS[key], "correct the pin")
+        if key == "zero" and value.partition(":")[0] not in ("0", "1", "2", "3"):
+            raise PlanError(f"pin {text!r}", WORDS[key], "correct the pin")
         if key in NUMBERS and not is_whole(value):
             raise PlanError(f"pin {text!r}", f"a whole number from 1, such as {WORDS[key]}", "correct the pin")
         given[key] = value

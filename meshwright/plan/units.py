@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import re
+from meshwright.sizes import UNITS, parse_bytes
 
-from meshwright.errors import PlanError
-
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
-def parse_bytes(given: str | float | None) -> int | None:
-    """`20GiB`, `512MB` or a number of bytes."""
-    if given is None:
-        return None
-    found = _bytes(given)
-    if not (math.isfinite(found) and found > 0):
-        raise PlanError(f"memory {given!r}", f"a positive size such as 20GiB; units: {', '.join(UNITS)}", "correct it")
-    return int(found)
-
-
-def _bytes(given: object) -> float:
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        return given
-    match = (
-        re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([KMG]i?B|B)?\s*", given)
-        if isinstance(given, str)
-        else None
-    )
-    return float(match[1]) * UNITS[match[2] or "B"] if match else 0.0
+__all__ = ["UNITS", "parse_bytes", "show_bytes", "show_gap", "show_seconds", "show_spans"]
 
 
 def show_seconds(value: float) -> str:

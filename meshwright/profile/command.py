@@ -8,7 +8,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from meshwright.models.arguments import add_model_arguments, reference_of
+from meshwright.models.arguments import add_json, add_model_arguments, check_reference, reference_of, write_json
 
 if TYPE_CHECKING:
     from meshwright.capture.program import Program
@@ -33,11 +33,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="whose kernels are assumed (default cuda)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - for standard output")
+    add_json(parser, "the figures")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    check_reference(args)
+
     from meshwright.profile.show import show
     from meshwright.profile.step import profile_step
 
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         show(profile, reference, notes_of(program), program.warnings)
     if args.json:
-        _write(args.json, json.dumps({"model": reference, **profile.to_json(capture_s)}, indent=1))
+        write_json(args.json, json.dumps({"model": reference, **profile.to_json(capture_s)}, indent=1))
     return 0
 
 
@@ -79,16 +81,3 @@ def _capture(args: argparse.Namespace) -> tuple[str, Program, float]:
         warnings.simplefilter("ignore", CaptureWarning)  # they are shown with the figures
         program = capture(model, batch, loss, precision=args.precision, keyed=False, allow=args.allow)
     return str(reference), program, time.process_time() - start_s
-
-
-def _write(path: str, text: str) -> None:
-    from meshwright.errors import ModelError
-
-    if path == "-":
-        print(text)
-        return
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-    except OSError as error:
-        raise ModelError(f"{path} cannot be written: {error.strerror}", "a writable path", "choose another") from error

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from meshwright.models.arguments import add_json, write_json
 from meshwright.rules.coverage import MODELS, coverage
 from meshwright.rules.register import user_rules
 from meshwright.rules.table import FAMILIES, UNPROVEN
@@ -21,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--coverage", action="store_true", help="list the ops of 75 real architectures, and what serves each"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_json(parser, "the rules")
     parser.set_defaults(run=run)
 
 
@@ -29,14 +30,17 @@ def run(args: argparse.Namespace) -> int:
     if args.coverage:
         return _run_coverage(args)
     rows = [row for row in _rows() if args.filter in row["op"]]
-    print(json.dumps(rows, indent=1) if args.json else "\n".join(_lines(rows, args.filter)))
+    if args.json:
+        write_json(args.json, json.dumps(rows, indent=1))
+    if args.json != "-":
+        print("\n".join(_lines(rows, args.filter)))
     return 0 if rows else 1
 
 
 def _run_coverage(args: argparse.Namespace) -> int:
     found = [one for one in coverage() if args.filter in one.op]
     if args.json:
-        print(json.dumps([asdict(one) for one in found], indent=1))
+        write_json(args.json, json.dumps([asdict(one) for one in found], indent=1))
         return 0
     width = max((len(one.op) for one in found), default=0)
     for one in found:

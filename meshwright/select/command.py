@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import ProblemError
+from meshwright.models.arguments import add_json, check_folder, write_json
 
 if TYPE_CHECKING:
     from meshwright.select.selection import Progress, Selection
@@ -27,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--gap", type=float, default=0.0, help="stop at this proven gap (default 0: optimal)")
     parser.add_argument("--method", default="auto", help="auto, ilp, elimination, beam, recursive, mcmc, mcts or rl")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+    add_json(parser, "the result")
     parser.set_defaults(run=run)
 
 
@@ -38,11 +39,13 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.select.solve import check
 
     began = time.perf_counter()
+    check_folder("--json", args.json)
     check(args.seconds, args.work, args.gap, args.method, args.seed)
     if not Path(args.instance).is_file():
         raise ProblemError(f"no file {args.instance}", "a problem in the contest's JSON form, plain or gzipped")
     problem = load(args.instance)
-    if not args.json:
+    printed = args.json != "-"
+    if printed:
         print(f"{problem.name}: {problem.nodes} nodes, {problem.edges} edges, {len(problem.limits)} rows")
         print(f"{'seconds':>9} {'cost':>18} {'bound':>18} {'gap':>9}  stage")
     selection = solve(
@@ -52,9 +55,12 @@ def run(args: argparse.Namespace) -> int:
         gap=args.gap,
         method=args.method,
         seed=args.seed,
-        on_progress=None if args.json else _print_progress,
+        on_progress=_print_progress if printed else None,
     )
-    print(json.dumps(as_json(selection)) if args.json else _summary(selection))
+    if printed:
+        print(_summary(selection))
+    if args.json:
+        write_json(args.json, json.dumps(as_json(selection)))
     return 0 if selection.feasible else 1
 
 

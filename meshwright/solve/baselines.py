@@ -7,7 +7,6 @@ tensor-parallel degree inside a host, everything kept. The solver does not see t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, collective_s
@@ -18,6 +17,7 @@ from meshwright.price.parameter import Setting
 from meshwright.solve.assemble import assemble
 from meshwright.solve.candidates import allowed_meshes, candidates_on
 from meshwright.solve.intra.space import KnownOps
+from meshwright.solve.pipeline.baselines import Baseline, pipelines
 from meshwright.solve.search import Candidate, Met, anyway, search
 
 AXES = 3
@@ -28,16 +28,7 @@ Way = tuple[str, ...]
 SERVER = "parameter server"
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """One way of running the model. step_s and peak_bytes: None where it does not exist; `why` then says so."""
-
-    name: str
-    pins: tuple[str, ...] = ()
-    step_s: float | None = None
-    peak_bytes: int | None = None
-    fits: bool = False
-    why: str = ""
+__all__ = ["Baseline", "baselines"]
 
 
 def baselines(
@@ -64,7 +55,7 @@ def baselines(
         found.append(best)
     made = assemble(program, cluster, ddp.chain, ddp.frontier) if ddp else None
     found.insert(1, _parameter_server(found[0], made))
-    return found
+    return [*found, *pipelines(program, cluster, setting, limit, cut)]
 
 
 def _candidates(
@@ -105,19 +96,19 @@ def _why(error: PlanError) -> str:
 def _ways(cluster: Cluster) -> Iterator[tuple[str, list[Way] | str]]:
     """By name; or why there is none of this name on the cluster."""
     n = cluster.device_count
-    yield "data parallel (DDP)", [(f"mesh={n}", f"dp={n}", "zero=0")]
+    yield "DDP", [(f"mesh={n}", f"dp={n}", "zero=0")]
     for stage in (1, 2, 3):
-        name = "fully sharded (ZeRO-3)" if stage == 3 else f"ZeRO-{stage}"
+        name = "FSDP (ZeRO-3)" if stage == 3 else f"ZeRO-{stage}"
         yield name, [(f"mesh={n}", f"dp={n}", f"zero={stage}")]
     inner = per_host(cluster)
     hybrid: list[Way] = [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}")] if 1 < inner < n else []
-    yield "hybrid sharded", hybrid or _alone(n, inner, "one host has no others to be whole on")
+    yield "HSDP", hybrid or _alone(n, inner, "one host has no others to be whole on")
     degrees = [size for size in range(2, inner + 1) if n % size == 0 and inner % size == 0]
     none = _alone(n, inner, f"no part of {inner} devices of a host divides all {n}")
-    yield "tensor parallel", [(*_split(n, tp), "zero=0", "sp=off") for tp in degrees] or none
-    yield "tensor + sequence", [(*_split(n, tp), "zero=0", "sp=on") for tp in degrees] or none
+    yield "TP", [(*_split(n, tp), "zero=0", "sp=off") for tp in degrees] or none
+    yield "TP + SP", [(*_split(n, tp), "zero=0", "sp=on") for tp in degrees] or none
     flat = [(*_split(n, tp), "zero=3") for tp in degrees if tp < n]
-    yield "2-D (sharded x tensor)", flat or (f"{n} devices make no two axes of several each" if degrees else none)
+    yield "FSDP + TP", flat or (f"{n} devices make no two axes of several each" if degrees else none)
 
 
 def _alone(n: int, inner: int, otherwise: str) -> str:

@@ -15,6 +15,7 @@ from math import inf
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.solve.bounds import Entry, entries, raised
+from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.refine import refine
@@ -44,6 +45,8 @@ def joint_search(
     """(the fastest plan, `best` where recomputation does not help; a bound on all of them). flat: every segment runs
     forward once, and nothing waits on the host."""
     state = _State(program, budget_bytes, assemble, best, progress, flat)
+    if STOP.asked and best:
+        return best, 0.0
     if best is None:
         state.sweep(candidates)
         state.look_at(list(entries(candidates, budget_bytes, state.known_s)))
@@ -85,7 +88,7 @@ class _State:
     def look_at(self, found: list[Entry]) -> None:
         """Those with the lowest bounds: all of what they have while nothing fits, in a glance then."""
         heapify(found)
-        while found:
+        while found and not (STOP.asked and self.best):
             entry = heappop(found)
             if entry.bound.seconds >= WORTH * self.known_s or (self.best and len(self.bounds) >= MOST_REFINED):
                 self.bounds.append(entry.bound.seconds)
@@ -107,14 +110,14 @@ class _State:
         """The most promising of what was glanced at; of what did not fit, more micro-batches."""
         order = sorted(self.glanced, key=lambda one: (one[0], -one[1].microbatches))
         for _, entry, together in order[:MOST_SETTLED]:
-            if entry.bound.seconds < WORTH * self.known_s:
+            if entry.bound.seconds < WORTH * self.known_s and not (STOP.asked and self.best):
                 together.known_s = self.known_s
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
 
     def refine_best(self) -> None:
         """With backwards in more chunks."""
         best = self.best
-        if best is not None and len(best.stages) == 1 and best.recomputes and not best.order:
+        if best is not None and not STOP.asked and len(best.stages) == 1 and best.recomputes and not best.order:
             last = refine(best, self.program, self.budget_bytes, flat=self.flat)
             self.best = last if last and last.predicted.step_s < best.predicted.step_s else best
 

@@ -24,6 +24,7 @@ from meshwright.solve.anything import any_dearest, any_jointly, any_kept, any_pi
 from meshwright.solve.assemble import assemble, draft
 from meshwright.solve.by_method import ANYWHERE, method_search, pinned_method
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidates
+from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.joint import joint_search
@@ -71,7 +72,7 @@ def make_plan(
     be made again in backward. stage_method: how pipelines' stages are searched for, `auto` or one of the survey's.
     compile: segments are compiled by inductor.
     """
-    with PLANNING:
+    with PLANNING, STOP.heeded():
         warn_of_fallbacks(program)
         return _make_plan(
             program, cluster, model, memory_bytes, optimizer, precision, compile, tuple(pins), max_axes, fit, recompute,
@@ -145,7 +146,8 @@ def _make_plan(
     plan = predicted(plan, program) if len(plan.stages) > 1 or plan.compile else plan
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
-    return _finished(plan.with_prediction(gap=gap if gap > ROUNDING else 0.0), program)
+    gap = 1.0 if STOP.asked else gap if gap > ROUNDING else 0.0  # 1: no bound is known
+    return _finished(plan.with_prediction(gap=gap), program)
 
 
 def _finished(plan: Plan, program: Program) -> Plan:
@@ -190,6 +192,8 @@ class _OneStage:
         """(the fastest that fits, `best` if none is faster; a bound on all of them). must: pins that no mesh allows
         are an error at once."""
         limit_s = best.predicted.step_s if best else float("inf")
+        if STOP.asked and best:
+            return best, limit_s
         budget = self.budget(memory_bytes)
         try:
             found = self.found(budget, limit_s * (1 + SAME))  # one stage is simpler than several

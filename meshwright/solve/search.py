@@ -18,6 +18,7 @@ from math import gcd
 from meshwright.capture.program import Program
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import PlanError
+from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.chain import bound_at, least_s, solve_chain
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
@@ -106,15 +107,15 @@ def search(
     for later in (False, True):
         found = []
         for place, candidate in enumerate(candidates):
-            if candidate.later is later and candidate.microbatches:
+            if candidate.later is later and candidate.microbatches and not (STOP.asked and state.met):
                 try:
                     floors[place] = state.floor(place, candidate)
                     found.append((floors[place], place))
                 except PlanError as error:
                     refused.append(error)
         for floor, place in sorted(found):
-            candidate = candidates[place]
-            if not (first and state.met) and floor < state.reach_s(candidate, candidate.microbatches[0]):
+            candidate, enough = candidates[place], (first or STOP.asked) and state.met
+            if not enough and floor < state.reach_s(candidate, candidate.microbatches[0]):
                 state.look_at(place, candidate)
     if not floors and refused:
         raise refused[0]
@@ -205,6 +206,8 @@ class _State:
     def look_at(self, place: int, candidate: Candidate) -> None:
         """Every number of micro-batches that could be faster."""
         for number in candidate.microbatches:
+            if STOP.asked and self.met:
+                break
             if self.leasts[place].bytes_at(number) > self.budget_bytes:
                 self.tight.add(place)
                 continue

@@ -24,4 +24,4 @@ def test_a_plan_is_short_at_a_prompt_and_in_a_notebook(tmp_path) -> None:  # typ
     plan.report(tmp_path / "plan.html")  # the model that was planned last is known, and so are its layers
     text = (tmp_path / "plan.html").read_text()
     assert '"layers":[{"name":' in text
-    assert "data parallel (DDP)" in text
+    assert '"name":"DDP"' in text

@@ -24,7 +24,7 @@ from meshwright.solve.baselines import Baseline
 from meshwright.solve.plan import make_plan
 
 EVIL = "</script><script>document.title='owned'</script>"
-OTHERS = (Baseline("data parallel (DDP)", (), 0.5, 1 << 20, True), Baseline("hybrid sharded", why="one host"))
+OTHERS = (Baseline("DDP", (), 0.5, 1 << 20, True), Baseline("HSDP", why="one host"))
 
 PRESSES = """<script>
 const chain = document.querySelectorAll(".chain button"), gantt = document.querySelector(".gantt");

@@ -25,6 +25,15 @@ def device_types(ranks: Sequence[RankInfo]) -> tuple[tuple[Device, ...], list[st
     return devices, [names[info.device, info.memory_bytes] for info in ranks], sources
 
 
+def known_name(device: str) -> str | None:
+    """The name of the preset device that torch calls so."""
+    words = device.replace("-", " ").upper().split()
+    found = [name for name in GPUS if all(word in words for word in _family(name))]
+    alike = [name for name in found if ("PCIE" in words) == ("PCIE" in name.upper())] or found
+    sized = [name for name in alike if any(word in name.upper() for word in words if word.endswith("GB"))]
+    return next(iter(sized or alike), None)
+
+
 def _known(info: RankInfo) -> Device | None:
     """The preset device that this one's name contains: `NVIDIA H100 80GB HBM3` is an H100. Of several that differ in
     form or memory, the one with the same form and the nearest memory."""

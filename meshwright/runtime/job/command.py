@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MeshwrightError, RunError, counted
-from meshwright.models.arguments import add_model_arguments, reference_of
+from meshwright.models.arguments import add_json, add_model_arguments, check_reference, reference_of, write_json
 from meshwright.runtime.job.options import AUTO, MUST, check_against, check_joined, check_options, check_places, resumes
 from meshwright.runtime.job.tether import INTERRUPTED
+from meshwright.sizes import parse_bytes
 
 BATCH = 8
 
@@ -65,12 +66,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--precision", choices=("fp32", "bf16", "mixed"), default="fp32", help="when planning now (default fp32)")
     add("--memory", metavar="SIZE", help="limit per device, such as 20GiB, when planning now")
     add("--pin", action="append", default=[], help="a pin, when planning now; see `meshwright plan -h`")
-    add("--json", metavar="FILE", help="write losses, speed, memory and plan as JSON; - for standard output")
+    add_json(parser, "losses, speed, memory and plan")
 
 
 def run(args: argparse.Namespace) -> int:
     from meshwright.runtime.job.launch import stoppable
 
+    check_reference(args)
+    parse_bytes(args.memory)
     if "RANK" in os.environ:
         return _join(args)
     with stoppable():
@@ -208,7 +211,6 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
     from meshwright.capture import Precision, capture
     from meshwright.cluster import load_cluster
     from meshwright.plan import Plan
-    from meshwright.plan.units import parse_bytes
     from meshwright.price.check import check_plan
     from meshwright.solve.plan import make_plan
 
@@ -254,10 +256,7 @@ def _report(args: argparse.Namespace, plan: Plan, found: dict[str, Any]) -> int:
     if args.json:
         figures = {key: found[key] for key in ("losses", "tokens_per_second", "peak_bytes")}
         text = json.dumps(figures | {"plan": json.loads(plan.to_json())})
-        if args.json == "-":
-            print(text)
-        else:
-            Path(args.json).write_text(text + "\n", encoding="utf-8")
+        write_json(args.json, text)
     if args.json != "-":
         ran = f"{counted(len(losses), 'step')} on {counted(plan.world_size, 'process')}"
         print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {ran}")

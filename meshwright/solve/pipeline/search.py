@@ -21,6 +21,7 @@ from meshwright.plan.cutting import batch_cuts, cut_batch
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.simulate import Transfer
+from meshwright.solve.interrupt import STOP
 from meshwright.solve.pipeline.fit import NEARLY, fitted
 from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import Offer, offers, with_levels
@@ -114,9 +115,9 @@ def pipeline_search(
     search.climb(search.counts())
     if search.best is None and known_s == inf:
         search.loosen()
-    elif not first and search.tight():
+    elif not first and not STOP.asked and search.tight():
         search.loosen(again=True)
-    if first and search.best is not None:
+    if (first or STOP.asked) and search.best is not None:
         return search.best, search.bound_s
     search.reorder()
     best = None if search.best is None else route_far_values(search.best, program)
@@ -189,7 +190,7 @@ class _Search:
         first_s = self.try_count(counts[start])
         for way in (1, -1):
             at, worse, known_s = start + way, 0, first_s
-            while 0 <= at < len(counts) and worse < PATIENCE and not (self.first and self.best):
+            while 0 <= at < len(counts) and worse < PATIENCE and not ((self.first or STOP.asked) and self.best):
                 found_s = self.try_count(counts[at])
                 worse = 0 if found_s < worth * known_s or self.known_s == inf else worse + 1
                 known_s = min(known_s, found_s)

@@ -1,0 +1,102 @@
+"""What `meshwright plan` prints: the recommendation, known recipes beside it, details."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.capture.program import Program
+    from meshwright.plan import Plan
+    from meshwright.solve.baselines import Baseline
+
+
+def answer(plan: Plan, program: Program, saved: str | None) -> str:
+    """Three lines, and the command that runs the plan."""
+    from meshwright.explain.recommend import recommendation
+    from meshwright.report.layers import weight_bytes
+    from meshwright.runtime.job.scripts import run_line
+    from meshwright.solve.figures import mfu
+
+    lines = recommendation(plan, weight_bytes(program), mfu(plan, program))
+    first = "" if saved else "add -o plan.json, then "
+    return "\n".join([*lines, f"run it: {first}{run_line(plan, saved or 'plan.json')}"])
+
+
+def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
+    from meshwright.plan.units import show_bytes, show_seconds
+
+    cut = any(text.startswith(("microbatch=", "microbatches=")) for text in plan.pins)
+    number = "in as many micro-batches" if cut else "each at its best number of micro-batches"
+    found = plan.predicted
+    rows = [("this plan", show_seconds(found.step_s), "1.00x", show_bytes(found.peak_bytes), "fits")]
+    for other in others:
+        if other.step_s is None or other.peak_bytes is None:
+            rows.append((other.name, "-", "", "-", f"not possible: {other.why}"))
+            continue
+        ratio = f"{other.step_s / found.step_s:.2f}x" if found.step_s else ""
+        fits = "fits" if other.fits else "does not fit"
+        rows.append((other.name, show_seconds(other.step_s), ratio, show_bytes(other.peak_bytes), fits))
+    wide = [max(len(row[place]) for row in rows) for place in range(4)]
+    lines = [f"recipes people know, by the same prices, {number}:"]
+    for name, seconds, ratio, held, fits in rows:
+        lines.append(f"  {name:<{wide[0]}}  {seconds:>{wide[1]}}  {ratio:>{wide[2]}}  {held:>{wide[3]}}  {fits}")
+    return "\n".join(lines)
+
+
+def details(plan: Plan, program: Program) -> str:
+    from meshwright.explain.describe import describe
+    from meshwright.solve.figures import speed, unserved
+
+    lines = ["details:", describe(plan), speed(plan, program)]
+    return "\n".join([*lines, line] if (line := unserved(program)) else lines)
+
+
+def summary(
+    plan: Plan, program: Program, others: Sequence[Baseline], plan_s: float, capture_s: float
+) -> dict[str, Any]:
+    from meshwright.explain.accuracy import expected_error
+    from meshwright.explain.recommend import limit_bytes
+    from meshwright.explain.words import headline
+    from meshwright.report.layers import weight_bytes
+    from meshwright.rules import served
+    from meshwright.solve.figures import figures
+
+    found, tiers = plan.predicted, served(program)
+    return {
+        "recommendation": headline(plan, weight_bytes(program)),
+        "expected_error": expected_error(plan),
+        "limit_bytes": limit_bytes(plan),
+        "plan_seconds": plan_s,
+        "capture_seconds": capture_s,
+        "optimality_gap": found.gap,
+        "solver_step_seconds": found.step_s,
+        "predicted": figures(plan, program),
+        "mesh": {axis.name: axis.size for axis in plan.stages[0].mesh.axes},
+        "chosen": _chosen(plan),
+        "baselines": [
+            {"name": other.name, "step_seconds": other.step_s, "peak_bytes": other.peak_bytes, "fits": other.fits}
+            | ({"why": other.why} if other.why else {})
+            for other in others
+        ],
+        "fallback_ops": list(tiers["fallback"]),
+        "rule_tiers": {name: list(targets) for name, targets in tiers.items()},
+    }
+
+
+def _chosen(plan: Plan) -> dict[str, Any]:
+    """Degrees by name, of a pipeline its first stage's; and of a pipeline what each stage is."""
+    found: dict[str, Any] = {axis.name: axis.size for axis in plan.stages[0].mesh.axes}
+    found |= {"microbatches": plan.microbatches, "pp": len(plan.groups), "schedule": plan.schedule}
+    if len(plan.stages) > 1:
+        found["bubble"] = plan.predicted.bubble
+        found["stages"] = [
+            {
+                "first": stage.first,
+                "end": stage.end,
+                "mesh": {axis.name: axis.size for axis in stage.mesh.axes},
+                "device": stage.mesh.device.name,
+            }
+            for stage in plan.stages
+        ]
+    return found

@@ -1,0 +1,101 @@
+"""What commands share: options with one meaning everywhere, and mistakes refused before torch is imported."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.errors import ClusterError, ModelError, PlanError
+
+if TYPE_CHECKING:
+    from meshwright.cluster import Cluster
+
+PRECISIONS = {
+    "fp32": "fp32",
+    "float32": "fp32",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "mixed": "mixed",
+    "bf16-mixed": "mixed",
+}
+"""As people write them, and as plans have them."""
+OPTIMIZERS = ("adamw", "momentum", "sgd")
+MOST_PROCESSES = 8
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--global-batch", type=int, default=8, metavar="N", help="samples per step (default 8)")
+    add("--memory", metavar="SIZE", help="limit per device, such as 20GiB; the device's own if absent")
+    add("--optimizer", default="adamw", help=f"{', '.join(OPTIMIZERS)} (default adamw)")
+    add(
+        "--precision",
+        metavar="P",
+        help="mixed (bf16 compute, fp32 weights; default on GPUs), bf16, or fp32 (default on CPUs)",
+    )
+
+
+def check_training(args: argparse.Namespace) -> None:
+    """The model's name, sizes and words, by what can be known without torch."""
+    from meshwright.models.arguments import check_reference
+    from meshwright.sizes import parse_bytes
+
+    check_reference(args)
+    if args.global_batch < 1:
+        raise ModelError(f"--global-batch {args.global_batch}", "at least 1", "give a larger batch")
+    parse_bytes(args.memory)
+    if args.optimizer not in OPTIMIZERS:
+        raise PlanError(f"optimizer {args.optimizer!r}", f"one of {', '.join(OPTIMIZERS)}", "name one of these")
+    if args.precision is not None and args.precision not in PRECISIONS:
+        raise ModelError(f"precision {args.precision!r}", ", ".join(PRECISIONS), "name one of these")
+
+
+def precision_for(args: argparse.Namespace, cluster: Cluster) -> str:
+    """What was asked for; else bf16-mixed on GPUs that compute in it, fp32 elsewhere."""
+    if args.precision is not None:
+        return PRECISIONS[args.precision]
+    return "mixed" if all(one.kind == "cuda" and dict(one.peaks).get("bfloat16") for one in cluster.devices) else "fp32"
+
+
+def cluster_for(name: str | None) -> Cluster:
+    """The named one; else this machine."""
+    from meshwright.cluster import load_cluster
+
+    return load_cluster(name) if name else this_machine()
+
+
+def this_machine() -> Cluster:
+    """Its GPUs where they are of a kind we know, else processes on its cores."""
+    from meshwright.cluster import load_cluster
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not _has_nvidia():
+        return load_cluster(f"local:{min(MOST_PROCESSES, cores)}")
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        return load_cluster(f"local:{min(MOST_PROCESSES, cores)}")
+    return _gpus([torch.cuda.get_device_name(place) for place in range(count)])
+
+
+def _gpus(names: list[str]) -> Cluster:
+    from meshwright.cluster import load_cluster
+    from meshwright.cluster.detect.devices import known_name
+    from meshwright.cluster.hosts import ALIASES
+
+    found = {known_name(name) for name in names}
+    short = [alias for alias, device in ALIASES.items() if device in found]
+    if len(found) != 1 or not short:
+        raise ClusterError(
+            f"this machine has {', '.join(dict.fromkeys(names))}",
+            "GPUs of one kind that is known by name",
+            "measure them with `meshwright cluster detect`, then name the file: --cluster FILE.toml",
+        )
+    return load_cluster(f"{short[0]}:{len(names)}")
+
+
+def _has_nvidia() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))

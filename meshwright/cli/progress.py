@@ -1,0 +1,92 @@
+"""Progress of what takes longer than a second, on standard error: what is being done, the best so far, how long.
+
+On a terminal one line is written over; elsewhere (a log file, a notebook) a line is added at every step and every
+fifteen seconds. Ctrl-C asks the search to stop with what it has; a second Ctrl-C ends the command.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any, TextIO
+
+from meshwright.solve.interrupt import STOP
+
+EVERY_S = {True: 0.25, False: 15.0}
+"""Between lines of a terminal, and elsewhere."""
+AFTER_S = 1.0
+
+
+class Progress:
+    """lines: what the search found, with the seconds it took."""
+
+    def __init__(self, shown: bool, stream: TextIO | None = None) -> None:
+        self.lines: list[tuple[float, str]] = []
+        self._shown, self._stream = shown, stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._start_s, self._said_s = time.perf_counter(), 0.0
+        self._doing, self._best, self._wrote = "", "", False
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._before: Any = None
+
+    def __enter__(self) -> Progress:
+        STOP.asked = False
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._interrupt)
+        if self._shown:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._shown:
+            self._thread.join()
+            self._clear()
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def doing(self, what: str) -> None:
+        self._doing = what
+        if not self._terminal:
+            self._say()
+
+    def found(self, line: str) -> None:
+        """What the search calls for every better plan."""
+        self._best = line
+        self.lines.append((time.perf_counter() - self._start_s, line))
+        if not self._terminal:
+            self._say(between_s=AFTER_S)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if STOP.asked or not STOP.may:
+            raise KeyboardInterrupt
+        STOP.asked = True
+        self._doing = "stopping with the best plan so far (Ctrl-C again: at once)"
+        self._say()
+
+    def _beat(self) -> None:
+        while not self._over.wait(EVERY_S[self._terminal]):
+            self._say()
+
+    def _say(self, between_s: float = 0.0) -> None:
+        passed_s = time.perf_counter() - self._start_s
+        if not self._shown or (self._terminal and passed_s < AFTER_S) or passed_s - self._said_s < between_s:
+            return
+        best = f"; best so far {self._best}" if self._best else ""
+        with self._lock:
+            self._said_s, self._wrote = passed_s, True
+            line = f"{passed_s:5.1f} s  {self._doing}{best}"
+            self._stream.write(f"\r\033[K{line[:160]}" if self._terminal else f"{line}\n")
+            self._stream.flush()
+
+    def _clear(self) -> None:
+        if self._terminal and self._wrote:
+            self._stream.write("\r\033[K")
+            self._stream.flush()

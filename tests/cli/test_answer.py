@@ -1,0 +1,143 @@
+"""What `meshwright plan` answers: the recommendation first, progress on the way, the best so far when stopped."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_models import small_model
+
+import meshwright
+from meshwright.capture import capture
+from meshwright.capture.optimizer import STATES
+from meshwright.capture.precision import PRECISIONS as CAPTURED
+from meshwright.cli import COMMANDS, main
+from meshwright.cli.options import OPTIMIZERS, PRECISIONS, precision_for
+from meshwright.cli.progress import Progress
+from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
+from meshwright.sizes import parse_bytes
+from meshwright.solve.interrupt import STOP
+from meshwright.solve.plan import make_plan
+
+SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
+
+
+def test_the_recommendation_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, found = str(tmp_path / "plan.json"), str(tmp_path / "summary.json")
+    words = ["plan", SMALL, "--cluster", "local:2", "--pin", "dp=2", "--pin", "zero=3", "--pin", "pp=1", "-o", path]
+    assert main([*words, "--json", found]) == 0
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert lines[0].startswith("gpt?layers=1")
+    assert "on 2 x cpu: FSDP (ZeRO-3) over 2" in lines[0]
+    assert lines[1].startswith("step ")
+    assert "tokens/s" in lines[1]
+    assert "no step was measured on cpu" in lines[1]
+    assert lines[2].startswith("memory ")
+    assert lines[3].startswith("run it: meshwright train ")
+    assert lines[5].startswith("recipes people know")
+    assert "capturing" in shown.err
+    assert json.loads(Path(found).read_text())["recommendation"].startswith("FSDP (ZeRO-3) over 2")
+    assert main([*words, "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert len(shown.out.splitlines()) == 5
+
+
+def test_stopped_by_ctrl_c_it_gives_the_best_so_far() -> None:
+    program, cluster = capture(*small_model("gpt")), load_cluster("local:4")
+    found: list[str] = []
+
+    def ask(line: str) -> None:
+        found.append(line)
+        STOP.asked = True
+
+    try:
+        stopped = make_plan(program, cluster, progress=ask)
+    finally:
+        STOP.asked = False
+    whole = make_plan(program, cluster)
+    assert len(found) == 1
+    assert stopped.predicted.gap == 1.0  # no bound was proven
+    assert whole.predicted.gap < 1.0
+    assert stopped.predicted.step_s >= whole.predicted.step_s
+
+
+def test_progress_is_written_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    with Progress(True, stream) as progress:
+        progress.doing("capturing")
+        progress.found("4 x 2: 1 s")
+    assert "capturing" in stream.getvalue()
+    assert progress.lines[0][1] == "4 x 2: 1 s"
+
+
+MISTAKES = [
+    (["plan", "gtp"], "did you mean gpt?"),
+    (["plan", "gpt", "--set", "layer=2"], "did you mean layers?"),
+    (["plan", "gpt", "--memory", "80"], "write 80GiB if you mean gibibytes"),
+    (["plan", "gpt", "--precision", "fp8"], "fp32, float32, bf16"),
+    (["plan", "gpt", "--optimizer", "lion"], "adamw"),
+    (["plan", "nothere.py:model"], "check the path"),
+    (["train", "gtp"], "did you mean gpt?"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES)
+def test_mistakes_are_refused_before_torch_is_there(words: list[str], said: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = subprocess.run([sys.executable, "-m", "meshwright", *words], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert found.returncode == 2
+    assert said in found.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
+
+
+def test_a_cluster_that_is_not_known_needs_no_torch() -> None:
+    script = "import sys; from meshwright.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    words = ["plan", "gpt", "--cluster", "moon"]
+    found = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
+    assert "'moon'" in found.stderr
+
+
+def test_version_and_words_agree_with_what_they_stand_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"meshwright {meshwright.__version__}\n"
+    assert set(OPTIMIZERS) == set(STATES)
+    assert set(PRECISIONS.values()) == set(CAPTURED)
+
+
+def test_gpus_compute_in_mixed_precision_unless_told() -> None:
+    from argparse import Namespace
+
+    asked = Namespace(precision=None)
+    assert precision_for(asked, load_cluster("h100:8")) == "mixed"
+    assert precision_for(asked, load_cluster("local:2")) == "fp32"
+    assert precision_for(Namespace(precision="bf16-mixed"), load_cluster("local:2")) == "mixed"
+
+
+@pytest.mark.parametrize("given", ["80", 80, "80.5"])
+def test_bare_numbers_are_refused_with_what_was_probably_meant(given: str | int) -> None:
+    with pytest.raises(PlanError, match=r"without a unit(.|\n)*write 80(\.5)?GiB"):
+        parse_bytes(given)
+    assert parse_bytes("80GiB") == 80 << 30
+    assert parse_bytes(1 << 33) == 1 << 33
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    if "--json" in shown:
+        assert "--json [FILE]" in shown
