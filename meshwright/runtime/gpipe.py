@@ -18,9 +18,10 @@ from meshwright.cluster import Device, load_cluster
 from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint, Plan
 from meshwright.plan.cutting import cut_batch, nearest
-from meshwright.runtime.fit import one_device_mesh, this_device
+from meshwright.runtime.fit import this_device
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory.plan import one_device_plan
+from meshwright.solve.one_device import one_device_cluster, one_device_mesh
 from meshwright.solve.pipeline.balance import balanced_cuts
 from meshwright.solve.pipeline.by_hand import cut_stages, priced_on, recomputing
 from meshwright.solve.plan import make_plan
@@ -193,7 +194,9 @@ def _inner(
 ) -> Plan:
     """One partition's plan for all segments: whole on one device, or replicated over a data-parallel axis."""
     if replicas == 1:
-        whole = one_device_plan(program, one_device_mesh(device), optimizer=optimizer, precision=precision)
+        whole = one_device_plan(
+            program, one_device_mesh(one_device_cluster(device)), optimizer=optimizer, precision=precision
+        )
         return replace(whole, microbatches=microbatches, cluster=device.name)
     found = make_plan(
         program,
