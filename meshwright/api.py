@@ -29,8 +29,8 @@ def plan(
     allow: str | Iterable[str] = (),
 ) -> Plan:
     """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`); `batch` may be on the meta device. `compile`:
-    segments run compiled by inductor; they are priced as eager so far. `allow`: answers to lines of the model that ask
-    for a tensor's value, `"file.py:12=False"`, which are refused otherwise; the plan holds them as `answers`."""
+    segments run compiled by inductor, and are priced so. `allow`: answers to lines of the model that ask for a tensor's
+    value, `"file.py:12=False"`, which are refused otherwise; the plan holds them as `answers`."""
     return plan_model(
         model,
         batch,

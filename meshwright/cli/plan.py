@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
         "mean plans of one stage, unless pp is pinned too",
     )
     add("--stage-method", default="auto", metavar="M", help="for stages: auto, beam, recursive, mcmc, mcts or rl")
-    add("--compile", action="store_true", help="run compiled by inductor; priced as eager so far")
+    add("--compile", action="store_true", help="run compiled by inductor, and price it so")
     add("--upgrade", metavar="OLD", help="read a plan file of schema 2, write it to -o")
     add("-o", "--output", metavar="FILE", help="write the plan here")
     add("--report", metavar="FILE", help="write the plan as a page (HTML, one file, no network)")
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
         stopped = STOP.asked
         quick = stopped or (args.quiet and not args.json and not args.report)
-        given = args.optimizer, args.precision, plan.memory_bytes, plan.pins
+        given = args.optimizer, args.precision, plan.memory_bytes, plan.pins, plan.compile
         others = [] if quick else baselines(program, cluster, *given)
     _write(args, plan, program, others, progress.lines)
     if args.json != "-":

@@ -25,6 +25,8 @@ def _device_costs(
     """Costs of a stage's segments, their pieces, and seconds of what each makes again, hosts aside."""
     stage, micro = plan.stages[number], plan.microbatches
     pieces = stage_pieces(plan, program, number)
+    if plan.compile and exact:
+        return _compiled_costs(plan, program, number, pieces)
     choices = [plan.choice(index) for index in stage.segments]
     if not exact and all(choice == bare(choice) for choice in choices):
         return [piece.cost(micro) for piece in pieces], pieces, [0.0] * len(pieces)
@@ -47,6 +49,29 @@ def _device_costs(
         found.append(piece.cost(micro, options, kept))
         again.append(max(0.0, kept.seconds - options[0].seconds))
     return found, pieces, again
+
+
+def _compiled_costs(
+    plan: Plan, program: Program, number: int, pieces: list[Piece]
+) -> tuple[list[SegmentCost], list[Piece], list[float]]:
+    """`_device_costs` of segments that run compiled: seconds of their traced pairs, which have what they make again."""
+    stage, found, traced = plan.stages[number], [], []
+    for index, piece in zip(stage.segments, pieces, strict=True):
+        kept, whole = way_of(plan, program, stage, index), way_of(plan, program, stage, index, whole=True)
+        traced.append(piece.traced(kept))
+        cost, recomputes = traced[-1].cost(plan.microbatches), bool(plan.choice(index).recompute)
+        again_s = min(max(0.0, kept.seconds - whole.seconds), traced[-1].point.backward_input_s) if recomputes else 0.0
+        made = replace(
+            cost,
+            backward_input_s=cost.backward_input_s - again_s,
+            recompute_s=again_s,
+            resident_bytes=kept.resident_bytes,
+            forward_transient_bytes=kept.forward_transient_bytes + piece.gathered,
+            backward_transient_bytes=kept.backward_transient_bytes + piece.gathered,
+            restored_bytes=max(0, whole.resident_bytes - kept.resident_bytes),
+        )
+        found.append(made)
+    return found, traced, [0.0] * len(found)
 
 
 def _hosted(costs: list[SegmentCost], pieces: list[Piece], again_s: list[float]) -> list[SegmentCost]:
@@ -88,6 +113,8 @@ def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = T
 
 def _smaller(plan: Plan, smaller: Plan, program: Program, number: int, exact: bool) -> list[SegmentCost]:
     """Costs of a stage's segments in the last micro-batch: what they make again takes as much less as their forward."""
+    if plan.compile and exact:
+        return _smaller_compiled(plan, smaller, program, number)
     full, _, again = _device_costs(plan, program, number, exact)
     pieces, costs, less = stage_pieces(smaller, program, number), [], []
     for other, piece, more_s in zip(full, pieces, again, strict=True):
@@ -103,3 +130,20 @@ def _smaller(plan: Plan, smaller: Plan, program: Program, number: int, exact: bo
         )
         costs.append(made)
     return _hosted(costs, pieces, less)
+
+
+def _smaller_compiled(plan: Plan, smaller: Plan, program: Program, number: int) -> list[SegmentCost]:
+    """Seconds of pairs that are traced at the smaller size; bytes are those of the others."""
+    full, _, _ = _device_costs(plan, program, number, True)
+    less, pieces, again = _device_costs(smaller, program, number, True)
+    costs = [
+        replace(
+            other,
+            forward_s=own.forward_s,
+            backward_input_s=own.backward_input_s,
+            backward_weight_s=own.backward_weight_s,
+            recompute_s=own.recompute_s,
+        )
+        for other, own in zip(full, less, strict=True)
+    ]
+    return _hosted(costs, pieces, again)

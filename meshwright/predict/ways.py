@@ -46,7 +46,7 @@ def model_of(program: Program) -> str:
 def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) -> list[tuple[Kept, ...]]:
     """Of each of the stage's segments, from keeping all to making all again. few: of those that keep all, the first."""
     mesh = stage.mesh
-    costs, traced = NodeCosts(mesh.device, False, mesh), traced_for(mesh.device)
+    costs, traced = NodeCosts(mesh.device, plan.compile, mesh), traced_for(mesh.device)
     found = []
     for index in stage.segments:
         choice = bare(plan.choice(index))
@@ -59,20 +59,22 @@ def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) ->
     return found
 
 
-def way_of(plan: Plan, program: Program, stage: Stage, index: int) -> Kept:
-    """The way that a Choice of the plan asks for, be it no point of its segment's curve."""
+def way_of(plan: Plan, program: Program, stage: Stage, index: int, whole: bool = False) -> Kept:
+    """The way that a Choice of the plan asks for, be it no point of its segment's curve. whole: with everything kept
+    that autograd keeps."""
     mesh, choice = stage.mesh, plan.choice(index)
+    choice = bare(choice) if whole else choice
     key = _as_sharded(plan, program, stage, index, choice)
     if key not in _known:
         joint = traced_for(mesh.device)(sharded_segment(program, plan, index, plan.microbatch))
-        _remember(key, (cut_way(joint, NodeCosts(mesh.device, False, mesh), choice.recompute, choice.keep),))
+        _remember(key, (cut_way(joint, NodeCosts(mesh.device, plan.compile, mesh), choice.recompute, choice.keep),))
     return _known[key][0]
 
 
 def _as_sharded(plan: Plan, program: Program, stage: Stage, index: int, choice: Choice) -> tuple[object, ...]:
     """What a segment's traced pair depends on."""
     commons = tuple(plan.common_layouts(program, index).items())
-    where = (stage.mesh.axes, stage.mesh.device)
+    where = (stage.mesh.axes, stage.mesh.device, plan.compile)
     return model_of(program), plan.microbatch, where, str(choice), commons, program.segments[index].scalars
 
 

@@ -7,14 +7,16 @@ tensor-parallel degree inside a host, everything kept. The solver does not see t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, collective_s
 from meshwright.cluster.enumerate import per_host
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
+from meshwright.predict import predict, predicted
 from meshwright.price.parameter import Setting
-from meshwright.solve.assemble import assemble
+from meshwright.solve.assemble import draft
 from meshwright.solve.candidates import allowed_meshes, candidates_on
 from meshwright.solve.intra.space import KnownOps
 from meshwright.solve.pipeline.baselines import Baseline, pipelines
@@ -38,9 +40,10 @@ def baselines(
     precision: str = "fp32",
     memory_bytes: int | None = None,
     pins: tuple[str, ...] = (),
+    compile: bool = False,
 ) -> list[Baseline]:
     """pins: of a plan beside which they are shown; the number of micro-batches among them holds for all."""
-    setting, limit = Setting(optimizer, precision), _limit(cluster, memory_bytes)
+    setting, limit = Setting(optimizer, precision, compile=compile), _limit(cluster, memory_bytes)
     cut = tuple(text for text in pins if text.startswith(("microbatch=", "microbatches=")))
     ops: KnownOps = {}
     found: list[Baseline] = []
@@ -51,11 +54,22 @@ def baselines(
             continue
         searched = {way: _candidates(program, cluster, (*way, *cut), setting, ops) for way in ways}
         best, met = _best(name, searched, limit)
+        if met is not None and (compile or cluster.device_count == 1):
+            plan = replace(draft(program, cluster, met.chain, met.frontier), compile=compile)
+            best = _traced(best, plan, program, limit)
         ddp = ddp if found else met
         found.append(best)
-    made = assemble(program, cluster, ddp.chain, ddp.frontier) if ddp else None
+    made = (
+        predicted(replace(draft(program, cluster, ddp.chain, ddp.frontier), compile=compile), program) if ddp else None
+    )
     found.insert(1, _parameter_server(found[0], made))
     return [*found, *pipelines(program, cluster, setting, limit, cut)]
+
+
+def _traced(baseline: Baseline, plan: Plan, program: Program, limit: int) -> Baseline:
+    """Priced as such plans are: by traced pairs."""
+    found = predict(plan, program)
+    return replace(baseline, step_s=found.step_s, peak_bytes=found.peak_bytes, fits=found.peak_bytes <= limit)
 
 
 def _candidates(

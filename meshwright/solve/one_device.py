@@ -23,6 +23,7 @@ from meshwright.price.parameter import Setting
 from meshwright.remat.curve import fastest_way
 from meshwright.remat.traced import traced_for
 from meshwright.solve.candidates import candidates_on
+from meshwright.solve.interrupt import STOP
 from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.methods import FIXED
 from meshwright.solve.memory.plan import one_device_plan
@@ -35,7 +36,7 @@ LOSS, LOSS_BYTES = 0.02, 400 << 20
 LESS_ROOM = 3
 """Searches with less memory where what was found takes more than the search counted."""
 
-SETTLED = ("microbatch", "microbatches")
+SETTLED = ("microbatch", "microbatches", "zero", "sp")
 TRIVIAL = ("mesh=1", "dp=1", "tp=1", "pp=1")
 """Pins that leave nothing open on one device."""
 
@@ -157,8 +158,8 @@ class _Search:
         tight: list[int] = []
         for number in self.numbers:
             floor_s = self.floor_s(number)
-            if best is not None and floor_s >= best.predicted.step_s:
-                break  # more are no faster
+            if best is not None and (STOP.asked or floor_s >= best.predicted.step_s):
+                break  # more are no faster, or somebody wants the best so far
             plan = self._within(number, nest=number == 1)
             if plan is None:
                 tight.append(number)
@@ -174,7 +175,7 @@ class _Search:
         if best is None:
             return None
         gap = 1 - min(bounds, default=0.0) / best.predicted.step_s if best.predicted.step_s else 0.0
-        return best.with_prediction(gap=max(0.0, gap))
+        return best.with_prediction(gap=1.0 if STOP.asked else max(0.0, gap))  # 1: no bound is known
 
     def _faster(self, best: Plan | None, plan: Plan) -> Plan:
         if best is not None and plan.predicted.step_s >= best.predicted.step_s * (1 - SAME):

@@ -24,6 +24,7 @@ from meshwright.solve.anything import any_dearest, any_jointly, any_kept, any_pi
 from meshwright.solve.assemble import assemble, draft
 from meshwright.solve.by_method import ANYWHERE, method_search, pinned_method
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidates
+from meshwright.solve.compiled import compiled_plan
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
@@ -70,14 +71,23 @@ def make_plan(
     `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`. fit: refuse where none fits;
     otherwise the fastest of the most micro-batches is the answer then. recompute: where memory binds, activations may
     be made again in backward. stage_method: how pipelines' stages are searched for, `auto` or one of the survey's.
-    compile: segments are compiled by inductor.
+    compile: segments are compiled by inductor, and priced so.
     """
+    texts = tuple(pins)
+
+    def search(memory: int | None, compile: bool = False) -> Plan:
+        return _make_plan(
+            program, cluster, model, memory, optimizer, precision, compile, texts, max_axes, fit, recompute, progress,
+            stage_method,
+        )  # fmt: skip
+
     with PLANNING, STOP.heeded():
         warn_of_fallbacks(program)
-        return _make_plan(
-            program, cluster, model, memory_bytes, optimizer, precision, compile, tuple(pins), max_axes, fit, recompute,
-            progress, stage_method,
-        )  # fmt: skip
+        if not compile or cluster.device_count == 1:
+            return search(memory_bytes, compile)
+        check_words(texts, cluster)
+        method = pinned_method(texts)[0] if recompute else "keep"
+        return compiled_plan(search, program, memory_bytes, _budget(cluster, memory_bytes), method)
 
 
 def _make_plan(
@@ -143,7 +153,7 @@ def _make_plan(
             segments = len(program.segments)
             raise no_pipeline(asked, cluster, budget, lambda: least_pipeline(in_stages, budget, segments))
         raise whole.refusal(memory_bytes, () if alone or cluster.device_count < 2 else (in_stages,))
-    plan = predicted(plan, program) if len(plan.stages) > 1 or plan.compile else plan
+    plan = predicted(plan, program) if len(plan.stages) > 1 else plan
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
     gap = 1.0 if STOP.asked else gap if gap > ROUNDING else 0.0  # 1: no bound is known
@@ -164,6 +174,11 @@ def _name(cluster: Cluster) -> str:
     preset = preset_named(cluster.name)
     changed = preset is not None and preset.device_names() != cluster.device_names()
     return f"{cluster.name} (changed)" if changed else cluster.name
+
+
+def _budget(cluster: Cluster, memory_bytes: int | None) -> int:
+    usable = cluster.mesh((cluster.device_count,)).device.usable_bytes
+    return min(memory_bytes or usable, usable)
 
 
 class _OneStage:
@@ -245,8 +260,7 @@ class _OneStage:
         return replace(draft(self.program, self.cluster, chain, frontier), **self.given)
 
     def budget(self, memory_bytes: int | None) -> int:
-        usable = self.cluster.mesh((self.cluster.device_count,)).device.usable_bytes
-        return min(memory_bytes or usable, usable)
+        return _budget(self.cluster, memory_bytes)
 
     def anyway(self) -> tuple[Chain, Frontier] | None:
         """The fastest of the most micro-batches, whether it fits or not."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from meshwright.capture.program import Program
 from meshwright.plan import FrontierPoint, Plan, Prediction
 from meshwright.predict.fast import quick_prediction
-from meshwright.predict.one_stage import gradients_of
-from meshwright.predict.pieces import stage_pieces
+from meshwright.predict.one_stage import gradients_of, is_traced
+from meshwright.predict.pieces import Piece, stage_pieces
 from meshwright.predict.ways import bare, with_choices
 from meshwright.remat.curve import Kept
 from meshwright.remat.inner import CHUNKS
@@ -35,12 +35,14 @@ def keeping_all(plan: Plan, program: Program) -> list[FrontierPoint]:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What each segment of a sharded plan may keep, and its point when it does. gathered: bytes of weights beside."""
+    """What each segment of a sharded plan may keep, and its point when it does. gathered: bytes of weights beside.
+    traced: where seconds are those of traced pairs, the segments' prices."""
 
     points: list[FrontierPoint]
     gathered: list[int]
     curves: Curves
     gradients: tuple[int, ...]
+    traced: list[Piece] | None = None
 
     @classmethod
     def of(cls, plan: Plan, program: Program, chunks: tuple[int, ...] = CHUNKS) -> Ways:
@@ -50,7 +52,8 @@ class Ways:
         pieces = stage_pieces(kept, program, 0)
         points, gathered = [piece.point for piece in pieces], [piece.gathered for piece in pieces]
         made = gradients_of(plan, program) if plan.microbatches == 1 else [0] * len(pieces)
-        return cls(points, gathered, curves(program, kept, plan.mesh.device, chunks=chunks), tuple(made))
+        found = curves(program, kept, plan.mesh.device, fused=plan.compile, chunks=chunks)
+        return cls(points, gathered, found, tuple(made), pieces if is_traced(plan) else None)
 
     def picked(self, plan: Plan) -> list[Kept]:
         """The ways that a plan's choices name."""
@@ -79,6 +82,8 @@ class Ways:
     def point(self, index: int, kept: Kept) -> FrontierPoint:
         point, found = self.points[index], self.beside_weights(index, kept)
         more_s = max(0.0, kept.seconds - self.curves.options[index][0].seconds)
+        if self.traced is not None:
+            point, more_s = self.traced[index].traced(kept).point, 0.0
         more_host_s = point.forward_host_s * (more_s / point.forward_s if point.forward_s else 0.0)
         return replace(
             point,
@@ -87,7 +92,7 @@ class Ways:
             ),
             backward_input_s=point.backward_input_s + more_s,
             backward_host_s=point.backward_host_s + more_host_s,
-            departures=1 if kept.chunks > 1 else point.departures,
+            departures=1 if kept.chunks > 1 or self.curves.fused else point.departures,
             resident_bytes=found.resident_bytes,
             forward_transient_bytes=found.forward_transient_bytes,
             backward_transient_bytes=found.backward_transient_bytes,

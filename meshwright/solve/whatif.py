@@ -25,6 +25,7 @@ def what_if(plan: Plan, program: Program, pins: Iterable[str], cluster: str | Cl
         memory_bytes=plan.memory_bytes,
         optimizer=plan.optimizer,
         precision=plan.precision,
+        compile=plan.compile,
         pins=changed_pins(plan.pins, pins),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from meshwright.capture.program import Program
@@ -11,6 +11,7 @@ from meshwright.cluster import Cluster
 from meshwright.cluster.enumerate import per_host
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
+from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.solve.pipeline.pins import pipeline_pins
 from meshwright.solve.pipeline.search import pipeline_search
@@ -79,7 +80,8 @@ def _best(
         except PlanError as error:
             why = error.given
             continue
-        met += [(way, plan)] if plan else []
+        if plan is not None:
+            met.append((way, predicted(replace(plan, compile=True), program) if setting.compile else plan))
     if not met:
         return Baseline(name, ways[0], why=why)
     fitting = [one for one in met if one[1].predicted.peak_bytes <= limit]
