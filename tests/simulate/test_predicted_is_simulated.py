@@ -14,6 +14,7 @@ from small_models import small_model
 from bench import planning
 from meshwright.capture import capture
 from meshwright.capture.program import Program
+from meshwright.cli import plan as plan_command
 from meshwright.cluster import load_cluster, presets
 from meshwright.cluster.device_table import GPUS
 from meshwright.errors import PlanError
@@ -22,7 +23,6 @@ from meshwright.plan import Plan
 from meshwright.predict import one_stage, predict
 from meshwright.remat.away import Copies
 from meshwright.schedule import ORDERS
-from meshwright.cli import plan as plan_command
 from meshwright.solve.memory.curves import Curves
 from meshwright.solve.memory.methods import order_by
 from meshwright.solve.one_device import fit_curves
