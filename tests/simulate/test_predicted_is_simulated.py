@@ -44,8 +44,7 @@ WAYS = (
     ("pp=2", "zero=2", "microbatch=2"),
     ("pp=2", "recompute=keep", "microbatch=4"),
 )
-DEVICES = ("cpu", "H200-SXM-141GB")
-"""Of which some are not here: planning needs none."""
+H200 = "H200-SXM-141GB"
 
 
 @cache
@@ -125,9 +124,9 @@ def curves_of(name: str, device: str, compiled: bool, microbatches: int) -> Curv
     return fit_curves(program_of(name), here, compile=compiled, microbatches=microbatches)
 
 
-def check_drawn(data: st.DataObject, name: str, devices: Sequence[str]) -> None:
+def check_drawn(data: st.DataObject, name: str, devices: Sequence[str], numbers: Sequence[int]) -> None:
     """A plan of one device whose segments run in any of their ways, offloading among them, or in a nested order."""
-    device, compiled, number = data.draw(st.tuples(st.sampled_from(devices), st.booleans(), st.sampled_from((1, 2, 3))))
+    device, compiled, number = data.draw(st.tuples(st.sampled_from(devices), st.booleans(), st.sampled_from(numbers)))
     found, program = curves_of(name, device, compiled, number), program_of(name)
     method = data.draw(st.sampled_from(("drawn", "sqrt", "nested")))
     if method == "drawn":
@@ -147,22 +146,22 @@ def check_drawn(data: st.DataObject, name: str, devices: Sequence[str]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 def test_any_way_to_save_memory_takes_what_was_predicted(data: st.DataObject) -> None:
-    check_drawn(data, "llama", DEVICES)
+    check_drawn(data, "llama", (H200,), (1, 2))
 
 
 @pytest.mark.full
 @given(st.data(), st.sampled_from(("gpt", "llama", "resnet")))
 @settings(max_examples=150, deadline=None)
 def test_any_way_on_any_device(data: st.DataObject, name: str) -> None:
-    check_drawn(data, name, ("cpu", *GPUS))
+    check_drawn(data, name, ("cpu", *GPUS), (1,) if name == "resnet" else (1, 2, 3))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_nested_plans_have_the_calls_of_the_host(compiled: bool) -> None:
     """Small work on a GPU waits for its host: every run of a segment is asked for, and what runs twice is so twice."""
-    program, found = program_of("llama"), curves_of("llama", "H200-SXM-141GB", compiled, 1)
+    program, found = program_of("llama"), curves_of("llama", H200, compiled, 1)
     flat = found.written([options[0] for options in found.options], None, 0.0)
     order = order_by(found.chained(), "sqrt", 0)
     assert order is not None
@@ -179,7 +178,7 @@ def test_nested_plans_have_the_calls_of_the_host(compiled: bool) -> None:
 
 def test_values_on_the_host_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies there and back run beside compute; what does not hide is waited for, once each way."""
-    program, device = program_of("gpt"), GPUS["H200-SXM-141GB"].device
+    program, device = program_of("gpt"), GPUS[H200].device
     found = fit_curves(program, device)
     ways = [options[0] for options in found.options]
     ways[1] = next(kept for kept in found.away[1] if kept.away_bytes)
