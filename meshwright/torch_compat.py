@@ -6,6 +6,7 @@ Supported: torch 2.11 to 2.13.
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -79,7 +80,20 @@ def trace_joint(function: Callable[..., Any], inputs: list[Tensor], mode: Abstra
     """The ATen graph of `function(*inputs)`, calls to `torch.autograd.grad` inside it included."""
     # Recurrent layers are written out in plain ops: the fused CPU kernel's backward cannot be run from a trace.
     with mode, _without_onednn():
-        return make_fx(function)(*inputs)
+        return with_real_statistics(make_fx(function)(*inputs))
+
+
+def with_real_statistics(traced: GraphModule) -> GraphModule:
+    """Attention on a CPU keeps its logarithms of sums in double where queries are; torch 2.11's fake says in single."""
+    for node in traced.graph.nodes:
+        if "_scaled_dot_product_flash_attention_for_cpu.default" not in str(node.target):
+            continue
+        out, statistic = node.meta["val"]
+        node.meta["val"] = (out, statistic.to(torch.promote_types(statistic.dtype, out.dtype)))
+        for part in node.users:
+            if part.target is operator.getitem and part.args[1] == 1:
+                part.meta["val"] = node.meta["val"][1]
+    return traced
 
 
 def mutating(traced: GraphModule) -> list[str]:

@@ -362,3 +362,25 @@ def test_the_allocator_takes_expandable_segments(monkeypatch: pytest.MonkeyPatch
     assert torch_compat.expandable_segments()
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     assert not torch_compat.expandable_segments()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_traced_attention_on_a_cpu_keeps_what_the_kernel_keeps(dtype: torch.dtype) -> None:
+    """torch 2.11's fake kernel says float32 of doubles too; planned bytes would be short."""
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+    def run(q: Tensor) -> list[Tensor]:
+        return list(attention(q, q, q))
+
+    real = run(torch.randn(2, 3, 4, 8, dtype=dtype))
+    mode = torch_compat.fake_mode()
+    traced = torch_compat.trace_joint(run, [torch_compat.fake_tensor((2, 3, 4, 8), dtype, mode)], mode)
+    call = next(node for node in traced.graph.nodes if node.target is attention)
+    assert [value.dtype for value in call.meta["val"]] == [value.dtype for value in real]
+    call.meta["val"] = (call.meta["val"][0], call.meta["val"][1].float())  # as torch 2.11 has it
+    for node in torch_compat.with_real_statistics(traced).graph.nodes:
+        parts = node.meta.get("val", ())
+        for found in parts if isinstance(parts, tuple) else ():
+            assert found.dtype == dtype
+    part = next(node for node in traced.graph.nodes if node.args[1:] == (1,))
+    assert part.meta["val"].dtype == dtype

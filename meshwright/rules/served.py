@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 from meshwright.capture.program import Program
 from meshwright.errors import RuleWarning
 from meshwright.rules.resolve import tier
 from meshwright.rules.rule import TIERS, Tier
+
+PACKAGE = __name__.partition(".")[0]
 
 
 def served(program: Program) -> dict[Tier, tuple[str, ...]]:
@@ -27,4 +30,12 @@ def warn_of_fallbacks(program: Program) -> None:
             f"no rule was found for {', '.join(targets)}: run alike on every device, which is right but never faster; "
             "mw.register_rule gives an op a rule"
         )
-        warnings.warn(text, RuleWarning, stacklevel=4)
+        warnings.warn(text, RuleWarning, stacklevel=_callers())
+
+
+def _callers() -> int:
+    """How many frames up, counted from the caller of this, the first is that is not the package's own."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == PACKAGE:
+        frame, level = frame.f_back, level + 1
+    return level
