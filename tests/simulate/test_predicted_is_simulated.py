@@ -114,8 +114,10 @@ def test_plans_of_the_planning_bench_take_what_was_predicted(case: str) -> None:
     parser = argparse.ArgumentParser()
     plan_command.add_parser(parser.add_subparsers())
     args = parser.parse_args(["plan", *planning.CASES[case][0]])
-    program = capture(*reference_of(args).meta(args.global_batch), precision=args.precision)
-    check(make_plan(program, load_cluster(args.cluster), precision=args.precision, pins=args.pin), program)
+    cluster = load_cluster(args.cluster)
+    precision = plan_command.precision_for(args, cluster)
+    program = capture(*reference_of(args).meta(args.global_batch), precision=precision)
+    check(make_plan(program, cluster, precision=precision, pins=args.pin), program)
 
 
 @cache
