@@ -34,10 +34,11 @@ def lies_last(graph: SegmentGraph) -> bool:
     them so, and those whose channels are convolved one by one."""
     shapes = _convolved(graph)
     alone = bool(shapes) and all(len(image) == 4 and weight[1] in (1, image[1]) for image, weight in shapes)
-    floats = [value.type.itemsize for value in graph.inputs if value.type.is_float]
     if alone and any(image[1] != weight[1] == 1 for image, weight in shapes):
         return True
-    return bool(floats) and max(floats) == 2 and (alone or holds_images(graph))
+    made = [value for op in graph.ops for value in op.results]
+    floats = [value.type.itemsize for value in (*graph.inputs, *made) if value.type.is_float]
+    return bool(floats) and min(floats) == 2 and (alone or holds_images(graph))
 
 
 def _convolved(graph: SegmentGraph) -> list[list[tuple[object, ...]]]:

@@ -205,6 +205,13 @@ def _depthwise(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
     return Sample(_bytes(x), lambda: F.conv2d(x, weight, None, 1, 1, 1, x.shape[1]), (x, weight))
 
 
+def _depthwise_last(n: int, dtype: torch.dtype, device: torch.device) -> Sample:
+    """Of images that lie channels last, by the window that models of such images have."""
+    x = _image(n, dtype, device, channels=96).detach().to(memory_format=torch.channels_last).requires_grad_()
+    weight = _randn(device, dtype, x.shape[1], 1, 7, 7, grad=True)
+    return Sample(_bytes(x) * 49 // 9, lambda: F.conv2d(x, weight, None, 1, 3, 1, x.shape[1]), (x, weight))
+
+
 KERNELS: dict[str, Make] = {
     "add": _add,
     "multiply": _multiply,
@@ -228,11 +235,12 @@ KERNELS: dict[str, Make] = {
     "avg_pool": _on_image(lambda x: F.avg_pool2d(x, 3, 1, 1)),
     "squared_error": _squared,
     "depthwise": _depthwise,
+    "depthwise_last": _depthwise_last,
 }
 """Kernels bound by memory. Work is bytes read and written for elementwise ones, else bytes of the main operand."""
 
 
-SLOW = frozenset({"sort", "topk", "avg_pool", "max_pool", "depthwise"})
+SLOW = frozenset({"sort", "topk", "avg_pool", "max_pool", "depthwise", "depthwise_last"})
 """Kernels so slow that the largest size would take long, and tell nothing new."""
 MORE = {"embedding": (3 << 20, 13 << 18)}
 """Sizes beside those of all: up to 3072 rows a lookup's backward goes through them one by one, beyond it sorts them."""

@@ -90,11 +90,9 @@ def _convolution_side_s(call: Call, side: str, lies_last: bool) -> float:
     groups = max(1, x.shape[1] // weight.shape[1])
     if groups > 1 and groups == x.shape[1]:  # each channel by itself; both gradients were measured as one
         work = bytes_of([swept]) * prod(weight.shape[2:]) / 9
-        return (
-            call.on.kernel_s("depthwise.forward", dtype, work)
-            if side == "forward"
-            else (call.on.kernel_s("depthwise.backward", dtype, work) / 2)
-        )
+        name = "depthwise_last" if lies_last and "depthwise_last.forward" in call.on.tables.kernels else "depthwise"
+        both_s = call.on.kernel_s(f"{name}.{'forward' if side == 'forward' else 'backward'}", dtype, work)
+        return both_s if side == "forward" else both_s / 2
     image, wide = max(1, prod(swept.shape[2:])), prod(x.shape[2:])
     sizes = (swept.shape[0], image, weight.shape[1], weight.shape[0], prod(weight.shape[2:]), max(image, wide), groups)
     seconds = call.on.channels_last_s if lies_last else call.on.convolution_s
