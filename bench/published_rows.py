@@ -9,7 +9,7 @@ from functools import lru_cache
 from published_frameworks import Habits, habits_of
 
 from meshwright.cluster import Cluster
-from meshwright.cluster.device import Device
+from meshwright.cluster.device import Achievable, Device
 from meshwright.cluster.hosts import ALIASES, HOSTS
 from meshwright.cluster.presets import devices_of
 from meshwright.cluster.tree import Group, Member
@@ -119,6 +119,8 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
     recomputed = _numbers(row.get("stage_recompute_layers")) if recompute == "partial" else ()
     recompute = {"partial": "none", "selective": habits.selective}.get(recompute, recompute)
     precision = PRECISIONS.get(row.get("precision") or "bf16")
+    if precision == "fp8" and "rowwise" in note:
+        precision = "fp8-rows"
     if precision is None:
         raise NotModelledError(f"precision {row.get('precision')}")
     given = Configuration(
@@ -162,7 +164,7 @@ def balanced(model: Transformer, pp: int) -> tuple[int, ...]:
     head = model.vocab * model.hidden / layer
     each, found, left = (model.layers + head) / pp, [], model.layers
     for stage in range(pp - 1):
-        count = min(left - (pp - 2 - stage), max(1, round(each * (stage + 1)) - sum(found)))
+        count = min(left - (pp - 2 - stage), max(1, int(each * (stage + 1) + 0.5) - sum(found)))
         found.append(count)
         left -= count
     return (*found, left)
@@ -216,7 +218,7 @@ def _at_clock(device: Device, mhz: float) -> Device:
         raise NotModelledError(f"clocks of {device.name} locked at {mhz:g} MHz, of an unknown nominal clock")
     peaks = tuple((dtype, rate * mhz / nominal) for dtype, rate in device.peaks)
     reached = tuple(replace(one, fraction=LOCKED) if one.kind == "matmul" else one for one in device.achievable)
-    return replace(device, peaks=peaks, achievable=reached)
+    return replace(device, peaks=peaks, achievable=(*reached, Achievable("sustained", 1.0)))
 
 
 def device_name(gpu: str) -> str:

@@ -69,16 +69,17 @@ class DeviceProfile:
     """
 
     __slots__ = (
-        *("_measured", "_memory", "_memory_reach", "_peaks", "_ratios", "_reach", "_sustained", "_tiled"),
+        *("_faster", "_measured", "_memory", "_memory_reach", "_peaks", "_ratios", "_reach", "_sustained", "_tiled"),
         *("bandwidth", "host_scale", "memo", "tables"),
     )
 
     def __init__(
         self, tables: Tables, peaks: Mapping[str, float], bandwidth: float, launch_s: float, memory: float,
-        reach: float, measured: MeasuredKernels | None = None, sustained: float = 1.0,
+        reach: float, measured: MeasuredKernels | None = None, sustained: float = 0.0, attention: float = 0.0,
     ) -> None:  # fmt: skip
         """memory: achieved bandwidth over that of the tables' device; reach: likewise for fractions of peak. sustained:
-        what products keep of their speed in long steps, beyond what the tables say of clocks under load."""
+        what products keep of their speed in long steps, by the tables if 0. attention: the fraction of peak that causal
+        attention of many long heads reaches forward, by the tables if 0."""
         self.tables, self.bandwidth, self._measured = tables, bandwidth, measured
         self._peaks, self._memory, self._reach, self._sustained = peaks, memory, reach, sustained
         # Fractions of the nominal bandwidth: what a copy reaches of it here, over what it reached there.
@@ -86,6 +87,11 @@ class DeviceProfile:
         self.host_scale = launch_s / tables.launch_s if tables.launch_s else 0.0
         self._ratios: dict[tuple[str, str], Scatter] = {}
         self._tiled: dict[tuple[str, str], Grid] = {}
+        self._faster = 1.0
+        if attention:
+            sizes = ("bfloat16" if "bfloat16" in peaks else "float16", 2, *_MANY_HEADS)
+            flops = 2.0 * _MANY_HEADS[0] * _MANY_HEADS[1] ** 2 * _MANY_HEADS[3]
+            self._faster = attention * self._peak(sizes[0]) * self.attention_s("causal", "forward", *sizes) / flops
         self.memo: dict[object, object] = {}
         """For those who price: what was worked out already."""
 
@@ -166,12 +172,12 @@ class DeviceProfile:
         """`heads`: of all samples, `groups` of them share a key and a value; window: how many keys a query sees."""
         found_s = self._measured and self._measured.attention_s(dtype, heads, queries, keys, width, groups, window)
         if found_s and side == "forward" and variant in ("causal", "grouped"):
-            return found_s
+            return found_s / self._faster
         sizes = (dtype, itemsize, heads, queries, keys, width)
         table_s = self._table_attention_s(variant, side, *sizes)
         if not found_s:
-            return table_s
-        return found_s * table_s / self._table_attention_s("causal", "forward", *sizes)
+            return table_s / self._faster
+        return found_s * table_s / self._table_attention_s("causal", "forward", *sizes) / self._faster
 
     def mixture_s(
         self,
@@ -249,14 +255,16 @@ class DeviceProfile:
     def steady(self, dtype: str, rate: float) -> tuple[float, float]:
         """How much longer products take than alone, and what moves memory, in a step of so many FLOP/s: of those that
         large ones reach alone, it is the share of its time that they would need."""
+        if self._sustained:
+            return 1.0 / self._sustained, 1.0
         name = _table_dtype(dtype)
         table = self.tables.steady.get(name)
         if not table:
-            return 1.0 / self._sustained, 1.0
+            return 1.0, 1.0
         reached = self.tables.reached[name] * self._peak(dtype) / _peak_of(self.tables.peaks, dtype) * self._reach
         shares, *columns = zip(*table, strict=True)
         products, moves = (float(np.interp(rate / reached, shares, column)) for column in columns)
-        return products / self._sustained, moves
+        return products, moves
 
     def host(self, name: str, dtype: str = "float32", pair: bool = False) -> tuple[float, float]:
         """Host seconds of asking for an op, forward and backward, in the midst of a step.
@@ -307,6 +315,9 @@ _LIKE = {
     "dispatch_many": "dispatch",
 }
 """Host figures that not all tables have, and which stands for them there."""
+
+_MANY_HEADS = (128, 2048, 2048, 128)
+"""Heads, queries, keys and width of the attention that a device's own fraction is told of."""
 
 _MOST_APART = 4.0
 """How much longer or shorter a layout may take than the measured one, by the tables of another device."""

@@ -358,8 +358,14 @@ def profile_of(device: Device, library: bool = False) -> DeviceProfile:
         memory=copied / found.reached["copy"],
         reach=1.0 if measured and not measured.is_secondary else device.achievable_fraction("matmul") / best,
         measured=measured,
-        sustained=device.achievable_fraction("sustained"),
+        sustained=_own(device, "sustained"),
+        attention=_own(device, "attention"),
     )
+
+
+def _own(device: Device, kind: str) -> float:
+    """A fraction that the device's own profile names; 0 where it does not."""
+    return next((entry.fraction for entry in device.achievable if entry.kind == kind), 0.0)
 
 
 def _measured(device: Device, library: bool) -> MeasuredKernels | None:

@@ -10,7 +10,7 @@ from meshwright.configuration.transformer import Transformer
 from meshwright.errors import PlanError
 from meshwright.pins.pins import pin_parts
 
-PRECISIONS = ("fp32", "tf32", "mixed", "fp16", "fp8")
+PRECISIONS = ("fp32", "tf32", "mixed", "fp16", "fp8", "fp8-rows")
 RECOMPUTE = ("none", "selective", "ops", "full")
 ATTENTION = ("flash", "flash2", "unfused")
 CONTEXT = ("ring", "all_gather", "all_to_all")
@@ -23,7 +23,8 @@ class Configuration:
 
     zero: 0 to 3. sp: sequence parallelism beside tp. recompute: nothing, the core of attention (`selective`), all but
     attention and every second product (`ops`), whole layers (`full`). precision: `mixed` computes in bfloat16 and
-    stores float32; `fp16` likewise in float16; `fp8` runs linear layers in float8. attention: `flash2` is
+    stores float32; `fp16` likewise in float16; `fp8` runs linear layers in
+    float8 with one scale a tensor, `fp8-rows` with one a row, found while it runs. attention: `flash2` is
     FlashAttention-2, where `flash` is what was measured of the device. reduce: dtype of the gradients' reduction;
     gradients: that in which they are held until the step; loss: that of the logits in the loss. gathers: how often
     ZeRO-3 gathers a layer for each micro-batch, 3 where recomputation does so by itself (DeepSpeed). overlap: which

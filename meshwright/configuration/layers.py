@@ -61,7 +61,8 @@ class Layers:
         inside = self._gathered(block, block.norm(x, model.rms))
         made = self._experts(block, inside) if routed else self._mlp(block, inside, model.ffn)
         self._joined(block, x, made)
-        if self.given.precision == "fp8":
+        if self.given.precision.startswith("fp8"):
+            block.by_row = self.given.precision == "fp8-rows"
             block.narrow = {i for i, op in enumerate(block.ops) if op.target == "aten.linear.default"}
         return block
 
@@ -164,7 +165,12 @@ class Layers:
         )
         if not self.given.fused:
             scores = block.pointwise("mul.Tensor", scores, block.value(seq, seq, grad=False))
-        weights = block.call("aten.softmax.int", (scores, -1), heads, seq, seq)
+        # One kernel that scales, masks and normalises rows moves as much memory as an activation, and keeps as much.
+        weights = (
+            block.pointwise("sigmoid.default", scores)
+            if self.given.fused
+            else block.call("aten.softmax.int", (scores, -1), heads, seq, seq)
+        )
         if self.model.attention_dropout:
             weights = block.dropout(weights)
         block.call("aten.bmm.default", (weights, block.value(heads, seq, size)), heads, seq, size)
