@@ -68,6 +68,10 @@ def scores(found: Sequence[Scored], not_modelled: Sequence[str], impossible: Seq
         "memory_bias": _mean(memory),
         "not_modelled": list(not_modelled),
         "impossible": list(impossible),
+        "steps": [[one.published_s, one.step_s] for one in timed],
+        "memory": [
+            [float(one.row["peak_mem_GB"]), one.peak_bytes / 1e9] for one in found if one.row.get("peak_mem_GB")
+        ],
     }
 
 
