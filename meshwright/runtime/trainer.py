@@ -35,6 +35,7 @@ from meshwright.runtime.weights.gathering import Forward, Gathering
 from meshwright.runtime.weights.optimizers import expect_optimizer
 from meshwright.runtime.weights.sources import Weights, weights_of
 from meshwright.runtime.weights.stepping import Stepping
+from meshwright.runtime.weights.unchanged import Unchanged
 from meshwright.runtime.world import check_alike, check_device, join_world
 from meshwright.schedule.of_plan import forward_only
 from meshwright.torch_compat import fake_mode, fake_tensor
@@ -114,6 +115,8 @@ class Trainer:
         self._gathering = Gathering(self._adopted, self.plan, self.program, self.device, self.model)
         self.model.forward = Forward(self.model, self._gathering, caster(self.device, self.plan.precision))
         self._stepping.hand_over(cuts)
+        self._trained = [(stored[p.name], p) for p in self.program.parameters if p.name in stored]
+        self._unchanged = self._gathering.unchanged = Unchanged(weights.model)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Those that live on this rank's stage; each lives on one."""
@@ -219,6 +222,8 @@ class Trainer:
     def step(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """Forward and backward; returns the loss of the global batch. `batch`: this rank's slice, or the whole."""
         self._check_call("trainer.step")
+        self._unchanged.check()
+        frozen = self._frozen()
         self._stepping.before()
         run = self._run_for(batch, global_batch)
         with torch.no_grad(), self.watch.during(f"step {self.steps}"), explained(run.ranges, run.batches, batch):
@@ -227,10 +232,26 @@ class Trainer:
             loss = run.interpreter.run(run.instructions, parts, random)
         self._last = run.interpreter
         self._adopted.take_buffers(self._interpreter.buffers)
+        for parameter, gradient in frozen:
+            parameter.grad = gradient
         self._stepping.after()
         self.steps += 1
         vars(loss)["backward"] = _no_backward
         return loss
+
+    def _frozen(self) -> list[tuple[nn.Parameter, Tensor | None]]:
+        """Parameters that were frozen since, whose gradients stay as they are; refuses such as were frozen before."""
+        found = []
+        for parameter, planned in self._trained:
+            if parameter.requires_grad and not planned.trainable:
+                raise RunError(
+                    f"{planned.name} requires a gradient, and did not when it was planned",
+                    "parameters that were planned to be trained",
+                    "call requires_grad_() first, then plan",
+                )
+            if planned.trainable and not parameter.requires_grad:
+                found.append((parameter, parameter.grad))
+        return found
 
     def evaluate(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """The loss of a batch as the model in eval mode has it; changes nothing."""

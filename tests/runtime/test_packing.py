@@ -30,10 +30,10 @@ class Convolutions(nn.Module):
         return found
 
 
-def model_and_batch() -> tuple[nn.Module, torch.Tensor]:
+def model_and_batch() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     model = Convolutions().double().to(memory_format=torch.channels_last)
-    return model, torch.randn(4, 4, 6, 6, dtype=torch.float64)
+    return model, {"x": torch.randn(4, 4, 6, 6, dtype=torch.float64)}
 
 
 def steps(rank: int, plan_json: bytes, holes: bool) -> dict[str, list[torch.Tensor]]:
@@ -60,7 +60,7 @@ def eager() -> dict[str, list[torch.Tensor]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     found: dict[str, list[torch.Tensor]] = {name: [] for name, _ in model.named_parameters()}
     for _ in range(2):
-        model(batch).backward()
+        model(**batch).backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
             found[name].append(parameter.grad.clone())

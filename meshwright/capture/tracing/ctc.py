@@ -31,9 +31,13 @@ def ctc(
     loss, table = torch.ops.aten._ctc_loss.Tensor(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
     )
-    whole = table.new_zeros(table.shape[0], table.shape[1], 2 * targets.shape[1] + 1)
-    whole[:, :, : table.shape[2]] = table
-    return loss, whole
+    width = 2 * targets.shape[1] + 1
+    steps, places = (torch.arange(count, device=table.device) for count in (table.shape[1], width))
+    # The kernel leaves memory as it is where a sample has no more steps or targets.
+    filled = (steps < input_lengths.to(table.device)[:, None])[:, :, None]
+    filled = filled & (places < 2 * target_lengths.to(table.device)[:, None] + 1)[:, None, :]
+    whole = torch.nn.functional.pad(table, (0, width - table.shape[2]))
+    return loss, torch.where(filled, whole, torch.zeros_like(whole))
 
 
 @torch.library.custom_op("meshwright::ctc_backward", mutates_args=())

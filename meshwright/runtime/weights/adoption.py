@@ -7,7 +7,7 @@ A Parameter object cannot become a DTensor, so the places in the modules that ho
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ class Adopted:
         for old in olds.values():
             forget(old)
         self.put_stored()
-        model.register_load_state_dict_pre_hook(_cutting(self.names, cuts, set(self.elsewhere)))  # type: ignore[no-untyped-call]
+        model.register_load_state_dict_pre_hook(_Cutting(self.names, cuts, set(self.elsewhere)))  # type: ignore[no-untyped-call]
 
     def put_stored(self) -> None:
         """Every place holds what this rank stores."""
@@ -205,18 +205,38 @@ def forget(old: Tensor) -> None:
         old.data = old.data.new_empty(0)
 
 
-def _cutting(names: Mapping[str, tuple[str, ...]], cuts: Mapping[str, Cut], elsewhere: set[str]) -> Callable[..., None]:
+class _Cutting:
     """A hook that lets `load_state_dict` take whole plain tensors; those of other stages are left out."""
 
-    def hook(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        for name, key in _keys(names, prefix):
-            found = state.get(key)
-            if name in elsewhere:
-                state.pop(key, None)
-            elif isinstance(found, Tensor) and not isinstance(found, DTensor) and found.shape == cuts[name].like.shape:
-                state[key] = cuts[name].piece(found)
+    def __init__(self, names: Mapping[str, tuple[str, ...]], cuts: Mapping[str, Cut], elsewhere: set[str]) -> None:
+        self.names, self.cuts, self.elsewhere = names, cuts, elsewhere
 
-    return hook
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> _Cutting:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise not_pickled()
+
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name, key in _keys(self.names, prefix):
+            found: Any = state.get(key)
+            cut = self.cuts.get(name)
+            if name in self.elsewhere:
+                state.pop(key, None)
+            elif cut is not None and _is_plain(found) and found.shape == cut.like.shape:
+                state[key] = cut.piece(found)
+
+
+def _is_plain(found: Any) -> bool:
+    return isinstance(found, Tensor) and not isinstance(found, DTensor)
+
+
+def not_pickled() -> RunError:
+    return RunError(
+        "an adopted model is pickled (torch.save(model), or sent to another process)",
+        "its weights: a state_dict, or a checkpoint",
+        "save model.state_dict() inside `with trainer.gathered() as model:`, or call mw.save or mw.export",
+    )
 
 
 def _keys(names: Mapping[str, Iterable[str]], prefix: str) -> Iterator[tuple[str, str]]:

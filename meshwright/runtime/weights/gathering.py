@@ -7,7 +7,7 @@ root's. A forward holds the root's parameters and those of one unit at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import update_wrapper
 from types import MethodType
 from typing import Any
@@ -16,11 +16,13 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from meshwright.capture.program import Program
 from meshwright.errors import RunError
 from meshwright.plan import Plan
-from meshwright.runtime.weights.adoption import Adopted
+from meshwright.runtime.weights.adoption import Adopted, not_pickled
+from meshwright.runtime.weights.unchanged import Unchanged
 from meshwright.runtime.weights.whole import whole
 from meshwright.torch_compat import writes_seen
 
@@ -32,6 +34,7 @@ class Gathering:
         """model: the user's, all of what was adopted or a part of it."""
         self.adopted, self.plan, self.program, self.device, self.model = adopted, plan, program, device, model
         self.open = False
+        self.unchanged: Unchanged | None = None
         self._types = {p.name: (p.type.sizes, getattr(torch, p.type.dtype)) for p in program.parameters}
         self._units = _units(adopted)
 
@@ -146,7 +149,7 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
 class Forward:
     """Stands in an adopted model for its forward: outputs without gradients, from weights gathered layer by layer.
 
-    A copy of the model has its own forward again. own: that of the model.
+    A copy of the model has its own forward again (`CopiedForward`). own: that of the model.
     """
 
     def __init__(self, model: nn.Module, gathering: Gathering, cast: Callable[[Any], Any]) -> None:
@@ -159,7 +162,10 @@ class Forward:
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
         function = getattr(self.own, "__func__", None)
         copied = memo.get(self._model_id)
-        return self.own if function is None or copied is None else MethodType(function, copied)
+        return self.own if function is None or copied is None else CopiedForward(MethodType(function, copied))
+
+    def __reduce__(self) -> Any:
+        raise not_pickled()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         gathering = self._gathering()
@@ -167,6 +173,10 @@ class Forward:
             raise RunError(
                 "the forward of a model whose trainer is gone", "the trainer that adopted it", "keep the trainer"
             )
+        with gathering.unchanged.during_forward() if gathering.unchanged else nullcontext():
+            return self._outputs(gathering, args, kwargs)
+
+    def _outputs(self, gathering: Gathering, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if gathering.open:
             return self.own(*args, **kwargs)
         if torch.is_grad_enabled():
@@ -186,3 +196,48 @@ class Forward:
                 "layers that only they themselves read",
                 "use `with trainer.gathered() as model:`",
             ) from error
+
+
+class CopiedForward:
+    """The forward of a copy of an adopted model (an average of weights): on its own weights, whole while it runs."""
+
+    def __init__(self, own: MethodType) -> None:
+        self.own = own
+        update_wrapper(self, own)
+
+    @property
+    def __self__(self) -> Any:
+        """As of a method."""
+        return self.own.__self__
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
+        copied = memo.get(id(self.own.__self__))
+        return self if copied is None else CopiedForward(MethodType(self.own.__func__, copied))
+
+    def __reduce__(self) -> Any:
+        raise not_pickled()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model: Any = self.own.__self__
+        held = [
+            (module, leaf, parameter)
+            for module in model.modules()
+            for leaf, parameter in module._parameters.items()
+            if isinstance(parameter, DTensor)
+        ]
+        if held and torch.is_grad_enabled():
+            raise RunError(
+                "the forward of a copy of a model that mw.parallelize has adopted, with gradients enabled",
+                "outputs of a copy, without gradients",
+                "call it under torch.no_grad(); a copy is trained by a trainer of its own (mw.parallelize)",
+            )
+        wholes: dict[int, nn.Parameter] = {}
+        try:
+            for module, leaf, parameter in held:
+                if id(parameter) not in wholes:
+                    wholes[id(parameter)] = nn.Parameter(whole(parameter.detach()), requires_grad=False)
+                module._parameters[leaf] = wholes[id(parameter)]
+            return self.own(*args, **kwargs)
+        finally:
+            for module, leaf, parameter in held:
+                module._parameters[leaf] = parameter

@@ -1,0 +1,88 @@
+"""What a plan was captured with and a user may change afterwards: modes, members and plain attributes of modules.
+
+A step runs the captured Program. `model.eval()`, a layer that is replaced or `dropout.p = 0.2` would change nothing and
+say nothing: they are noticed before the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from meshwright.errors import RunError
+
+_PLAIN = (bool, int, float, str)
+
+
+class Unchanged:
+    """Looks at every module before every step: one comparison of tuples each, for identical objects no more."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._named = list(model.named_modules())
+        self._held: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
+        self._members: list[tuple[nn.Module | None, ...]] = []
+        self.note()
+
+    @contextmanager
+    def during_forward(self) -> Iterator[None]:
+        """What the model's own forward changes is expected from then on; what was changed before is not."""
+        before = [dict(vars(module)) for _, module in self._named]
+        yield
+        for (_, module), (held, _), old in zip(self._named, self._held, before, strict=True):
+            held.update({key: new for key, new in vars(module).items() if key in held and old.get(key) is not new})
+        self._held = [(held, tuple(held.values())) for held, _ in self._held]
+
+    def note(self) -> None:
+        """From now on, what is there now is expected."""
+        self._held = [(dict(vars(module)), tuple(vars(module).values())) for _, module in self._named]
+        self._members = [tuple(module._modules.values()) for _, module in self._named]
+
+    def check(self) -> None:
+        noticed = False
+        for (name, module), (held, values), members in zip(self._named, self._held, self._members, strict=True):
+            if tuple(module._modules.values()) != members:
+                raise _changed(
+                    f"the members of {_module(name)} were replaced since mw.parallelize",
+                    "make the change first, then plan and call mw.parallelize",
+                )
+            if not _alike(tuple(vars(module).values()), values):
+                self._look(name, module, held)
+                noticed = True
+        if noticed:
+            self.note()
+
+    def _look(self, name: str, module: nn.Module, held: dict[str, Any]) -> None:
+        """Refuses a plain value that is another one; objects that were replaced are not looked into."""
+        for key, before in held.items():
+            now = vars(module).get(key)
+            if now is before or not (isinstance(before, _PLAIN) and isinstance(now, _PLAIN)) or now == before:
+                continue
+            if key == "training":
+                called, wanted = ("model.train()", "eval") if now else ("model.eval()", "train")
+                raise _changed(
+                    f"{_module(name)} is in {'train' if now else 'eval'} mode, but was planned in {wanted} mode",
+                    f"call model.{wanted}() before trainer.step, or plan after {called}; trainer(batch), "
+                    "trainer.predict and trainer.evaluate are in eval mode by themselves",
+                )
+            raise _changed(
+                f"{key!r} of {_module(name)} was {before!r} when it was planned and is {now!r}",
+                "plan again after the change; what changes from step to step is an entry of the batch or a buffer",
+            )
+
+
+def _alike(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    try:
+        return now == before
+    except Exception:  # of objects that cannot be compared, such as tensors
+        return False
+
+
+def _module(name: str) -> str:
+    return f"module {name!r}" if name else "the model"
+
+
+def _changed(given: str, todo: str) -> RunError:
+    return RunError(given, "a model that computes what was planned", todo)

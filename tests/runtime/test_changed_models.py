@@ -1,0 +1,182 @@
+"""A model that is changed after mw.parallelize: followed as plain PyTorch does, or refused before the next step."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import meshwright as mw
+from meshwright.errors import ModelError, RunError
+
+LOSS = nn.CrossEntropyLoss()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.0)
+        self.last, self.scale, self.longest = nn.Linear(16, 3), 1.0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.drop(torch.relu(self.norm(self.first(x))))) * self.scale
+        if not self.training:
+            self.longest = max(self.longest, x.shape[0])
+        return found
+
+
+def model() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randn(8, 6), torch.randint(0, 3, (8,))) for _ in range(3)]
+
+
+def adopted() -> tuple[Net, mw.Trainer]:
+    own = model()
+    return own, mw.parallelize(own, mw.plan(own, batches()[0], loss=LOSS, cluster="local:1"), LOSS)
+
+
+def freeze(own: Net) -> None:
+    own.first.requires_grad_(False)
+
+
+def losses(own: Net, step: Callable[[tuple[Tensor, Tensor]], Tensor], after: Callable[[Net], Any]) -> list[float]:
+    """One step, a change, and two more. after: what is changed."""
+    optimizer, found = torch.optim.AdamW(own.parameters(), lr=1e-2), []
+    for number, batch in enumerate(batches()):
+        optimizer.zero_grad()
+        found.append(step(batch).item())
+        optimizer.step()
+        if number == 0:
+            after(own)
+    return found
+
+
+def test_parameters_that_are_frozen_later_are_not_trained() -> None:
+    plain = model()
+
+    def eager(batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss: Tensor = LOSS(plain(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    own, trainer = adopted()
+    assert losses(own, trainer.step, freeze) == pytest.approx(losses(plain, eager, freeze), rel=1e-5)
+
+
+def test_parameters_that_were_frozen_stay_so() -> None:
+    own = model()
+    freeze(own)
+    trainer = mw.parallelize(own, mw.plan(own, batches()[0], loss=LOSS, cluster="local:1"), LOSS)
+    trainer.step(batches()[0])
+    own.first.requires_grad_(True)
+    with pytest.raises(RunError, match=r"first\.weight requires a gradient, and did not"):
+        trainer.step(batches()[0])
+
+
+def replace_head(own: Net) -> None:
+    own.last = nn.Linear(16, 3)
+
+
+def set_dropout(own: Net) -> None:
+    own.drop.p = 0.5
+
+
+def set_scale(own: Net) -> None:
+    own.scale = 2.0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (nn.Module.eval, "the model is in eval mode, but was planned in train mode"),
+        (lambda own: own.norm.eval(), "module 'norm' is in eval mode"),
+        (replace_head, "the members of the model were replaced"),
+        (set_dropout, "'p' of module 'drop' was 0.0 when it was planned and is 0.5"),
+        (set_scale, "'scale' of the model was 1.0"),
+    ],
+)
+def test_what_a_step_would_not_see_is_refused(change: Callable[[Net], Any], words: str) -> None:
+    own, trainer = adopted()
+    trainer.step(batches()[0])
+    change(own)
+    with torch.no_grad():
+        own(batches()[0][0])  # whatever its forward changes, this is not among it
+    with pytest.raises(RunError, match=words):
+        trainer.step(batches()[0])
+
+
+def test_validation_in_between_and_other_attributes_are_no_change() -> None:
+    own, trainer = adopted()
+    own.note = torch.zeros(3)  # type: ignore[assignment]
+    trainer.step(batches()[0])
+    own.eval()
+    trainer(batches()[0])
+    own.train()
+    own.note = torch.ones(3)  # type: ignore[assignment]
+    trainer.step(batches()[0])
+    assert own.longest == 8
+
+
+def test_an_average_of_an_adopted_model_gives_outputs() -> None:
+    found = []
+    for planned in (False, True):
+        own, trainer = adopted() if planned else (model(), None)
+        average = AveragedModel(own, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        optimizer = torch.optim.AdamW(own.parameters(), lr=1e-2)
+        for batch in batches():
+            optimizer.zero_grad()
+            if trainer is None:
+                LOSS(own(batch[0]), batch[1]).backward()
+            else:
+                trainer.step(batch)
+            optimizer.step()
+            average.update_parameters(own)
+        average.eval()
+        with torch.no_grad():
+            found.append(copy.deepcopy(average)(batches()[0][0]))
+    torch.testing.assert_close(found[1], found[0])
+    with pytest.raises(RunError, match="of a copy of a model"):
+        average(batches()[0][0])
+
+
+def test_an_adopted_model_is_not_pickled() -> None:
+    own, trainer = adopted()
+    with pytest.raises(RunError, match=r"save model\.state_dict"):
+        torch.save(own, io.BytesIO())
+    assert trainer.step(batches()[0])
+
+
+def wrapped(kind: str) -> nn.Module:
+    if kind == "compiled":
+        return torch.compile(model(), backend="eager")  # type: ignore[return-value]
+    if kind == "data parallel":
+        return nn.DataParallel(model())
+    own = model()
+    fully_shard(own.first)
+    return own
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("compiled", "OptimizedModule.*\n.*\n.*compile=True"),
+        ("data parallel", "DataParallel.*\n.*\n.*`model.module`"),
+        ("sharded", "'first' of the model is wrapped by torch's FSDPModule"),
+    ],
+)
+def test_wrappers_of_torch_are_named(kind: str, words: str) -> None:
+    adopted()  # there is a process group
+    with pytest.raises(ModelError, match=words):
+        mw.plan(wrapped(kind), batches()[0], loss=LOSS, cluster="local:1")
