@@ -1,6 +1,6 @@
 """The command line: a thin face over the public API. A command's module is imported only when it is called.
 
-Exit codes: 0 done; 2 refused, with what was given,
+Exit codes: 0 done; 1 a check failed (`doctor`) or nothing fits (`fits`); 2 refused, with what was given,
 what was expected and what to do; 130 stopped by Ctrl-C (`plan` has then given its best so far); 141 nobody reads on.
 """
 
@@ -18,6 +18,7 @@ from meshwright.errors import MeshwrightError
 COMMANDS = {
     "plan": ("meshwright.cli.plan", "find the fastest plan that fits, and show what others would cost"),
     "price": ("meshwright.cli.price", "show what a given configuration costs, without search"),
+    "fits": ("meshwright.cli.fits", "say on which GPUs a model can be trained, by which recipe, how fast"),
     "explain": ("meshwright.cli.explain", "explain a plan, a part of it, or how two plans differ"),
     "compare": ("meshwright.cli.compare", "show two plans, beside each other"),
     "simulate": ("meshwright.cli.simulate", "play a plan with predicted durations and show where time goes"),
@@ -30,8 +31,10 @@ COMMANDS = {
     "calibrate": ("meshwright.cluster.calibrate.command", "measure this machine's device and write its profile"),
     "rules": ("meshwright.rules.command", "list the sharding rules"),
     "solve": ("meshwright.select.command", "solve a selection problem from a file"),
+    "doctor": ("meshwright.cli.doctor", "say what is installed, what will work here and what will not"),
+    "completion": ("meshwright.cli.completion", "print a completion script for bash, zsh or fish"),
 }
-EXITS = "exit codes: 0 done, 2 refused, 130 stopped by Ctrl-C, 141 nobody reads on"
+EXITS = "exit codes: 0 done, 1 a check failed, 2 refused, 130 stopped by Ctrl-C, 141 nobody reads on"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,6 +77,7 @@ def _main(arguments: list[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:  # argparse takes names only where they stand together
         parsed.names = [*parsed.names, *more]
+    parsed.parsers = lambda: {name: parser_for(name) for name in COMMANDS}
     return int(parsed.run(parsed))
 
 

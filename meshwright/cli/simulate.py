@@ -12,6 +12,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--trace", metavar="FILE", help="write what runs when as a trace for ui.perfetto.dev, gzipped if named .gz"
     )
+    parser.add_argument(
+        "--memory-snapshot",
+        metavar="FILE",
+        help="write what is held when as a memory snapshot (pickle) for pytorch.org/memory_viz",
+    )
     parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
     parser.add_argument("--wait", action="store_true", help="wait for every reduction instead of computing beside it")
     parser.set_defaults(run=run)
@@ -24,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.solve.simulated import simulate_plan
 
     check_folder("--trace", args.trace)
+    check_folder("--memory-snapshot", args.memory_snapshot)
     plan = Plan.load(args.plan)
     program = program_of(plan, args.plan, args.model)
     timeline = simulate_plan(plan, program, overlap=not args.wait)
@@ -31,4 +37,9 @@ def run(args: argparse.Namespace) -> int:
     if args.trace:
         timeline.trace(args.trace)
         print(f"trace written to {args.trace}; open it at ui.perfetto.dev")
+    if args.memory_snapshot:
+        from meshwright.simulate.snapshot import write_snapshot
+
+        write_snapshot(timeline, args.memory_snapshot, [segment.name for segment in program.segments])
+        print(f"snapshot written to {args.memory_snapshot}; open it at pytorch.org/memory_viz")
     return 0

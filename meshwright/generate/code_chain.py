@@ -7,6 +7,8 @@ from itertools import count
 from textwrap import wrap
 
 from meshwright.capture.program import Program, SegmentGraph, Value
+from meshwright.cluster import load_cluster
+from meshwright.errors import ClusterError
 from meshwright.layout import I, Layout
 from meshwright.plan import Plan
 from meshwright.plan.stages import stage_commons
@@ -33,6 +35,7 @@ def header(plan: Plan, modules: list[str], alone: int | None = None) -> str:
         f"{mesh_name(plan, number)} = cluster.mesh({stage.mesh.sizes}, {stage.mesh.names}, ranks={stage.mesh.ranks})"
         for number, stage in enumerate(plan.stages)
     ]
+    system = "" if plan.stages[0].mesh.device.kind == "cpu" else "import os\n\n"
     extra = "import torch.distributed as dist\n" if several else ""
     hand = "from meshwright.generate.hand_over import hand_over\n" if several else ""
     runs = f"{plan.world_size} ranks run"
@@ -46,7 +49,7 @@ its gradient takes the dual path. `loss(batch, stored, buffers)` is the whole: t
 shards of the parameters, and the buffers.
 """
 
-import torch
+{system}import torch
 {extra}
 {imports}
 from meshwright.cluster import load_cluster
@@ -54,13 +57,28 @@ from meshwright.cluster import load_cluster
 from meshwright.layout.convert import convert as convert_layout
 
 aten = torch.ops.aten
-cluster = load_cluster("local:{plan.world_size}")
+cluster = load_cluster("{_cluster(plan)}")
 {chr(10).join(meshes)}
-device = torch.device("cpu")
+device = {_device(plan)}
 
 
 def convert(x, source, target, mesh, **options):
     return convert_layout(x, Layout.parse(source), Layout.parse(target), mesh, **options)'''
+
+
+def _cluster(plan: Plan) -> str:
+    """The plan's own, where it is known by its name; else as many processes."""
+    try:
+        known = load_cluster(plan.cluster).device_count == plan.world_size
+    except ClusterError:
+        known = False
+    return plan.cluster if known else f"local:{plan.world_size}"
+
+
+def _device(plan: Plan) -> str:
+    if plan.stages[0].mesh.device.kind == "cpu":
+        return 'torch.device("cpu")'
+    return 'torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))'
 
 
 def mesh_name(plan: Plan, number: int) -> str:

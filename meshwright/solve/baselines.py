@@ -41,8 +41,10 @@ def baselines(
     memory_bytes: int | None = None,
     pins: tuple[str, ...] = (),
     compile: bool = False,
+    stages: bool = True,
 ) -> list[Baseline]:
-    """pins: of a plan beside which they are shown; the number of micro-batches among them holds for all."""
+    """pins: of a plan beside which they are shown; the number of micro-batches among them holds for all. stages:
+    pipelines too."""
     setting, limit = Setting(optimizer, precision, compile=compile), _limit(cluster, memory_bytes)
     cut = tuple(text for text in pins if text.startswith(("microbatch=", "microbatches=")))
     ops: KnownOps = {}
@@ -63,7 +65,7 @@ def baselines(
         predicted(replace(draft(program, cluster, ddp.chain, ddp.frontier), compile=compile), program) if ddp else None
     )
     found.insert(1, _parameter_server(found[0], made))
-    return [*found, *pipelines(program, cluster, setting, limit, cut)]
+    return [*found, *pipelines(program, cluster, setting, limit, cut)] if stages else found
 
 
 def _traced(baseline: Baseline, plan: Plan, program: Program, limit: int) -> Baseline:

@@ -1,0 +1,91 @@
+"""`fits`, `doctor`, `completion`, and what `simulate` and `code` write of a plan."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import COMMANDS, main
+
+SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
+
+
+def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fits", SMALL, "--gpus", "4090,h100", "--counts", "1,2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [[f"{gpu}:{n}", "fits"] for gpu in ("4090", "h100") for n in (1, 2)]
+    assert lines[0].endswith("one GPU")
+    assert main(["fits", SMALL, "--gpus", "h100", "--counts", "1", "--memory", "64KiB", "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["fits"] is False
+    assert row["why"]
+
+
+def test_fits_refuses_what_it_cannot_count(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fits", SMALL, "--counts", "1,two"]) == 2
+    assert "--counts 1,two" in capsys.readouterr().err
+
+
+def test_the_doctor_runs_a_step_and_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = {row["what"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found["a planned step"]["works"] is True
+    assert found["torch is supported"]["works"] is True
+
+
+def test_completion_is_a_script_that_bash_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    asked = 'COMP_WORDS=(meshwright plan --rep); COMP_CWORD=2; _meshwright; echo "${COMPREPLY[@]}"'
+    found = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True)
+    assert found.stdout == "--report\n"
+    for shell in ("zsh", "fish"):
+        assert main(["completion", shell]) == 0
+        assert all(name in capsys.readouterr().out for name in list(COMMANDS)[:1])
+
+
+def test_a_snapshot_holds_what_the_simulator_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, path = str(tmp_path / "plan.json"), tmp_path / "memory.pickle"
+    words = ["plan", SMALL, "--cluster", "local:2", "--pin", "pp=2", "--pin", "microbatch=2", "-o", plan, "--quiet"]
+    assert main(words) == 0
+    assert main(["simulate", plan, "--memory-snapshot", str(path)]) == 0
+    shown = capsys.readouterr().out
+    traces = pickle.loads(path.read_bytes())["device_traces"]
+    assert len(traces) == 2
+    peaks = []
+    for trace in traces:
+        held = peak = 0
+        alive: dict[int, int] = {}
+        for event in trace:
+            if event["action"] == "alloc":
+                assert event["addr"] not in alive
+                alive[event["addr"]] = event["size"]
+                held += event["size"]
+            elif event["action"] == "free_completed":
+                held -= alive.pop(event["addr"])
+            peak = max(peak, held)
+        peaks.append(peak)
+    from meshwright.plan import Plan
+    from meshwright.plan.origin import program_of
+    from meshwright.solve.simulated import simulate_plan
+
+    loaded = Plan.load(plan)
+    timeline = simulate_plan(loaded, program_of(loaded, plan))
+    assert peaks == [stage.peak_bytes for stage in timeline.stages]
+    assert "snapshot written" in shown
+    assert any("forward of" in event["frames"][0]["name"] for event in traces[0])
+
+
+def test_printed_code_has_the_plans_own_cluster_and_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = str(tmp_path / "plan.json")
+    assert main(["plan", SMALL, "--cluster", "h100:2", "--pin", "pp=1", "--pin", "dp=2", "-o", plan, "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["code", plan]) == 0
+    shown = capsys.readouterr().out
+    assert 'load_cluster("h100:2")' in shown
+    assert 'torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))' in shown
+    compile(shown, "plan", "exec")
