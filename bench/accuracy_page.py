@@ -4,7 +4,8 @@ python bench/kernels.py gemm.csv attention.csv moe.csv collectives.csv --json ke
 python bench/fit_kernels.py DIR --holdout > kernels.txt
 python bench/fit_collectives.py collectives.csv --holdout > collectives.txt
 python bench/published.py steps_visible.csv steps2_visible.csv --json published.json
-python bench/accuracy_page.py kernels.json kernels.txt collectives.txt published.json > docs/accuracy.md
+python bench/published_halves.py steps_visible.csv steps2_visible.csv --json halves.json
+python bench/accuracy_page.py kernels.json kernels.txt collectives.txt published.json halves.json > docs/accuracy.md
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def main() -> int:
     parser.add_argument("kernel_holdout", type=Path)
     parser.add_argument("collective_holdout", type=Path)
     parser.add_argument("published", type=Path, help="JSON of bench/published.py")
+    parser.add_argument("halves", type=Path, help="JSON of bench/published_halves.py")
     parser.add_argument("--images", type=Path, default=Path("docs/accuracy"), help="folder for the plots")
     args = parser.parse_args()
     published = json.loads(args.published.read_text(encoding="utf-8"))
@@ -87,7 +89,8 @@ def main() -> int:
         for one in found["groups"].values()
     ]
     print(HEAD)
-    print(steps_part(published, args.images.name))
+    halves = json.loads(args.halves.read_text(encoding="utf-8"))
+    print(steps_part(published, halves, args.images.name))
     print(KERNELS)
     print("#### Kernels\n")
     print(table(("table", "rows", "median", "mean"), held_out(args.kernel_holdout)))

@@ -11,16 +11,18 @@ HEAD = """\
 
 `python bench/published.py steps_visible.csv steps2_visible.csv --json published.json`: every row of the tables is
 priced as it stands, nothing is searched. `error` is the mean absolute error of the step, `> 0.1` that of rows whose
-MFU is above 0.1; `oom` the share of out-of-memory labels that are right; `regret` how much slower, in published
-time, the row is that we would choose among those of one model, cluster and batch. Rows that their table flags as
-bound by latency and jitter are in none of the errors of time.
+MFU is above 0.1, `other half` that of the latter when the framework's figures are fitted on every second row and
+the others are scored (`bench/published_halves.py`); `oom` the share of out-of-memory labels that are right; `regret`
+how much slower, in published time, the row is that we would choose among those of one model, cluster and batch. Rows
+that their table flags as bound by latency and jitter are in none of the errors of time.
 """
 
 FITTED = """
 ### What was fitted, and on which rows
 
 **The errors above are of the rows that the figures below were fitted on**, so they say how well so few figures
-describe these runs, not how near a run is that nobody has seen. No row has a figure of its own.
+describe these runs, not how near a run is that nobody has seen. `other half` fits the frameworks' figures on other
+rows than it scores; devices, network and habits stay fitted on all. No row has a figure of its own.
 
 - *Frameworks* (`bench/published_frameworks.py`), on all visible rows of their sets: how much longer kernels take
   than the device's tables for Megatron-LM (0.93), nanotron (1.2), torchtitan (1.06), Composer (1.06) and DeepSpeed
@@ -56,9 +58,22 @@ MISSES = """
 """
 
 
-def steps_part(found: dict[str, Any], images: str) -> str:
-    """Of the JSON that bench/published.py writes; images: the folder of the plots, as the page names it."""
-    titles = ("set", "rows", "error", "bias", "> 0.1", "rank", "oom", "regret", "worst", "memory", "not modelled")
+def steps_part(found: dict[str, Any], halves: dict[str, Any], images: str) -> str:
+    """Of the JSON of bench/published.py and bench/published_halves.py; images: the folder of the plots."""
+    titles = (
+        "set",
+        "rows",
+        "error",
+        "bias",
+        "> 0.1",
+        "other half",
+        "rank",
+        "oom",
+        "regret",
+        "worst",
+        "memory",
+        "not modelled",
+    )
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for name, one in found["sets"].items():
         keys = ("oom_agreement", "median_regret", "worst_regret", "memory_error")
@@ -66,6 +81,7 @@ def steps_part(found: dict[str, Any], images: str) -> str:
             name,
             str(one["rows"]),
             *(_percent(one[key]) for key in ("mean_abs_error", "bias", "mean_abs_error_mfu_over_0.1")),
+            _percent(halves.get(name, {}).get("mean_abs_error")),
             "" if one["rank_correlation"] is None else f"{one['rank_correlation']:.2f}",
             *(_percent(one[key]) for key in keys),
             str(len(one["not_modelled"])),

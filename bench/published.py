@@ -38,6 +38,8 @@ def priced(row: Row) -> Scored:
         raise ImpossibleError(str(error).splitlines()[0]) from error
     except MeshwrightError as error:
         raise NotModelledError(str(error).splitlines()[0]) from error
+    except (ArithmeticError, ValueError, LookupError, AssertionError) as error:  # of a table that nobody has seen
+        raise NotModelledError(f"{type(error).__name__}: {error}") from error
     device = case.cluster.devices[0]
     held = found.peak_bytes + (device.reserve_bytes if case.habits.in_use else 0)
     return Scored(row, found.step_s, held, found.peak_bytes <= device.usable_bytes)

@@ -20,6 +20,8 @@ from meshwright.errors import MeshwrightError
 Row = dict[str, str]
 Reached = tuple[float, float] | None
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "num_gpus", "global_batch")
+FIGURES = ("step_time_s", "peak_mem_GB", "mfu", "inter_node_GBps_per_gpu")
+"""What a row may leave out, but not have wrong."""
 PRECISIONS = {"bf16": "mixed", "mixed": "mixed", "fp16": "fp16", "fp8": "fp8", "fp32": "fp32", "tf32": "tf32"}
 NOMINAL_MHZ = {"L4": 2040.0}
 """Boost clocks behind the nominal peaks (NVIDIA's data sheet), for rows whose clocks were locked lower."""
@@ -52,6 +54,9 @@ def case_of(row: Row) -> Case:
     missing = [name for name in NEEDED if not row.get(name)]
     if missing:
         raise NotModelledError(f"no value in {', '.join(missing)}")
+    for name in FIGURES:
+        if (row.get(name) or "") and not _is_positive(row[name]):
+            raise NotModelledError(f"{name} is {row[name]!r}, not a positive number")
     try:
         habits = habits_of(row)
         model = _model(row, habits)
@@ -59,8 +64,15 @@ def case_of(row: Row) -> Case:
         return Case(model, given, _cluster(row, habits), habits)
     except MeshwrightError as error:
         raise NotModelledError(str(error).splitlines()[0]) from error
-    except (ValueError, KeyError, ZeroDivisionError) as error:
+    except (ValueError, KeyError, ArithmeticError) as error:
         raise NotModelledError(f"{type(error).__name__}: {error}") from error
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0.0 < float(text) < float("inf")
+    except ValueError:
+        return False
 
 
 def number(row: Row, name: str, default: int = 1) -> int:

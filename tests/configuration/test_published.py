@@ -44,6 +44,11 @@ def test_rows_that_cannot_be_modelled_are_listed_and_the_rest_scored(tmp_path: P
         ROW | {"row_id": "5", "heads": "many"},
         ROW | {"row_id": "6", "pp": "8", "tp": "1", "dp": "1", "status": "crash", "step_time_s": "", "mfu": ""},
         ROW | {"row_id": "7", "micro_batch": "4096", "global_batch": "16384", "status": "oom", "step_time_s": ""},
+        ROW | {"row_id": "8", "step_time_s": "fast"},
+        ROW | {"row_id": "9", "peak_mem_GB": "-3"},
+        ROW | {"row_id": "10", "micro_batch": "0"},
+        ROW | {"row_id": "11", "num_gpus": "-8"},
+        ROW | {"row_id": "12", "seq": "nan"},
         {"set": "other", "row_id": "0"},
     ]
     found = _score(tmp_path, rows)
@@ -51,8 +56,9 @@ def test_rows_that_cannot_be_modelled_are_listed_and_the_rest_scored(tmp_path: P
     assert isinstance(mine, dict)
     assert isinstance(other, dict)
     assert all(key in mine for key in KEYS)
-    assert mine["rows"] == 8
-    assert [text.partition(":")[0] for text in mine["not_modelled"]] == ["row 2", "row 3", "row 4", "row 5"]
+    assert mine["rows"] == 13
+    listed = [text.partition(":")[0] for text in mine["not_modelled"]]
+    assert listed == [f"row {number}" for number in (2, 3, 4, 5, 8, 9, 10, 11, 12)]
     assert "TPU-v4" in mine["not_modelled"][0]
     assert mine["oom_agreement"] == 1.0
     assert 0 <= mine["median_regret"] <= mine["worst_regret"]
