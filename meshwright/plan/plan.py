@@ -24,6 +24,7 @@ from meshwright.plan.stages import stage_commons
 from meshwright.plan.upgrade import OLDEST
 
 SCHEMA = 3
+WRITTEN = "JSON written by `meshwright plan -o`"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -179,9 +180,10 @@ class Plan:
             plain = msgspec.json.decode(text)
             schema = plain["schema"] if isinstance(plain, dict) and "schema" in plain else None
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise PlanError(f"{source} is not a plan: {error}", "JSON written by `meshwright plan -o`") from error
+            given = f"{source} is not a plan: {error}"
+            raise PlanError(given, WRITTEN, "name a plan file") from error
         if schema is None:
-            raise PlanError(f"{source} is not a plan: no field schema", "JSON written by `meshwright plan -o`")
+            raise PlanError(f"{source} is not a plan: no field schema", WRITTEN, "name a plan file")
         if schema != SCHEMA:
             given = f"the text {schema!r}" if isinstance(schema, str) else schema
             old = f"meshwright plan --upgrade {source} -o NEW.json"
