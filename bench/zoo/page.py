@@ -72,6 +72,8 @@ def _tables(rows: list[Row]) -> list[str]:
 def _cells(row: Row) -> str:
     name = row["name"].partition(":")[2]
     planned = row["cpu_s"].get("plan of 8", "")
+    if (part := row.get("parts", {}).get("plan", {})).get("outcome") == "timeout":
+        planned = part["text"].removesuffix(" CPU seconds")
     note = row.get("text", "") if row["outcome"] == "equal" else _said(row)
     note = "; ".join([note, *row.get("warned", ())] if note else row.get("warned", ()))
     cells = (name, row["outcome"], row.get("ops", ""), planned, row.get("pinned", ""), note.replace("|", "\\|")[:400])
