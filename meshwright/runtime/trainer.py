@@ -31,7 +31,7 @@ from meshwright.runtime.variants import check_storage, fits, smaller_for
 from meshwright.runtime.watch import Watch, default_timeout_s
 from meshwright.runtime.weights.adoption import Adopted, Cut, places_of, settled
 from meshwright.runtime.weights.clip import clip_gradients
-from meshwright.runtime.weights.gathering import Forward, Gathering
+from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole
 from meshwright.runtime.weights.optimizers import expect_optimizer
 from meshwright.runtime.weights.sources import Weights, weights_of
 from meshwright.runtime.weights.stepping import Stepping
@@ -39,6 +39,9 @@ from meshwright.runtime.weights.unchanged import Unchanged
 from meshwright.runtime.world import check_alike, check_device, join_world
 from meshwright.schedule.of_plan import forward_only
 from meshwright.torch_compat import fake_mode, fake_tensor
+
+WRITERS = ("save_pretrained", "push_to_hub")
+"""Methods of models of other libraries that write their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,9 @@ class Trainer:
         self._adopted.keep_buffers(self._interpreter.buffers)
         self._gathering = Gathering(self._adopted, self.plan, self.program, self.device, self.model)
         self.model.forward = Forward(self.model, self._gathering, caster(self.device, self.plan.precision))
+        for name in WRITERS:
+            if callable(getattr(self.model, name, None)):
+                vars(self.model)[name] = OnlyWhole(self.model, name, self._gathering)
         self._stepping.hand_over(cuts)
         self._trained = [(stored[p.name], p) for p in self.program.parameters if p.name in stored]
         self._unchanged = self._gathering.unchanged = Unchanged(weights.model)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import GlooPool
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import meshwright as mw
 from meshwright.errors import ModelError, RunError
+from meshwright.plan import Plan
 
 LOSS = nn.CrossEntropyLoss()
 
@@ -156,6 +159,42 @@ def test_an_adopted_model_is_not_pickled() -> None:
     with pytest.raises(RunError, match=r"save model\.state_dict"):
         torch.save(own, io.BytesIO())
     assert trainer.step(batches()[0])
+
+
+def saved_and_copied(rank: int, plan_json: bytes, folder: str) -> list[bool]:
+    """What `torch.save` and `copy.deepcopy` make of pieces that are gathered together."""
+    own = model()
+    trainer = mw.parallelize(own, Plan.from_json(plan_json), LOSS)
+    trainer.step(batches()[0], global_batch=True)
+    torch.save(own.state_dict(), f"{folder}/{rank}.pt")
+    again = torch.load(f"{folder}/{rank}.pt", weights_only=False)
+    found = [torch.equal(again[key].to_local(), parameter.to_local()) for key, parameter in own.named_parameters()]  # type: ignore[operator]
+    copied = copy.deepcopy(own).eval()
+    with torch.no_grad():
+        mine, theirs = copied(batches()[0][0]), trainer((batches()[0][0],))
+    return [*found, bool(torch.allclose(mine, theirs))]
+
+
+def test_pieces_are_saved_and_copied_one_by_one(ranks: Callable[[int], GlooPool], tmp_path: Path) -> None:
+    plan = mw.plan(model(), batches()[0], loss=LOSS, cluster="local:2", pins=("dp=2", "zero=3"))
+    for found in ranks(2).run(saved_and_copied, plan.to_json(), str(tmp_path)):
+        assert len(found) == 7
+        assert all(found)
+
+
+class Writes(Net):
+    def save_pretrained(self, folder: str) -> str:
+        return f"{folder} {self.first.weight.shape}"
+
+
+def test_weights_are_written_whole() -> None:
+    torch.manual_seed(0)
+    own = Writes()
+    trainer = mw.parallelize(own, mw.plan(own, batches()[0], loss=LOSS, cluster="local:1"), LOSS)
+    with pytest.raises(RunError, match=r"trainer\.gathered\(\)"):
+        own.save_pretrained("out")
+    with trainer.gathered() as whole:
+        assert whole.save_pretrained("out").startswith("out")  # type: ignore[operator]
 
 
 def wrapped(kind: str) -> nn.Module:

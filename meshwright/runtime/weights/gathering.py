@@ -241,3 +241,29 @@ class CopiedForward:
         finally:
             for module, leaf, parameter in held:
                 module._parameters[leaf] = parameter
+
+
+class OnlyWhole:
+    """Stands in an adopted model for a method that writes its weights: they have to be whole."""
+
+    def __init__(self, model: nn.Module, name: str, gathering: Gathering) -> None:
+        found: Any = getattr(model, name)
+        self.own: Any = found.own if isinstance(found, OnlyWhole) else found
+        self._gathering, self._model_id, self.name = ref(gathering), id(model), name
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
+        copied = memo.get(self._model_id)
+        return self.own if copied is None else MethodType(self.own.__func__, copied)
+
+    def __reduce__(self) -> Any:
+        raise not_pickled()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        gathering = self._gathering()
+        if gathering is not None and not gathering.open:
+            raise RunError(
+                f"model.{self.name} of a model that mw.parallelize has adopted, whose weights lie in pieces",
+                "whole weights",
+                f"with trainer.gathered() as model: model.{self.name}(...), on every rank or on one of them",
+            )
+        return self.own(*args, **kwargs)

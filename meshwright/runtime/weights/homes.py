@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.runtime.weights.buckets import Shape
+from meshwright.runtime.weights.packing import part_of
 from meshwright.torch_compat import storage_users
 
 
@@ -17,8 +18,8 @@ class Home:
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.busy = shape, False
         self.flat = torch.empty(sum(shape.counts), dtype=dtype, device=device)
-        self.parts = shape.views(self.flat)
-        self._users = storage_users(self.flat)
+        self.parts = {name: part_of(self.flat, view) for name, view in shape.views(self.flat).items()}
+        self._users = [storage_users(part) for part in self.parts.values()]
 
     def gradients(self) -> dict[str, Tensor]:
         """The parts, as tensors that count as users of their memory while they live."""
@@ -27,7 +28,7 @@ class Home:
     def is_free(self, stored: Mapping[str, nn.Parameter]) -> bool:
         """No reduction writes there, no parameter has its gradient there, and nobody has kept one of earlier steps."""
         own = all(stored[name].grad is None for name in self.parts)
-        return own and not self.busy and storage_users(self.flat) == self._users
+        return own and not self.busy and [storage_users(part) for part in self.parts.values()] == self._users
 
 
 class Homes:

@@ -44,3 +44,13 @@ def packed(held: dict[Key, Tensor], device: torch.device) -> dict[Key, Tensor]:
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return {key: there.pop(key).to(device) for key in list(there)}
+
+
+def part_of(flat: Tensor, view: Tensor) -> Tensor:
+    """A view of some of a tensor's memory as a tensor whose storage is that part alone. What copies or saves tensors
+    asks for their storage and for where they begin in it, and takes parts of one storage for tied weights."""
+    if not view.numel():
+        return view
+    first = view.storage_offset() * view.element_size()
+    part = flat.untyped_storage()[first : first + view.nbytes]
+    return torch.empty(0, dtype=view.dtype, device=view.device).set_(part, 0, view.size(), view.stride())

@@ -21,7 +21,7 @@ from meshwright.price.buckets import Bucket, Transfers, gathered, is_home, moves
 from meshwright.runtime.weights.buckets import Scratch, Shape, gather, reduce
 from meshwright.runtime.weights.homes import Home, Homes
 from meshwright.runtime.weights.overlap import Begun, Overlap
-from meshwright.runtime.weights.packing import has_holes, packed
+from meshwright.runtime.weights.packing import has_holes, packed, part_of
 from meshwright.torch_compat import dtensor_like, local_tensor
 
 Source = Callable[[Parameter, Layout, torch.dtype], Tensor]
@@ -131,8 +131,12 @@ class Store:
         alike = len({self.wide[name] for name in bucket.names}) == 1
         if alike and placed.isdisjoint(bucket.names):
             flat = torch.cat([self.locals[name].reshape(-1) for name in bucket.names])
-            self.locals.update(self._local_shape(bucket).views(flat))
-            self._flats[bucket] = flat
+            self._place(bucket, flat)
+
+    def _place(self, bucket: Bucket, flat: Tensor) -> None:
+        """The bucket's parameters are parts of this memory."""
+        self._flats[bucket] = flat
+        self.locals.update((name, part_of(flat, view)) for name, view in self._local_shape(bucket).views(flat).items())
 
     def _pack(self) -> None:
         """Gives back the memory that the weights came in, where that has holes."""
@@ -147,8 +151,7 @@ class Store:
         self._flats.clear()
         for key, tensor in packed(held, device).items():
             if isinstance(key, Bucket):
-                self._flats[key] = tensor
-                self.locals.update(self._local_shape(key).views(tensor))
+                self._place(key, tensor)
             else:
                 self.locals[key] = tensor
         self.locals = {name: self.locals[name] for name in order}
