@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
+from torch.fx.node import map_arg
 
 from meshwright.cost.traced.storage import ancestors, base, depends_on, is_part, is_view, outputs_of
 
@@ -98,32 +99,72 @@ def _crossing(late: set[fx.Node], outputs: list[object]) -> set[fx.Node]:
     return found
 
 
-class Unwritten(fx.GraphModule):
-    """A graph that is looked at and never run: no code is written for it."""
+class Sketch(fx.Graph):
+    """A graph that is looked at and never run: its nodes are a plain list."""
 
-    def recompile(self) -> Any:
-        return None
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: list[fx.Node] = []
+
+    @property
+    def nodes(self) -> list[fx.Node]:  # type: ignore[override]
+        return self.listed
+
+    def output_node(self) -> fx.Node:
+        return self.listed[-1]
+
+
+class Unwritten(fx.GraphModule):
+    """The module of a Sketch: it has no code, and no class of its own as other GraphModules have."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Unwritten:
+        return object.__new__(cls)
+
+    def __init__(self, graph: Sketch) -> None:
+        nn.Module.__init__(self)
+        self._graph = graph
 
 
 def extract(
     whole: fx.GraphModule, inputs: list[fx.Node], inside: Iterable[fx.Node], outputs: list[object], run: bool = True
 ) -> fx.GraphModule:
     """A graph of its own: `inputs` become its placeholders, then `inside` in this order. run: or is only looked at."""
+    given = set(inputs)
+    order = [node for node in whole.graph.nodes if node.op == "get_attr"]
+    order += [node for node in inside if node not in given and node.op not in ("placeholder", "get_attr")]
+    if not run:
+        return Unwritten(_sketch(inputs, order, outputs))
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         new[node] = graph.placeholder(node.name)
         new[node].meta = dict(node.meta)
-    for node in whole.graph.nodes:
-        if node.op == "get_attr":
-            new[node] = graph.node_copy(node, lambda old: new[old])
-    for node in inside:
-        if node not in new and node.op != "placeholder":
-            new[node] = graph.node_copy(node, lambda old: new[old])
+    for node in order:
+        new[node] = graph.node_copy(node, lambda old: new[old])
     graph.output(tuple(new[node] if isinstance(node, fx.Node) else None for node in outputs))
     graph.eliminate_dead_code()
-    if not run:
-        return Unwritten(whole, graph)
     module = fx.GraphModule(whole, graph)
     module.graph.lint()
     return module
+
+
+def _sketch(inputs: list[fx.Node], order: list[fx.Node], outputs: list[object]) -> Sketch:
+    """The same nodes as those of a graph that is run, without what fx does for graphs that may be changed."""
+    needed = {node for node in outputs if isinstance(node, fx.Node)}
+    for node in reversed(order):
+        if node in needed or (node.op == "call_function" and node.is_impure()):
+            needed.add(node)
+            needed.update(node.all_input_nodes)
+    graph = Sketch()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        new[node] = fx.Node(graph, node.name, "placeholder", node.name, (), {})
+    for node in order:
+        if node in needed:
+            args, kwargs = map_arg(node.args, new.__getitem__), map_arg(node.kwargs, new.__getitem__)
+            new[node] = fx.Node(graph, node.name, node.op, node.target, args, kwargs)  # type: ignore[arg-type]
+    for node, copy in new.items():
+        copy.meta = dict(node.meta)
+    results = tuple(new[node] if isinstance(node, fx.Node) else None for node in outputs)
+    graph.listed += [*new.values(), fx.Node(graph, "output", "output", "output", (results,), {})]
+    return graph

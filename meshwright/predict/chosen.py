@@ -63,6 +63,7 @@ class _Ways:
         self.traced: Tracer = traced_for(device)
         self.costs = NodeCosts(device, plan.compile, plan.mesh)
         self.known: dict[object, Kept] = {}
+        self.saves: dict[object, frozenset[str]] = {}
 
     def found(self) -> list[Chosen]:
         choices = [self.plan.choice(index) for index in range(len(self.graphs))]
@@ -77,7 +78,10 @@ class _Ways:
         """Of a segment that is not the last in chunks, which keeps gradients."""
         if choice.chunks > 1 and graph is self.graphs[-1]:
             return frozenset()
-        return frozenset(cut_at(self.traced(graph), choice.recompute, choice.keep, run=False).saved)
+        key = (id(graph), choice.recompute, choice.keep)
+        if key not in self.saves:
+            self.saves[key] = frozenset(cut_at(self.traced(graph), choice.recompute, choice.keep, run=False).saved)
+        return self.saves[key]
 
     def _held(self, saved: Sequence[frozenset[str]]) -> list[tuple[str, ...]]:
         """Per segment what of its saved values another one keeps as long: outputs that the next one saves, inputs that

@@ -57,6 +57,25 @@ def test_any_kept_set_gives_the_same_gradients_bit_by_bit(name: str, index: int)
         assert not counts or max(counts.values()) == 1, "each storage is made anew at most once"
 
 
+@pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
+def test_halves_that_are_only_looked_at_have_the_nodes_of_those_that_run(name: str) -> None:
+    joint = trace(graph_of(name))
+    primal = [node for node in joint.names if node.op == "call_function"]
+    draw = random.Random(1)
+    for share in (0.0, 0.5, 1.0):
+        kept = {node for node in primal if draw.random() < share}
+        ran, looked = cut(joint, kept), cut(joint, kept, run=False)
+        assert (ran.saved, ran.again, ran.forced) == (looked.saved, looked.again, looked.forced)
+        for one, other in ((ran.halves.first, looked.halves.first), (ran.halves.second, looked.halves.second)):
+            left, right = ([_shown(node) for node in half.graph.nodes] for half in (one, other))
+            assert left == right
+
+
+def _shown(node: fx.Node) -> tuple[object, ...]:
+    users = sorted(user.name for user in node.users)
+    return node.op, node.name, str(node.target), repr(node.args), repr(node.kwargs), users, node.meta.get("val") is None
+
+
 def test_recomputing_everything_keeps_the_inputs_alone() -> None:
     graph = graph_of("llama")
     joint = trace(graph)
