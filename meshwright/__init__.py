@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Cluster": "meshwright.cluster",
+    "Constraints": "meshwright.pins.constraints",
     "Layout": "meshwright.layout",
     "Mesh": "meshwright.cluster",
     "MeshwrightError": "meshwright.errors",
@@ -93,6 +94,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Cluster",
+    "Constraints",
     "Layout",
     "Mesh",
     "MeshwrightError",

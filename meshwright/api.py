@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from meshwright.capture import Batch
 from meshwright.capture.precision import Precision
 from meshwright.cluster import Cluster, load_cluster
+from meshwright.pins.constraints import Constraints
 from meshwright.plan.plan import Plan
 from meshwright.profile import profile_step as profile
 from meshwright.solve.of_model import plan_model
+from meshwright.solve.plan import SIMPLER_WITHIN
 
 
 def plan(
@@ -24,13 +26,18 @@ def plan(
     optimizer: str = "adamw",
     precision: Precision = "fp32",
     compile: bool = False,
-    pins: str | Iterable[str] = (),
+    pins: str | Iterable[str] | Constraints = (),
     loss: Callable[..., Tensor] | None = None,
     allow: str | Iterable[str] = (),
+    simpler_within: float = SIMPLER_WITHIN,
+    effort: str = "default",
 ) -> Plan:
     """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`); `batch` may be on the meta device. `compile`:
     segments run compiled by inductor, and are priced so. `allow`: answers to lines of the model that ask for a tensor's
-    value, `"file.py:12=False"`, which are refused otherwise; the plan holds them as `answers`."""
+    value, `"file.py:12=False"`, which are refused otherwise; the plan holds them as `answers`.
+    `simpler_within`: of plans whose steps differ by no more than this part the simplest is taken; 0 turns it off.
+    `effort`: how much is searched, `fast`, `default` or `proof`. `pins`: text such as `"tp=2"`, a list of such, or
+    Constraints."""
     return plan_model(
         model,
         batch,
@@ -43,6 +50,8 @@ def plan(
         pins=pins,
         loss=loss,
         allow=allow,
+        simpler_within=simpler_within,
+        effort=effort,
     )
 
 

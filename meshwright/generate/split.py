@@ -162,7 +162,7 @@ def _sketch(inputs: list[fx.Node], order: list[fx.Node], outputs: list[object]) 
     for node in order:
         if node in needed:
             args, kwargs = map_arg(node.args, new.__getitem__), map_arg(node.kwargs, new.__getitem__)
-            new[node] = fx.Node(graph, node.name, node.op, node.target, args, kwargs)  # type: ignore[arg-type]
+            new[node] = fx.Node(graph, node.name, node.op, node.target, args, kwargs)
     for node, copy in new.items():
         copy.meta = dict(node.meta)
     results = tuple(new[node] if isinstance(node, fx.Node) else None for node in outputs)

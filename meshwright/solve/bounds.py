@@ -21,14 +21,15 @@ from meshwright.solve.intra.walk import least_cost
 from meshwright.solve.search import Candidate, any_evener
 from meshwright.solve.together import weighed
 
-PRICES = (1e-12, 1e-11, 3e-11, 1e-10, 3e-10, 1e-9, 1e-8)
-CLOSER = 3
-"""How often the price of the best bound is looked for between its neighbours."""
+START, APART, CLOSE, EDGE, MOST_ASKED = 0.1, 4.0, 1e-3, 0.1, 8
+"""Prices at which a bound is asked for: at first such a part of a step over the budget; then so many times apart, until
+the highest is enclosed; between them as long as it may be higher by more than a part CLOSE, no nearer to a neighbour
+than a part EDGE of what is between; so many at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What nothing is faster than. price: per byte, of PRICES the one that says most."""
+    """What nothing is faster than. price: per byte, at which that is proven; 0 where it is so at any."""
 
     seconds: float
     price: float
@@ -36,22 +37,25 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """weighed: what runs beside compute is in the bound."""
+    """weighed: what runs beside compute is in the bound. handicap: by which part its bound counts as higher where nodes
+    are ordered, so that simpler ones come first."""
 
     bound: Bound
     candidate: Candidate
     microbatches: int
     weighed: bool = False
+    handicap: float = 0.0
 
     def frontier(self) -> Frontier:
         return self.candidate.frontier(self.microbatches).recomputing()
 
     def __lt__(self, other: Entry) -> bool:
-        return self.bound.seconds < other.bound.seconds
+        return self.bound.seconds * (1 + self.handicap) < other.bound.seconds * (1 + other.handicap)
 
 
 def entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> Iterable[Entry]:
     """Every mesh and number of micro-batches that could be faster than what is known, at its best bound by compute."""
+    price = 0.0
     for candidate in candidates:
         for number in candidate.microbatches:
             try:
@@ -63,9 +67,10 @@ def entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> I
                         continue
                     break  # more micro-batches are no faster
                 least = Bound(least_s(frontier) if frontier.bounds else floor_s(frontier), 0.0)
-                bound = best_bound([frontier], budget_bytes, known_s, least)
+                bound = best_bound([frontier], budget_bytes, known_s, least, price)
             except PlanError:
                 continue
+            price = bound.price or price  # of the next: bytes are worth much the same there
             if bound.seconds < known_s:
                 yield Entry(bound, candidate, number)
 
@@ -73,38 +78,69 @@ def entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> I
 def raised(entry: Entry, budget_bytes: int, known_s: float) -> Entry:
     """With what runs beside compute in its bound."""
     bound = best_bound(weighed(entry.frontier())[1:], budget_bytes, known_s, entry.bound)
-    return Entry(bound, entry.candidate, entry.microbatches, True)
+    return replace(entry, bound=bound, weighed=True)
 
 
-def best_bound(frontiers: Iterable[Frontier], budget_bytes: int, known_s: float, best: Bound) -> Bound:
-    """The highest over these weights and all prices; no more is asked once it is no better than what is known."""
-    for frontier in frontiers:
-        met: list[tuple[float, float]] = []
-        for price in PRICES:
-            if best.seconds >= known_s:
-                return best
-            met.append((_bound_s(frontier, price, budget_bytes), price))
-            best = max(best, Bound(*met[-1]), key=lambda one: one.seconds)
-            if met[-1] < max(met):
-                break  # bounds are concave in the price
-        best = _closer(frontier, budget_bytes, known_s, best, met)
-    return best
-
-
-def _closer(
-    frontier: Frontier, budget_bytes: int, known_s: float, best: Bound, met: list[tuple[float, float]]
+def best_bound(
+    frontiers: Iterable[Frontier], budget_bytes: int, known_s: float, best: Bound, start: float = 0.0
 ) -> Bound:
-    """The highest bound at prices between those that were met, which are apart."""
-    for _ in range(CLOSER):
-        prices, top = sorted(price for _, price in met), max(met)[1]
-        place = prices.index(top)
-        neighbours = (prices[max(0, place - 1)], prices[place + 1] if place + 1 < len(prices) else 10 * top)
-        for price in (sqrt(other * top) for other in neighbours if other != top):
-            if best.seconds >= known_s:
-                return best
-            met.append((_bound_s(frontier, price, budget_bytes), price))
-            best = replace(best, seconds=max(best.seconds, met[-1][0]))
+    """The highest over these weights and all prices; no more is asked once it is no better than what is known.
+
+    best: what is known to hold.
+    start: the price that is asked for first where `best` has none, in seconds per byte.
+    """
+    for frontier in frontiers:
+        best = _highest(frontier, budget_bytes, known_s, best, best.price or start)
     return best
+
+
+def _highest(frontier: Frontier, budget_bytes: int, known_s: float, best: Bound, start: float) -> Bound:
+    """The maximum over the price, in which the bound is concave: prices are asked for outwards from the first until
+    they enclose it, then between, where lines through what was met say that it may lie yet higher."""
+    price = start or START * best.seconds / max(1, budget_bytes)
+    met: dict[float, float] = {}
+    for _ in range(MOST_ASKED):
+        if best.seconds >= known_s:
+            break
+        met[price] = _bound_s(frontier, price, budget_bytes)
+        if met[price] > best.seconds:
+            best = Bound(met[price], price)
+        following = _next_price(met, best.seconds)
+        if following is None:
+            break
+        price = following
+    return best
+
+
+def _next_price(met: dict[float, float], best_s: float) -> float | None:
+    """Where a concave function with these values may be higher than `best_s` by more than CLOSE; None: nowhere."""
+    prices = sorted(met)
+    top = max(range(len(prices)), key=lambda place: met[prices[place]])
+    if top == len(prices) - 1:
+        return prices[top] * APART
+    sides = [_highest_between(met, prices, left) for left in (top - 1, top) if left >= 0 and len(prices) > 2]
+    if top == 0:  # left of the lowest price it lies below the line through the two lowest
+        sides.append((met[prices[0]] - _slope(met, *prices[:2]) * prices[0], prices[0] / APART))
+    most_s, price = max(sides)
+    return price if most_s > best_s * (1 + CLOSE) else None
+
+
+def _highest_between(met: dict[float, float], prices: list[float], left: int) -> tuple[float, float]:
+    """(how high a concave function with these values may be between a price and the next, where to ask): it lies below
+    the lines through the two points before and through the two behind."""
+    low, high = prices[left], prices[left + 1]
+    before = _slope(met, prices[left - 1], low) if left > 0 else None
+    behind = _slope(met, high, prices[left + 2]) if left + 2 < len(prices) else None
+    if before is None or behind is None or before <= behind:
+        most_s = met[low] + before * (high - low) if before is not None else met[high] - (behind or 0.0) * (high - low)
+        return most_s, sqrt(low * high)
+    at = (met[high] - met[low] + before * low - behind * high) / (before - behind)
+    edge = (high - low) * EDGE
+    return met[low] + before * (at - low), min(max(at, low + edge), high - edge)
+
+
+def _slope(met: dict[float, float], low: float, high: float) -> float:
+    return (met[high] - met[low]) / (high - low)
 
 
 def _bound_s(frontier: Frontier, price: float, budget_bytes: int) -> float:

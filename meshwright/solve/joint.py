@@ -15,6 +15,7 @@ from math import inf
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.solve.bounds import Entry, entries, raised
+from meshwright.solve.effort import EFFORTS, Effort
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
@@ -22,12 +23,6 @@ from meshwright.solve.refine import refine
 from meshwright.solve.search import SAME, Candidate, Progress, search
 from meshwright.solve.sweep import swept
 from meshwright.solve.together import FEWER, Assemble, Together
-
-MOST_REFINED = 10
-"""Meshes and numbers of micro-batches that are glanced at once something fits; each takes seconds."""
-
-MOST_SETTLED = 3
-"""Of these, so many are looked into with their mixtures, those first that a glance found fastest; each takes longer."""
 
 WORTH = 0.995
 """A bound closer to what is known than this is not looked into: tracing takes longer than that saves."""
@@ -41,22 +36,25 @@ def joint_search(
     best: Plan | None,
     progress: Progress | None = None,
     flat: bool = False,
+    simpler_within: float = 0.0,
+    effort: Effort = EFFORTS["default"],
 ) -> tuple[Plan | None, float]:
     """(the fastest plan, `best` where recomputation does not help; a bound on all of them). flat: every segment runs
-    forward once, and nothing waits on the host."""
-    state = _State(program, budget_bytes, assemble, best, progress, flat)
+    forward once, and nothing waits on the host. simpler_within: steps closer than this part are equal, and the plan of
+    fewer axes is taken. effort: how much is looked at."""
+    state = _State(program, budget_bytes, assemble, best, progress, flat, simpler_within, effort)
     if STOP.asked and best:
         return best, 0.0
     if best is None:
         state.sweep(candidates)
         state.look_at(list(entries(candidates, budget_bytes, state.known_s)))
     else:
-        roomy = search(candidates, 1 << 62, limit_s=(1 - SAME) * state.known_s)
+        roomy = search(candidates, 1 << 62, limit_s=(1 - max(SAME, simpler_within)) * state.known_s)
         if roomy.best is None:  # more memory would not make it faster, nor does making values again
             return best, min(state.known_s, roomy.bound_s)
-        found = [raised(one, budget_bytes, state.known_s) for one in entries(candidates, budget_bytes, state.known_s)]
-        state.look_at([one for one in found if one.bound.seconds < state.known_s])
-        state.sweep(_only(candidates, [one for one in found if one.bound.seconds < state.known_s]))
+        state.look_at(list(entries(candidates, budget_bytes, state.known_s)))
+        if effort.sweeps:
+            state.sweep(_only(candidates, [entry for _, entry, _ in state.glanced]))
     state.settle()
     state.refine_best()
     return state.best, min(state.bounds, default=state.known_s)
@@ -72,12 +70,19 @@ class _State:
     best: Plan | None
     progress: Progress | None
     flat: bool
+    simpler_within: float
+    effort: Effort
     bounds: list[float] = field(default_factory=list)
     glanced: list[tuple[float, Entry, Together]] = field(default_factory=list)
 
     @property
     def known_s(self) -> float:
         return self.best.predicted.step_s if self.best else inf
+
+    def cutoff_s(self, axes: int) -> float:
+        """What a plan on a mesh of so many axes has to be faster than."""
+        more = self.best is not None and len(self.best.stages) == 1 and axes > axes_of(self.best)
+        return self.known_s * (1 - self.simpler_within) if more else self.known_s
 
     def sweep(self, candidates: list[Candidate]) -> None:
         def refined(chain: Chain, frontier: Frontier) -> Plan | None:
@@ -87,32 +92,51 @@ class _State:
 
     def look_at(self, found: list[Entry]) -> None:
         """Those with the lowest bounds: all of what they have while nothing fits, in a glance then."""
+        found = [replace(one, handicap=self.simpler_within * (one.candidate.axes - 1)) for one in found]
         heapify(found)
         while found and not (STOP.asked and self.best):
             entry = heappop(found)
-            if entry.bound.seconds >= WORTH * self.known_s or (self.best and len(self.bounds) >= MOST_REFINED):
+            refined = len(self.glanced) >= self.effort.probed
+            if refined or entry.bound.seconds >= WORTH * self.known_s or self._has_simpler(entry):
                 self.bounds.append(entry.bound.seconds)
-                return
+                continue
             if not entry.weighed:  # the others stay where they are: a bound is only raised where it stands first
                 heappush(found, raised(entry, self.budget_bytes, self.known_s))
                 continue
             self.bounds.append(entry.bound.seconds)
             offered = (lambda _, ways: ways.curves.options) if self.flat else None
             frontier = entry.frontier()
-            together = Together(frontier, self.program, self.budget_bytes, self.assemble, self.known_s, offered)
+            cutoff_s = self.cutoff_s(entry.candidate.axes)
+            together = Together(frontier, self.program, self.budget_bytes, self.assemble, cutoff_s, offered)
+            together.most_met = self.effort.shardings
             if self.best is None:
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
             else:
                 self.glanced.append((together.glance(entry.bound.price), entry, together))
                 self._take(entry, together.best)
 
+    def _has_simpler(self, entry: Entry) -> bool:
+        """Whether a mesh of fewer axes was glanced at, in as many micro-batches, whose bound is as low."""
+        reach_s = entry.bound.seconds * (1 + self.simpler_within)
+        return self.simpler_within > 0 and any(
+            step_s < inf
+            and other.microbatches == entry.microbatches
+            and other.candidate.axes < entry.candidate.axes
+            and other.bound.seconds <= reach_s
+            for step_s, other, _ in self.glanced
+        )
+
     def settle(self) -> None:
         """The most promising of what was glanced at; of what did not fit, more micro-batches."""
         order = sorted(self.glanced, key=lambda one: (one[0], -one[1].microbatches))
-        for _, entry, together in order[:MOST_SETTLED]:
-            if entry.bound.seconds < WORTH * self.known_s and not (STOP.asked and self.best):
-                together.known_s = self.known_s
+        for number, (step_s, entry, together) in enumerate(order[: self.effort.settled]):
+            hopeful = number == 0 or step_s == inf or step_s <= self.effort.slower * self.known_s
+            hopeful &= not (STOP.asked and self.best)
+            if hopeful and entry.bound.seconds < WORTH * self.known_s:
+                before_s, together.known_s = self.known_s, self.cutoff_s(entry.candidate.axes)
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
+                if self.known_s == before_s < inf and not self.effort.to_the_end:
+                    return  # what promised most has kept nothing of it
 
     def refine_best(self) -> None:
         """With backwards in more chunks."""
@@ -127,6 +151,11 @@ class _State:
             if self.progress:
                 name = f"{entry.candidate.name} x {entry.microbatches}"
                 self.progress(f"{name}, recomputing: {self.known_s:.4g} s")
+
+
+def axes_of(plan: Plan) -> int:
+    """Of more than one device, in a plan of one stage."""
+    return sum(size > 1 for size in plan.mesh.sizes)
 
 
 def _only(candidates: list[Candidate], found: list[Entry]) -> list[Candidate]:

@@ -11,10 +11,11 @@ from meshwright.capture.optimizer import check_optimizer
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
 from meshwright.models.joined import joined, joined_batch
+from meshwright.pins.constraints import Constraints
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.solve.pin_words import check_words
-from meshwright.solve.plan import make_plan
+from meshwright.solve.plan import SIMPLER_WITHIN, make_plan
 
 
 def plan_model(
@@ -27,16 +28,19 @@ def plan_model(
     optimizer: str = "adamw",
     precision: Precision = "fp32",
     compile: bool = False,
-    pins: str | Iterable[str] = (),
+    pins: str | Iterable[str] | Constraints = (),
     loss: Callable[..., Tensor] | None = None,
     allow: str | Iterable[str] = (),
+    simpler_within: float = SIMPLER_WITHIN,
+    effort: str = "default",
 ) -> Plan:
     """The fastest plan that fits, as `mw.plan` says."""
     if global_batch is not None and (type(global_batch) is not int or global_batch < 1):
         raise PlanError(
             f"global_batch {global_batch!r}", "a whole number of samples, at least 1", "give a larger batch"
         )
-    check_words(pins := _texts(pins), cluster)
+    texts = _texts(pins)
+    check_words(texts, cluster)
     check_optimizer(optimizer)
     batch = joined_batch(model, batch, loss)
     model, loss = joined(model, loss)
@@ -50,11 +54,15 @@ def plan_model(
         optimizer=optimizer,
         precision=precision,
         compile=compile,
-        pins=pins,
+        pins=texts,
+        simpler_within=simpler_within,
+        effort=effort,
     )
 
 
-def _texts(pins: str | Iterable[str]) -> tuple[str, ...]:
+def _texts(pins: str | Iterable[str] | Constraints) -> tuple[str, ...]:
+    if isinstance(pins, Constraints):
+        return pins.pins()
     if isinstance(pins, str):
         return (pins,)
     if not isinstance(pins, Iterable):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from meshwright.capture.coupling.parts import check_in_parts
@@ -25,6 +26,7 @@ from meshwright.solve.assemble import assemble, draft
 from meshwright.solve.by_method import ANYWHERE, method_search, pinned_method
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidates
 from meshwright.solve.compiled import compiled_plan
+from meshwright.solve.effort import EFFORTS, Effort, effort_of
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
@@ -33,17 +35,23 @@ from meshwright.solve.least import Part, Smallest, Watch, least_accepted, least_
 from meshwright.solve.least_by_method import least_by_method, no_room
 from meshwright.solve.one_device import is_for_one_device, one_device_search
 from meshwright.solve.pin_words import check_storage, check_words
-from meshwright.solve.pipeline.pins import no_pipeline, pipeline_pins
-from meshwright.solve.pipeline.search import pipeline_search
+from meshwright.solve.pipeline.pins import PipelinePins, no_pipeline, pipeline_pins
+from meshwright.solve.pipeline.search import PipelineSearch
 from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.roles import name_axes
-from meshwright.solve.search import SAME, Candidate, Found, Progress, anyway, search
+from meshwright.solve.search import Candidate, Found, Progress, anyway, search
 
 FEW = 3
 """Meshes of more than two axes on which recomputation is looked at; of the others the bound counts."""
 
 ROUNDING = 1e-12
 """A gap below this is that of adding the same seconds in another order."""
+
+SIMPLER_WITHIN = 5e-3
+"""Of steps that are this near the simplest plan is taken, unless asked otherwise."""
+
+ONE_STAGE_FIRST = 64
+"""Devices up to which plans of one stage are looked for before pipelines."""
 
 LESS_ROOM = 3
 """Searches with less memory where the traced pairs of what was found take more than the search counted."""
@@ -64,6 +72,8 @@ def make_plan(
     recompute: bool = True,
     progress: Progress | None = None,
     stage_method: str = "auto",
+    simpler_within: float = SIMPLER_WITHIN,
+    effort: str = "default",
 ) -> Plan:
     """The fastest plan that fits, over all meshes of up to `max_axes` axes of the cluster's devices and all pipelines.
 
@@ -71,14 +81,18 @@ def make_plan(
     `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`. fit: refuse where none fits;
     otherwise the fastest of the most micro-batches is the answer then. recompute: where memory binds, activations may
     be made again in backward. stage_method: how pipelines' stages are searched for, `auto` or one of the survey's.
-    compile: segments are compiled by inductor, and priced so.
+    compile: segments are compiled by inductor, and priced so. simpler_within: of plans whose steps differ by no more
+    than this part of the fastest the simplest is taken; 0: the fastest. effort: how much is searched, `fast`, `default`
+    or `proof`.
     """
+    check_part("simpler_within", simpler_within)
+    work = effort_of(effort)
     texts = tuple(pins)
 
     def search(memory: int | None, compile: bool = False) -> Plan:
         return _make_plan(
             program, cluster, model, memory, optimizer, precision, compile, texts, max_axes, fit, recompute, progress,
-            stage_method,
+            stage_method, simpler_within, work,
         )  # fmt: skip
 
     with PLANNING, STOP.heeded():
@@ -88,6 +102,11 @@ def make_plan(
         check_words(texts, cluster)
         method = pinned_method(texts)[0] if recompute else "keep"
         return compiled_plan(search, program, memory_bytes, _budget(cluster, memory_bytes), method)
+
+
+def check_part(name: str, given: float) -> None:
+    if not 0 <= given < 1:
+        raise PlanError(f"{name}={given}", "a part of a step, from 0 to less than 1", "give 0.005, or 0 to turn it off")
 
 
 def _make_plan(
@@ -104,6 +123,8 @@ def _make_plan(
     recompute: bool,
     progress: Progress | None,
     stage_method: str,
+    simpler_within: float,
+    effort: Effort,
 ) -> Plan:
     check_optimizer(optimizer)
     setting = Setting(optimizer, precision, compile=compile)
@@ -124,23 +145,12 @@ def _make_plan(
         return _finished(replace(one, **given), program)
     whole = _OneStage(program, cluster, asked.rest, setting, max_axes, recompute, given, progress)
     whole.few, whole.method = not fit, method  # what is pinned down has little left to weigh
-    plan, bound_s = None, float("inf")
-    if fit and not alone:
-        plan, bound_s = pipeline_search(
-            program,
-            cluster,
-            memory_bytes,
-            setting,
-            asked,
-            progress,
-            recompute=recompute,
-            method=stage_method,
-            exact=False,
-        )
-        plan = replace(plan, **given) if plan else None
-    if not asked.pipeline:
-        plan, whole_s = whole.search(memory_bytes, plan, must=alone or not fit)
-        bound_s = min(bound_s, whole_s)
+    whole.simpler_within, whole.effort = max(simpler_within, ROUNDING), effort
+    in_several = (program, cluster, memory_bytes, setting, asked, progress, recompute, stage_method)
+    staged = PipelineSearch(*in_several, exact=False) if fit and not alone else None
+    early, must = cluster.device_count <= ONE_STAGE_FIRST and not asked.pipeline, alone or not fit
+    plan, bound_s = _searched(whole, staged, memory_bytes, early, must, asked)
+    plan = replace(plan, **given) if plan else None
     if plan is None and not fit:
         chosen = whole.anyway()
         plan = whole.written(*chosen) if chosen else None
@@ -167,6 +177,34 @@ def _finished(plan: Plan, program: Program) -> Plan:
     named.verify()
     remember(named.fingerprint, program)
     return named
+
+
+def _searched(
+    whole: _OneStage,
+    staged: PipelineSearch | None,
+    memory_bytes: int | None,
+    early: bool,
+    must: bool,
+    asked: PipelinePins,
+) -> tuple[Plan | None, float]:
+    """(the fastest plan of one stage or several, a bound on all). early: one stage before pipelines, which its best
+    prunes; where nothing fits with all kept, after a first look at them."""
+    plan, bound_s = staged.finish() if staged and not early else (None, inf)
+    if asked.pipeline:
+        return plan, bound_s
+    if STOP.asked and plan:
+        return plan, bound_s
+    kept = whole.keep_all(memory_bytes, plan, must)
+    if staged and early and (kept is None or kept.best is None):
+        plan = staged.begin()
+    plan, whole_s = whole.search(memory_bytes, plan, kept) if kept else (plan, inf)
+    bound_s = min(bound_s, whole_s)
+    if staged and early and not (STOP.asked and plan):
+        alone = plan is not None and len(plan.stages) == 1
+        known_s = plan.predicted.step_s * (1 - whole.simpler_within) if plan and alone else inf
+        several, several_s = staged.finish(known_s)
+        plan, bound_s = several or plan, min(bound_s, several_s)
+    return plan, bound_s
 
 
 def _name(cluster: Cluster) -> str:
@@ -197,26 +235,29 @@ class _OneStage:
     ) -> None:
         self.program, self.cluster, self.pins, self.setting = program, cluster, pins, setting
         self.max_axes, self.recompute, self.given, self.progress = max_axes, recompute, given, progress
-        self.few, self.method = False, "auto"
+        self.few, self.method, self.simpler_within = False, "auto", SIMPLER_WITHIN
+        self.effort = EFFORTS["default"]
+        self._quick = recompute
         self.meshes: list[Mesh] = []
         self.candidates: list[Candidate] = []
         self.jointly: list[Candidate] = []
         self.refused: PlanError | None = None
 
-    def search(self, memory_bytes: int | None, best: Plan | None, must: bool) -> tuple[Plan | None, float]:
-        """(the fastest that fits, `best` if none is faster; a bound on all of them). must: pins that no mesh allows
-        are an error at once."""
-        limit_s = best.predicted.step_s if best else float("inf")
-        if STOP.asked and best:
-            return best, limit_s
-        budget = self.budget(memory_bytes)
+    def keep_all(self, memory_bytes: int | None, best: Plan | None, must: bool) -> Found | None:
+        """Everything kept; None where no mesh allows the pins. must: which is an error at once."""
+        limit_s = best.predicted.step_s if best else inf
         try:
-            found = self.found(budget, limit_s * (1 + SAME))  # one stage is simpler than several
+            return self.found(self.budget(memory_bytes), limit_s * (1 + self.simpler_within), self._quick)
         except PlanError as error:
             if must:
                 raise
             self.refused = error
-            return best, limit_s
+            return None
+
+    def search(self, memory_bytes: int | None, best: Plan | None, found: Found) -> tuple[Plan | None, float]:
+        """(the fastest that fits, `best` if none is faster; a bound on all of them). found: everything kept."""
+        budget = self.budget(memory_bytes)
+        limit_s = (best.predicted.step_s if best else inf) * (1 + self.simpler_within)
         if self.method not in (*ANYWHERE, "flat"):
             plan = method_search(self.first, self.program, budget, self.drafted, self.method)
             return plan, min(found.floors.values())
@@ -227,18 +268,23 @@ class _OneStage:
             if plan is None or over <= 0:
                 best = plan or best
                 break
-            found = self.found(budget - over, limit_s * (1 + SAME))
+            found = self.found(budget - over, limit_s, self._quick)
         if self.recompute and (found.best is None or found.tight):
             best, joint_s = self._jointly(budget, best, found)
             bound_s = min(bound_s, joint_s)
+            if self._quick and (best is None or best.predicted.step_s > found.limit_s):
+                self._quick = False
+                more = self.found(budget, best.predicted.step_s if best else inf)
+                if more.best or more.slower != found.slower:
+                    return self.search(memory_bytes, best, more)
             best = best or dearest_plan(self.first, budget, self.program, self.drafted, self.method)
         return best, bound_s
 
-    def found(self, budget_bytes: int, limit_s: float = float("inf")) -> Found:
+    def found(self, budget_bytes: int, limit_s: float = inf, quick: bool = False) -> Found:
         """Everything kept, on all meshes that the pins allow."""
         self.meshes = allowed_meshes(self.cluster, self.pins, self.max_axes)
         self.candidates = candidates_on(self.program, self.meshes, self.pins, self.setting, few=self.few)
-        return search(self.candidates, budget_bytes, self.progress, limit_s)
+        return search(self.candidates, budget_bytes, self.progress, limit_s, same=self.simpler_within, quick=quick)
 
     def _jointly(self, budget: int, best: Plan | None, found: Found) -> tuple[Plan | None, float]:
         """Sharding and recomputation where memory binds, on meshes of more than two axes for the most promising few."""
@@ -249,7 +295,15 @@ class _OneStage:
         chosen = [candidates[place] for floor, place in later[:FEW] if floor < known_s]
         self.jointly = first + chosen
         best, bound_s = joint_search(
-            self.jointly, self.program, budget, self.drafted, best, self.progress, flat=self.method == "flat"
+            self.jointly,
+            self.program,
+            budget,
+            self.drafted,
+            best,
+            self.progress,
+            flat=self.method == "flat",
+            simpler_within=self.simpler_within,
+            effort=self.effort,
         )
         return best, min([bound_s, *(floor for floor, _ in later[FEW:])])
 

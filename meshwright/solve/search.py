@@ -5,7 +5,7 @@ chain of one micro-batch without a memory limit bounds every number of them on a
 paying for memory, larger ones are not looked at. Meshes of more than two axes come last: most cannot beat what was
 found by then.
 
-Of steps that are equal but for a part SAME the simplest is taken: fewer axes, then fewer micro-batches, then fewer ways
+Of steps that are equal but for a part the simplest is taken: fewer axes, then fewer micro-batches, then fewer ways
 of running segments. So what is simpler than the best is looked at as long as it could be as fast.
 """
 
@@ -27,6 +27,9 @@ Progress = Callable[[str], None]
 
 SAME = 5e-4
 """Steps closer than this are equal: half of what a plan may take longer than a baseline."""
+
+MAKE_AGAIN = 1.4
+"""Times a step with all the memory it wants: what one takes that makes everything again in backward, and a little."""
 
 SURE = 0.99
 """Of bytes that fall with the samples: pieces are rounded to whole bytes."""
@@ -70,13 +73,14 @@ class Met:
 class Found:
     """met: the fastest and its equals; none where none is faster than was asked for. bound_s: on all of them. floors:
     what each candidate, by its place, is not faster than. slower: from which number of micro-batches on it is no faster
-    than what is known. tight: candidates that more memory might make faster."""
+    than what is known. tight: candidates that more memory might make faster. limit_s: slower ones were left out."""
 
     met: tuple[Met, ...]
     bound_s: float
     floors: dict[int, float]
     slower: dict[int, int]
     tight: frozenset[int]
+    limit_s: float = float("inf")
 
     @property
     def simplest(self) -> Met | None:
@@ -96,13 +100,17 @@ def search(
     limit_s: float = float("inf"),
     first: bool = False,
     exactly: bool = True,
+    same: float = SAME,
+    quick: bool = False,
 ) -> Found:
-    """Faster than `limit_s`, if any is. first: the first that is found is enough. exactly: as for `solve_chain`.
+    """Faster than `limit_s`, if any is. first: the first that is found is enough. exactly: as for `solve_chain`. same:
+    steps closer than this part are equal. quick: values may be made again later, so that chains which pay more for
+    memory than that takes are of no use.
 
     Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further.
     """
     floors: dict[int, float] = {}
-    state = _State(budget_bytes, limit_s, progress, floors, exactly)
+    state = _State(budget_bytes, limit_s, progress, floors, exactly, same, not quick)
     refused: list[PlanError] = []
     for later in (False, True):
         found = []
@@ -113,13 +121,18 @@ def search(
                     found.append((floors[place], place))
                 except PlanError as error:
                     refused.append(error)
+        if quick and found:
+            state.limit_s = min(state.limit_s, MAKE_AGAIN * min(found)[0])
         for floor, place in sorted(found):
             candidate, enough = candidates[place], (first or STOP.asked) and state.met
-            if not enough and floor < state.reach_s(candidate, candidate.microbatches[0]):
+            if quick and later and not state.met:
+                state.leave(place, floor)
+            elif not enough and floor < state.reach_s(candidate, candidate.microbatches[0]):
                 state.look_at(place, candidate)
     if not floors and refused:
         raise refused[0]
-    return Found(tuple(state.met), min([*state.bounds, state.known_s]), floors, state.slower, frozenset(state.tight))
+    bound_s = min([*state.bounds, state.known_s])
+    return Found(tuple(state.met), bound_s, floors, state.slower, frozenset(state.tight), state.limit_s)
 
 
 def anyway(candidates: list[Candidate]) -> Found:
@@ -176,6 +189,8 @@ class _State:
     progress: Progress | None
     floors: dict[int, float]
     exactly: bool = True
+    same: float = SAME
+    hard: bool = True
     met: list[Met] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     price: float = 0.0
@@ -188,9 +203,14 @@ class _State:
         return min((one.chain.seconds for one in self.met), default=self.limit_s)
 
     def reach_s(self, candidate: Candidate, number: int) -> float:
-        """What it has to be faster than, in so many micro-batches: what is simpler than the best may be as fast."""
-        simpler = self.met and (candidate.axes, number) < min(one.rank for one in self.met)[:2]
-        return self.known_s * (1 + SAME if simpler else 1)
+        """What it has to be faster than, in so many micro-batches: what is simpler than the best may be as fast, and a
+        mesh of more than two axes has to be faster by more than that."""
+        if not self.met:
+            return self.known_s
+        simplest = min(one.rank for one in self.met)
+        if candidate.later and candidate.axes > simplest[0]:
+            return self.known_s * (1 - self.same)
+        return self.known_s * (1 + self.same if (candidate.axes, number) < simplest[:2] else 1)
 
     def floor(self, place: int, candidate: Candidate) -> float:
         """What no number of micro-batches is faster than."""
@@ -202,6 +222,11 @@ class _State:
         else:
             self.leasts[place] = Least.of(frontier)
         return floor
+
+    def leave(self, place: int, floor: float) -> None:
+        """To those who make values again: nothing simpler fits with all kept."""
+        self.tight.add(place)
+        self.bounds.append(floor)
 
     def look_at(self, place: int, candidate: Candidate) -> None:
         """Every number of micro-batches that could be faster."""
@@ -236,11 +261,12 @@ class _State:
                     continue
             free, proven_s = True, floor
             for weight in candidate.weights:
-                chain, bound_s = solve_chain(frontier.weighed(weight), self.budget_bytes, reach_s, self.exactly)
+                here = frontier.weighed(weight)
+                chain, bound_s = solve_chain(here, self.budget_bytes, reach_s, self.exactly, self.hard)
                 self._take(place, candidate, chain, frontier)
                 free &= chain is not None and not chain.price
                 proven_s, reach_s = max(proven_s, bound_s), self.reach_s(candidate, number)
-                if proven_s >= reach_s:
+                if proven_s >= reach_s or (chain is None and not self.hard):
                     break
             self.bounds.append(proven_s)
             if free:
@@ -255,10 +281,10 @@ class _State:
         number, before_s = frontier.setting.microbatches, self.known_s
         rank = (candidate.axes, number, len({id(point) for point in chain.points}), chain.seconds)
         simpler = self.met and rank < min(one.rank for one in self.met)
-        if chain.seconds >= before_s * (1 + SAME if simpler else 1):
+        if chain.seconds >= before_s * (1 + self.same if simpler else 1):
             return
         self.met.append(Met(chain, frontier, place, rank))
-        self.met = [one for one in self.met if one.chain.seconds <= self.known_s * (1 + SAME)]
+        self.met = [one for one in self.met if one.chain.seconds <= self.known_s * (1 + self.same)]
         if chain.seconds < before_s:
             self.price = chain.price
             self._say(f"{candidate.name} x {number}", chain.seconds)

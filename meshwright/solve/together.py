@@ -15,6 +15,7 @@ from math import inf, sqrt
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
+from meshwright.solve.effort import EFFORTS
 from meshwright.solve.intra.chain import chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
@@ -36,9 +37,6 @@ FACTORS = (1.0, 0.1, 0.3, 3.0, 10.0, 1000.0)
 """Prices per byte, in steps over the budget: what a byte is worth where memory binds is of that size."""
 
 DEAREST = 1e-6
-
-MOST_MET = 8
-"""Shardings whose segments are traced; each takes a part of a second."""
 
 TOO_SLOW = 4.0
 """Times the least compute, at which a sharding is of no use even to a few instances."""
@@ -68,7 +66,8 @@ class _Met:
 
 @dataclass(slots=True)
 class Together:
-    """offered: of a sharding's ways those that may be taken; all unless given, and values may wait on the host."""
+    """offered: of a sharding's ways those that may be taken; all unless given, and values may wait on the host.
+    most_met: shardings whose segments are traced; each takes a part of a second."""
 
     frontier: Frontier
     program: Program
@@ -79,11 +78,12 @@ class Together:
     met: list[_Met] = field(default_factory=list)
     best: Plan | None = None
     fits: bool = False
+    most_met: int = EFFORTS["default"].shardings
 
     def fastest(self, price: float) -> Plan | None:
         """Faster than what is known, if any is. price: of the best bound."""
         chains = self._chains(price)
-        while chains and len(self.met) < MOST_MET:
+        while chains and len(self.met) < self.most_met:
             most = max(range(len(chains)), key=lambda place: self._new(chains[place]))
             chain = chains.pop(most)
             if not self._new(chain):

@@ -13,7 +13,8 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.price.parameter import Setting
-from meshwright.solve.bounds import PRICES, Bound, best_bound
+from meshwright.solve import bounds
+from meshwright.solve.bounds import MOST_ASKED, Bound, best_bound
 from meshwright.solve.candidates import candidates_on
 from meshwright.solve.intra.chain import chain_at, floor_s, least_s
 from meshwright.solve.intra.walk import least_cost
@@ -44,12 +45,18 @@ def test_what_the_host_has_to_ask_for_bounds_steps_that_wait_for_it() -> None:
             frontier = candidate.frontier(number)
             bound_s = least_s(frontier)
             assert bound_s > 2 * floor_s(frontier)
-            assert all(chain_at(frontier, price).seconds >= bound_s * (1 - 1e-12) for price in (0.0, *PRICES))
+            assert all(
+                chain_at(frontier, price).seconds >= bound_s * (1 - 1e-12)
+                for price in (0.0, *np.geomspace(1e-12, 1e-8, 7))
+            )
     plan = make_plan(program, load_cluster("dgx-h100:1"), pins=("pp=1",))
     assert plan.predicted.gap == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_bound_with_recomputation_is_looked_for_between_the_prices_too() -> None:
+@pytest.mark.parametrize("start", [0.0, 1e-13, 1e-9])
+def test_the_price_of_the_highest_bound_is_found_from_anywhere_in_few_questions(
+    start: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = capture(*small_model("llama")).at_batch(8)
     mesh = load_cluster("dgx-h100:1").mesh((2, 2), ranks=(0, 1, 2, 3))
     candidate = candidates_on(program, [mesh], (), Setting())[0]
@@ -57,13 +64,16 @@ def test_a_bound_with_recomputation_is_looked_for_between_the_prices_too() -> No
     budget = int(0.85 * frontier.least_static() + 0.15 * chain_at(frontier, 0.0).peak_bytes)
 
     def at(price: float) -> float:
-        return least_cost(frontier, price) - price * budget
+        return (least_cost(frontier, price * frontier.scale) / frontier.scale) - price * budget
 
+    asked: list[float] = []
+    monkeypatch.setattr(bounds, "least_cost", lambda *given: asked.append(given[1]) or least_cost(*given))
     first = Bound(floor_s(frontier), 0.0)
-    found = best_bound([frontier], budget, inf, first)
-    assert found.price in PRICES
-    assert found.seconds > max(first.seconds, *map(at, PRICES))
-    near = np.geomspace(found.price / 10, found.price * 10, 25)
-    assert found.seconds <= max(map(at, near)) * 1.02
+    found = best_bound([frontier], budget, inf, first, start)
+    assert len(asked) <= MOST_ASKED
+    assert found.seconds == pytest.approx(at(found.price), rel=1e-12)
+    every = max(map(at, np.geomspace(1e-13, 1e-8, 41)))
+    assert first.seconds < found.seconds <= every * (1 + 1e-3)
+    assert found.seconds >= every * (1 - 1e-2)
     less = best_bound([frontier], budget, first.seconds, first)
     assert less == first, "what is no better than what is known is not looked into"

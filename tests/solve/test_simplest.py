@@ -11,9 +11,12 @@ from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
 from meshwright.price.parameter import Setting
 from meshwright.solve import search as searching
 from meshwright.solve.candidates import candidates_on
+from meshwright.solve.joint import axes_of
+from meshwright.solve.plan import make_plan
 from meshwright.solve.search import SAME, Candidate, search
 
 Offer = tuple[int, dict[int, tuple[float, int]]]
@@ -76,6 +79,25 @@ def test_a_mesh_that_memory_made_slow_is_named_though_another_fits_without_payin
     found = search(candidates, 1)
     assert found.simplest is not None
     assert (found.simplest.place, found.tight) == (0, {1})
+
+
+def test_a_plan_that_is_nearly_as_fast_and_simpler_is_taken_unless_turned_off() -> None:
+    """Also where memory binds."""
+    program, cluster, pins = capture(*small_model("gpt")).at_batch(8), load_cluster("local:4"), ("pp=1", "microbatch=1")
+    roomy = make_plan(program, cluster, pins=pins, simpler_within=0.0)
+    budget = int(0.6 * roomy.predicted.peak_bytes)
+    fastest = make_plan(program, cluster, memory_bytes=budget, pins=pins, simpler_within=0.0)
+    simplest = make_plan(program, cluster, memory_bytes=budget, pins=pins, simpler_within=0.2)
+    assert fastest.predicted.step_s <= simplest.predicted.step_s <= 1.2 * fastest.predicted.step_s
+    assert axes_of(simplest) <= axes_of(fastest)
+    assert max(fastest.predicted.peak_bytes, simplest.predicted.peak_bytes) <= budget
+
+
+@pytest.mark.parametrize("given", [-0.1, 1.0])
+def test_a_part_that_is_none_is_refused(given: float) -> None:
+    program = capture(*small_model("gpt")).at_batch(8)
+    with pytest.raises(PlanError, match="simpler_within"):
+        make_plan(program, load_cluster("local:2"), simpler_within=given)
 
 
 def _candidate(axes: int, numbers: dict[int, tuple[float, int]], price: float = 1.0) -> Candidate:

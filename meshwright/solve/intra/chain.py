@@ -88,11 +88,12 @@ def bound_at(frontier: Frontier, price: float, budget_bytes: int) -> float:
 
 
 def solve_chain(
-    frontier: Frontier, budget_bytes: int, known_s: float = float("inf"), exactly: bool = True
+    frontier: Frontier, budget_bytes: int, known_s: float = float("inf"), exactly: bool = True, hard: bool = True
 ) -> tuple[Chain | None, float]:
     """(the fastest chain that fits, or None if none was found faster than `known_s`; a bound on all that fit).
 
-    exactly: of a small program, also where prices per byte do not find it, which takes longer."""
+    exactly: of a small program, also where prices per byte do not find it, which takes longer. hard: also where nothing
+    fits at the dearest price."""
     search = _Search(frontier, budget_bytes, budget_bytes - frontier.least_transient())
     free = search.ask(0.0)
     if search.fits(free) or search.bound_s >= known_s:
@@ -105,6 +106,8 @@ def solve_chain(
         search.dearest, search.frontier = dearest, frontier
         least = search.ask(dearest)
         if not search.fits(least):
+            if not hard and not is_small(frontier):
+                return None, search.bound_s
             least = _lower(search, least)
     if search.fits(least):
         _bracket(search, free, least, known_s)

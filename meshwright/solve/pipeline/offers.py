@@ -81,9 +81,12 @@ class Offer:
         return float(self.microbatches * whole[:FIRST].sum() + whole[FIRST : STEP + 1].sum())
 
 
-def offers(program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool) -> list[Offer]:
+def offers(
+    program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool, most_s: float = inf
+) -> list[Offer]:
     """Every different chain on this mesh that may be among its best; none where the batch, the pins and the mesh do not
-    go together. Segments keep all, or their inputs alone; `with_levels` looks closer."""
+    go together. Segments keep all, or their inputs alone; `with_levels` looks closer. most_s: of the whole program, all
+    kept; of a slower mesh one chain is offered."""
     small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
     crowded = most_alive(program) > MOST_ALIVE
     free = Frontier(small, stage.mesh, stage.pins, setting)
@@ -96,7 +99,7 @@ def offers(program: Program, at: int, stage: StageMesh, setting: Setting, recomp
             continue
         met.append((keeping, chain, _offer(small, at, stage, chain, recompute)))
         keeping.forget()
-    worst_s = _worst_s([offer for _, _, offer in met], stage)
+    worst_s = min(most_s, _worst_s([offer for _, _, offer in met], stage))
     found: dict[object, Offer] = {}
     for keeping, chain, offer in met:
         found.setdefault(offer.key, offer)

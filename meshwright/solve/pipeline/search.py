@@ -60,6 +60,9 @@ SLACKS = (1.02, 1.3, inf)
 WORST = 1.5
 """On many devices, chains that need so many times the device-seconds of the best are not looked at as stages."""
 
+SLOWEST = 1.25
+"""Submeshes that need so many times the device-seconds of the incumbent are offered with one chain each."""
+
 SIMULATIONS = 12
 TASKS = 1 << 10
 MOST_SIMULATIONS = 36
@@ -106,22 +109,60 @@ def pipeline_search(
     """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched). method: of
     `solve_stages`. first: the first that fits is enough. exact: its bytes are those of traced pairs; what may yet be
     left for another plan does without."""
-    check_method(method)
-    asked = asked or PipelinePins(None, None, ())
-    if asked.one_stage or (not asked.pipeline and (cluster.device_count < 2 or len(program.segments) < 2)):
-        return None, inf
-    check_pins(asked, program, cluster)
-    search = _Search(program, cluster, budget_bytes, setting, asked, known_s, progress, recompute, method, first)
-    search.climb(search.counts())
-    if search.best is None and known_s == inf:
-        search.loosen()
-    elif not first and not STOP.asked and search.tight():
-        search.loosen(again=True)
-    if (first or STOP.asked) and search.best is not None:
-        return search.best, search.bound_s
-    search.reorder()
-    best = None if search.best is None else route_far_values(search.best, program)
-    return (predicted(best, program) if best and exact else best), search.bound_s
+    found = PipelineSearch(program, cluster, budget_bytes, setting, asked, progress, recompute, method, first, exact)
+    return found.finish(known_s)
+
+
+class PipelineSearch:
+    """`pipeline_search` in two parts: what the first finds prunes other searches, whose best then prunes the second."""
+
+    def __init__(
+        self,
+        program: Program,
+        cluster: Cluster,
+        budget_bytes: int | None,
+        setting: Setting,
+        asked: PipelinePins | None = None,
+        progress: Progress | None = None,
+        recompute: bool = True,
+        method: str = "auto",
+        first: bool = False,
+        exact: bool = True,
+    ) -> None:
+        check_method(method)
+        asked = asked or PipelinePins(None, None, ())
+        self._search: _Search | None = None
+        self._first, self._exact = first, exact
+        if asked.one_stage or (not asked.pipeline and (cluster.device_count < 2 or len(program.segments) < 2)):
+            return
+        check_pins(asked, program, cluster)
+        self._search = _Search(program, cluster, budget_bytes, setting, asked, inf, progress, recompute, method, first)
+
+    def begin(self) -> Plan | None:
+        """The best in the number of micro-batches that is tried first, by a rough count of its bytes."""
+        search = self._search
+        if search is None:
+            return None
+        search.first_s = search.try_count(search.counts()[search.start()])
+        return search.best
+
+    def finish(self, known_s: float = inf) -> tuple[Plan | None, float]:
+        """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched)."""
+        search = self._search
+        if search is None:
+            return None, inf
+        if known_s < search.known_s:
+            search.known_s, search.best = known_s, None
+        search.climb(search.counts())
+        if search.best is None and known_s == inf:
+            search.loosen()
+        elif not self._first and not STOP.asked and search.tight():
+            search.loosen(again=True)
+        if (self._first or STOP.asked) and search.best is not None:
+            return search.best, search.bound_s
+        search.reorder()
+        best = None if search.best is None else route_far_values(search.best, search.program)
+        return (predicted(best, search.program) if best and self._exact else best), search.bound_s
 
 
 @dataclass(slots=True)
@@ -140,6 +181,7 @@ class _Search:
     hopeful: tuple[Pipelined, ...] = ()
     bound_s: float = inf
     rough: float = 1.0
+    first_s: float | None = None
     meshes: list[StageMesh] = field(default_factory=list)
     useful: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
@@ -154,7 +196,7 @@ class _Search:
         more memory for it; whether a pipeline fits is then found exactly. again: only the best's number of
         micro-batches."""
         self.meshes = [replace(mesh, memory_bytes=int(LOOSE * mesh.memory_bytes)) for mesh in self.meshes]
-        self.kept = set()
+        self.kept, self.first_s = set(), None
         if again and self.best is not None:
             self.try_count(self.best.microbatches)
         else:
@@ -179,15 +221,19 @@ class _Search:
             return [1]
         return batch_cuts(self.program.batch, MOST_COUNT)
 
+    def start(self) -> int:
+        """Which of the numbers of micro-batches is tried first."""
+        total, counts = self.cluster.device_count, self.counts()
+        hosts = total // STAGES // per_host(self.cluster) if total > MOST_UNITS else 1
+        samples = max(SAMPLES, hosts, self.program.batch / (FILLED * total))
+        return min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - samples))
+
     def climb(self, counts: list[int]) -> None:
         """From micro-batches of SAMPLES on, to more, or to fewer where more do not help, as long as a step gets
         shorter; while nothing fits, to as many as there are."""
-        total = self.cluster.device_count
-        hosts = total // STAGES // per_host(self.cluster) if total > MOST_UNITS else 1
-        samples = max(SAMPLES, hosts, self.program.batch / (FILLED * total))
-        start = min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - samples))
-        worth = WORTH if total > MOST_UNITS else 1.0
-        first_s = self.try_count(counts[start])
+        start = self.start()
+        worth = WORTH if self.cluster.device_count > MOST_UNITS else 1.0
+        first_s = self.try_count(counts[start]) if self.first_s is None else self.first_s
         for way in (1, -1):
             at, worse, known_s = start + way, 0, first_s
             while 0 <= at < len(counts) and worse < PATIENCE and not ((self.first or STOP.asked) and self.best):
@@ -241,9 +287,10 @@ class _Search:
     def _table(self, count: int) -> Table | None:
         setting = self.setting.cut(self.program.batch, count)
         found: list[Offer] = []
-        for index in self._tried(count):
-            found += offers(self.program, index, self.meshes[index], setting, self.recompute)
         total = self.cluster.device_count
+        for index in self._tried(count):
+            most_s = SLOWEST * self.known_s * total / self.meshes[index].ranks
+            found += offers(self.program, index, self.meshes[index], setting, self.recompute, most_s)
         few = self.pins.stages is not None or total <= ALL_SIZES
         kept = chosen_ports(found, self.meshes, total, count, inf if few else WORST)
         if not kept:

@@ -1,0 +1,60 @@
+"""Constraints: pins as an object with typed fields instead of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshwright.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What a user takes away from the planner. A field that is None is left to it.
+
+    pp: number of pipeline stages, or the devices of each: `(2, 2, 4)`.
+    schedule: of the pipeline, such as `1f1b`.
+    mesh: sizes of the axes: `(2, 4)`.
+    dp, tp: devices that samples and weights are split over.
+    sp: sequence parallelism on or off.
+    zero: 0 to 3; `"3:8"` shards within groups of 8.
+    microbatch: number of micro-batches.
+    recompute: a method of activation checkpointing, such as `full` or `flat`.
+    split: `matmul`.
+    storage: of parameters by pattern: `{"layers.*.up.weight": "S(0)"}`.
+    """
+
+    pp: int | tuple[int, ...] | None = None
+    schedule: str | None = None
+    mesh: tuple[int, ...] | None = None
+    dp: int | None = None
+    tp: int | None = None
+    sp: bool | None = None
+    zero: int | str | None = None
+    microbatch: int | None = None
+    recompute: str | None = None
+    split: str | None = None
+    storage: Mapping[str, str] = field(default_factory=dict)
+
+    def pins(self) -> tuple[str, ...]:
+        """The same as text, as `Plan.pins` has it; what it says is checked where pins are."""
+        if self.sp is not None and not isinstance(self.sp, bool):
+            raise PlanError(f"Constraints(sp={self.sp!r})", "True or False", "correct it")
+        words: dict[str, object] = {
+            "pp": _joined(self.pp, "+"),
+            "schedule": self.schedule,
+            "mesh": _joined(self.mesh, "x"),
+            "dp": self.dp,
+            "tp": self.tp,
+            "sp": None if self.sp is None else "on" if self.sp else "off",
+            "zero": self.zero,
+            "microbatch": self.microbatch,
+            "recompute": self.recompute,
+            "split": self.split,
+        }
+        found = [f"{name}={value}" for name, value in words.items() if value is not None]
+        return (*found, *(f"{name}={layout}" for name, layout in self.storage.items()))
+
+
+def _joined(sizes: int | tuple[int, ...] | None, sign: str) -> object:
+    return sign.join(map(str, sizes)) if isinstance(sizes, tuple | list) else sizes

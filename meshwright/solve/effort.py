@@ -1,0 +1,41 @@
+"""How much work a search may do. All of it is counted in nodes and shardings, never in seconds: the same request
+has the same answer on a busy machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Limits of the joint search of sharding and rematerialisation. A node is a mesh in a number of micro-batches.
+
+    probed: nodes of which one sharding is traced, once something fits.
+    settled: of these, nodes that are searched with mixtures of shardings.
+    slower: times the incumbent, above which a node's first sharding says that the node is not worth that.
+    shardings: traced for a node that is settled.
+    sweeps: whether shardings for larger budgets are tried on the probed nodes too, once something fits.
+    to_the_end: nodes are settled even after one that brought nothing.
+    """
+
+    probed: int
+    settled: int
+    slower: float
+    shardings: int
+    sweeps: bool
+    to_the_end: bool
+
+
+EFFORTS = {
+    "fast": Effort(probed=3, settled=1, slower=1.0, shardings=4, sweeps=False, to_the_end=False),
+    "default": Effort(probed=10, settled=3, slower=1.06, shardings=8, sweeps=True, to_the_end=False),
+    "proof": Effort(probed=30, settled=6, slower=1.5, shardings=12, sweeps=True, to_the_end=True),
+}
+
+
+def effort_of(name: str) -> Effort:
+    if name not in EFFORTS:
+        raise PlanError(f"effort {name!r}", " or ".join(EFFORTS), "name one of these")
+    return EFFORTS[name]

@@ -1,0 +1,51 @@
+"""How much is searched, and constraints as an object: each says what it was given where that is none."""
+
+from __future__ import annotations
+
+import pytest
+from small_models import small_model
+
+import meshwright as mw
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
+from meshwright.pins.spelling import WORDS
+from meshwright.solve.plan import make_plan
+
+PINS = ("pp=1", "dp=2", "zero=3", "microbatch=1")
+
+
+def test_more_effort_is_no_slower_and_every_plan_fits() -> None:
+    program, cluster, pins = capture(*small_model("gpt")).at_batch(64), load_cluster("local:2"), PINS
+    free = make_plan(program, cluster, pins=pins)
+    budget = int(0.7 * free.predicted.peak_bytes)
+    given = {"memory_bytes": budget, "pins": pins, "simpler_within": 0.0}
+    fast, default, proof = (
+        make_plan(program, cluster, effort=effort, **given) for effort in ("fast", "default", "proof")
+    )
+    assert proof.predicted.step_s <= default.predicted.step_s <= fast.predicted.step_s
+    assert max(one.predicted.peak_bytes for one in (fast, default, proof)) <= budget
+    assert all(one.predicted.gap >= 0 for one in (fast, default, proof))
+
+
+def test_an_effort_that_there_is_not_is_refused() -> None:
+    with pytest.raises(PlanError, match="effort 'most'"):
+        make_plan(capture(*small_model("gpt")), load_cluster("local:2"), effort="most")
+
+
+def test_constraints_say_what_pins_say() -> None:
+    every = mw.Constraints(
+        pp=(2, 2), schedule="1f1b", mesh=(1, 2), dp=2, tp=1, sp=False, zero="3:8", microbatch=4, recompute="full",
+        split="matmul", storage={"a.*": "S(0)"},
+    )  # fmt: skip
+    assert every.pins() == (
+        "pp=2+2", "schedule=1f1b", "mesh=1x2", "dp=2", "tp=1", "sp=off", "zero=3:8", "microbatch=4", "recompute=full",
+        "split=matmul", "a.*=S(0)",
+    )  # fmt: skip
+    assert {text.partition("=")[0] for text in every.pins()[:-1]} == set(WORDS) - {"microbatches"}
+    assert mw.Constraints().pins() == ()
+    model, batch, *_ = small_model("gpt")
+    with pytest.raises(PlanError, match="tp=3"):
+        mw.plan(model, batch, "local:2", pins=mw.Constraints(tp=3))
+    with pytest.raises(PlanError, match="True or False"):
+        mw.Constraints(sp="on").pins()  # type: ignore[arg-type]
