@@ -12,8 +12,8 @@ from meshwright.cluster import Cluster, load_cluster
 from meshwright.pins.constraints import Constraints
 from meshwright.plan.plan import Plan
 from meshwright.profile import profile_step as profile
+from meshwright.solve.effort import SIMPLER_WITHIN
 from meshwright.solve.of_model import plan_model
-from meshwright.solve.plan import SIMPLER_WITHIN
 
 
 def plan(

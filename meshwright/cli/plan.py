@@ -17,6 +17,7 @@ from meshwright.cli.options import (
     precision_for,
 )
 from meshwright.models.arguments import add_json, add_model_arguments, check_folder, reference_of, write_json
+from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of
 
 if TYPE_CHECKING:
     from meshwright.capture.program import Program
@@ -42,6 +43,14 @@ def add_parser(subparsers: Any) -> None:
         "mean plans of one stage, unless pp is pinned too",
     )
     add("--stage-method", default="auto", metavar="M", help="for stages: auto, beam, recursive, mcmc, mcts or rl")
+    add("--effort", default="default", metavar="E", help="how much is searched: fast, default or proof")
+    add(
+        "--simpler-within",
+        type=float,
+        default=SIMPLER_WITHIN,
+        metavar="PART",
+        help="of plans whose steps differ by no more than this part the simplest is taken (default 0.005)",
+    )
     add("--compile", action="store_true", help="run compiled by inductor, and price it so")
     add("--upgrade", metavar="OLD", help="read a plan file of schema 2, write it to -o")
     add("-o", "--output", metavar="FILE", help="write the plan here")
@@ -58,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
         return _upgrade(args)
     _check_model(args)
     check_training(args)
+    effort_of(args.effort)
+    check_part("--simpler-within", args.simpler_within)
     cluster = cluster_for(args.cluster)
     args.precision = precision_for(args, cluster)
     _check_pins(args, cluster)
@@ -132,6 +143,8 @@ def _planned(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> 
             compile=args.compile,
             pins=args.pin,
             stage_method=args.stage_method,
+            simpler_within=args.simpler_within,
+            effort=args.effort,
             progress=progress.found,
         )
     return plan, program, capture_s

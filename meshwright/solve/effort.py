@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from meshwright.errors import PlanError
 
+SIMPLER_WITHIN = 5e-3
+"""Of steps that are this near the simplest plan is taken, unless asked otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -39,3 +42,8 @@ def effort_of(name: str) -> Effort:
     if name not in EFFORTS:
         raise PlanError(f"effort {name!r}", " or ".join(EFFORTS), "name one of these")
     return EFFORTS[name]
+
+
+def check_part(name: str, given: float) -> None:
+    if not 0 <= given < 1:
+        raise PlanError(f"{name} {given}", "a part of a step, from 0 to less than 1", "give 0.005, or 0 to turn it off")

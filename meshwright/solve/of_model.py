@@ -14,8 +14,9 @@ from meshwright.models.joined import joined, joined_batch
 from meshwright.pins.constraints import Constraints
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes
+from meshwright.solve.effort import SIMPLER_WITHIN
 from meshwright.solve.pin_words import check_words
-from meshwright.solve.plan import SIMPLER_WITHIN, make_plan
+from meshwright.solve.plan import make_plan
 
 
 def plan_model(

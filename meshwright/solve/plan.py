@@ -26,7 +26,7 @@ from meshwright.solve.assemble import assemble, draft
 from meshwright.solve.by_method import ANYWHERE, method_search, pinned_method
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidates
 from meshwright.solve.compiled import compiled_plan
-from meshwright.solve.effort import EFFORTS, Effort, effort_of
+from meshwright.solve.effort import EFFORTS, SIMPLER_WITHIN, Effort, check_part, effort_of
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
@@ -46,9 +46,6 @@ FEW = 3
 
 ROUNDING = 1e-12
 """A gap below this is that of adding the same seconds in another order."""
-
-SIMPLER_WITHIN = 5e-3
-"""Of steps that are this near the simplest plan is taken, unless asked otherwise."""
 
 ONE_STAGE_FIRST = 64
 """Devices up to which plans of one stage are looked for before pipelines."""
@@ -102,11 +99,6 @@ def make_plan(
         check_words(texts, cluster)
         method = pinned_method(texts)[0] if recompute else "keep"
         return compiled_plan(search, program, memory_bytes, _budget(cluster, memory_bytes), method)
-
-
-def check_part(name: str, given: float) -> None:
-    if not 0 <= given < 1:
-        raise PlanError(f"{name}={given}", "a part of a step, from 0 to less than 1", "give 0.005, or 0 to turn it off")
 
 
 def _make_plan(
