@@ -63,6 +63,11 @@ class Chosen:
     bound_s: float
 
 
+ROUNDING = 1e-9
+"""By which part a promise may be above what is known: bounds take away bytes at a price, which may be many times the
+seconds that are left."""
+
+
 class _Rows:
     """Numbers of one instance's options, and the most its prefix may hold for each of them."""
 
@@ -128,7 +133,7 @@ def _walk(
         fits = held <= np.broadcast_to(row.limit, (len(resident), len(row.limit))).ravel()
         places = np.flatnonzero(fits)
         promise = total[places] + bounds.rest(index + 1, held[places])
-        hopeful = promise <= known * (1 + 1e-12)
+        hopeful = promise <= known * (1 + ROUNDING)
         places, promise = places[hopeful], promise[hopeful]
         order = _undominated(held[places], total[places])
         if width is not None and len(order) > width:
