@@ -14,6 +14,7 @@ from meshwright.capture import capture
 from meshwright.cluster import Cluster, Device, Mesh
 from meshwright.cluster.tree import Group, Link, Member
 from meshwright.errors import CaptureError, PlanError
+from meshwright.price import overlap
 from meshwright.price.parameter import Setting
 from meshwright.solve.plan import make_plan
 
@@ -67,7 +68,7 @@ def random_cluster(draw: random.Random) -> Cluster:
 def nothing_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every collective is waited for, and nothing is gathered early: the oracle adds up."""
     monkeypatch.setattr(Mesh, "runs_beside", lambda mesh, axis: False)
-    monkeypatch.setattr("meshwright.price.overlap.carried_bytes", lambda points, microbatches: 0)
+    monkeypatch.setattr(overlap, "carried_bytes", lambda points, microbatches: 0)
 
 
 def agrees(seed: int, most: int) -> bool:
