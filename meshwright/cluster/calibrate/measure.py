@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from meshwright.cluster.calibrate.grids import (
 from meshwright.cluster.calibrate.host import eager_table, pair_table
 from meshwright.cluster.calibrate.optimizer import optimizers, scale_to_a_step
 from meshwright.cluster.calibrate.pace import Pace
-from meshwright.cluster.calibrate.samples import KERNELS, MORE, ROWS, SLOW, Make
+from meshwright.cluster.calibrate.samples import GPU_ONLY, KERNELS, MORE, ROWS, SLOW, Make
 from meshwright.cluster.calibrate.scatters import Spread, attentions, channels_last, convolutions
 from meshwright.cluster.calibrate.steady import steady
 from meshwright.cluster.profile_tables import Axes
@@ -202,14 +203,14 @@ def _host_link(device: torch.device, clock: CpuClock | CudaClock, n_bytes: int) 
 
 def _kernels(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, make in KERNELS.items():
-        for dtype in dtypes:
-            more = (n for n in MORE.get(name, ()) if n < effort.numels[-1])
-            for n in sorted((*effort.numels[: -1 if name in SLOW else None], *more)):
-                for side, work, took_s in _kernel(rates, make, n, dtype):
-                    points = found.setdefault(f"{name}.{side}", {}).setdefault(_text(dtype), [])
-                    if work not in (known for known, _ in points):  # samples have a smallest size
-                        points.append([work, _short(took_s)])
+    wanted = [name for name in KERNELS if rates.device.type != "cpu" or name not in GPU_ONLY]
+    for name, dtype in product(wanted, dtypes):
+        more = (n for n in MORE.get(name, ()) if n < effort.numels[-1])
+        for n in sorted((*effort.numels[: -1 if name in SLOW else None], *more)):
+            for side, work, took_s in _kernel(rates, KERNELS[name], n, dtype):
+                points = found.setdefault(f"{name}.{side}", {}).setdefault(_text(dtype), [])
+                if work not in (known for known, _ in points):  # samples have a smallest size
+                    points.append([work, _short(took_s)])
     return found
 
 

@@ -242,6 +242,9 @@ KERNELS: dict[str, Make] = {
 
 SLOW = frozenset({"sort", "topk", "avg_pool", "max_pool", "depthwise", "depthwise_last"})
 """Kernels so slow that the largest size would take long, and tell nothing new."""
+GPU_ONLY = frozenset({"depthwise_last"})
+"""Kernels of images that lie channels last, which on a CPU none do."""
+
 MORE = {"embedding": (3 << 20, 13 << 18)}
 """Sizes beside those of all: up to 3072 rows a lookup's backward goes through them one by one, beyond it sorts them."""
 
