@@ -1,6 +1,6 @@
 """The command line: a thin face over the public API. A command's module is imported only when it is called.
 
-Exit codes: 0 done; 1 a check failed (`doctor`) or nothing fits (`fits`); 2 refused, with what was given,
+Exit codes: 0 done; 1 a check failed (`doctor`, `selftest`) or nothing fits (`fits`); 2 refused, with what was given,
 what was expected and what to do; 130 stopped by Ctrl-C (`plan` has then given its best so far); 141 nobody reads on.
 """
 
@@ -32,6 +32,7 @@ COMMANDS = {
     "rules": ("meshwright.rules.command", "list the sharding rules"),
     "solve": ("meshwright.select.command", "solve a selection problem from a file"),
     "doctor": ("meshwright.cli.doctor", "say what is installed, what will work here and what will not"),
+    "selftest": ("meshwright.cli.selftest", "under torchrun: collectives, a step against one process, the clock"),
     "completion": ("meshwright.cli.completion", "print a completion script for bash, zsh or fish"),
 }
 EXITS = "exit codes: 0 done, 1 a check failed, 2 refused, 130 stopped by Ctrl-C, 141 nobody reads on"

@@ -78,10 +78,10 @@ def this_machine() -> Cluster:
     count = torch.cuda.device_count()
     if not count:
         return load_cluster(f"local:{min(MOST_PROCESSES, cores)}")
-    return _gpus([torch.cuda.get_device_name(place) for place in range(count)])
+    return gpus_named([torch.cuda.get_device_name(place) for place in range(count)])
 
 
-def _gpus(names: list[str]) -> Cluster:
+def gpus_named(names: list[str]) -> Cluster:
     from meshwright.cluster import load_cluster
     from meshwright.cluster.detect.devices import known_name
     from meshwright.cluster.hosts import ALIASES

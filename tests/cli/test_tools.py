@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,20 @@ def test_printed_code_has_the_plans_own_cluster_and_device(tmp_path: Path, capsy
     assert 'load_cluster("h100:2")' in shown
     assert 'torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))' in shown
     compile(shown, "plan", "exec")
+
+
+def test_selftest_on_two_ranks_is_right(tmp_path: Path) -> None:
+    out = tmp_path / "checks.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = ["-m", "meshwright", "selftest", "--megabytes", "1", "--json", str(out)]
+    found = subprocess.run([*command, *words], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr[-2000:]
+    rows = {row["what"]: row for row in json.loads(out.read_text())}
+    assert list(rows) == ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "loss", "gradients", "step"]
+    assert all(row["right"] for row in rows.values())
+    assert "GB/s" in rows["all-gather"]["found"]
+
+
+def test_selftest_asks_for_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest"]) == 2
+    assert "torchrun --nproc-per-node=2 -m meshwright selftest" in capsys.readouterr().err
