@@ -29,7 +29,7 @@ from pathlib import Path
 
 from bench.zoo.children import Limits, run_all
 from bench.zoo.lists import SOURCES, names_of
-from bench.zoo.page import FAULTS, line, page, summary
+from bench.zoo.page import FAULTS, line, page, summary, write_page
 from bench.zoo.rows import Row, joined, read, write
 from bench.zoo.trial import Options
 
@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--double", action="store_true", help="in float64, to tell rounding from what is wrong")
     parser.add_argument("--parts", default="plan,run", help="`plan` (for 8 H100) or `run` alone; rows are joined")
     parser.add_argument("--json", default="out/zoo.json", metavar="FILE")
-    parser.add_argument("--page", default="", metavar="FILE", help="write the table there (docs/zoo.md)")
+    parser.add_argument("--page", default="", metavar="FILE", help="write the table at its end (docs/models.md)")
     args = parser.parse_args()
     path = Path(args.json)
     rows = read(path)
@@ -59,7 +59,7 @@ def main() -> int:
         print(line(row), flush=True)
     print(summary(list(rows.values())))
     if args.page:
-        Path(args.page).write_text(page(list(rows.values())), encoding="utf-8")
+        write_page(Path(args.page), page(list(rows.values())))
     return 1 if any(row["outcome"] in FAULTS for row in rows.values()) else 0
 
 

@@ -12,6 +12,8 @@ import torch
 
 from bench.zoo.compare import difference
 from bench.zoo.lists import SOURCES, names_of
+from bench.zoo.page import page, write_page
+from bench.zoo.rows import joined
 from bench.zoo.steps import Trace
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +52,27 @@ def test_there_are_as_many_models_as_promised() -> None:
     assert len(names["diffusers"]) >= 4
     assert sum(map(len, names.values())) - len(names["adversarial"]) >= 70
     assert len(names["adversarial"]) >= 40
+
+
+def test_the_page_is_written_at_the_end_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "models.md"
+    file.write_text("# Models\n\nOthers.\n", encoding="utf-8")
+    for outcome in ("refused", "equal"):
+        row = {"name": "timm:resnet18", "source": "timm", "outcome": outcome, "phase": "", "cpu_s": {}, "text": ""}
+        write_page(file, page([row]))
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("# Models\n\nOthers.\n\n## Models that were tried\n")
+    assert text.count("| resnet18 |") == 1
+    assert "| resnet18 | equal |" in text
+
+
+def test_planning_that_takes_too_long_does_not_hide_what_was_run() -> None:
+    ran = {"name": "a:b", "source": "a", "outcome": "equal", "phase": "run free", "cpu_s": {"run free": 1.0}}
+    row = joined(None, ran, ("run",))
+    late = {"name": "a:b", "source": "a", "outcome": "timeout", "phase": "plan of 8", "cpu_s": {}, "text": "over 9 s"}
+    assert joined(row, late, ("plan",))["outcome"] == "equal"
+    assert joined(row, {**late, "outcome": "traceback"}, ("plan",))["outcome"] == "traceback"
+    assert joined(row, {**ran, "outcome": "timeout"}, ("run",))["outcome"] == "timeout"
 
 
 def trace() -> Trace:
