@@ -7,9 +7,9 @@ from math import prod
 
 from meshwright.capture.program import Op
 from meshwright.cluster import Device
-from meshwright.cluster.profile_load import profile_of
 from meshwright.configuration.block import ATTENTION, PRODUCTS, Block, Moved
 from meshwright.cost.op.compute import OpSeconds, whole_op_seconds
+from meshwright.cost.op.narrow import narrow_linear_s, under_load
 from meshwright.profile import saved
 from meshwright.profile.operands import packet
 
@@ -110,18 +110,8 @@ def _op_work(block: Block, place: int, device: Device) -> tuple[Work, OpSeconds]
 
 
 def _narrow_s(block: Block, op: Op, device: Device) -> tuple[float, float, float]:
-    """A linear layer in float8, as measured with the rows' scales found and applied in a kernel of their own; one scale
-    for a whole tensor is applied by the kernel that makes it, and that pass over memory is saved."""
     x, weight = (block.values[name].type.sizes for name in op.operands()[:2])
-    m, (n, k) = prod(x[:-1]), weight
-    on = profile_of(device)
-    rate = device.memory_bandwidth * device.achievable_fraction("memory")
-    forward_s, inputs_s, weights_s = (
-        max(found_s / 2, found_s - (0.0 if block.by_row else 3 * rows * inner / rate))
-        for rows, columns, inner in ((m, n, k), (m, k, n), (n, k, m))
-        for found_s in (on.matmul_s("nt", "float8", 1, rows, columns, inner),)
-    )
-    return forward_s, inputs_s, weights_s
+    return narrow_linear_s(device, prod(x[:-1]), weight[0], weight[1], block.by_row)
 
 
 def _flops(block: Block, op: Op) -> float:
@@ -161,4 +151,4 @@ def _working_bytes(block: Block, op: Op) -> int:
 def loaded(costs: list[BlockCost], device: Device, dtype: str) -> tuple[float, float]:
     """How much longer products take than alone, and what moves memory, where a device does nothing but this."""
     seconds = sum(cost.whole.seconds for cost in costs)
-    return profile_of(device).steady(dtype, sum(cost.flops for cost in costs) / seconds) if seconds else (1.0, 1.0)
+    return under_load(device, dtype, sum(cost.flops for cost in costs) / seconds) if seconds else (1.0, 1.0)

@@ -1,0 +1,24 @@
+"""Linear layers in float8, and how much longer kernels take in long steps: by the device's tables."""
+
+from __future__ import annotations
+
+from meshwright.cluster import Device
+from meshwright.cluster.profile_load import profile_of
+from meshwright.cost.op.case import Seconds
+
+
+def narrow_linear_s(device: Device, m: int, n: int, k: int, by_row: bool) -> Seconds:
+    """[m, k] by [k, n] in float8, as measured with the rows' scales found and applied in a kernel of their own. One
+    scale for a whole tensor is applied by the kernel that makes it, and that pass over memory is saved."""
+    on, rate = profile_of(device), device.memory_bandwidth * device.achievable_fraction("memory")
+    forward_s, inputs_s, weights_s = (
+        max(found_s / 2, found_s - (0.0 if by_row else 3 * rows * inner / rate))
+        for rows, columns, inner in ((m, n, k), (m, k, n), (n, k, m))
+        for found_s in (on.matmul_s("nt", "float8", 1, rows, columns, inner),)
+    )
+    return forward_s, inputs_s, weights_s
+
+
+def under_load(device: Device, dtype: str, rate: float) -> tuple[float, float]:
+    """How much longer products take than alone, and what moves memory, in a step of so many FLOP/s."""
+    return profile_of(device).steady(dtype, rate)
