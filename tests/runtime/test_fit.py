@@ -23,7 +23,7 @@ def budgets(name: str) -> tuple[int, list[int]]:
     model, batch = small_model(name, "float64")
     ample = fit_plan(model, batch, None, device=this_device()).predicted.peak_bytes
     with pytest.raises(PlanError, match="no plan fits") as caught:
-        fit_plan(model, batch, 1000, device=this_device())
+        fit_plan(model, batch, 1024, device=this_device())
     least = int(caught.value.expected.split(" bytes")[0].removeprefix("at least ").replace(",", ""))
     return least, [ample, (2 * ample + least) // 3, (ample + 2 * least) // 3, least]
 
@@ -123,7 +123,7 @@ def test_dropout_replays() -> None:
     model, batch = Dropped(), {"x": torch.randn(16, 32)}
     ample = mw.fit(model, batch, "1GiB", copy=True)
     with pytest.raises(PlanError) as caught:
-        mw.fit(model, batch, 1000, pins="microbatch=1")
+        mw.fit(model, batch, 1024, pins="microbatch=1")
     least = int(caught.value.expected.split(" bytes")[0].removeprefix("at least ").replace(",", ""))
     tight = mw.fit(model, batch, least, pins="microbatch=1")
     assert any(choice.recompute for choice in tight.plan.choices)
@@ -138,7 +138,7 @@ def test_the_least_that_is_named_does_on_a_gpu_too() -> None:
     model, batch = small_model("llama", "float64")
     device = GPUS[REFERENCE].device
     with pytest.raises(PlanError, match="may be lost by the allocator") as caught:
-        fit_plan(model, batch, 1000, device=device)
+        fit_plan(model, batch, 1024, device=device)
     least = int(caught.value.expected.split(" bytes")[0].removeprefix("at least ").replace(",", ""))
     assert fit_plan(model, batch, least, device=device).memory_bytes == least
     with pytest.raises(PlanError, match=f"{least:,}"):

@@ -39,7 +39,7 @@ def made(statistics: bool = False) -> tuple[nn.Module, dict[str, Tensor]]:
 
 def least(model: nn.Module, batch: dict[str, Tensor], method: str) -> int:
     with pytest.raises(PlanError, match="no plan fits") as caught:
-        fit_plan(model, batch, 1000, device=this_device(), method=method, pins=WHOLE)
+        fit_plan(model, batch, 1024, device=this_device(), method=method, pins=WHOLE)
     return int(caught.value.expected.split(" bytes")[0].removeprefix("at least ").replace(",", ""))
 
 

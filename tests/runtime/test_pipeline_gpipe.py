@@ -127,7 +127,7 @@ def test_its_plan_is_predicted_and_priced_as_any_other(partitions: int, replicas
 
 
 def test_one_partition_recomputes_where_it_would_not_fit() -> None:
-    small = replace(this_device(), memory_bytes=1 << 10)
+    small = replace(this_device(), memory_bytes=1 << 10, reserve_bytes=0)
     given = {"partitions": 1, "microbatches": 3, "checkpoint": "auto"}
     assert gpipe_plan(layers(), samples(), nn.functional.cross_entropy, device=small, **given).recomputes
 

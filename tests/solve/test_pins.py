@@ -32,7 +32,7 @@ def gpt() -> Program:
         (("dp=4",), "whose product divides 2"),
         (("dp=2", "tp=2"), "one for each pin"),
         (("dp=1", "tp=1"), "sizes whose product is 2"),
-        (("zero=7",), "0, 1, 2 or 3"),
+        (("zero=7",), "zero=0 to 3"),
         (("dp=lots",), "whole number"),
         (("nonsense",), "name=value"),
         (("no.such.*=S(0)",), "matches no parameter"),

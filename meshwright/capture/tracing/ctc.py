@@ -28,10 +28,12 @@ def ctc(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
 ) -> tuple[Tensor, Tensor]:
     """log_probs [t, n, classes], targets [n, s]: the loss of each sample, [n], and the table for backward."""
+    width = 2 * targets.shape[1] + 1
+    if not targets.shape[0]:  # the kernel refuses a rank without samples
+        return log_probs.new_empty(0), log_probs.new_empty(0, log_probs.shape[0], width)
     loss, table = torch.ops.aten._ctc_loss.Tensor(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
     )
-    width = 2 * targets.shape[1] + 1
     steps, places = (torch.arange(count, device=table.device) for count in (table.shape[1], width))
     # The kernel leaves memory as it is where a sample has no more steps or targets.
     filled = (steps < input_lengths.to(table.device)[:, None])[:, :, None]
@@ -52,6 +54,8 @@ def ctc_backward(
     blank: int,
     zero_infinity: bool,
 ) -> Tensor:
+    if not targets.shape[0]:
+        return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
     width = 2 * int(target_lengths.max()) + 1
     found: Tensor = torch.ops.aten._ctc_loss_backward.Tensor(
         gradient.contiguous(),
