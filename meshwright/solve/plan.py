@@ -21,23 +21,37 @@ from meshwright.plan.recent import remember
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.rules import served, warn_of_fallbacks
-from meshwright.solve.anything import any_dearest, any_jointly, any_kept, any_pipeline, any_swept, dearest_plan
 from meshwright.solve.assemble import assemble, draft
 from meshwright.solve.by_method import ANYWHERE, method_search, pinned_method
 from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidates
 from meshwright.solve.compiled import compiled_plan
 from meshwright.solve.effort import EFFORTS, SIMPLER_WITHIN, Effort, check_part, effort_of
+from meshwright.solve.feasibility import (
+    feasible_jointly,
+    feasible_kept,
+    feasible_min_memory,
+    feasible_pipeline,
+    feasible_swept,
+    min_memory_plan,
+)
+from meshwright.solve.infeasible import does_not_fit, least_of
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.joint import joint_search
-from meshwright.solve.least import Part, Smallest, Watch, least_accepted, least_pipeline
-from meshwright.solve.least_by_method import least_by_method, no_room
+from meshwright.solve.min_memory import (
+    MemoryNeeded,
+    Part,
+    WorkBudget,
+    counted_pipeline,
+    minimum_budget,
+    minimum_pipeline_budget,
+)
+from meshwright.solve.min_memory_by_method import least_by_method, no_room
 from meshwright.solve.one_device import is_for_one_device, one_device_search
 from meshwright.solve.pin_words import check_storage, check_words
 from meshwright.solve.pipeline.pins import PipelinePins, no_pipeline, pipeline_pins
 from meshwright.solve.pipeline.search import PipelineSearch
-from meshwright.solve.refuse import does_not_fit, least_of
 from meshwright.solve.roles import name_axes
 from meshwright.solve.search import Candidate, Found, Progress, anyway, search
 
@@ -148,12 +162,12 @@ def _make_plan(
         plan = whole.written(*chosen) if chosen else None
     if plan is None:
         in_stages = partial(
-            any_pipeline, program, cluster, setting=setting, asked=asked, recompute=recompute, method=stage_method
+            feasible_pipeline, program, cluster, setting=setting, asked=asked, recompute=recompute, method=stage_method
         )
         if asked.pipeline:
             budget = whole.budget(memory_bytes)
             segments = len(program.segments)
-            raise no_pipeline(asked, cluster, budget, lambda: least_pipeline(in_stages, budget, segments))
+            raise no_pipeline(asked, cluster, budget, lambda: minimum_pipeline_budget(in_stages, budget, segments))
         raise whole.refusal(memory_bytes, () if alone or cluster.device_count < 2 else (in_stages,))
     plan = predicted(plan, program) if len(plan.stages) > 1 else plan
     step_s = plan.predicted.step_s
@@ -269,7 +283,7 @@ class _OneStage:
                 more = self.found(budget, best.predicted.step_s if best else inf)
                 if more.best or more.slower != found.slower:
                     return self.search(memory_bytes, best, more)
-            best = best or dearest_plan(self.first, budget, self.program, self.drafted, self.method)
+            best = best or min_memory_plan(self.first, budget, self.program, self.drafted, self.method)
         return best, bound_s
 
     def found(self, budget_bytes: int, limit_s: float = inf, quick: bool = False) -> Found:
@@ -317,16 +331,16 @@ class _OneStage:
         if self.refused is not None:
             return self.refused
         budget = self.budget(memory_bytes)
-        watch = Watch()
-        quick, slow = self._parts(watch)
-        parts = (*quick, *others, *slow)
-        least = least_accepted(parts, budget, self._known(budget), len(self.program.segments), watch)
+        work = WorkBudget(len(self.program.segments))
+        quick, slow = self._parts(work)
+        parts = (*quick, *(counted_pipeline(one, work) for one in others), *slow)
+        least = minimum_budget(parts, budget, self._known(budget), len(self.program.segments), work)
         if self.method not in ANYWHERE:
             return no_room(self.method, budget, least)
         tight = partial(tight_candidates, self.program, pins=self.pins, setting=self.setting)
         return does_not_fit(self.cluster, budget, least, tight, pinned_devices(self.pins))
 
-    def _known(self, budget: int) -> Smallest:
+    def _known(self, budget: int) -> MemoryNeeded:
         """Bytes in which a plan should fit that saves memory as it is to be saved."""
         found = [least_of(one) for one in self.first] if self.method in ANYWHERE else []
         if self.recompute:
@@ -334,17 +348,17 @@ class _OneStage:
             found += [least_by_method(one, *given) for one in self.first]
         return min(found)
 
-    def _parts(self, watch: Watch) -> tuple[list[Part], list[Part]]:
+    def _parts(self, work: WorkBudget) -> tuple[list[Part], list[Part]]:
         """(what `search` does, but only until something fits; what of it takes long)."""
-        given: dict[str, Any] = {"program": self.program, "assemble": self.drafted}
-        dearest = partial(any_dearest, self.first, method=self.method, **given)
+        given: dict[str, Any] = {"program": self.program, "assemble": self.drafted, "work": work}
+        dearest = partial(feasible_min_memory, self.first, method=self.method, **given)
         if self.method not in (*ANYWHERE, "flat"):
-            return [dearest], [partial(any_swept, self.first, method=self.method, watch=watch, **given)]
-        kept = partial(any_kept, self.candidates)
+            return [dearest], [partial(feasible_swept, self.first, method=self.method, **given)]
+        kept = partial(feasible_kept, self.candidates)
         if not self.recompute:
             return [kept], []
-        jointly = partial(any_jointly, self.jointly, flat=self.method == "flat", watch=watch, **given)
-        swept = partial(any_swept, self.jointly, method=self.method, watch=watch, **given)
+        jointly = partial(feasible_jointly, self.jointly, flat=self.method == "flat", **given)
+        swept = partial(feasible_swept, self.jointly, method=self.method, **given)
         return [dearest, kept], [jointly, swept]
 
     @property

@@ -14,7 +14,7 @@ from meshwright.pins.pins import pin_parts, pinned_mesh
 from meshwright.plan.cutting import check_cut
 from meshwright.plan.units import show_bytes
 from meshwright.schedule import ORDERS
-from meshwright.solve.least import Smallest
+from meshwright.solve.min_memory import MemoryNeeded
 
 FEWEST_RUNS = 2
 """Of a stage, under `interleaved`."""
@@ -151,7 +151,7 @@ def _check_microbatches(asked: PipelinePins, batch: int) -> None:
 
 
 def no_pipeline(
-    asked: PipelinePins, cluster: Cluster, budget_bytes: int, least: Callable[[], Smallest | None]
+    asked: PipelinePins, cluster: Cluster, budget_bytes: int, least: Callable[[], MemoryNeeded | None]
 ) -> PlanError:
     """Where nothing but a pipeline was wanted: there is not the memory, or none in any. least: that does."""
     found, types = least(), [device.name for device in cluster.devices]

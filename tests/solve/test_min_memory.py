@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from families import FAMILIES
 from torch import Tensor, nn
 
+from meshwright import solve
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
@@ -17,8 +21,8 @@ from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 from meshwright.runtime.fit import fit_plan, this_device
-from meshwright.solve.least import Part, Smallest, Watch, least_accepted
 from meshwright.solve.memory.refuse import EXACT, NoRoomError, least_where
+from meshwright.solve.min_memory import MemoryNeeded, Part, WorkBudget, minimum_budget
 from meshwright.solve.one_device import fit_curves
 from meshwright.solve.plan import make_plan
 
@@ -184,20 +188,22 @@ def test_what_is_named_on_four_devices_does(pins: tuple[str, ...]) -> None:
 
 
 def part_of(accepts: Callable[[int], bool], takes: int) -> Part:
-    return lambda budget: Smallest(min(budget, takes), "so", 1) if accepts(budget) else None
+    return lambda budget: MemoryNeeded(min(budget, takes), "so", 1) if accepts(budget) else None
 
 
 @pytest.mark.parametrize("known", [1000, 700, 500])
 def test_the_least_of_all_parts_is_found_to_the_byte(known: int) -> None:
     """Whether or not what was thought to do does."""
     parts = [part_of(lambda size: size >= 700, 690), part_of(lambda size: size >= 613, 5000)]
-    found = least_accepted(parts, 100, Smallest(known, "so", 1), 4, Watch())
+    found = minimum_budget(parts, 100, MemoryNeeded(known, "so", 1), 4, WorkBudget(4))
     assert (found.bytes, found.refused) == (613, True)
 
 
 def test_parts_that_accept_less_and_refuse_more_are_asked_for_one_byte_less() -> None:
     odd = part_of(lambda size: size >= 900 or 600 <= size < 650, 2000)
-    found = least_accepted([odd, part_of(lambda size: size >= 640, 2000)], 100, Smallest(1000, "so", 1), 4, Watch())
+    found = minimum_budget(
+        [odd, part_of(lambda size: size >= 640, 2000)], 100, MemoryNeeded(1000, "so", 1), 4, WorkBudget(4)
+    )
     assert found.refused
     assert found.bytes in (600, 640, 900)
     assert odd(found.bytes - 1) is None
@@ -205,12 +211,32 @@ def test_parts_that_accept_less_and_refuse_more_are_asked_for_one_byte_less() ->
 
 def test_what_there_is_no_time_for_is_not_claimed() -> None:
     part = part_of(lambda size: size >= 613, 2000)
-    found = least_accepted([part], 100, Smallest(1000, "so", 1), 4, Watch(seconds=-1.0))
+    found = minimum_budget([part], 100, MemoryNeeded(1000, "so", 1), 4, WorkBudget(4, units=0))
     assert (found.bytes, found.refused) == (1000, False)
     assert found.beside(100) == "about 1,000 bytes (1000 B), 900 more, by an estimate: so, in one micro-batch"
 
 
 def test_of_many_segments_the_least_is_found_nearly() -> None:
-    found = least_accepted([part_of(lambda size: size >= 613_000, 10**9)], 100, Smallest(10**6, "so", 1), 99, Watch())
+    part, known = part_of(lambda size: size >= 613_000, 10**9), MemoryNeeded(10**6, "so", 1)
+    found = minimum_budget([part], 100, known, 99, WorkBudget(99, units=99 * 40))
     assert 613_000 <= found.bytes < 617_000
     assert not found.refused
+
+
+def test_a_refusal_names_the_same_bytes_however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Budgets are counted in work: a clock that runs a thousand times faster changes nothing."""
+    part, known = part_of(lambda size: size >= 613_000, 10**9), MemoryNeeded(10**6, "so", 1)
+    found = minimum_budget([part], 100, known, 99, WorkBudget(99))
+    now = time.process_time
+    for clock in ("process_time", "perf_counter", "monotonic", "time"):
+        monkeypatch.setattr(time, clock, lambda: 1e3 * now())
+    assert minimum_budget([part], 100, known, 99, WorkBudget(99)) == found
+
+
+def test_no_module_of_the_planner_reads_a_clock() -> None:
+    """Not what is planned, nor what is named in a refusal, may depend on the load of the machine."""
+    for path in sorted(Path(solve.__file__).parent.rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        names |= {one.name for node in nodes if isinstance(node, ast.Import) for one in node.names}
+        assert not names & {"time", "datetime", "timeit"}, f"{path} reads a clock"

@@ -19,8 +19,8 @@ from meshwright.solve.by_method import refine_by
 from meshwright.solve.intra.chain import chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
-from meshwright.solve.least import Smallest, Watch, plan_bytes
 from meshwright.solve.memory.methods import FIXED, ORDERED
+from meshwright.solve.min_memory import MemoryNeeded, WorkBudget, needed_by
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.pipeline.pins import PipelinePins
 from meshwright.solve.pipeline.search import pipeline_search
@@ -39,28 +39,28 @@ class _EnoughError(Exception):
         self.plan = plan
 
 
-def any_kept(candidates: list[Candidate], budget_bytes: int) -> Smallest | None:
+def feasible_kept(candidates: list[Candidate], budget_bytes: int) -> MemoryNeeded | None:
     """With everything kept (`search`)."""
     try:
         found = search(candidates, budget_bytes, first=True).best
     except PlanError:
         return None
-    return Smallest(found[0].peak_bytes, "everything kept", found[0].microbatches) if found else None
+    return MemoryNeeded(found[0].peak_bytes, "everything kept", found[0].microbatches) if found else None
 
 
-def any_jointly(
+def feasible_jointly(
     candidates: Sequence[Candidate],
     budget_bytes: int,
     *,
     program: Program,
     assemble: Assemble,
     flat: bool,
-    watch: Watch,
-) -> Smallest | None:
+    work: WorkBudget,
+) -> MemoryNeeded | None:
     """With what is sharded and what is made again settled together (`joint`), the most micro-batches first."""
     offered = (lambda _, ways: ways.curves.options) if flat else None
     for frontier in _frontiers(candidates, budget_bytes):
-        watch.check()
+        work.spend()
         bound = Bound(floor_s(frontier), 0.0)
         for some in ([frontier], weighed(frontier)[1:]):
             bound = best_bound(some, budget_bytes, float("inf"), bound)
@@ -68,19 +68,26 @@ def any_jointly(
             continue
         together = Together(frontier, program, budget_bytes, assemble, float("inf"), offered)
         plan = together.fastest(bound.price) or together.otherwise()
+        work.spend(len(together.met))
         if plan is not None:
-            return plan_bytes(plan)
+            return needed_by(plan)
     return None
 
 
-def any_swept(
-    candidates: list[Candidate], budget_bytes: int, *, program: Program, assemble: Assemble, method: str, watch: Watch
-) -> Smallest | None:
+def feasible_swept(
+    candidates: list[Candidate],
+    budget_bytes: int,
+    *,
+    program: Program,
+    assemble: Assemble,
+    method: str,
+    work: WorkBudget,
+) -> MemoryNeeded | None:
     """Sharded under larger budgets first, memory then saved by the method (`sweep`)."""
     ours = method in ("auto", "flat")
 
     def refined(chain: Chain, frontier: Frontier) -> Plan | None:
-        watch.check()
+        work.spend()
         plan = assemble(chain, frontier)
         if ours:
             found = refine(plan, program, budget_bytes, FEWER, flat=method == "flat")
@@ -93,19 +100,26 @@ def any_swept(
     try:
         swept(candidates, budget_bytes, refined, None, PARTS if ours else (*PARTS, 1.0))
     except _EnoughError as enough:
-        return plan_bytes(enough.plan)
+        return needed_by(enough.plan)
     return None
 
 
-def any_dearest(
-    candidates: Sequence[Candidate], budget_bytes: int, *, program: Program, assemble: Assemble, method: str
-) -> Smallest | None:
-    """Of the shardings that hold least (`dearest_plan`)."""
-    plan = dearest_plan(candidates, budget_bytes, program, assemble, method)
-    return plan_bytes(plan) if plan else None
+def feasible_min_memory(
+    candidates: Sequence[Candidate],
+    budget_bytes: int,
+    *,
+    program: Program,
+    assemble: Assemble,
+    method: str,
+    work: WorkBudget,
+) -> MemoryNeeded | None:
+    """Of the shardings that hold least (`min_memory_plan`)."""
+    work.spend(len(candidates))
+    plan = min_memory_plan(candidates, budget_bytes, program, assemble, method)
+    return needed_by(plan) if plan else None
 
 
-def dearest_plan(
+def min_memory_plan(
     candidates: Sequence[Candidate], budget_bytes: int, program: Program, assemble: Assemble, method: str
 ) -> Plan | None:
     """The fastest of the shardings that hold least, in the most micro-batches, memory saved by the method: what is left
@@ -124,7 +138,7 @@ def dearest_plan(
     return min((plan for plan in found if plan), key=lambda plan: plan.predicted.step_s, default=None)
 
 
-def any_pipeline(
+def feasible_pipeline(
     program: Program,
     cluster: Cluster,
     budget_bytes: int,
@@ -132,14 +146,14 @@ def any_pipeline(
     asked: PipelinePins,
     recompute: bool,
     method: str,
-) -> Smallest | None:
+) -> MemoryNeeded | None:
     """In several stages, on devices that have so much memory."""
     devices = tuple(replace(one, memory_bytes=budget_bytes + one.reserve_bytes) for one in cluster.devices)
     roomy = replace(cluster, devices=devices)
     plan, _ = pipeline_search(
         program, roomy, budget_bytes, setting, asked, recompute=recompute, method=method, first=True
     )
-    return plan_bytes(plan) if plan else None
+    return needed_by(plan) if plan else None
 
 
 def _frontiers(candidates: Sequence[Candidate], budget_bytes: int) -> Iterator[Frontier]:

@@ -1,4 +1,4 @@
-"""The smallest budget that the planner accepts, found by asking its parts whether anything fits.
+"""The smallest memory budget that the planner accepts, found by asking its parts whether anything fits.
 
 A part may look where another does not, and none of them is sure to accept more bytes where it accepts fewer. So each
 comes down by itself from what is known to do, and one byte less is called refused where every part was asked for it.
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from time import process_time
 
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 
 EXACT, NEAR = 16, 0.005
-"""Of so many segments the least is found to the byte; of more to such a part, since every question takes long."""
+"""Of so many segments the minimum is found to the byte; of more within this part, since every question takes long."""
 
-SECONDS = 15.0
-"""Of the processor, after which no more is asked: what is known to do by then is named."""
+WORK_EXACT, WORK_NEAR = 1500, 400
+"""Segments of shardings that may be examined for one refusal, of so many segments and of more. What is known to do by
+then is named."""
+
+PIPELINE_SHARDINGS = 10
+"""Shardings that a question to the search for pipelines counts as."""
 
 ANY_BYTES = 1 << 50
 """More than any device has."""
@@ -27,9 +30,9 @@ MORE, GROWTHS = 1.25, 12
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Smallest:
+class MemoryNeeded:
     """Bytes in which a plan was found to fit, and how it does. refused: with one byte less there is none. sure: the
-    planner was asked; else it is what a plan should take, and was too late to be."""
+    planner was asked; else it is what a plan should take, and the work budget was spent before."""
 
     bytes: int
     how: str
@@ -50,7 +53,7 @@ class Smallest:
         return f"{more} where one byte less is refused: {self}" if self.refused else f"at most {more}: {self}"
 
 
-def plan_bytes(plan: Plan) -> Smallest:
+def needed_by(plan: Plan) -> MemoryNeeded:
     """What a plan takes, and how."""
     how = "everything kept"
     if plan.order:
@@ -58,32 +61,46 @@ def plan_bytes(plan: Plan) -> Smallest:
     elif plan.recomputes:
         how = "values made again"
     stages = len(plan.groups)
-    return Smallest(plan.predicted.peak_bytes, f"{stages} stages, {how}" if stages > 1 else how, plan.microbatches)
+    return MemoryNeeded(plan.predicted.peak_bytes, f"{stages} stages, {how}" if stages > 1 else how, plan.microbatches)
 
 
-Part = Callable[[int], Smallest | None]
+Part = Callable[[int], MemoryNeeded | None]
 """Of a budget: a plan that fits, as a part of the planner finds it; None where it finds none."""
 
 
-class _LateError(Exception):
-    """No more is to be asked."""
+class _SpentError(Exception):
+    """The work budget is spent."""
 
 
-class Watch:
-    """How long may be asked; from its making on."""
+class WorkBudget:
+    """Counts segments of the shardings that were examined, never seconds: the same refusal on a busy machine.
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self.until_s = process_time() + seconds
+    segments: of the program; examining one sharding takes so many units.
+    units: of the whole budget; by the number of segments unless given.
+    """
 
-    def check(self, needed_s: float = 0.0) -> None:
-        if process_time() + needed_s > self.until_s:
-            raise _LateError
+    def __init__(self, segments: int, units: int | None = None) -> None:
+        own = WORK_EXACT if segments <= EXACT else WORK_NEAR
+        self.segments, self.left = segments, own if units is None else units
+
+    def spend(self, shardings: int = 1) -> None:
+        """Before shardings are examined. The first that the budget does not cover is refused."""
+        if self.left <= 0:
+            raise _SpentError
+        self.left -= shardings * self.segments
+
+    def check(self, units: int) -> None:
+        """Refuses a question that is expected to take more than is left."""
+        if units > self.left:
+            raise _SpentError
 
 
-def least_accepted(parts: Sequence[Part], refused_bytes: int, known: Smallest, segments: int, watch: Watch) -> Smallest:
+def minimum_budget(
+    parts: Sequence[Part], refused_bytes: int, known: MemoryNeeded, segments: int, work: WorkBudget
+) -> MemoryNeeded:
     """parts: the quickest first. refused_bytes: a budget that all of them refuse. known: one that does."""
     known = replace(known, bytes=max(known.bytes, refused_bytes + 1))
-    search = _Search(known, segments <= EXACT, watch)
+    search = _Search(known, segments <= EXACT, work)
     refused = dict.fromkeys(range(len(parts)), refused_bytes)
     behind = list(refused)
     try:
@@ -91,26 +108,39 @@ def least_accepted(parts: Sequence[Part], refused_bytes: int, known: Smallest, s
         while behind:
             refused[behind[0]] = search.descend(parts[behind[0]], refused_bytes)
             behind = [i for i in refused if not search.done(refused[i])]
-    except _LateError:
+    except _SpentError:
         return search.best
     return replace(search.best, refused=search.exact)
 
 
-def least_pipeline(in_stages: Part, refused_bytes: int, segments: int) -> Smallest | None:
+def minimum_pipeline_budget(in_stages: Part, refused_bytes: int, segments: int) -> MemoryNeeded | None:
     """None where there is no such pipeline in any number of bytes."""
     known = in_stages(ANY_BYTES)
-    return least_accepted((in_stages,), refused_bytes, known, segments, Watch()) if known else None
+    if known is None:
+        return None
+    work = WorkBudget(segments)
+    return minimum_budget((counted_pipeline(in_stages, work),), refused_bytes, known, segments, work)
+
+
+def counted_pipeline(in_stages: Part, work: WorkBudget) -> Part:
+    """The same question, with its share of the work."""
+
+    def asked(budget: int) -> MemoryNeeded | None:
+        work.spend(PIPELINE_SHARDINGS)
+        return in_stages(budget)
+
+    return asked
 
 
 @dataclass(slots=True)
 class _Search:
-    best: Smallest
+    best: MemoryNeeded
     exact: bool
-    watch: Watch
+    work: WorkBudget
     tip: int = field(init=False)
     """Bytes of the plan that was found in the best budget: a smaller one that may do."""
-    took_s: dict[Part, float] = field(default_factory=dict)
-    """What the last question to each part took: one that takes as long again is not asked too late."""
+    took: dict[Part, int] = field(default_factory=dict)
+    """Units of the last question to each part: one that would take as many again is not asked where fewer are left."""
 
     def __post_init__(self) -> None:
         self.tip = self.best.bytes
@@ -131,11 +161,11 @@ class _Search:
             try:
                 if any(self._accepted(part, self.best.bytes) for part in parts):
                     return
-            except _LateError:
+            except _SpentError:
                 break
             self.best = replace(known, bytes=int(MORE * self.best.bytes))
         self.best = replace(known, sure=False)
-        raise _LateError
+        raise _SpentError
 
     def descend(self, part: Part, low: int) -> int:
         """To fewer bytes as long as the part accepts them; the most that it refused. What is a little below the plan
@@ -156,10 +186,11 @@ class _Search:
         return low
 
     def _accepted(self, part: Part, budget: int) -> bool:
-        self.watch.check(self.took_s.get(part, 0.0))
-        begin_s = process_time()
+        self.work.check(self.took.get(part, 1))
+        before = self.work.left
+        self.work.spend()
         found = part(budget)
-        self.took_s[part] = process_time() - begin_s
+        self.took[part] = before - self.work.left
         if found is None:
             return False
         self.best, self.tip = replace(found, bytes=budget), found.bytes

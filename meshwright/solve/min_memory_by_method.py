@@ -7,9 +7,9 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 from meshwright.solve.intra.chain import DEAREST, chain_at
-from meshwright.solve.least import Smallest
 from meshwright.solve.memory.methods import ORDERED, fixed_ways
 from meshwright.solve.memory.refuse import least_where
+from meshwright.solve.min_memory import MemoryNeeded
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import least_peak
@@ -19,7 +19,7 @@ from meshwright.solve.together import Assemble
 
 def least_by_method(
     candidate: Candidate, program: Program, assemble: Assemble, method: str, refused_bytes: int
-) -> Smallest:
+) -> MemoryNeeded:
     """Of the sharding that holds least, in the most micro-batches: a budget in which it fits. refused_bytes: one in
     which it does not."""
     frontier = candidate.frontier(candidate.microbatches[-1])
@@ -29,15 +29,15 @@ def least_by_method(
     ways = Ways.of(plan, program, ())
     how = "weights and values cut as far as they go"
     if method in ORDERED:
-        return Smallest(_least_ordered(plan, program, ways, method, refused_bytes), how, plan.microbatches)
+        return MemoryNeeded(_least_ordered(plan, program, ways, method, refused_bytes), how, plan.microbatches)
     picked = fixed_ways(program, ways.curves.plan, ways.curves.options, method)
-    return Smallest(ways.predicted(picked, plan.microbatches).peak_bytes, how, plan.microbatches)
+    return MemoryNeeded(ways.predicted(picked, plan.microbatches).peak_bytes, how, plan.microbatches)
 
 
-def _least_any(plan: Plan, program: Program, ways: Ways, method: str, refused_bytes: int) -> Smallest:
+def _least_any(plan: Plan, program: Program, ways: Ways, method: str, refused_bytes: int) -> MemoryNeeded:
     """Everything made again that can be. On one device, where a search under that limit looks at this sharding and no
     other, in a nested order too."""
-    flat = Smallest(least_peak(ways, plan.microbatches), "everything recomputed", plan.microbatches)
+    flat = MemoryNeeded(least_peak(ways, plan.microbatches), "everything recomputed", plan.microbatches)
     if method == "flat" or plan.world_size > 1 or flat.bytes <= refused_bytes + 1:
         return flat
 
@@ -45,7 +45,7 @@ def _least_any(plan: Plan, program: Program, ways: Ways, method: str, refused_by
         return budget >= flat.bytes or refine_nested(plan, program, ways, budget) is not None
 
     nested = least_where(fits, max(refused_bytes, ways.static_bytes), flat.bytes, len(program.segments))
-    return min(flat, Smallest(nested, "segments run forward more than once", plan.microbatches))
+    return min(flat, MemoryNeeded(nested, "segments run forward more than once", plan.microbatches))
 
 
 def _least_ordered(plan: Plan, program: Program, ways: Ways, method: str, refused_bytes: int) -> int:
@@ -58,7 +58,7 @@ def _least_ordered(plan: Plan, program: Program, ways: Ways, method: str, refuse
     return least_where(fits, low, 2 * low, len(program.segments))
 
 
-def no_room(method: str, budget_bytes: int, least: Smallest) -> PlanError:
+def no_room(method: str, budget_bytes: int, least: MemoryNeeded) -> PlanError:
     pin = f"recompute={method}"
     return PlanError(
         f"no plan with {pin} fits in {budget_bytes:,} bytes ({show_bytes(budget_bytes)})",

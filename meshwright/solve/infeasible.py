@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import process_time
 
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import MeshwrightError, PlanError, counted
 from meshwright.solve.intra.chain import least_bytes
-from meshwright.solve.least import Smallest
+from meshwright.solve.min_memory import MemoryNeeded
 from meshwright.solve.search import Candidate
 
 MOST_DEVICES = 1 << 14
 
-SECONDS = 10.0
-"""Of the processor, after which no other cluster is looked at."""
+MOST_CLUSTERS = 8
+"""Larger clusters that are asked, doubled and then halved between."""
 
 
 Tight = Callable[[Cluster], list[Candidate]]
 """Of a larger cluster, the meshes that leave most room; none where the pins do not allow it."""
 
 
-def does_not_fit(cluster: Cluster, budget: int, least: Smallest, tight: Tight, unit: int) -> PlanError:
+def does_not_fit(cluster: Cluster, budget: int, least: MemoryNeeded, tight: Tight, unit: int) -> PlanError:
     """least: the fewest bytes found to do. unit: devices come in multiples of it."""
     device = cluster.mesh((cluster.device_count,)).device
     larger = _larger_that_fits(cluster, budget, tight, unit)
@@ -34,11 +33,11 @@ def does_not_fit(cluster: Cluster, budget: int, least: Smallest, tight: Tight, u
     )
 
 
-def least_of(candidate: Candidate) -> Smallest:
+def least_of(candidate: Candidate) -> MemoryNeeded:
     """Fewest samples at a time, or as many as there are: the ends are tried."""
     numbers = {candidate.microbatches[0], candidate.microbatches[-1]}
     how = "weights and values cut as far as they go"
-    return min(Smallest(least_bytes(candidate.frontier(number)), how, number) for number in sorted(numbers))
+    return min(MemoryNeeded(least_bytes(candidate.frontier(number)), how, number) for number in sorted(numbers))
 
 
 def _larger_that_fits(cluster: Cluster, budget: int, tight: Tight, unit: int) -> Cluster | None:
@@ -53,14 +52,15 @@ def _larger_that_fits(cluster: Cluster, budget: int, tight: Tight, unit: int) ->
         larger = load_cluster(f"{kind}:{n}")
         return larger if any(least_of(one).bytes <= budget for one in tight(larger)) else None
 
-    low, until_s = int(count), process_time() + SECONDS
+    low, left = int(count), MOST_CLUSTERS
     try:
         high = 2 * low
         while (found := fitting(high)) is None:
-            low, high = high, 2 * high
-            if high * each > MOST_DEVICES or process_time() > until_s:
+            low, high, left = high, 2 * high, left - 1
+            if high * each > MOST_DEVICES or not left:
                 return None
-        while high - low > max(1, low // 8) and process_time() < until_s:
+        while high - low > max(1, low // 8) and left > 1:
+            left -= 1
             between = [n for n in range(low + 1, high) if n * each % unit == 0]
             if not between:
                 break

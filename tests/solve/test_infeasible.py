@@ -12,9 +12,9 @@ from meshwright.cluster import load_cluster
 from meshwright.pins.pins import pinned_devices
 from meshwright.price.parameter import Setting
 from meshwright.solve.candidates import tight_candidates
-from meshwright.solve.least import Smallest
+from meshwright.solve.infeasible import does_not_fit
+from meshwright.solve.min_memory import MemoryNeeded
 from meshwright.solve.plan import make_plan
-from meshwright.solve.refuse import does_not_fit
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,5 @@ def test_a_cluster_that_is_named_can_have_the_pins(count: int, pins: tuple[str, 
     free = make_plan(program, cluster, pins=pins).predicted
     budget = free.static_bytes * 6 // 5  # less than with gradients, which are a third more
     tight = partial(tight_candidates, program, pins=pins, setting=Setting())
-    todo = does_not_fit(cluster, budget, Smallest(1, "kept", 1), tight, pinned_devices(pins)).todo
+    todo = does_not_fit(cluster, budget, MemoryNeeded(1, "kept", 1), tight, pinned_devices(pins)).todo
     assert todo.startswith(named or "raise the memory limit")
