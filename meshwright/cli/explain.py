@@ -16,7 +16,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("explain", help="explain a plan, a weight or op of it, or how two plans differ")
     parser.add_argument("plan", help="a plan file")
     parser.add_argument(
-        "names", nargs="*", help="weights (layers.0.up.weight) or ops (SEGMENT:OP) whose alternatives to list"
+        "names", nargs="*", help="weights (layers.0.up.weight) or ops (LAYER:OP) whose alternatives to list"
     )
     parser.add_argument("--against", metavar="PLAN", help="another plan file: say what differs")
     parser.add_argument(
@@ -47,6 +47,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.names and not args.what_if:
         print(explain(plan))
+        if program is not None:
+            from meshwright.report.per_layer import show_layers
+
+            print("\n".join(["", "by layer, on one device, when its memory is fullest:", *show_layers(plan, program)]))
         return 0
     program = program or program_of(plan, args.plan, args.model)  # which says why there is none
     if args.what_if:
@@ -75,19 +79,23 @@ def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:
 
 
 def _alternatives(plan: Plan, program: Program, names: list[str], limit: int) -> None:
+    from meshwright.explain.explain import TIERS
     from meshwright.plan.units import show_bytes, show_seconds
     from meshwright.rules import resolve_rule
     from meshwright.solve.alternatives import alternatives_of, op_of
 
+    if names:
+        print("layouts, per mesh axis: S(d) sharded on dim d, R and I replicated, P partial sum (docs/glossary.md)")
     for name in names:
         found = alternatives_of(plan, program, name)
         if name not in plan.parameters:
             _, op, graph = op_of(plan, program, name)
             values = graph.values()
             rule = resolve_rule(op, tuple(values[one].type for one in op.operands()))
-            print(f"{op.target}, by a rule of the tier {rule.tier}: {rule.text}".rstrip(": "))
+            source = TIERS[rule.tier]
+            print(f"{op.target}, sharding rule from {source}: {rule.text}".rstrip(": "))
         count = "1 way" if len(found) == 1 else f"{len(found)} ways"
-        print(f"{name}: {count}; seconds and bytes of one segment against the plan's, all else as planned")
+        print(f"{name}: {count}; more or less seconds and bytes of its layer, all else as planned")
         for one in found[:limit]:
             sign = "-" if one.more_s < 0 else "+"
             held = f"{'-' if one.more_bytes < 0 else '+'}{show_bytes(abs(one.more_bytes))}"

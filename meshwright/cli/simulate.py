@@ -18,7 +18,7 @@ def add_parser(subparsers: Any) -> None:
         help="write what is held when as a memory snapshot (pickle) for pytorch.org/memory_viz",
     )
     parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
-    parser.add_argument("--wait", action="store_true", help="wait for every reduction instead of computing beside it")
+    parser.add_argument("--wait", action="store_true", help="no overlap: wait for every gradient reduction")
     parser.set_defaults(run=run)
 
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     timeline = simulate_plan(plan, program, overlap=not args.wait)
     print(timeline)
     if args.trace:
-        timeline.trace(args.trace)
+        timeline.trace(args.trace, [segment.name for segment in program.segments])
         print(f"trace written to {args.trace}; open it at ui.perfetto.dev")
     if args.memory_snapshot:
         from meshwright.simulate.snapshot import write_snapshot

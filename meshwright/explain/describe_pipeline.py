@@ -6,30 +6,32 @@ from collections import Counter, defaultdict
 
 from meshwright.cluster import collective_s
 from meshwright.errors import counted
+from meshwright.explain.words import SCHEDULES, weight_words
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
-from meshwright.plan.records import Stage, StagePrediction
+from meshwright.plan.records import ParameterPlan, Stage
 from meshwright.plan.units import show_bytes, show_gap, show_seconds, show_spans
 
 
 def describe_pipeline(plan: Plan) -> str:
     found, groups = plan.predicted, plan.groups
-    runs = f", {len(plan.stages) // len(groups)} runs each" if len(plan.stages) > len(groups) else ""
+    runs = f", {len(plan.stages) // len(groups)} virtual stages each" if len(plan.stages) > len(groups) else ""
+    schedule = SCHEDULES.get(plan.schedule, plan.schedule)
     lines = [
         f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}",
-        f"  pipeline of {counted(len(groups), 'stage')}{runs}, {parts(plan)}, {plan.schedule}",
+        f"  pipeline of {counted(len(groups), 'stage')}{runs}, {parts(plan)}, {schedule}",
     ]
     for number, group in enumerate(groups):
         lines.append(_stage(plan, number, group))
     lines.append(
         f"  predicted step {show_seconds(found.step_s)}, bubble {found.bubble:.1%}; the busiest stage: forward "
-        f"{show_seconds(found.forward_s)}, backward {show_seconds(found.backward_s)}, weights and gradients "
+        f"{show_seconds(found.forward_s)}, backward {show_seconds(found.backward_s)}, gathers and reductions "
         f"{show_seconds(found.parameters_s)}, optimizer {show_seconds(found.optimizer_s)}; {show_gap(found.gap)}"
     )
     lines.append(
         f"  predicted peak {show_bytes(found.peak_bytes)} on the fullest device: parameters, gradients, optimizer "
         f"{show_bytes(found.static_bytes)}, activations {show_bytes(found.resident_bytes)}, "
-        f"working {show_bytes(found.transient_bytes)}"
+        f"temporary buffers {show_bytes(found.transient_bytes)}"
     )
     return "\n".join(lines)
 
@@ -48,12 +50,12 @@ def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> str:
     text = f"  stage {number}: {spans} on {mesh.world_size} x {mesh.device.name} ({axes})"
     choices = [plan.choice(i) for stage in group for i in stage.segments]
     again = sum(bool(choice.recompute) for choice in choices)
-    text += f", {again} of {len(choices)} recompute" if again else ""
+    text += f", activation checkpointing in {again} of {len(choices)}" if again else ""
     tied = [name for stage in group for name in stage.tied_replicas]
     text += f", reads {', '.join(tied)} of an earlier stage" if tied else ""
     if plan.predicted.stages:
         found = plan.predicted.stages[number]
-        text += f"; {found.in_flight} in flight, peak {show_bytes(found.peak_bytes)}"
+        text += f"; {found.in_flight} forward passes in flight, peak {show_bytes(found.peak_bytes)}"
     return text
 
 
@@ -63,36 +65,27 @@ def explain_pipeline(plan: Plan) -> str:
     lines = [
         describe_pipeline(plan),
         "",
-        "where the time goes, by stage (computing with its collectives, waiting for messages, idle):",
+        "where the time goes, by stage (compute with its collectives, exposed communication, bubble):",
     ]
     for number, stage in enumerate(plan.predicted.stages):
         shares = [f"{seconds / step_s:6.1%}" for seconds in (stage.busy_s, stage.exposed_s, stage.bubble_s)]
         each_s = sum(stage.forward_s), sum(stage.backward_input_s) + sum(stage.backward_weight_s)
         lines.append(
             f"  stage {number}: {' '.join(shares)}; a micro-batch takes {show_seconds(each_s[0])} forward, "
-            f"{show_seconds(each_s[1])} backward, {show_seconds(sum(stage.send_s))} to hand on"
+            f"{show_seconds(each_s[1])} backward, {show_seconds(sum(stage.send_s))} to send"
         )
     lines += ["", "where the memory goes, on a device of each stage:"]
     for number, stage in enumerate(plan.predicted.stages):
-        static, kept, more = map(show_bytes, (stage.static_bytes, stage.resident_bytes, stage.transient_bytes))
+        rest = max(0, stage.peak_bytes - stage.static_bytes - stage.transient_bytes)
+        peak, static, kept, more = map(show_bytes, (stage.peak_bytes, stage.static_bytes, rest, stage.transient_bytes))
         lines.append(
-            f"  stage {number}: parameters, gradients, optimizer {static}; {stage.in_flight} x {kept} for backward; "
-            f"{more} while a segment runs{_rest(stage)}; at most {show_bytes(stage.peak_bytes)} at once"
+            f"  stage {number}: peak {peak}: parameters, gradients, optimizer {static}; activations and messages in "
+            f"flight {kept}; temporary buffers {more}"
         )
     lines += ["", "between stages:", *_links(plan), *_relays(plan)]
     lines += ["", "what a rank of each stage communicates in a step:", *_traffic(plan)] if _listed(plan) else []
     lines += ["", "weights:", *_weights(plan)]
     return "\n".join(lines)
-
-
-def _rest(stage: StagePrediction) -> str:
-    """What the parts of a stage's memory leave of its peak, which is that of a simulated step."""
-    parts = stage.static_bytes + stage.in_flight * stage.resident_bytes + stage.transient_bytes
-    if stage.peak_bytes > parts:
-        return f"; {show_bytes(stage.peak_bytes - parts)} of messages and gradients under way"
-    return f"; less {show_bytes(parts - stage.peak_bytes)}, for they are not all largest at once" * (
-        parts > stage.peak_bytes
-    )
 
 
 def _links(plan: Plan) -> list[str]:
@@ -107,7 +100,7 @@ def _relays(plan: Plan) -> list[str]:
     if not plan.routed_via_stages:
         return []
     spans = show_spans(*((segment, segment + 1) for segment in plan.routed_via_stages))
-    return [f"  values of {spans} go from stage to stage to those that read them"]
+    return [f"  values of {spans} are passed on from stage to stage to those that read them"]
 
 
 def _listed(plan: Plan) -> bool:
@@ -140,15 +133,16 @@ _WORDS = {"send": "to", "receive": "from", "broadcast": "to"}
 
 def _weights(plan: Plan) -> list[str]:
     """How many are stored and used in which layouts."""
-    counts = Counter((entry.storage, entry.compute, entry.reshard_after_forward) for entry in plan.parameters.values())
     lines = []
-    for (storage, compute, again), count in counts.most_common():
-        text = f"  {count} used {compute}"
-        if storage != str(_whole(compute)) and storage != compute:
-            text += f", stored {storage} and gathered {'for each use' if again else 'once a step'}"
-        lines.append(text)
+    for entry, count in Counter(plan.parameters.values()).most_common():
+        lines.append(f"  {counted(count, 'weight')}: {_stored(plan, entry)}")
     return lines
 
 
-def _whole(text: str) -> Layout:
-    return Layout.parse(text.replace("R", "I"))
+def _stored(plan: Plan, entry: ParameterPlan) -> str:
+    """In words where all stages with as many axes call these alike, which is then its mesh's; else the layouts."""
+    axes = len(Layout.parse(entry.storage).states)
+    meshes = {stage.mesh.names: stage.mesh for stage in plan.stages if len(stage.mesh.axes) == axes}
+    if len(meshes) == 1:
+        return weight_words(entry, next(iter(meshes.values())), plan.microbatches)
+    return f"used {entry.compute}, stored {entry.storage}"

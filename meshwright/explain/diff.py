@@ -17,12 +17,12 @@ SHOWN = 6
 
 DECIDED = {
     "graph": "graph",
-    "outputs": "layouts handed over",
-    "inputs": "layouts read",
-    "recompute": "recompute",
-    "keep": "keep besides",
+    "outputs": "layouts of outputs",
+    "inputs": "layouts of inputs",
+    "recompute": "activation checkpointing",
+    "keep": "kept besides",
     "chunks": "chunks",
-    "offload": "keep on the host",
+    "offload": "activation offload",
 }
 """What a segment does, in words; its ops and weights are counted."""
 
@@ -50,7 +50,7 @@ def _asked(one: Plan, other: Plan) -> list[str]:
     rows.append(("memory limit", _limit(one), _limit(other)))
     if one.memory_bytes != other.memory_bytes and _limit(one) == _limit(other):
         rows[-1] = ("memory limit", f"{one.memory_bytes} B", f"{other.memory_bytes} B")
-    rows.append(("pins", ", ".join(one.pins) or "none", ", ".join(other.pins) or "none"))
+    rows.append(("constraints", ", ".join(one.pins) or "none", ", ".join(other.pins) or "none"))
     return [f"{name}: {before} -> {after}" for name, before, after in rows if before != after]
 
 
@@ -111,9 +111,9 @@ def _parameter(plan: Plan, name: str) -> str:
     entry = plan.parameters.get(name)
     if entry is None:
         return "none"
-    extra = " resharded after forward" if entry.reshard_after_forward else ""
-    extra += " reduced every micro-batch" if entry.reduce_scatter_every_microbatch else ""
-    return f"{entry.dtype} {entry.storage} used {entry.compute}{extra}"
+    extra = ", resharded after forward" if entry.reshard_after_forward else ""
+    extra += ", reduced every micro-batch" if entry.reduce_scatter_every_microbatch else ""
+    return f"{entry.dtype}, stored {entry.storage}, used {entry.compute}{extra}"
 
 
 def _used(plan: Plan, name: str) -> str:
@@ -125,12 +125,12 @@ def _segments(one: Plan, other: Plan) -> list[str]:
     """Of each thing that a segment decides: in how many it differs, and how."""
     both = range(min(len(one.segments), len(other.segments)))
     pairs = [(number, one.choice(number), other.choice(number)) for number in both]
-    lines = [f"segments: {len(one.segments)} -> {len(other.segments)}"] * (len(one.segments) != len(other.segments))
+    lines = [f"layers: {len(one.segments)} -> {len(other.segments)}"] * (len(one.segments) != len(other.segments))
     for name, words in COUNTED.items():
         if name == "parameters" and any(_used(one, weight) != _used(other, weight) for weight in one.parameters):
             continue  # said of the weights themselves
         count = sum(getattr(before, name) != getattr(after, name) for _, before, after in pairs)
-        lines += [f"{counted(count, 'segment')} {words[count > 1]}"] if count else []
+        lines += [f"{counted(count, 'layer')} {words[count > 1]}"] if count else []
     for name, what in DECIDED.items():
         if name == "inputs" and len(one.stages) == len(other.stages) == 1 and _differ(pairs, "outputs"):
             continue  # inside a stage they are read as they are handed over
@@ -154,7 +154,7 @@ def _changes(what: str, rows: Iterable[tuple[int, tuple[str, ...], tuple[str, ..
             found.setdefault((before, after), []).append(number)
     lines = []
     for (before, after), numbers in found.items():
-        where = f"segment {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} segments ({numbers[0]}, ...)"
+        where = f"layer {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} layers ({numbers[0]}, ...)"
         lines.append(f"{what} in {where}: {_listed(before, after)}")
     return lines
 
@@ -189,7 +189,7 @@ def _lists(one: Plan, other: Plan) -> list[str]:
     lines = []
     if one.routed_via_stages != other.routed_via_stages:
         routed = [tuple(map(str, plan.routed_via_stages)) for plan in (one, other)]
-        lines.append(f"values routed via stages, by segment: {_listed(*routed)}")
+        lines.append(f"values passed on from stage to stage, by layer: {_listed(*routed)}")
     if one.order != other.order:
         same = " of others" if _steps(one) == _steps(other) else ""
         lines.append(f"order: {_steps(one)} -> {_steps(other)}{same}")
@@ -208,6 +208,6 @@ def _lists(one: Plan, other: Plan) -> list[str]:
 def _steps(plan: Plan) -> str:
     """How many, of which how many run a segment forward once more."""
     if not plan.order:
-        return "every segment once"
+        return "every layer once"
     again = sum(step.startswith("pass ") for step in plan.order)
     return f"{counted(len(plan.order), 'step')}, {again} of them passes"

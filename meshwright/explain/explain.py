@@ -8,6 +8,7 @@ from meshwright.cluster import Device, collective_s
 from meshwright.errors import counted
 from meshwright.explain.describe import describe
 from meshwright.explain.describe_pipeline import explain_pipeline
+from meshwright.explain.words import STATES, layout_words
 from meshwright.layout import Layout
 from meshwright.plan.frontier import Choice
 from meshwright.plan.plan import Plan
@@ -18,10 +19,8 @@ TIERS = {
     "user": "registered by the user",
     "dtensor": "DTensor's, proven",
     "discovered": "found by running the op on pieces, proven",
-    "fallback": "none: run alike on every device",
+    "fallback": "none found: replicated on every device",
 }
-USES = {"S": "split", "R": "whole, for different work", "I": "whole, alike everywhere", "P": "partial"}
-ACTS = {"I": "the same on every device", "P": "partial sums", "R": "whole"}
 
 
 def explain(plan: Plan) -> str:
@@ -29,7 +28,7 @@ def explain(plan: Plan) -> str:
         return "\n".join([explain_pipeline(plan), "", _binding(plan), *_rules(plan)])
     lines = [describe(plan)]
     if plan.mesh.world_size > 1:
-        lines += ["", "what segments do and hand on:", *_boundaries(plan)]
+        lines += ["", "layers, and the layout of the activations that each hands on:", *_boundaries(plan)]
     lines += ["", "where the time goes:", *_time(plan)]
     lines += ["", "where the memory goes, on each device:", *_memory(plan), "", _binding(plan)]
     lines += _rules(plan)
@@ -37,7 +36,7 @@ def explain(plan: Plan) -> str:
 
 
 def _boundaries(plan: Plan) -> list[str]:
-    """Runs of segments that do the same."""
+    """Runs of layers that do the same."""
     runs: list[list[int]] = []
     for choice in plan.segments:
         if runs and runs[-1][0] == choice:
@@ -48,43 +47,32 @@ def _boundaries(plan: Plan) -> list[str]:
     for choice, count in runs:
         made = plan.choices[choice]
         span = show_spans((first, first + count))
-        hand = "hands over" if count == 1 else "hand over"
-        lines.append(f"  {span}: {hand} {', '.join(_words(plan, text) for text in made.outputs)}")
+        lines.append(f"  {span}: {', '.join(f'{layout_words(text, plan.mesh)} {text}' for text in made.outputs)}")
         lines += [f"    {text}" for text in _weights(plan, made)]
         first += count
     return lines
 
 
 def _weights(plan: Plan, choice: Choice) -> list[str]:
-    """What each axis does to the weights of a segment, and to its ops."""
+    """What each axis does to the weights of a layer, and to its ops."""
     lines = []
     layouts = [Layout.parse(text) for text in choice.parameters.values()]
     factors = [text.split(",") for text in choice.strategies.values()]
     for number, axis in enumerate(plan.mesh.axes):
         if axis.size == 1:
             continue
-        uses = Counter(USES[layout[number].kind] for layout in layouts)
+        uses = Counter("sharded" if layout[number].is_shard else STATES[layout[number].kind] for layout in layouts)
         split = sum(one[number] != "-" for one in factors)
         weights = ", ".join(f"{count} {what}" for what, count in uses.most_common()) or "none"
-        lines.append(f"{axis.name}: splits {split} of {len(factors)} ops; weights: {weights}")
+        lines.append(f"{axis.name}: {split} of {len(factors)} ops sharded; weights: {weights}")
     return lines
-
-
-def _words(plan: Plan, text: str) -> str:
-    parts = []
-    for axis, state in zip(plan.mesh.axes, Layout.parse(text), strict=True):
-        if axis.size == 1:
-            continue
-        what = f"dim {state.dim} split" if state.is_shard else ACTS[state.kind]
-        parts.append(f"{axis.name}: {what}")
-    return f"{text} ({'; '.join(parts)})"
 
 
 def _time(plan: Plan) -> list[str]:
     found = plan.predicted
     rows = [("forward", found.forward_s), ("backward", found.backward_s)]
     rows += [("gathering weights, reducing gradients", found.parameters_s), ("optimizer", found.optimizer_s)]
-    rows += [("of it hidden behind backward", -found.hidden_s)] if found.hidden_s > 1e-9 * found.step_s else []
+    rows += [("less what is overlapped with compute", -found.hidden_s)] if found.hidden_s > 1e-9 * found.step_s else []
     rows += [("waiting for the host", found.host_s)] if found.host_s > 1e-9 * found.step_s else []
     lines = [_share(name, seconds, found.step_s) for name, seconds in rows]
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -93,7 +81,7 @@ def _time(plan: Plan) -> list[str]:
         seconds[item.kind, item.axis] += collective_s(item.kind, item.bytes, plan.mesh.axis(item.axis))
         counts[item.kind, item.axis] += 1
     if seconds:
-        lines.append("  of it, communication" + (", some of it beside backward:" if found.hidden_s else ":"))
+        lines.append("  communication in it" + (", some of it overlapped:" if found.hidden_s else ":"))
     for (kind, axis), spent in sorted(seconds.items(), key=lambda entry: -entry[1]):
         lines.append("  " + _share(f"{counts[kind, axis]} x {kind} over {axis}", spent, found.step_s))
     return lines
@@ -105,7 +93,7 @@ def _memory(plan: Plan) -> list[str]:
         found.parts[0],
         ("activations kept for backward", found.resident_bytes),
     ]
-    last = "gradients, and while a segment runs" if not found.stages else "while the largest segment runs"
+    last = "temporary buffers" if found.stages else "gradients and temporary buffers"
     rows.append((last, found.transient_bytes))
     return [f"  {name:<40} {show_bytes(size):>10}  {size / max(1, found.peak_bytes):6.1%}" for name, size in rows]
 
@@ -138,8 +126,8 @@ def _binding(plan: Plan) -> str:
     shown = f"{show_bytes(free) if free >= 0 else '-' + show_bytes(-free)} of {show_bytes(limit)} ({source})"
     where = f" on stage {number}, the fullest" if len(plan.groups) > 1 else ""
     if free < 0.03 * limit:
-        return f"memory binds: {shown} are left{where}; more may be faster"
-    return f"memory does not bind: {shown} are free{where}; time decides"
+        return f"memory is the bottleneck: {shown} are left{where}; a larger limit may be faster"
+    return f"memory is not the bottleneck: {shown} are free{where}"
 
 
 def _room(device: Device, given: int | None) -> int:

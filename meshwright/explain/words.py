@@ -28,7 +28,13 @@ SHARDED = {
     2: "ZeRO-2 (gradients and optimizer state sharded)",
     1: "ZeRO-1 (optimizer state sharded)",
 }
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "zero-bubble"}
+SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "interleaved 1F1B",
+    "zero-bubble": "zero-bubble",
+    "searched": "searched schedule",
+}
 MOST = 0.9
 """The share of the weights from which on a storage is called that of the plan."""
 
@@ -97,6 +103,29 @@ def role_of(axis_name: str) -> str:
     return axis_name.rstrip("0123456789")
 
 
+def layout_words(layout: str, mesh: Mesh) -> str:
+    """`[S(0), S(0), R]` -> `sharded on dim 0 over dp and dp2, replicated over tp`; axes of one device are left out."""
+    axes: dict[str, list[str]] = {}
+    for axis, state in zip(mesh.axes, Layout.parse(layout), strict=True):
+        if axis.size > 1:
+            axes.setdefault(f"sharded on dim {state.dim}" if state.is_shard else STATES[state.kind], []).append(
+                axis.name
+            )
+    if set(axes) <= {"replicated"}:
+        return "replicated"
+    return ", ".join(f"{word} over {' and '.join(names)}" for word, names in axes.items())
+
+
+def weight_words(entry: ParameterPlan, mesh: Mesh, microbatches: int) -> str:
+    """How a weight is computed with and stored, the layouts beside the words."""
+    text = f"{layout_words(entry.compute, mesh)} {entry.compute}"
+    level, ways, _ = stored(entry, mesh, microbatches)
+    if not level:
+        return text
+    when = "for each use" if entry.reshard_after_forward else "once a step"
+    return f"{text}; stored sharded over {ways} {entry.storage}, gathered {when} (ZeRO-{level})"
+
+
 def state_words(layout: str, names: Iterable[str]) -> str:
     """`[S(0), R]` -> `sharded on dim 0 over dp (S(0)), replicated over tp (R)`."""
     found = []
@@ -115,7 +144,7 @@ def recipe_of(plan: Plan, stage: Stage, weights: Mapping[str, int] | None = None
     own = _parameters(plan, stage)
     found: Counter[tuple[int, int, bool]] = Counter()
     for name, entry in own.items():
-        found[_stored(entry, stage.mesh, plan.microbatches)] += 1 if weights is None else weights.get(name, 0)
+        found[stored(entry, stage.mesh, plan.microbatches)] += 1 if weights is None else weights.get(name, 0)
     whole = sum(found.values()) or 1
     storages = tuple(Storage(*stored, count / whole) for stored, count in found.most_common())
     return Recipe(
@@ -165,7 +194,7 @@ def _parameters(plan: Plan, stage: Stage) -> dict[str, ParameterPlan]:
     return {name: entry for name, entry in plan.parameters.items() if len(Layout.parse(entry.storage).states) == axes}
 
 
-def _stored(entry: ParameterPlan, mesh: Mesh, microbatches: int) -> tuple[int, int, bool]:
+def stored(entry: ParameterPlan, mesh: Mesh, microbatches: int) -> tuple[int, int, bool]:
     """(ZeRO level, devices that share the storage beyond what compute splits, whether compute splits over samples)."""
     storage, compute = Layout.parse(entry.storage), Layout.parse(entry.compute)
     ways = prod(

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from meshwright.models.reference import Reference
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, optional: bool = False) -> None:
-    """optional: a command may do without the model, and says itself when it may not."""
+def add_model_arguments(parser: argparse.ArgumentParser, optional: bool = False, plans: bool = False) -> None:
+    """optional: a command may do without the model, and says itself when it may not. plans: it takes plan files too."""
     parser.add_argument(
         "model",
         nargs="?" if optional else None,
-        help="a family with settings (gpt, llama?layers=4), a named size, hf:TYPE, file.py:function",
+        help="a named size (llama3-8b), a family with settings (llama?layers=4), hf:TYPE, a folder with config.json, "
+        f"file.py:function{', or a plan file' if plans else ''}",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
     parser.add_argument(

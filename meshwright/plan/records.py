@@ -130,5 +130,5 @@ class Prediction:
     def parts(self) -> tuple[tuple[str, int], tuple[str, int], tuple[str, int]]:
         """What the peak is made of, in words."""
         first = "parameters, gradients, optimizer" if self.stages else "parameters, optimizer"
-        last = "working" if self.stages else "gradients and working"
+        last = "temporary buffers" if self.stages else "gradients and temporary buffers"
         return (first, self.static_bytes), ("activations", self.resident_bytes), (last, self.transient_bytes)

@@ -1,4 +1,4 @@
-"""Bytes, seconds and runs of segments as people write and read them."""
+"""Bytes, seconds and runs of layers as people write and read them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def show_bytes(value: int) -> str:
 
 def show_gap(gap: float) -> str:
     """Of a plan that nobody searched no bound is known."""
-    return f"gap {gap:.2%}" if gap < 1 else "no bound known"
+    return f"optimality gap {gap:.2%}" if gap < 1 else "no bound known"
 
 
 def show_spans(*spans: tuple[int, int]) -> str:
-    """Of the segments [first, end), in one run or several: `segment 0`, `segments 0, 4 to 7`."""
+    """Of the layers [first, end), in one run or several: `layer 0`, `layers 0, 4 to 7`."""
     texts = [str(first) if end - first == 1 else f"{first} to {end - 1}" for first, end in spans]
-    return f"segment{'' if sum(end - first for first, end in spans) == 1 else 's'} {', '.join(texts)}"
+    return f"layer{'' if sum(end - first for first, end in spans) == 1 else 's'} {', '.join(texts)}"

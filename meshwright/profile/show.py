@@ -1,4 +1,4 @@
-"""A Profile as tables for people: by segment, the peak in its parts, the largest saved values."""
+"""A Profile as tables for people: by layer, the peak in its parts, the largest saved values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show(
     )
     out.print(
         f"{show_count(profile.params).strip()} parameters, {show_count(profile.forward_flops)}FLOP forward, "
-        f"{show_count(profile.step_flops)}FLOP a step, {profile.distinct_segments} distinct segments"
+        f"{show_count(profile.step_flops)}FLOP a step, {profile.distinct_segments} distinct layers"
     )
     for warning in warnings:
         out.print(f"warning: {warning}", markup=False)
@@ -63,7 +63,9 @@ def _table(title: str, *columns: str, left: int = 1) -> Table:
 
 
 def _segments(profile: Profile) -> Table:
-    table = _table("by segment", "segment", "count", "ops", "forward FLOP", "backward", "bytes", "saved", "transient")
+    table = _table(
+        "by layer", "layer", "count", "ops", "forward FLOP", "backward", "bytes moved", "activations", "buffers"
+    )
     rows = [*([profile.prologue] if profile.prologue.ops else []), *profile.segments]
     for row in rows:
         table.add_row(*_cells(row))
@@ -92,8 +94,8 @@ def _parts(profile: Profile) -> Table:
 
 
 def _largest(profile: Profile) -> Table:
-    table = _table("largest saved values", "value", "segment", "count", "each", "all", left=2)
+    table = _table("largest activations kept for backward", "value", "layer", "count", "each", "all", left=2)
     for segment, value, count in profile.largest_saved():
-        name = f"{value.name} (kept besides)" if value.auxiliary else value.name
+        name = f"{value.name} (its statistics)" if value.auxiliary else value.name
         table.add_row(name, segment, str(count), show_bytes(value.bytes), show_bytes(value.bytes * count))
     return table

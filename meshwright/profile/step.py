@@ -187,8 +187,8 @@ def _peak(moment: _Moment, held: Static, batch_bytes: int) -> Peak:
         "parameters": held.parameter_bytes + held.compute_copy_bytes,
         "gradients": moment.gradient_bytes,
         "optimizer state": held.optimizer_bytes,
-        "saved values": moment.saved_bytes,
-        "transient": moment.bytes - moment.saved_bytes - moment.gradient_bytes,
+        "activations": moment.saved_bytes,
+        "temporary buffers": moment.bytes - moment.saved_bytes - moment.gradient_bytes,
         "batch and buffers": batch_bytes + held.buffer_bytes,
         "workspaces": held.workspace_bytes,
     }

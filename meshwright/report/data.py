@@ -63,13 +63,13 @@ def _time(plan: Plan) -> list[dict[str, Any]]:
     parts = {
         "forward": found.forward_s,
         "backward": found.backward_s,
-        "weights and gradients": found.parameters_s,
+        "gathers and reductions": found.parameters_s,
         "optimizer": found.optimizer_s,
         "waiting for the host": found.host_s,
     }
     rows: list[dict[str, Any]] = [{"name": name, "seconds": seconds} for name, seconds in parts.items() if seconds > 0]
     if found.hidden_s > 0:
-        rows.append({"name": "hidden behind compute", "seconds": -found.hidden_s})
+        rows.append({"name": "less what is overlapped", "seconds": -found.hidden_s})
     waits_s = found.step_s - sum(row["seconds"] for row in rows)
     if len(plan.groups) > 1 and waits_s > 0:
         rows.append({"name": "pipeline bubble and waiting", "seconds": waits_s})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.methods import method
@@ -92,6 +93,7 @@ class Timeline:
             )
         return "\n".join(lines)
 
-    def trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a Chrome trace that opens in Perfetto, gzipped where the name ends in .gz."""
-        method("Timeline.trace")(self, path)
+    def trace(self, path: str | os.PathLike[str], names: Sequence[str] = ()) -> None:
+        """Write a Chrome trace that opens in Perfetto, gzipped where the name ends in .gz. names: of the layers, which
+        are numbered where none are given."""
+        method("Timeline.trace")(self, path, names)

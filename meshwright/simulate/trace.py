@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from meshwright.simulate.timeline import Message, Timeline
 COMPUTE, COLLECTIVES, FIRST_CHANNEL = 0, 1, 2
 
 
-def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+def write_trace(timeline: Timeline, path: str | os.PathLike[str], names: Sequence[str] = ()) -> None:
     """JSON in the trace event format, gzipped where the name ends in .gz; times are microseconds."""
-    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events(timeline))}, separators=(",", ":"))
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events(timeline, names))}, separators=(",", ":"))
     packed = os.fspath(path).endswith(".gz")
     try:
         Path(path).write_bytes(gzip.compress(text.encode(), mtime=0) if packed else text.encode())
@@ -25,7 +25,7 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         raise PlanError(f"{path} cannot be written: {error.strerror}", "a writable path") from error
 
 
-def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+def events(timeline: Timeline, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     spans = timeline.spans
     if spans is None:
         raise PlanError("a Timeline without spans", "one simulated with spans=True", "simulate again")
@@ -41,14 +41,24 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": "thread_name", "pid": stage, "tid": track, "args": {"name": name}}
     for stage, place, began_s, over_s in spans.ran:
         one = timeline.lists[stage][place]
-        yield _span(str(one), one.kind, (stage, COMPUTE), began_s, over_s)
+        yield _span(_named(str(one), one.segment, names), one.kind, (stage, COMPUTE), began_s, over_s)
     for message in spans.messages:
         microbatch = "" if message.microbatch is None else f" mb{message.microbatch}"
         name = f"{message.kind} {message.segment}{microbatch}"
-        yield _span(name, message.kind, _track(message), message.began_s, message.over_s)
+        yield _span(
+            _named(name, message.segment, names), message.kind, _track(message), message.began_s, message.over_s
+        )
     for stage, changes in enumerate(spans.memory):
         for at_s, held in changes:
             yield {"ph": "C", "name": "bytes held", "pid": stage, "ts": at_s * 1e6, "args": {"bytes": held}}
+
+
+def _named(text: str, segment: int | None, names: Sequence[str]) -> str:
+    """`forward 3 mb0` -> `forward layers.2 mb0`."""
+    if segment is None or not names:
+        return text
+    kind, number, *rest = text.split()
+    return " ".join([kind, names[segment] if number == str(segment) else number, *rest])
 
 
 def _track(message: Message) -> tuple[int, int]:

@@ -61,7 +61,7 @@ def _of_parameter(plan: Plan, program: Program, name: str) -> list[Alternative]:
         pieces = [Layout.parse(layout).shard_factor(mesh.sizes) for layout in (option.storage, option.compute)]
         if pieces[0] > pieces[1]:
             text += ", gathered for each use" if option.reshard_after_forward else ", gathered once a step"
-        text += ", gradient brought home each micro-batch" if option.reduce_scatter_every_microbatch else ""
+        text += ", gradient reduce-scattered each micro-batch" if option.reduce_scatter_every_microbatch else ""
         more_s = point.seconds(plan.microbatches) - base.seconds(plan.microbatches)
         found.append(Alternative(text, more_s, point.held_bytes - base.held_bytes, option == plan.parameters[name]))
     return found

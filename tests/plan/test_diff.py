@@ -36,12 +36,12 @@ def edited(plan: Plan, **changes: Any) -> Plan:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"recompute": ("gelu",)}, "recompute in "),
-        ({"keep": ("linear",)}, "keep besides in "),
+        ({"recompute": ("gelu",)}, "activation checkpointing in "),
+        ({"keep": ("linear",)}, "kept besides in "),
         ({"chunks": 2}, ": 1 -> 2"),
-        ({"offload": ("linear",)}, "keep on the host in "),
-        ({"outputs": ("[I]",)}, "layouts handed over in "),
-        ({"inputs": ("[I]",)}, "layouts read in "),
+        ({"offload": ("linear",)}, "activation offload in "),
+        ({"outputs": ("[I]",)}, "layouts of outputs in "),
+        ({"inputs": ("[I]",)}, "layouts of inputs in "),
         ({"parameters": {}}, "weights in other layouts"),
         ({"strategies": {}}, "ops differently"),
         ({"graph": 99}, "-> 99"),
@@ -55,8 +55,8 @@ def test_what_a_segment_does_otherwise_is_said(plan: Plan, changes: dict[str, An
 
 def test_one_segment_is_named_and_many_are_counted(plan: Plan) -> None:
     count = plan.segments.count(plan.segments[1])
-    where = "segment 1" if count == 1 else f"{count} segments (1, ...)"
-    assert f"recompute in {where}: none -> gelu" in plan.diff(edited(plan, recompute=("gelu",)))
+    where = "layer 1" if count == 1 else f"{count} layers (1, ...)"
+    assert f"activation checkpointing in {where}: none -> gelu" in plan.diff(edited(plan, recompute=("gelu",)))
     many = tuple(f"op_{number}" for number in range(20))
     assert ": none -> last, of 20 -> 21" in edited(plan, recompute=many).diff(edited(plan, recompute=(*many, "last")))
 
@@ -65,9 +65,9 @@ def test_one_segment_is_named_and_many_are_counted(plan: Plan) -> None:
     ("changes", "said"),
     [
         ({"memory_bytes": 1 << 40}, "memory limit: the device's own -> 1024 GiB"),
-        ({"pins": ()}, "pins: dp=2 -> none"),
-        ({"order": ("forward 0", "backward 0")}, "order: every segment once -> 2 steps, 0 of them passes"),
-        ({"routed_via_stages": (1,)}, "values routed via stages, by segment: none -> 1"),
+        ({"pins": ()}, "constraints: dp=2 -> none"),
+        ({"order": ("forward 0", "backward 0")}, "order: every layer once -> 2 steps, 0 of them passes"),
+        ({"routed_via_stages": (1,)}, "values passed on from stage to stage, by layer: none -> 1"),
         ({"inputs": {}}, "batch tensors of another shape or dtype: "),
     ],
 )

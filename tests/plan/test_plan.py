@@ -148,8 +148,8 @@ def test_one_of_a_kind_is_singular() -> None:
     program = capture(*parse_reference("gpt?layers=2&hidden=32&heads=4&ffn=64&vocab=128&seq=16").meta(8))
     text = make_plan(program, load_cluster("local:4"), pins=("pp=4", "microbatch=1")).explain()
     assert ", 1 micro-batch of 8, " in text
-    assert "stage 0: segment 0 on 1 x cpu" in text
-    assert show_spans((0, 1), (4, 8)) == "segments 0, 4 to 7"
+    assert "stage 0: layer 0 on 1 x cpu" in text
+    assert show_spans((0, 1), (4, 8)) == "layers 0, 4 to 7"
 
 
 def test_units() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from meshwright.capture import capture
+from meshwright.cli.profile import add_parser
 from meshwright.errors import ModelError
 from meshwright.models.reference import parse_reference
 from meshwright.profile import chain, profile_step
-from meshwright.profile.command import add_parser
 
 SMALL = "gpt?hidden=24&heads=4&ffn=48&vocab=32"
 FIELDS = {

@@ -165,9 +165,9 @@ def test_a_stage_that_fails_ends_all_with_its_own_error(tmp_path: Path, piped: P
         process.start()
     kind, said = ends[1][0].recv()
     assert kind == "RunError"
-    assert "stage 1 (segments 2 to 3) failed on rank 1 at `forward 2 mb0`: KeyError" in said
+    assert "stage 1 (layers 2 to 3) failed on rank 1 at `forward 2 mb0`: KeyError" in said
     kind, said = ends[0][0].recv()
     assert kind == "LostError", "the other stage does not take the blame"
-    assert "rank 1 failed: stage 1 (segments 2 to 3) failed on rank 1 at `forward 2 mb0`: KeyError" in said
+    assert "rank 1 failed: stage 1 (layers 2 to 3) failed on rank 1 at `forward 2 mb0`: KeyError" in said
     for process in processes:
         process.join()

@@ -81,7 +81,7 @@ def test_nothing_is_said_to_be_split_over_an_axis_of_one_device(pinned: tuple[Pl
     program = pinned[1]
     plan = make_plan(program, load_cluster("local:2"), pins=("mesh=1x2", "dp=2"))
     idle, busy = plan.mesh.names
-    assert f"axis {idle} of 1: one device, nothing is split over it" in plan.explain()
+    assert f"axis {idle} of 1: one device, nothing is sharded over it" in plan.explain()
     assert f"{busy}: " in plan.explain()
     assert f"{idle}: " not in plan.explain()
     op = next(one.name for one in program.graphs[1].ops if "linear" in one.target)
@@ -96,7 +96,7 @@ def test_a_plan_says_where_its_rules_came_from(pinned: tuple[Plan, Program]) -> 
     assert "aten.linear.default" in plan.rules["table"]
     assert Plan.from_json(plan.to_json()).rules == plan.rules
     assert "meshwright's table: " in plan.explain()
-    assert "run alike on every device: custom.op" in replace(plan, rules={"fallback": ("custom.op",)}).explain()
+    assert "replicated on every device: custom.op" in replace(plan, rules={"fallback": ("custom.op",)}).explain()
 
 
 def test_one_pin_changed_gives_the_plan_of_that_pin(pinned: tuple[Plan, Program]) -> None:
@@ -120,10 +120,10 @@ def test_one_pin_changed_gives_the_plan_of_that_pin(pinned: tuple[Plan, Program]
 def test_a_plan_explains_itself_and_says_what_another_does_differently(pinned: tuple[Plan, Program]) -> None:
     plan, program = pinned
     text = plan.explain()
-    for part in ("where the time goes", "where the memory goes", "all_gather over dp", "memory does not bind"):
+    for part in ("where the time goes", "where the memory goes", "all_gather over dp", "memory is not the bottleneck"):
         assert part in text
     tight = replace(plan, memory_bytes=plan.predicted.peak_bytes + 1)
-    assert "memory binds" in tight.explain()
+    assert "memory is the bottleneck" in tight.explain()
     assert plan.diff(plan) == ""
     other = make_plan(program, load_cluster("local:2"), pins=("dp=2", "zero=0"))
-    assert "[S(0)] used [R] resharded after forward -> float32 [I] used [R]" in plan.diff(other)
+    assert "stored [S(0)], used [R], resharded after forward -> float32, stored [I], used [R]" in plan.diff(other)

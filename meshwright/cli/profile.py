@@ -1,4 +1,4 @@
-"""`meshwright profile`: what a model computes and needs, segment by segment, before anything is allocated."""
+"""`meshwright profile`: what a model, or a plan of one, computes and needs, layer by layer; nothing is allocated."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import argparse
 import json
 import time
 import warnings
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from meshwright.cli.options import PRECISIONS
 from meshwright.models.arguments import add_json, add_model_arguments, check_reference, reference_of, write_json
 
 if TYPE_CHECKING:
@@ -17,14 +19,15 @@ BATCH = 8
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("profile", help="show what a model computes and needs, by segment")
-    add_model_arguments(parser)
+    help = "show what a model, or a plan, computes and needs, by layer"
+    parser = subparsers.add_parser("profile", help=help)
+    add_model_arguments(parser, plans=True)
     parser.add_argument("--batch", type=int, default=BATCH, metavar="N", help=f"samples per step (default {BATCH})")
     parser.add_argument(
         "--precision",
-        choices=("fp32", "bf16", "mixed"),
-        default="fp32",
-        help="of what is computed (default fp32)",
+        choices=tuple(PRECISIONS),
+        metavar="P",
+        help="mixed (bf16 compute, fp32 weights; default for cuda), bf16, or fp32 (default for cpu)",
     )
     parser.add_argument(
         "--optimizer", choices=("adamw", "sgd", "momentum"), default="adamw", help="whose state counts (default adamw)"
@@ -38,7 +41,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if str(args.model).endswith(".json"):
+        return _of_plan(args)
     check_reference(args)
+    args.precision = PRECISIONS[args.precision or ("mixed" if args.device == "cuda" else "fp32")]
 
     from meshwright.profile.show import show
     from meshwright.profile.step import profile_step
@@ -56,6 +62,25 @@ def run(args: argparse.Namespace) -> int:
         show(profile, reference, notes_of(program), program.warnings)
     if args.json:
         write_json(args.json, json.dumps({"model": reference, **profile.to_json(capture_s)}, indent=1))
+    return 0
+
+
+def _of_plan(args: argparse.Namespace) -> int:
+    """A plan's layers, at the sizes that one device has of them."""
+    from meshwright.explain.recommend import recommendation
+    from meshwright.plan import Plan
+    from meshwright.plan.origin import program_of
+    from meshwright.report.layers import weight_bytes
+    from meshwright.report.per_layer import per_layer, show_layers
+
+    plan = Plan.load(args.model)
+    program = program_of(plan, args.model, None)
+    if args.json:
+        rows, peaks = per_layer(plan, program)
+        found = {"layers": [asdict(row) for row in rows], "peaks": [asdict(peak) for peak in peaks]}
+        write_json(args.json, json.dumps(found, indent=1))
+    if args.json != "-":
+        print("\n".join([*recommendation(plan, weight_bytes(program)), "", *show_layers(plan, program)]))
     return 0
 
 

@@ -1,0 +1,151 @@
+"""Where a planned step's memory and time go, layer by layer: what `meshwright profile plan.json` and `explain` print.
+
+Bytes are those held when a stage's memory is fullest in the simulated step. What the layers' state, gradients and kept
+activations do not explain is temporary: buffers of the running layer, gathered weights, messages on their way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.capture.program import Program
+from meshwright.plan import Plan
+from meshwright.plan.units import show_bytes, show_seconds
+from meshwright.predict.step import Played, play
+from meshwright.price.flow import flow
+from meshwright.price.segment import working_bytes
+from meshwright.simulate import Timeline
+
+ENDS = ("backward", "backward_weight")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerUse:
+    """Of one layer on one device. forward_s, backward_s: of all micro-batches of a step, recomputation in backward.
+    Bytes at the peak of its stage. buffers_bytes: the most it needs while it runs, at any time."""
+
+    name: str
+    stage: int
+    forward_s: float
+    backward_s: float
+    weights_bytes: int
+    gradients_bytes: int
+    activations_bytes: int
+    buffers_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagePeak:
+    """running: the instruction and layer when memory was fullest; op: of that layer, the one with the largest
+    operands and results. temporary_bytes: what is held besides the layers' own."""
+
+    stage: int
+    peak_bytes: int
+    temporary_bytes: int
+    running: str
+    op: str
+
+
+def per_layer(plan: Plan, program: Program) -> tuple[list[LayerUse], list[StagePeak]]:
+    played = play(plan, program, spans=True)
+    rows: list[LayerUse] = []
+    peaks: list[StagePeak] = []
+    for number, group in enumerate(plan.groups):
+        own = [_use(plan, program, played, number, index) for stage in group for index in stage.segments]
+        rows += own
+        peak = played.timeline.stages[number].peak_bytes
+        held = sum(row.weights_bytes + row.gradients_bytes + row.activations_bytes for row in own)
+        peaks.append(StagePeak(number, peak, peak - held, *_running(plan, program, played.timeline, number)))
+    return rows, peaks
+
+
+def _use(plan: Plan, program: Program, played: Played, stage: int, index: int) -> LayerUse:
+    cost, many = played.costs.segments[index], plan.microbatches
+    begun, ended = _by_the_peak(played.timeline, stage, index)
+    kept = max(0, begun["forward"] - sum(ended[kind] for kind in ENDS))
+    return LayerUse(
+        program.segments[index].name,
+        stage,
+        many * cost.forward_s,
+        many * (cost.backward_s + cost.recompute_s),
+        cost.static_bytes - cost.gradient_bytes,
+        cost.gradient_bytes if any(ended[kind] for kind in ENDS) else 0,
+        0 if plan.order else kept * cost.resident_bytes,
+        max(cost.forward_transient_bytes, cost.backward_transient_bytes),
+    )
+
+
+def _by_the_peak(timeline: Timeline, stage: int, index: int) -> tuple[Counter[str], Counter[str]]:
+    """How many of each kind of instruction of a layer had begun, and were over, when memory was fullest."""
+    assert timeline.spans is not None
+    at_s, begun, ended = timeline.stages[stage].peak_s, Counter[str](), Counter[str]()
+    for number, place, began_s, over_s in timeline.spans.ran:
+        one = timeline.lists[number][place]
+        if number == stage and one.segment == index:
+            begun[one.kind] += began_s <= at_s
+            ended[one.kind] += over_s <= at_s
+    return begun, ended
+
+
+def _running(plan: Plan, program: Program, timeline: Timeline, stage: int) -> tuple[str, str]:
+    assert timeline.spans is not None
+    at_s = timeline.stages[stage].peak_s
+    for number, place, began_s, over_s in timeline.spans.ran:
+        one = timeline.lists[number][place]
+        if number == stage and began_s <= at_s < over_s and one.segment is not None:
+            return f"{one.kind} of {program.segments[one.segment].name}", _largest_op(plan, program, one.segment)
+    return "between layers", ""
+
+
+def _largest_op(plan: Plan, program: Program, index: int) -> str:
+    graph, mesh = program.graph(program.segments[index]).at(plan.microbatch), plan.stage_of(index).mesh
+    made = flow(graph, plan.choice(index), mesh, plan.common_layouts(program, index))
+    values = graph.values()
+    sizes = {op.name: working_bytes(op, made.strategies[op.name], values, mesh) for op in graph.ops}
+    return max(sizes, key=lambda name: sizes[name], default="")
+
+
+def show_layers(plan: Plan, program: Program) -> list[str]:
+    """As a table; neighbours that are alike are one row."""
+    rows, peaks = per_layer(plan, program)
+    table: list[tuple[str, ...]] = [
+        ("layers", "forward", "backward", "weights, optimizer", "gradients", "activations", "buffers")
+    ]
+    table += [_row(run) for run in _runs(rows)]
+    wide = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
+    lines = []
+    for name, *cells in table:
+        shown = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, wide[1:], strict=True))
+        lines.append(f"  {name:<{wide[0]}}  {shown}")
+    for peak in peaks:
+        where = f"stage {peak.stage}: " if len(peaks) > 1 else ""
+        op = f", largest op {peak.op}" if peak.op else ""
+        rest = f"{show_bytes(max(0, peak.temporary_bytes))} of it temporary"
+        lines.append(f"  {where}peak {show_bytes(peak.peak_bytes)} in {peak.running}{op}; {rest}")
+    return lines
+
+
+def _runs(rows: list[LayerUse]) -> list[list[LayerUse]]:
+    """Neighbours that cost the same; the first of a pipeline's micro-batches in flight may hold more."""
+    runs: list[list[LayerUse]] = []
+    for row in rows:
+        if runs and _figures(runs[-1][0]) == _figures(row):
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs
+
+
+def _figures(row: LayerUse) -> tuple[Any, ...]:
+    sizes = row.weights_bytes, row.gradients_bytes, row.activations_bytes, row.buffers_bytes
+    return (row.stage, f"{row.forward_s:.3e}", f"{row.backward_s:.3e}", *sizes)
+
+
+def _row(run: list[LayerUse]) -> tuple[str, ...]:
+    first = run[0]
+    name = first.name if len(run) == 1 else f"{first.name} to {run[-1].name} ({len(run)}), each"
+    seconds = show_seconds(first.forward_s), show_seconds(first.backward_s)
+    sizes = first.weights_bytes, first.gradients_bytes, first.activations_bytes, first.buffers_bytes
+    return name, *seconds, *map(show_bytes, sizes)

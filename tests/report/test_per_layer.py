@@ -1,0 +1,46 @@
+"""Memory and time by layer: the parts of a peak add up to it, and to what the plan predicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.capture import capture
+from meshwright.cli import main
+from meshwright.cluster import load_cluster
+from meshwright.models.reference import parse_reference
+from meshwright.report.per_layer import per_layer
+from meshwright.solve.plan import make_plan
+
+SMALL = "gpt?layers=3&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
+
+
+@pytest.mark.parametrize("pins", [("pp=1", "dp=2", "zero=3"), ("pp=2", "microbatch=4")])
+def test_parts_of_the_peak_add_up(pins: tuple[str, ...]) -> None:
+    program = capture(*parse_reference(SMALL).meta(8))
+    plan = make_plan(program, load_cluster("local:2"), pins=pins)
+    rows, peaks = per_layer(plan, program)
+    assert [row.name for row in rows] == [segment.name for segment in program.segments]
+    assert max(peak.peak_bytes for peak in peaks) == plan.predicted.peak_bytes
+    for peak in peaks:
+        own = [row for row in rows if row.stage == peak.stage]
+        # What is left over is temporary: no more than the largest layers need, with weights that are gathered early.
+        assert 0 <= peak.temporary_bytes <= 3 * max(row.buffers_bytes for row in own)
+        assert peak.running.split(" of ")[1] in [row.name for row in own]
+    if len(plan.stages) == 1:
+        assert sum(row.forward_s for row in rows) == pytest.approx(plan.predicted.forward_s)
+        assert sum(row.weights_bytes for row in rows) == plan.predicted.static_bytes
+
+
+def test_profile_takes_a_plan_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    assert main(["plan", SMALL, "--cluster", "local:2", "--pin", "dp=2", "--quiet", "-o", str(file)]) == 0
+    assert main(["profile", str(file), "--json", str(tmp_path / "p.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "layers.0 to layers.2 (3), each" in shown
+    assert "peak " in shown
+    assert len(json.loads((tmp_path / "p.json").read_text())["layers"]) == 5
+    assert main(["explain", str(file)]) == 0
+    assert "by layer, on one device" in capsys.readouterr().out
