@@ -35,6 +35,7 @@ TINY = replace(
     numels=(1 << 10, 1 << 12),
     rows=(("units", (16, 64)), ("width", (64, 256))),
     matmul=(16, 32),
+    biased=(16, 32),
     spread=replace(calibration.CPU.spread, attention=3, variants=2, plain=3, window=8, most_elements=1 << 14),
     peak_size=64,
     aligned_size=64,
