@@ -1,24 +1,32 @@
-"""Pipelines that a practitioner would write by hand: 1F1B over equal stages, FSDP or tensor parallel inside."""
+"""Pipelines that a practitioner would write by hand: 1F1B over stages of equal devices and nearly equal work, FSDP or
+tensor parallel inside, everything kept. Nothing is searched but the cuts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf
 
+from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.cluster.enumerate import per_host
-from meshwright.errors import PlanError
+from meshwright.errors import MeshwrightError, PlanError
 from meshwright.plan import Plan
 from meshwright.predict import predicted
+from meshwright.predict.step import pipeline_predicted
 from meshwright.price.parameter import Setting
-from meshwright.solve.pipeline.pins import pipeline_pins
-from meshwright.solve.pipeline.search import pipeline_search
+from meshwright.solve.pipeline.balance import balanced_cuts
+from meshwright.solve.pipeline.meshes import StageMesh, Wires, stage_meshes
+from meshwright.solve.pipeline.offers import FIRST, Offer, offers
+from meshwright.solve.pipeline.pins import check_pins, pipeline_pins
+from meshwright.solve.pipeline.plan import Part, pipeline_plan
 
-PARTS = 4
-"""Micro-batches for each stage, where the batch has as many: what people begin with."""
+PARTS = (4, 16)
+"""Micro-batches for each stage, where the batch has as many: what people begin with, and what they try where that does
+not fit."""
 MOST_STAGES = 16
+
+UNEQUAL = "the devices make no equal stages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,57 +45,105 @@ def pipelines(
     program: Program, cluster: Cluster, setting: Setting, limit: int, cut: tuple[str, ...] = ()
 ) -> list[Baseline]:
     """PP + FSDP and PP + TP, each at the best of the usual numbers of stages. cut: a pinned number of micro-batches."""
-    sharded = [(*one, "tp=1", "zero=3") for one in _cuts(program, cluster, cut)]
-    return [
-        _best("PP + FSDP", program, cluster, setting, limit, sharded),
-        _best("PP + TP", program, cluster, setting, limit, list(_with_tp(program, cluster, cut))),
-    ]
+    made = _Recipes(program, cluster, setting, limit, cut)
+    return [made.best("PP + FSDP", ["tp=1", "zero=3"]), made.best("PP + TP", None)]
 
 
-def _cuts(program: Program, cluster: Cluster, cut: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Of one host 2 and 4 stages; of several as many as there are hosts, and half of that."""
-    devices, inner = cluster.device_count, per_host(cluster)
-    hosts = devices // inner
-    wanted = (2, 4) if hosts == 1 else (min(MOST_STAGES, hosts), min(MOST_STAGES, hosts) // 2)
-    for stages in dict.fromkeys(wanted):
-        if 1 < stages <= len(program.segments) and devices % stages == 0:
-            number = max(n for n in range(1, PARTS * stages + 1) if program.batch % n == 0)
-            yield (f"pp={stages}", "schedule=1f1b", *(cut or (f"microbatches={number}",)))
+class _Recipes:
+    def __init__(self, program: Program, cluster: Cluster, setting: Setting, limit: int, cut: tuple[str, ...]) -> None:
+        self.program, self.cluster, self.setting, self.limit, self.cut = program, cluster, setting, limit, cut
+        self.wires = Wires(cluster)
+        self._known: dict[tuple[StageMesh, Setting], list[Offer]] = {}
 
+    def best(self, name: str, inside: list[str] | None) -> Baseline:
+        """The fastest that fits; else that of the fewest bytes. inside: pins of every stage; None: the largest
+        tensor-parallel degree of a host that divides it."""
+        ways = [(stages, inside or self._with_tp(stages)) for stages in self._stages()]
+        ways = [(stages, pins) for stages, pins in ways if pins]
+        if not ways:
+            return Baseline(name, why="one device shares with no other" if self.cluster.device_count == 1 else UNEQUAL)
+        met: list[tuple[tuple[str, ...], Plan]] = []
+        why = UNEQUAL
+        for stages, pins in ways:
+            for cut in self._cuts(stages, pins):
+                way = (f"pp={stages}", "schedule=1f1b", cut, *pins)
+                try:
+                    plan = self._plan(way)
+                except PlanError as error:
+                    why = error.given
+                    continue
+                except MeshwrightError:
+                    continue
+                met.append((way, plan))
+                if plan.predicted.peak_bytes <= self.limit:
+                    break
+        if not met:
+            return Baseline(name, (f"pp={ways[0][0]}", "schedule=1f1b", *ways[0][1]), why=why)
+        fitting = [one for one in met if one[1].predicted.peak_bytes <= self.limit]
+        way, plan = (
+            min(fitting, key=lambda one: one[1].predicted.step_s)
+            if fitting
+            else min(met, key=lambda one: one[1].predicted.peak_bytes)
+        )
+        return Baseline(name, way, plan.predicted.step_s, plan.predicted.peak_bytes, bool(fitting))
 
-def _with_tp(program: Program, cluster: Cluster, cut: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    inner = per_host(cluster)
-    for one in _cuts(program, cluster, cut):
-        each = cluster.device_count // int(one[0].removeprefix("pp="))
+    def _stages(self) -> Iterator[int]:
+        """Of one host 2 and 4 stages; of several as many as there are hosts, and half of that."""
+        devices, inner = self.cluster.device_count, per_host(self.cluster)
+        most = min(MOST_STAGES, devices // inner)
+        for stages in dict.fromkeys((2, 4) if devices == inner else (most, most // 2)):
+            if 1 < stages <= len(self.program.segments) and devices % stages == 0:
+                yield stages
+
+    def _cuts(self, stages: int, pins: list[str]) -> Iterator[str]:
+        """Every data-parallel rank has a sample of each micro-batch, where the batch has as many."""
+        batch, whole = self.program.batch, self.program.couples_samples or not comes_apart(self.program)
+        if self.cut or whole:
+            yield self.cut[0] if self.cut else "microbatches=1"
+            return
+        ranks = self.cluster.device_count // stages // int(pins[0].removeprefix("tp="))
+        even = [n for n in range(1, batch + 1) if batch % n == 0 and batch // n % ranks == 0] or [1]
+        numbers = [max(n for n in even if n <= parts * stages) for parts in PARTS]
+        yield from (f"microbatches={number}" for number in dict.fromkeys(numbers))
+
+    def _with_tp(self, stages: int) -> list[str]:
+        each, inner = self.cluster.device_count // stages, per_host(self.cluster)
         degrees = [size for size in (8, 4, 2) if each % size == 0 and inner % size == 0]
-        yield from ((*one, f"tp={size}", "zero=0") for size in degrees[:1])
+        return [f"tp={degrees[0]}", "zero=0"] if degrees else []
 
+    def _plan(self, way: tuple[str, ...]) -> Plan:
+        """Each stage runs its segments as the fastest chain on its devices does; cuts balance the stages' seconds."""
+        program, asked = self.program, pipeline_pins(way)
+        check_pins(asked, program, self.cluster)
+        stages = asked.stages or 1
+        found = stage_meshes(self.cluster, asked.rest, None, sizes=[self.cluster.device_count // stages])
+        number = next((mesh.pins.microbatches for mesh in found if mesh.pins.microbatches), None) or 1
+        setting = self.setting.cut(program.batch, number)
+        chosen = [self._chosen(found, stage, stages, setting) for stage in range(stages)]
+        work = chosen[0][1].figures[0, :, :FIRST].sum(axis=1)
+        ends = balanced_cuts([float(one) for one in work], stages)
+        firsts = (0, *ends[:-1])
+        parts = [Part(a, b, k, *chosen[k]) for k, (a, b) in enumerate(zip(firsts, ends, strict=True))]
+        plan = pipeline_plan(program, self.cluster, parts, "1f1b", setting, self.wires)
+        if setting.compile:
+            return predicted(replace(plan, compile=True), program)
+        return pipeline_predicted(plan, program, exact=False)[0]
 
-def _best(
-    name: str, program: Program, cluster: Cluster, setting: Setting, limit: int, ways: list[tuple[str, ...]]
-) -> Baseline:
-    """The fastest that fits; else that of the fewest bytes."""
-    if not ways:
-        alone = "one device shares with no other" if cluster.device_count == 1 else "the devices make no equal stages"
-        return Baseline(name, why=alone)
-    met: list[tuple[tuple[str, ...], Plan]] = []
-    why = "no stages were found"
-    for way in ways:
-        try:
-            plan, _ = pipeline_search(
-                program, cluster, 1 << 62, setting, pipeline_pins(way), known_s=inf, recompute=False, exact=False
-            )
-        except PlanError as error:
-            why = error.given
-            continue
-        if plan is not None:
-            met.append((way, predicted(replace(plan, compile=True), program) if setting.compile else plan))
-    if not met:
-        return Baseline(name, ways[0], why=why)
-    fitting = [one for one in met if one[1].predicted.peak_bytes <= limit]
-    way, plan = (
-        min(fitting, key=lambda one: one[1].predicted.step_s)
-        if fitting
-        else min(met, key=lambda one: one[1].predicted.peak_bytes)
-    )
-    return Baseline(name, way, plan.predicted.step_s, plan.predicted.peak_bytes, bool(fitting))
+    def _chosen(self, found: list[StageMesh], stage: int, stages: int, setting: Setting) -> tuple[StageMesh, Offer]:
+        """Of the meshes of fewest axes on this stage's kind of devices the fastest."""
+        names, size = self.cluster.device_names(), self.cluster.device_count // stages
+        kinds = set(names[stage * size : (stage + 1) * size])
+        kind = kinds.pop() if len(kinds) == 1 else None
+        own = [mesh for mesh in found if mesh.place[1] == kind]
+        fewest = min((len(mesh.mesh.axes) for mesh in own), default=0)
+        made = [(mesh, offer) for mesh in own if len(mesh.mesh.axes) == fewest for offer in self._offers(mesh, setting)]
+        if not made:
+            raise PlanError(UNEQUAL, "stages of equal devices that the batch divides")
+        return min(made, key=lambda one: one[1].step_s)
+
+    def _offers(self, mesh: StageMesh, setting: Setting) -> list[Offer]:
+        """The fastest chains on a mesh; stages on meshes of one class share them."""
+        key = (mesh, setting)
+        if key not in self._known:
+            self._known[key] = offers(self.program, 0, mesh, setting, recompute=False, most_s=0.0)
+        return self._known[key]

@@ -1,0 +1,46 @@
+"""Pipelines of the recipe table: stages of equal devices, everything kept, no search but the cuts."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
+from meshwright.plan import Plan
+from meshwright.predict import predict
+from meshwright.price.parameter import Setting
+from meshwright.solve.pipeline.baselines import Baseline, pipelines
+from meshwright.solve.pipeline.pins import pipeline_pins
+from meshwright.solve.pipeline.search import pipeline_search
+from tests.small_models import small_model
+
+ROOM = 1 << 50
+
+
+def recipes(limit: int = ROOM, cut: tuple[str, ...] = (), batch: int = 32) -> list[Baseline]:
+    program = capture(*small_model("llama")).at_batch(batch)
+    return pipelines(program, load_cluster("local:4"), Setting(), limit, cut)
+
+
+def searched(pins: tuple[str, ...], batch: int = 32) -> Plan:
+    program, cluster = capture(*small_model("llama")).at_batch(batch), load_cluster("local:4")
+    plan, _ = pipeline_search(program, cluster, None, Setting(), pipeline_pins(pins), recompute=False)
+    assert plan is not None
+    assert predict(plan, program).step_s == pytest.approx(plan.predicted.step_s, rel=1e-9)
+    return plan
+
+
+def test_no_recipe_is_faster_than_a_search_under_its_pins() -> None:
+    for recipe in recipes(cut=("microbatches=8",)):
+        assert recipe.fits and recipe.step_s is not None
+        assert "microbatches=8" in recipe.pins
+        assert searched(recipe.pins).predicted.step_s <= recipe.step_s * (1 + 1e-9) < 2 * recipe.step_s
+
+
+def test_what_does_not_fit_is_cut_into_more_micro_batches() -> None:
+    roomy = recipes()[0]
+    assert roomy.peak_bytes is not None
+    tight = recipes(limit=roomy.peak_bytes - 1)[0]
+    assert tight.peak_bytes is not None and tight.peak_bytes < roomy.peak_bytes
+    none = recipes(limit=1)[0]
+    assert not none.fits and none.step_s is not None
