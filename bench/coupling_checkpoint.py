@@ -193,5 +193,4 @@ def _dropping(joint: Joint, dropped: set[str], costs: NodeCosts, like: Kept) -> 
 
 
 def dropping(base: Frontier, level: Level) -> Dropped:
-    skips, ops, most_s = base.skips, base.ops, level.most_s
-    return Dropped(base.program, base.mesh, base.pins, base.setting, True, skips, beside=0.0, ops=ops, most_s=most_s)
+    return Dropped(base.program, base.mesh, base.pins, base.setting, True, base.skips, beside=0.0, most_s=level.most_s)

@@ -41,9 +41,8 @@ class TensorType:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The shape of a type whose batch has been fixed with `at`."""
-        for size in self.shape:
-            if isinstance(size, BatchSize):
-                raise VerifyError(f"{self} still depends on the batch")
+        if BatchSize in map(type, self.shape):
+            raise VerifyError(f"{self} still depends on the batch")
         return self.shape  # type: ignore[return-value]
 
 

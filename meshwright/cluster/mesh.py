@@ -93,8 +93,25 @@ class Axis(HashedOnce):
         return f"{self.name}={self.size}" + (f" ({kinds})" if kinds else "")
 
 
+class _SizedOnce(HashedOnce):
+    """Keeps the sizes of its axes: they are asked for at every step of a search."""
+
+    __slots__ = ("_sizes",)
+    _sizes: tuple[int, ...]
+    axes: tuple[Axis, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        try:
+            return self._sizes
+        except AttributeError:
+            found = tuple(axis.size for axis in self.axes)
+            object.__setattr__(self, "_sizes", found)
+            return found
+
+
 @dataclass(frozen=True, slots=True)
-class Mesh(HashedOnce):
+class Mesh(_SizedOnce):
     """Axes, outermost first; `ranks` are device numbers in the cluster, row-major over the axes.
 
     `flat` holds, for each set of two or more axes, the axis they form together: collectives over several mesh
@@ -108,10 +125,6 @@ class Mesh(HashedOnce):
 
     __hash__ = HashedOnce.__hash__
     __eq__ = HashedOnce.equal_once
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(axis.size for axis in self.axes)
 
     @property
     def names(self) -> tuple[str, ...]:

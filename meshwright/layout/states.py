@@ -116,9 +116,10 @@ class Layout(HashedOnce):
         if len(self.states) != len(mesh_sizes):
             self.check(shape, mesh_sizes)
         for axis, (state, size) in enumerate(zip(self.states, mesh_sizes, strict=True)):
-            if state.dim is not None:
-                coordinate = coordinates[axis] if coordinates is not None else 0
-                local[state.dim] = chunk_length(local[state.dim], size, coordinate)
+            dim = state.dim
+            if dim is not None:  # the first piece is the largest
+                first = coordinates is None
+                local[dim] = -(-local[dim] // size) if first else chunk_length(local[dim], size, coordinates[axis])
         return tuple(local)
 
     def global_shape(self, local: Sequence[int], mesh_sizes: Sequence[int]) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from meshwright.caches import CACHES
 from meshwright.capture.optimizer import STATES
@@ -105,38 +106,82 @@ def _price(
     uses: float,
     company: float,
 ) -> ParameterPrice:
+    one = _moved(shape, dtype, grad, plan, mesh, setting.reduce or plan.dtype, STATES[setting.optimizer], company)
+    micro = setting.microbatches
+    first_s = gathers(plan, uses, micro) * one.gather_s
+    held = one.stored + (0 if plan.reshard_after_forward else one.copied)
+    transient = one.copied if plan.reshard_after_forward else 0
+    carried_s = first_s * one.gather_carried
+    if not grad:
+        return ParameterPrice(
+            first_s, 0.0, 0.0, held, transient, one.gather, early_bytes=transient, carried_s=carried_s
+        )
+    early = transient
+    held += one.stored * (1 + STATES[setting.optimizer])
+    transient += one.copied
+    add_s = 0.0
+    if micro > 1:
+        every = plan.reduce_scatter_every_microbatch
+        summed = one.stored if every else one.computed_wide
+        rate = mesh.device.memory_bandwidth * mesh.device.achievable_fraction("memory")
+        add_s = (micro - 1) * (2 * summed + one.computed) / rate  # fresh gradients come from memory
+        held += summed if one.computed_wide != one.stored and not every else 0
+    last_s = reductions(plan, micro) * one.home_s
+    carried_s += last_s * one.home_carried
+    return ParameterPrice(
+        first_s, last_s, one.step_s, held, transient, one.gather, one.copied, one.step_host_s, early, add_s, carried_s
+    )
+
+
+class _Moved(NamedTuple):
+    """What a parameter takes whatever the number of micro-batches: bytes that are stored, computed with and copied, one
+    gather (its cast included) and one reduction, the share of each that compute carries, one update."""
+
+    stored: int
+    computed: int
+    computed_wide: int
+    copied: int
+    gather: Conversion
+    gather_s: float
+    gather_carried: float
+    home_s: float
+    home_carried: float
+    step_host_s: float
+    step_s: float
+
+
+@CACHES.memoized(maxsize=1 << 15)
+def _moved(
+    shape: tuple[int, ...],
+    dtype: str,
+    grad: bool,
+    plan: ParameterPlan,
+    mesh: Mesh,
+    travels: str,
+    states: int,
+    company: float,
+) -> _Moved:
+    """travels: the dtype in which the gradient goes home. computed_wide: bytes of the compute layout in the stored
+    dtype."""
     storage, compute = Layout.parse(plan.storage), Layout.parse(plan.compute)
     rate = mesh.device.memory_bandwidth * mesh.device.achievable_fraction("memory")
-    micro, wide = setting.microbatches, ITEM_BYTES[plan.dtype]
+    wide = ITEM_BYTES[plan.dtype]
     gather = conversion(storage, compute, shape, ITEM_BYTES[dtype], mesh, grad=grad)
     stored = local_bytes(shape, wide, storage, mesh)
     computed = local_bytes(shape, ITEM_BYTES[dtype], compute, mesh)
+    computed_wide = local_bytes(shape, wide, compute, mesh)
     cast = plan.dtype != dtype
-    sharded = local_bytes(shape, wide, compute, mesh) != stored
-    copied = computed if cast or sharded else 0
-    gather_s = _way_s(gather, True, shape, company, mesh)
-    first_s = gathers(plan, uses, micro) * (gather_s + (1.5 * stored / rate if cast else 0.0))
-    held = stored + (0 if plan.reshard_after_forward else copied)
-    transient = copied if plan.reshard_after_forward else 0
-    carried_s = first_s * _carried(gather.forward, mesh)
-    if not grad:
-        return ParameterPrice(first_s, 0.0, 0.0, held, transient, gather, early_bytes=transient, carried_s=carried_s)
-    states, early = STATES[setting.optimizer], transient
-    step_host_s, step_s = update_s(mesh.device, plan.dtype, stored, states)
-    held += stored * (1 + states)
-    transient += copied
-    add_s = 0.0
-    if micro > 1:
-        summed = stored if plan.reduce_scatter_every_microbatch else local_bytes(shape, wide, compute, mesh)
-        add_s = (micro - 1) * (2 * summed + computed) / rate  # fresh gradients come from memory
-        held += summed if sharded and not plan.reduce_scatter_every_microbatch else 0
-    travels = setting.reduce or plan.dtype
-    home = conversion(storage, compute, shape, ITEM_BYTES[travels], mesh, grad=True) if travels != dtype else gather
-    last_s = reductions(plan, micro) * _way_s(home, False, shape, company, mesh)
-    carried_s += last_s * _carried(home.backward, mesh)
-    return ParameterPrice(
-        first_s, last_s, step_s, held, transient, gather, copied, step_host_s, early, add_s, carried_s
+    copied = computed if cast or computed_wide != stored else 0
+    gather_s = _way_s(gather, True, shape, company, mesh) + (1.5 * stored / rate if cast else 0.0)
+    found = _Moved(
+        stored, computed, computed_wide, copied, gather, gather_s, _carried(gather.forward, mesh), 0.0, 0.0, 0.0, 0.0
     )
+    if not grad:
+        return found
+    step_host_s, step_s = update_s(mesh.device, plan.dtype, stored, states)
+    home = conversion(storage, compute, shape, ITEM_BYTES[travels], mesh, grad=True) if travels != dtype else gather
+    home_s, home_carried = _way_s(home, False, shape, company, mesh), _carried(home.backward, mesh)
+    return found._replace(home_s=home_s, home_carried=home_carried, step_host_s=step_host_s, step_s=step_s)
 
 
 def _carried(moved: Sequence[Collective], mesh: Mesh) -> float:

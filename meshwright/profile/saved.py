@@ -46,10 +46,10 @@ def saved(op: Op, values: Values, device: DeviceKind = "cpu") -> Saved:
     operands = operands_of(op, values)
     if not has_gradient(op):
         return Saved()
-    rules = _RULES if device == "cpu" else _RULES | _CUDA
     for key in (full_name(op.target), packet(op.target)):
-        if key in rules:
-            return rules[key](op, operands)
+        rule = (_CUDA.get(key) if device != "cpu" else None) or _RULES.get(key)
+        if rule is not None:
+            return rule(op, operands)
     return _everything(op, operands)
 
 

@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import FLOATS, Op, TensorType, Value
 from meshwright.cluster.mesh import Mesh
 from meshwright.errors import VerifyError
@@ -97,6 +98,12 @@ def local_operands(strategy: Strategy, op: Op, values: Mapping[str, Value], mesh
 
 def local_type(type_: TensorType, layout: Layout, mesh: Mesh, at: Coordinates | None = None) -> TensorType:
     return TensorType(layout.local_shape(type_.sizes, mesh.sizes, at), type_.dtype)
+
+
+@CACHES.memoized(maxsize=1 << 14)
+def _layout(states: tuple[State, ...]) -> Layout:
+    """Strategies have few different layouts: each is made, checked and hashed once."""
+    return Layout(states)
 
 
 def parse_factors(text: str) -> Factors:
@@ -193,8 +200,8 @@ class StrategyBuilder:
 
     def _layouts(self, factors: Factors) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
         per_axis = [self._way(factor) for factor in factors]
-        operands = tuple(Layout(states) for states in zip(*(way.operands for way in per_axis), strict=True))
-        return operands, tuple(Layout(states) for states in zip(*(way.results for way in per_axis), strict=True))
+        operands = tuple(map(_layout, zip(*(way.operands for way in per_axis), strict=True)))
+        return operands, tuple(map(_layout, zip(*(way.results for way in per_axis), strict=True)))
 
     def build(self, factors: Factors, at: Coordinates | None = None) -> Strategy:
         operands, results = self._layouts(factors)
@@ -204,7 +211,7 @@ class StrategyBuilder:
             self.mesh,
             tuple(local_type(*pair, self.mesh, at) for pair in zip(self.call.types, operands, strict=True)),
             tuple(
-                replace(value, type=local_type(value.type, layout, self.mesh, at))
+                Value(value.name, local_type(value.type, layout, self.mesh, at), value.grad)
                 for value, layout in zip(self.call.op.results, results, strict=True)
             ),
         )

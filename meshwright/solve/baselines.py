@@ -18,7 +18,6 @@ from meshwright.predict import predict, predicted
 from meshwright.price.parameter import Setting
 from meshwright.solve.assemble import draft
 from meshwright.solve.candidates import allowed_meshes, candidates_on
-from meshwright.solve.intra.space import KnownOps
 from meshwright.solve.pipeline.baselines import Baseline, pipelines
 from meshwright.solve.search import Candidate, Met, anyway, search
 
@@ -47,14 +46,13 @@ def baselines(
     pipelines too."""
     setting, limit = Setting(optimizer, precision, compile=compile), _limit(cluster, memory_bytes)
     cut = tuple(text for text in pins if text.startswith(("microbatch=", "microbatches=")))
-    ops: KnownOps = {}
     found: list[Baseline] = []
     ddp = None
     for name, ways in _ways(cluster):
         if isinstance(ways, str):
             found.append(Baseline(name, why=ways))
             continue
-        searched = {way: _candidates(program, cluster, (*way, *cut), setting, ops) for way in ways}
+        searched = {way: _candidates(program, cluster, (*way, *cut), setting) for way in ways}
         best, met = _best(name, searched, limit)
         if met is not None and (compile or cluster.device_count == 1):
             plan = replace(draft(program, cluster, met.chain, met.frontier), compile=compile)
@@ -75,11 +73,11 @@ def _traced(baseline: Baseline, plan: Plan, program: Program, limit: int) -> Bas
 
 
 def _candidates(
-    program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting, ops: KnownOps
+    program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting
 ) -> list[Candidate] | PlanError:
-    """What the pins leave to be searched, or why they leave nothing. ops: what all of them share."""
+    """What the pins leave to be searched, or why they leave nothing."""
     try:
-        return candidates_on(program, allowed_meshes(cluster, pins, AXES), pins, setting, few=True, ops=ops)
+        return candidates_on(program, allowed_meshes(cluster, pins, AXES), pins, setting, few=True)
     except PlanError as error:
         return error
 

@@ -17,7 +17,6 @@ from meshwright.plan.cutting import check_cut, cut_batch, even_cuts
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.alive import most_alive
 from meshwright.solve.intra.frontier import Frontier
-from meshwright.solve.intra.space import KnownOps
 from meshwright.solve.search import Candidate
 
 BESIDE = (0.0, 0.25, 1.0, 4.0)
@@ -67,10 +66,8 @@ def candidates_on(
     setting: Setting,
     recompute: bool = False,
     few: bool = False,
-    ops: KnownOps | None = None,
 ) -> list[Candidate]:
-    """Of every mesh what the pins may mean there; the first refusal is the answer where none does. few: weights.
-    ops: what was made for others before, and will be (`space`)."""
+    """Of every mesh what the pins may mean there; the first refusal is the answer where none does. few: weights."""
     crowded = most_alive(program) > MOST_ALIVE
     allowed, refused = [], []
     for mesh in found:
@@ -82,9 +79,8 @@ def candidates_on(
             refused.append(error)
             continue
         for parsed in _with_roles(program, mesh, readings, only=len(found) == 1):
-            shared = KnownOps() if crowded and ops is None else ops
             for skips in _skips(mesh, parsed) if crowded else (None,):
-                allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, few, shared))
+                allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, few))
     if not allowed:
         raise refused[0]
     return allowed
@@ -129,7 +125,6 @@ def _candidate(
     recompute: bool = False,
     skips: tuple[bool, ...] | None = None,
     few: bool = False,
-    ops: KnownOps | None = None,
 ) -> Candidate:
     made: dict[int, Frontier] = {}
 
@@ -141,8 +136,7 @@ def _candidate(
                 del made[next(iter(made))]
             small = program.at_batch(cut_batch(program.batch, number)[0])
             more = setting.cut(program.batch, number)
-            known = {} if ops is None else ops
-            made[number] = Frontier(small, mesh, pins, more, recompute, skips, beside=0.0, ops=known)
+            made[number] = Frontier(small, mesh, pins, more, recompute, skips, beside=0.0)
         return made[number].weighed(beside)
 
     name = "x".join(map(str, mesh.sizes))

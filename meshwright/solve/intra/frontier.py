@@ -18,7 +18,7 @@ from meshwright.solve.intra.alive import far_values
 from meshwright.solve.intra.pictures import freedoms
 from meshwright.solve.intra.segment import Answer, SegmentProblem, Tied
 from meshwright.solve.intra.solved import Solved, solve_segment
-from meshwright.solve.intra.space import KnownOps, Space, skip_layout, space
+from meshwright.solve.intra.space import Space, skip_layout, space
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Frontier:
     flight: micro-batches whose kept values are held at a time, each byte of them at the price.
     freedom: of pictures that cross boundaries, once it is known (`pictures`).
     uses: the segments that read each parameter. last_reader: of each boundary value and tied weight. steps: what `walk`
-    knows of every segment. floors: what `floor_s` found. ops: what Frontiers on the same meshes share.
+    knows of every segment. floors: what `floor_s` found.
     """
 
     program: Program
@@ -74,7 +74,6 @@ class Frontier:
     freedom: list[int] = field(default_factory=list)
     uses: dict[str, list[int]] = field(default_factory=dict)
     last_reader: dict[str, int] = field(default_factory=dict)
-    ops: KnownOps = field(default_factory=dict)
     _spaces: dict[int, Space] = field(default_factory=dict)
     _tied: dict[str, tuple[ParameterPlan, ...]] = field(default_factory=dict)
     _problems: dict[object, SegmentProblem] = field(default_factory=dict)
@@ -146,7 +145,7 @@ class Frontier:
     def space(self, segment: Segment) -> Space:
         if segment.graph not in self._spaces:
             graph = self.program.graph(segment)
-            made = space(graph, segment.params, self.program.batch, self.mesh, self.pins, self.setting, self.ops)
+            made = space(graph, segment.params, self.program.batch, self.mesh, self.pins, self.setting)
             self._spaces[segment.graph] = made
         return self._spaces[segment.graph]
 

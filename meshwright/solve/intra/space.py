@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Op, SegmentGraph, TensorType, Value
 from meshwright.capture.sizes import BatchSize
 from meshwright.cluster import Mesh
@@ -96,10 +98,12 @@ class Space:
         return min(price.static_bytes for price in prices), min(price.step_host_s for price in prices)
 
 
-KnownOps = dict[object, tuple[SegmentGraph, Space]]
-"""Spaces without parameters; each holds its graph, so that no other takes its place."""
+_known: dict[object, tuple[SegmentGraph, Space]] = CACHES.own({})
+"""Spaces without parameters, those asked for last at the end; each holds its graph, so that no other takes its id. They
+are the same wherever parameters are stored and however boundaries are crossed: a search, its pipelines and the recipes
+beside it share them."""
 
-MOST_KNOWN = 48
+MOST_KNOWN = 96
 
 
 def space(
@@ -109,17 +113,14 @@ def space(
     mesh: Mesh,
     pins: Pins,
     setting: Setting,
-    known: KnownOps | None = None,
 ) -> Space:
-    """`names`: the parameters' full names, for pins; a graph shared by several segments takes the first's. `known`:
-    what was made of ops before, which is the same wherever parameters are stored and however boundaries are crossed."""
-    known = {} if known is None else known
+    """`names`: the parameters' full names, for pins; a graph shared by several segments takes the first's."""
     key = (id(graph), batch, setting.last, setting.microbatches, mesh, pins.roles)
-    if key not in known:
-        if len(known) >= MOST_KNOWN:
-            del known[next(iter(known))]
-        known[key] = (graph, _ops_space(graph, batch, mesh, pins.roles, setting))
-    made = replace(known[key][1], pins=pins, setting=setting, parameters={})
+    found = _known.pop(key, None) or (graph, _ops_space(graph, batch, mesh, pins.roles, setting))
+    if len(_known) >= MOST_KNOWN:
+        del _known[next(iter(_known))]
+    _known[key] = found
+    made = replace(found[1], pins=pins, setting=setting, parameters={})
     for value, full_name in zip(made.graph.params, names, strict=True):
         wishes = (layout for place in made.uses[value.name] for layout in wanted(made, place))
         made.parameters[value.name] = parameter_options(value, full_name, wishes, mesh, pins, setting)
@@ -158,30 +159,35 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
         last,
     )
     seconds = [[_seconds(made, index, one) for one in found[index]] for index in range(len(fixed.ops))]
-    made.op_costs.extend(np.array([forward_s + backward_s for forward_s, backward_s in each]) for each in seconds)
-    made.op_host_s.extend(_least_host_s(made, index) for index in range(len(fixed.ops)))
+    made.op_costs.extend(np.array([one.forward_s + one.backward_s for one in each]) for each in seconds)
+    made.op_host_s.extend(min((one.host_s for one in each), default=0.0) for each in seconds)
     again_s = {
-        v.name: min(one[0] for one in each) for op, each in zip(fixed.ops, seconds, strict=True) for v in op.results
+        v.name: min(one.forward_s for one in each)
+        for op, each in zip(fixed.ops, seconds, strict=True)
+        for v in op.results
     }
     keepers = _keepers(made)
     made.op_kept.extend(tuple(_kept(made, index, keepers, again_s)) for index in range(len(fixed.ops)))
     return made
 
 
-def _seconds(space: Space, index: int, made: Strategy) -> tuple[float, float]:
+class _Seconds(NamedTuple):
+    """Of a strategy, per micro-batch. host_s: what the host needs to ask for it."""
+
+    forward_s: float
+    backward_s: float
+    host_s: float
+
+
+def _seconds(space: Space, index: int, made: Strategy) -> _Seconds:
     """Local work and the collectives inside the lowering, forward and backward."""
     op, mesh = space.graph.ops[index], space.mesh
     seconds = op_seconds(op, made, space.values, mesh.sizes, mesh.device)
     forward_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
+    host_s = seconds.forward_host_s + seconds.backward_host_s
     if not any(value.grad for value in op.results):
-        return forward_s, 0.0
-    return forward_s, seconds.backward_s + collectives_s(made.collectives_backward, mesh)
-
-
-def _least_host_s(space: Space, index: int) -> float:
-    op, mesh = space.graph.ops[index], space.mesh
-    every = (op_seconds(op, one, space.values, mesh.sizes, mesh.device) for one in space.strategies[index])
-    return min((one.forward_host_s + one.backward_host_s for one in every), default=0.0)
+        return _Seconds(forward_s, 0.0, host_s)
+    return _Seconds(forward_s, seconds.backward_s + collectives_s(made.collectives_backward, mesh), host_s)
 
 
 def _kept(space: Space, index: int, keepers: dict[str, int], again_s: dict[str, float]) -> Iterator[Kept]:
@@ -191,14 +197,19 @@ def _kept(space: Space, index: int, keepers: dict[str, int], again_s: dict[str, 
     if not any(value.grad for value in op.results):
         return
     mesh, values, found = space.mesh, space.values, space.strategies[index]
-    auxiliary = saved(op, values, kernels(mesh)).auxiliary_bytes
-    if auxiliary:
-        yield Kept(np.array([float(auxiliary // shards(made, mesh)) for made in found]), again_s[op.name])
-    columns = zip(*(kept_values(op, made, values, space.outside, mesh) for made in found), strict=True)
-    for column in columns:
-        name = column[0][0]
+    reads = saved(op, values, kernels(mesh))
+    if reads.auxiliary_bytes:
+        sizes = [float(reads.auxiliary_bytes // shards(made, mesh)) for made in found]
+        yield Kept(np.array(sizes), again_s[op.name])
+    operands = op.operands()
+    columns = [(operands[i], [made.operands[i] for made in found]) for i in reads.operands]
+    columns += [(op.results[i].name, [made.results[i] for made in found]) for i in reads.results]
+    for name, layouts in columns:
+        if name in space.outside:
+            continue
         value, share = values[name], keepers[space.bases[name]]
-        sizes = [local_bytes(value.type.sizes, value.type.itemsize, layout, mesh) / share for _, layout in column]
+        each = {layout: local_bytes(value.type.sizes, value.type.itemsize, layout, mesh) for layout in set(layouts)}
+        sizes = [each[layout] / share for layout in layouts]
         yield Kept(np.array(sizes), again_s.get(space.bases[name], np.inf) / share)
 
 

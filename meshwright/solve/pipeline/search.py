@@ -185,6 +185,7 @@ class _Search:
     meshes: list[StageMesh] = field(default_factory=list)
     useful: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
+    offered: dict[tuple[int, int], list[Offer]] = field(default_factory=dict)
     wires: Wires = field(init=False)
 
     def __post_init__(self) -> None:
@@ -290,7 +291,10 @@ class _Search:
         total = self.cluster.device_count
         for index in self._tried(count):
             most_s = SLOWEST * self.known_s * total / self.meshes[index].ranks
-            found += offers(self.program, index, self.meshes[index], setting, self.recompute, most_s)
+            if (index, count) not in self.offered:  # with more memory, or a better incumbent, no more is offered
+                made = offers(self.program, index, self.meshes[index], setting, self.recompute, most_s)
+                self.offered[index, count] = made
+            found += self.offered[index, count]
         few = self.pins.stages is not None or total <= ALL_SIZES
         kept = chosen_ports(found, self.meshes, total, count, inf if few else WORST)
         if not kept:
