@@ -117,9 +117,12 @@ class Layout(HashedOnce):
             self.check(shape, mesh_sizes)
         for axis, (state, size) in enumerate(zip(self.states, mesh_sizes, strict=True)):
             dim = state.dim
-            if dim is not None:  # the first piece is the largest
-                first = coordinates is None
-                local[dim] = -(-local[dim] // size) if first else chunk_length(local[dim], size, coordinates[axis])
+            if dim is None:
+                continue
+            if coordinates is None:
+                local[dim] = -(-local[dim] // size)  # the first piece is the largest
+            else:
+                local[dim] = chunk_length(local[dim], size, coordinates[axis])
         return tuple(local)
 
     def global_shape(self, local: Sequence[int], mesh_sizes: Sequence[int]) -> tuple[int, ...]:
