@@ -75,6 +75,11 @@ def test_no_rank_is_left_with_nothing_where_a_kernel_divides_by_sizes() -> None:
     assert {ways: "h" in texts(given, x=ways) for ways in (3, 4, 5)} == {3: True, 4: False, 5: False}
     assert "h" in texts(case(SDPA, *(f(2, 7, 4, 3) for _ in range(3)), None, 0.0, True), x=4), "2, 2, 2, 1"
     assert "d0" in texts(case("aten.neg.default", f(6)), x=5), "others may be left with nothing"
+    rows = case("aten._weight_norm.default", f(12, 6), f(12, 1))
+    assert {ways: "d0" in texts(rows, x=ways) for ways in (4, 5, 7, 8)} == {4: True, 5: False, 7: False, 8: False}
+    assert "d0" in texts(case("aten._weight_norm.default", f(7, 6), f(7, 1)), x=4), "2, 2, 2, 1"
+    groups = case("aten.group_norm.default", f(12, 24, 3), 12, f(24), f(24), 1e-5)
+    assert {ways: "g" in texts(groups, x=ways) for ways in (4, 5, 24)} == {4: True, 5: False, 24: False}
 
 
 @settings(max_examples=10, deadline=None)

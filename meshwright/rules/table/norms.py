@@ -136,7 +136,7 @@ _LAYER_NORM, _RMS_NORM = f"{LOWERINGS}:shared_layer_norm", f"{LOWERINGS}:shared_
 _BATCH_NORM = "b c s!, c, c, c, c -> b c s!, c[b=I], c[b=I]"
 RULES = {
     "aten.layer_norm": Rule(last_dims, lower_layer_norm, shown="... n, n, n -> ... n", uneven=rows),
-    "aten._weight_norm": Rule(weight_norm, shown="n k!, n -> n k!"),
+    "aten._weight_norm": Rule(weight_norm, shown="n k!, n -> n k!", filled=True),  # elements over rows
     "aten.rms_norm": Rule(last_dims, lower_rms_norm, shown="... n, n -> ... n", uneven=rows),
     "aten.group_norm": Rule(group_norm, lower_group_norm, shown="b (g c!) s!, (g c!), (g c!) -> b (g c!) s!"),
     "aten.instance_norm": Rule(instance_norm, shown="b c s!, c, c -> b c s!", uneven=False),
