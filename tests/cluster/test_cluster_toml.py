@@ -260,6 +260,7 @@ def test_an_uplink_needs_a_level_above() -> None:
         (b"level = 3", "device is missing"),
         (b"device = 3\nlevel = 3\nhost = 3", r"line 1: device is 3"),
         (b"hello world", "not TOML"),
+        (b"overhead = 1" + b"0" * 5000, "not TOML"),
         (b"\xff\xfe\x00", "not text in UTF-8"),
     ],
 )

@@ -35,7 +35,7 @@ def read_cluster(text: str, file: str) -> Cluster:
     """The cluster that TOML `text` describes; `file` is its name in messages."""
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of TOML, or of numbers with thousands of digits
         raise Where(text, file).error("", f"not TOML: {error}", "a TOML file", "see docs/cluster.md") from error
     top = Table(data, "", Where(text, file), _TOP_FIELDS)
     for table, example in (("device", "[device.NAME]"), ("level", "[level.host]"), ("host", "[[host]]")):
