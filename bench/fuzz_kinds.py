@@ -73,6 +73,7 @@ CONTEST = {
         "usage_limit": 40,
     }
 }
+WEIGHTS = {"metadata": {"total_size": 64}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
 Read = Callable[[bytes], object]
 
 
@@ -80,6 +81,7 @@ def make_kinds(folder: Path) -> Iterator[tuple[str, list[bytes], Read]]:
     yield "cluster", [TOML], _in_file(folder / "cluster.toml", _cluster)
     yield "profile", _profiles(), _in_file(folder / "profile.json", _profile)
     yield "contest", [json.dumps(CONTEST).encode()], _in_file(folder / "contest.json", _contest)
+    yield "weights", [json.dumps(WEIGHTS).encode()], _in_file(folder / "model.safetensors.index.json", _weights)
     yield "pins", list(PINS), _pins
     yield "references", list(REFERENCES), _reference
     yield "texts", list(TEXTS), _texts
@@ -162,6 +164,14 @@ def _contest(path: str) -> object:
     from meshwright.select.contest import load
 
     return load(path)
+
+
+def _weights(path: str) -> object:
+    from meshwright.runtime.weights.sources import SafetensorsFiles
+
+    found = SafetensorsFiles(path)
+    assert all(place.parent == Path(path).parent for place in found._places.values())
+    return found
 
 
 def _pins(raw: bytes) -> object:

@@ -5,12 +5,12 @@ Whichever it is, a rank takes its own piece of one parameter after the other.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -127,8 +127,7 @@ class SafetensorsFiles:
     def _find(self) -> dict[str, Path]:
         index = self.path / "model.safetensors.index.json" if self.path.is_dir() else self.path
         if index.name.endswith(".json") and index.exists():
-            listed = json.loads(index.read_text())["weight_map"]
-            return {name: index.parent / file for name, file in listed.items()}
+            return {name: index.parent / file for name, file in _listed(index).items()}
         file = self.path / "model.safetensors" if self.path.is_dir() else self.path
         if not file.exists():
             raise RunError(f"weights {self.path}", "a safetensors file, its index, or a folder with one", "check it")
@@ -139,6 +138,22 @@ class SafetensorsFiles:
         if file not in self._open:
             self._open[file] = _reader(file)
         return self._open[file]
+
+
+def _listed(index: Path) -> dict[str, str]:
+    """By tensor, the file in the index's folder that holds it."""
+    try:
+        listed: dict[str, str] = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise RunError(f"{index} cannot be read: {error}", "an index of safetensors files", "check it") from error
+    for file in listed.values():
+        if file in ("", ".", "..") or Path(file).name != file or "\0" in file:
+            raise RunError(f"{index} names the file {file[:80]!r}", "files in its own folder", "use another index")
+    return listed
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
 
 
 def _reader(file: Path) -> Any:
