@@ -32,8 +32,9 @@ def parse_bytes(given: str | float | None) -> int | None:
 
 def _bare(given: object) -> float | None:
     """The number of a text without a unit, or one of so few bytes that gibibytes were meant."""
-    if isinstance(given, str) and re.fullmatch(r"\s*[0-9]{1,30}(\.[0-9]{1,30})?\s*", given):
-        return float(given)
+    if isinstance(given, str):
+        match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*", given)
+        return float(match[1]) if match else None  # not all that is white space here may stand around a float
     few = isinstance(given, int | float) and not isinstance(given, bool) and 0 < given < FEWEST
     return float(given) if few else None  # type: ignore[arg-type]
 

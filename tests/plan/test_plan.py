@@ -159,6 +159,8 @@ def test_units() -> None:
     assert show_seconds(0.00123) == "1.23 ms"
     with pytest.raises(PlanError, match="memory 'lots'"):
         parse_bytes("lots")
+    with pytest.raises(PlanError, match="without a unit"):
+        parse_bytes("\x1d27")
 
 
 def test_the_ten_lines_of_the_readme_print_what_it_shows() -> None:

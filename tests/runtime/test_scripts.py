@@ -5,13 +5,18 @@ from __future__ import annotations
 import ast
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
+from torch.distributed.elastic.multiprocessing import PContext
 
 from meshwright.cli import main
+from meshwright.runtime.job import elastic
+from meshwright.runtime.job.launch import SAVING_S
 
 MODEL = "gpt?layers=1&hidden=16&heads=2&ffn=32&vocab=128&seq=16"
 
@@ -89,6 +94,16 @@ def test_what_a_rank_has_said_torchrun_does_not_say_again(
     assert run.returncode == 2
     assert run.stderr.startswith("meshwright: --data /nowhere/at/all is no file")
     assert len(run.stderr.splitlines()) == 3, run.stderr
+
+
+def test_ranks_have_time_to_save_and_none_to_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(PContext, "close", lambda self, death_sig, timeout: waited.append(timeout))
+    elastic._set_patience()
+    PContext.close(cast(PContext, None))
+    PContext.close(cast(PContext, None), signal.SIGTERM, 30)
+    assert waited == [elastic.ENDING_S, SAVING_S]
+    assert elastic.ENDING_S <= 5
 
 
 def test_the_local_script_trains(plans: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

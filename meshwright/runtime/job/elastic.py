@@ -11,21 +11,33 @@ import secrets
 import signal
 import sys
 
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-from meshwright.runtime.job.launch import LOST, ToldError, blamed
+from meshwright.runtime.job.launch import LOST, SAVING_S, ToldError, blamed
+from meshwright.runtime.job.rank_watch import RankWatch, timeout_of, watched_ranks
 from meshwright.runtime.job.tether import INTERRUPTED
 from meshwright.runtime.seal import KEY
+from meshwright.runtime.watch import default_timeout_s
+
+ENDING_S = 5
+"""How long ranks may go on once one of them has failed: long enough to say why."""
 
 
 def main() -> int:
+    _set_patience()
     if "LOGLEVEL" not in os.environ:  # torchrun's own word for it
         for name in list(logging.root.manager.loggerDict):
             if name.startswith("torch.distributed.elastic"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault(KEY, secrets.token_hex(16) if "--standalone" in sys.argv else "")
+    wait_s = timeout_of(sys.argv, default_timeout_s())
+    with watched_ranks(wait_s) as watch:
+        return _run(watch)
+
+
+def _run(watch: RankWatch) -> int:
     try:
         torchrun()
     except SignalException as error:
@@ -35,10 +47,23 @@ def main() -> int:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}  # torchrun ends the others so
         fault = blamed(own or codes)
-        if not isinstance(fault, ToldError) and set(own.values()) != {LOST}:  # else it was told, here or elsewhere
+        told = isinstance(fault, ToldError) or watch.named
+        if not told and set(own.values()) != {LOST}:  # else it was told, here or elsewhere
             print(f"meshwright: {fault}", file=sys.stderr, flush=True)
         return 2
     return 0
+
+
+def _set_patience() -> None:
+    """torchrun gives ranks 30 s to end, however they end. Ranks that are asked to save may need longer; once one of
+    them has failed the others have nothing left to do, and one that stands still is not waited for."""
+    close = PContext.close
+
+    def close_in(self: PContext, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        failed = death_sig is None  # torchrun hands on the signal that ends it
+        close(self, death_sig, ENDING_S if failed else max(timeout, int(SAVING_S)))
+
+    PContext.close = close_in  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

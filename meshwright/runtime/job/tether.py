@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-LAUNCHER, BEATS = "MESHWRIGHT_LAUNCHER", "MESHWRIGHT_BEATS"
-"""Environment variables: the launcher's process, and the pipe on which a rank tells where it is."""
+LAUNCHER, BEATS, BEAT_FOLDER = "MESHWRIGHT_LAUNCHER", "MESHWRIGHT_BEATS", "MESHWRIGHT_BEAT_FOLDER"
+"""Environment variables: the launcher's process, the pipe on which a rank tells it where it is, and the folder in which
+ranks of torchrun do (`rank_watch`)."""
 EVERY_S = 0.5
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a job: politely at first, at once when they come again."""
@@ -53,15 +54,36 @@ def begin() -> None:
 
 
 def end_with_parent() -> None:
-    """Called on a rank that others started: it ends when its parent is gone, even if that was killed."""
-    parent = os.getppid()
+    """Called on a rank that others started: it ends when its parent is gone, even if that was killed, and tells an
+    agent of ours where it is."""
+    parent, say = os.getppid(), _beat_in_folder(os.environ.get(BEAT_FOLDER))
+    if BEAT_FOLDER in os.environ:  # torchrun's agent, which starts ranks from its first thread
+        _end_with_parent_thread()
 
     def watch() -> None:
         while os.getppid() == parent:
+            say()
             time.sleep(EVERY_S)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _beat_in_folder(folder: str | None) -> Callable[[], None]:
+    """What a rank calls twice a second to say where it is; it does nothing where nobody listens."""
+    counted = 0
+
+    def say() -> None:
+        nonlocal counted
+        counted += 1
+        if folder is not None:
+            made, target = os.path.join(folder, f".{os.getpid()}"), os.path.join(folder, str(os.getpid()))
+            with suppress(OSError):
+                with open(made, "w", encoding="utf-8") as file:
+                    file.write(f"{counted} {os.environ.get('RANK', '?')} {_Told.place()}")
+                os.replace(made, target)
+
+    return say
 
 
 def _end_with_parent_thread() -> None:
