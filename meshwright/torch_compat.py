@@ -323,6 +323,12 @@ def has_step_hooks(optimizer: Any, ours: int = 0) -> bool:
     return any(len(hooks) > ours for hooks in own) or any(every)
 
 
+def as_plain_tensors() -> AbstractContextManager[None]:
+    """Functions of torch take subclasses of Tensor for what they are, and give plain tensors."""
+    found: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
+    return found
+
+
 def writes_seen(tensor: Tensor) -> int:
     """A number that grows with every write in place, through whichever view."""
     return int(tensor._version)

@@ -33,6 +33,18 @@ class Calls(torch_compat.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Marked(Tensor):
+    """A subclass that functions of torch hand on."""
+
+
+def test_subclasses_are_plain_tensors_for_a_while() -> None:
+    marked = torch.ones(2).as_subclass(Marked)
+    assert type(marked + 1) is Marked
+    with torch_compat.as_plain_tensors():
+        assert type(marked + 1) is Tensor
+        assert type(marked.as_subclass(Tensor)) is Tensor
+
+
 def test_fakes_have_types_and_no_storage() -> None:
     mode = torch_compat.fake_mode()
     assert isinstance(mode, torch_compat.FakeMode)

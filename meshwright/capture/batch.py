@@ -82,20 +82,20 @@ def named_batch(model: nn.Module, batch: Batch, loss: Loss | None = None) -> dic
 
 
 def batch_size(batch: Mapping[str, Tensor]) -> int:
-    """The leading size that most of the batch's tensors share."""
-    sizes = [tensor.shape[0] for tensor in batch.values()]
+    """The leading size that most of the batch's tensors share; those without dims are the same for all samples."""
+    sizes = [tensor.shape[0] for tensor in batch.values() if tensor.dim()]
     return max(sizes, key=lambda size: (sizes.count(size), size))
 
 
 def check_tensors(found: Mapping[str, Tensor]) -> None:
-    if not found:
+    if not any(tensor.dim() for tensor in found.values()):
         raise ModelError("the batch has no tensor", "at least one with a leading batch dim", "give it a tensor")
     for name, tensor in found.items():
-        if tensor.dim() == 0 or tensor.shape[0] < 1:
+        if tensor.shape[:1] == (0,):
             raise ModelError(
                 f"batch entry {name!r} is {tuple(tensor.shape)}",
-                "a tensor with a leading batch dim of at least 1",
-                "give it one; a number that is the same in every step may be a Python number",
+                "a tensor with a leading batch dim of at least 1, or one without dims",
+                "plan with a batch that has samples",
             )
 
 

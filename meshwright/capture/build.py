@@ -208,7 +208,7 @@ def _notes(flat: Flat, batch: int, segments: Sequence[Segment]) -> tuple[str, ..
 
 def varies(flat: Flat, batch: int) -> bool:
     """Whether the batch is a size of its own in all inputs; Python code may have made a plain number of it."""
-    leading = [value.type.shape[0] for value in flat.inputs]
+    leading = [size for value in flat.inputs for size in value.type.shape[:1]]
     return any(isinstance(size, BatchSize) for size in leading) and not {batch, max(batch, 2)} & set(leading)
 
 

@@ -109,7 +109,7 @@ class Program:
     @property
     def batch_varies(self) -> bool:
         """Whether the batch is a size of its own in all inputs; if not, the Program holds at one batch only."""
-        leading = [value.type.shape[0] for value in self.inputs]
+        leading = [size for value in self.inputs for size in value.type.shape[:1]]
         return any(isinstance(size, BatchSize) for size in leading) and self.batch not in leading
 
     def graph(self, segment: Segment) -> SegmentGraph:

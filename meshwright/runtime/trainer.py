@@ -27,11 +27,12 @@ from meshwright.runtime.step.peers import check_peers
 from meshwright.runtime.step.ranges import check_ranges, explained
 from meshwright.runtime.step.run import Maker, Run
 from meshwright.runtime.step.units import check_unit
+from meshwright.runtime.step_loss import StepLoss
 from meshwright.runtime.variants import check_storage, fits, smaller_for
 from meshwright.runtime.watch import Watch, default_timeout_s
 from meshwright.runtime.weights.adoption import Adopted, Cut, places_of, settled
 from meshwright.runtime.weights.clip import clip_gradients
-from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole
+from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole, ordinary_tensors
 from meshwright.runtime.weights.optimizers import expect_optimizer
 from meshwright.runtime.weights.sources import Weights, weights_of
 from meshwright.runtime.weights.stepping import Stepping
@@ -201,13 +202,13 @@ class Trainer:
         Every rank calls it, with samples of its own or the same. Parameters are gathered layer by layer and used whole:
         a rank computes its samples alone, whatever the plan splits.
         """
-        with torch.no_grad(), eval_mode(self.model), self.watch.during("forward"):
+        with ordinary_tensors(), eval_mode(self.model), self.watch.during("forward"):
             return self.model(**arguments(self.model, batch, self._loss))
 
     def predict(self, batch: Batch) -> Any:
         """The same of a batch that all ranks are given alike: each runs its share of the rows and gets all outputs."""
         given = arguments(self.model, batch, self._loss)
-        with torch.no_grad(), eval_mode(self.model), self.watch.during("predict"):
+        with ordinary_tensors(), eval_mode(self.model), self.watch.during("predict"):
             return shared_out(lambda part: self.model(**part), given)
 
     def gathered(self) -> AbstractContextManager[nn.Module]:
@@ -232,7 +233,7 @@ class Trainer:
         frozen = self._frozen()
         self._stepping.before()
         run = self._run_for(batch, global_batch)
-        with torch.no_grad(), self.watch.during(f"step {self.steps}"), explained(run.ranges, run.batches, batch):
+        with ordinary_tensors(), self.watch.during(f"step {self.steps}"), explained(run.ranges, run.batches, batch):
             parts = self._parts(run, batch, global_batch)
             random = RandomState(self.seed, self.steps)
             loss = run.interpreter.run(run.instructions, parts, random)
@@ -242,8 +243,7 @@ class Trainer:
             parameter.grad = gradient
         self._stepping.after()
         self.steps += 1
-        vars(loss)["backward"] = _no_backward
-        return loss
+        return loss.as_subclass(StepLoss)
 
     def _frozen(self) -> list[tuple[nn.Parameter, Tensor | None]]:
         """Parameters that were frozen since, whose gradients stay as they are; refuses such as were frozen before."""
@@ -263,7 +263,7 @@ class Trainer:
         """The loss of a batch as the model in eval mode has it; changes nothing."""
         self._check_call("trainer.evaluate")
         run = self._run_for(batch, global_batch)
-        with torch.no_grad(), self.watch.during("evaluate"), explained(run.ranges, run.batches, batch):
+        with ordinary_tensors(), self.watch.during("evaluate"), explained(run.ranges, run.batches, batch):
             parts = self._parts(run, batch, global_batch)
             return run.interpreter.evaluate(forward_only(run.once_each()), parts)
 
@@ -294,14 +294,6 @@ def _buffers(weights: Weights, program: Program, device: torch.device) -> dict[s
         dtype = getattr(torch, dtypes[name]) if name in dtypes else tensor.dtype
         found[name] = weights.whole(name).to(device, dtype)
     return found
-
-
-def _no_backward(*args: Any, **kwargs: Any) -> None:
-    raise RunError(
-        "backward() of a loss that trainer.step returned",
-        "optimizer.step() right after trainer.step(batch), which has run backward",
-        "leave out loss.backward()",
-    )
 
 
 def _idle(weights: Weights, program: Program) -> dict[str, nn.Parameter]:

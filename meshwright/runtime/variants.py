@@ -43,7 +43,7 @@ def smaller(plan: Plan, batch: int) -> Plan | None:
     if not 0 < batch < plan.batch:
         return None
     inputs = {
-        name: replace(entry, shape=(batch, *entry.shape[1:])) if entry.shape[0] == plan.batch else entry
+        name: replace(entry, shape=(batch, *entry.shape[1:])) if entry.shape[:1] == (plan.batch,) else entry
         for name, entry in plan.inputs.items()
     }
     for microbatches in _counts(plan, batch):
@@ -65,7 +65,7 @@ def _split(plan: Plan) -> int:
     most = 1
     for stage in plan.stages:
         for name, text in stage.inputs.items():
-            if plan.inputs[name].shape[0] == plan.batch:
+            if plan.inputs[name].shape[:1] == (plan.batch,):
                 parts = 1
                 for axis in Layout.parse(text).sharding(0):
                     parts *= stage.mesh.sizes[axis]
@@ -82,7 +82,7 @@ def fits(batches: Batches, given: Mapping[str, object], whole: bool) -> bool:
 
 def smaller_for(plan: Plan, batches: Batches, given: Mapping[str, object], whole: bool) -> Plan | None:
     """The plan for so few samples as are given, if that is what is the matter with them."""
-    name = next((name for name in batches.names if plan.inputs[name].shape[0] == plan.batch), None)
+    name = next((name for name in batches.names if plan.inputs[name].shape[:1] == (plan.batch,)), None)
     tensor = given.get(name) if name is not None else None
     if name is None or not isinstance(tensor, Tensor) or not tensor.dim():
         return None

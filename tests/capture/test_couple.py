@@ -28,6 +28,7 @@ PER_SAMPLE: dict[str, Body] = {
     "cross-entropy": lambda y, x: F.cross_entropy(y, x.argmax(-1)),
     "normalised": lambda y, x: F.normalize(y, dim=-1).square().sum(),
     "own entry": lambda y, x: y[torch.arange(x.shape[0]), x.argmax(-1)].sum(),
+    "own entry, its number a column": lambda y, x: y[torch.arange(x.shape[0])[:, None], x.argmax(-1)[:, None]].sum(),
     "two views": lambda y, x: (lambda a, b: (a * b).sum())(*torch.cat([y, 2 * y]).chunk(2)),
     "outer products": lambda y, x: (y.T @ y).sum(),
     "einsum": lambda y, x: torch.einsum("bi,bi->b", y, y).square().sum(),

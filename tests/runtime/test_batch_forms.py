@@ -126,8 +126,8 @@ def test_what_changes_is_refused_by_name(change: dict[str, Any], words: str) -> 
 def test_entries_that_are_neither_are_refused_at_once() -> None:
     with pytest.raises(ModelError, match=r"batch entry 'views'\['pair'\]\[0\] is a set"):
         mw.plan(model(), {**batches()[0], "views": {"pair": ({1}, 2)}}, cluster="local:1")
-    with pytest.raises(ModelError, match="may be a Python number"):
-        mw.plan(model(), {**batches()[0], "scale": torch.tensor(0.5)}, cluster="local:1")
+    with pytest.raises(ModelError, match="the batch has no tensor"):
+        mw.plan(nn.Identity(), {"input": torch.tensor(0.5)}, cluster="local:1")
 
 
 class Samples(torch.utils.data.Dataset[dict[str, Any]]):
@@ -147,3 +147,27 @@ def test_a_loader_reads_nested_samples() -> None:
     trainer = mw.parallelize(own, plan)
     losses = [trainer.step(batch).item() for batch in mw.loader(Samples(), plan, shuffle=False)]
     assert losses == pytest.approx([model()(**batch).item() for batch in batches(2)], rel=1e-5)
+
+
+def scaled_batches() -> list[dict[str, Any]]:
+    """The scale is a tensor without dims, another one in each step."""
+    return [{**batch, "scale": torch.tensor(0.5 + step)} for step, batch in enumerate(batches())]
+
+
+@pytest.mark.parametrize("pins", [("dp=2", "zero=3", "microbatch=2"), ("tp=2",)])
+def test_tensors_without_dims_train_as_eager(pins: tuple[str, ...], ranks: Callable[[int], GlooPool]) -> None:
+    plan = mw.plan(model(), scaled_batches()[0], cluster="local:2", pins=pins)
+    assert Plan.from_json(plan.to_json()) == plan
+    for losses in ranks(2).run(trained, [plan.to_json()], scaled_batches()):
+        assert losses == pytest.approx(eager(scaled_batches()), rel=1e-5)
+
+
+def test_tensors_without_dims_stand_beside_what_a_loader_reads() -> None:
+    own, given = model(), scaled_batches()
+    trainer = mw.parallelize(own, plan := mw.plan(own, given[0], cluster="local:1"))
+    assert trainer.data_slice()["scale"] == ()
+    losses = []
+    for batch, whole in zip(mw.loader(Samples(), plan, shuffle=False), given, strict=False):
+        batch["scale"] = whole["scale"]
+        losses.append(trainer.step(batch).item())
+    assert losses == pytest.approx([model()(**batch).item() for batch in given[:2]], rel=1e-5)

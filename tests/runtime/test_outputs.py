@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -140,8 +141,14 @@ def test_habits_from_other_loops_are_refused_with_words() -> None:
     model, batch, plan = gpt()
     trainer = mw.parallelize(model, plan)
     loss = trainer.step(batch)
-    with pytest.raises(RunError, match=r"leave out loss\.backward"):
-        loss.backward()
+    for computed in (loss, loss / 2, torch.stack([loss, loss]).mean(), 0.5 * loss + 1):
+        with pytest.raises(RunError, match=r"leave out loss\.backward"):
+            computed.backward()
+    saved = io.BytesIO()
+    torch.save({"loss": loss}, saved)
+    saved.seek(0)
+    assert type(torch.load(saved, weights_only=True)["loss"]) is Tensor
+    assert repr(loss) == f"tensor({loss.item():.4f})"
     with pytest.raises(RunError, match=r"call trainer\.step to train"):
         model(**batch)
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RunError, match=r"inside torch\.autocast"):
@@ -150,6 +157,22 @@ def test_habits_from_other_loops_are_refused_with_words() -> None:
         trainer.step(batch)
     copied = copy.deepcopy(model)
     assert copied.forward.__self__ is copied
+
+
+def test_everything_works_in_inference_mode() -> None:
+    torch.manual_seed(0)
+    own, batch = layers()
+    true = own(batch["tokens"])["logits"].detach()
+    trainer = mw.parallelize(own, mw.plan(own, batch, cluster="local:1", loss=loss_of), loss_of)
+    average = copy.deepcopy(own)
+    with torch.inference_mode():
+        for logits in (own(batch["tokens"])["logits"], trainer(batch)["logits"], average(batch["tokens"])["logits"]):
+            torch.testing.assert_close(logits, true)
+        told = trainer.evaluate(batch).item()
+        with trainer.gathered() as whole:
+            torch.testing.assert_close(whole(batch["tokens"])["logits"], true)
+    assert trainer.step(batch).item() == pytest.approx(told)
+    assert all(parameter.grad is not None for parameter in own.parameters())
 
 
 def test_a_plan_for_gpus_is_not_started_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

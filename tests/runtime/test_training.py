@@ -143,7 +143,7 @@ def test_dropout_is_that_of_one_process(
             assert (found["gradients"][key] - gradient).abs().max() <= max(1e-4 * gradient.abs().max(), 1e-7), key
 
 
-def test_an_optimizer_that_was_not_planned_is_refused() -> None:
+def test_an_optimizer_that_keeps_more_than_was_planned_is_refused() -> None:
     from meshwright.runtime.weights.optimizers import expect_optimizer, make_optimizer, watch
 
     parameters = [torch.nn.Parameter(torch.ones(4))]
@@ -154,9 +154,15 @@ def test_an_optimizer_that_was_not_planned_is_refused() -> None:
     planned.step()
     for wrong, kept in (
         (torch.optim.AdamW(parameters, amsgrad=True), 3),
-        (torch.optim.SGD(parameters), 0),
         (torch.optim.RAdam(parameters), 2),
     ):
         watch(wrong)
         with pytest.raises(RunError, match=rf"keeps {kept} tensors of state"):
             wrong.step()
+    sparse = torch.optim.SparseAdam(parameters)
+    watch(sparse)
+    with pytest.raises(RunError, match="whose gradients are dense"):
+        sparse.step()
+    for smaller in (torch.optim.SGD(parameters), torch.optim.Adagrad(parameters)):
+        watch(smaller)
+        smaller.step()

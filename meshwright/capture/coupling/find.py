@@ -53,7 +53,7 @@ def _step(seen: Samples, op: Op) -> str:
     if op.target == BATCH_NORM:
         return seen.mark(op, STATISTICS)
     if kinds <= {Kind.FIXED, Kind.LINE} or name.endswith("_like") or name.startswith("new_"):
-        line = name == "arange" or (name in VIEWS and Kind.LINE in kinds)
+        line = name == "arange" or (Kind.LINE in kinds and (name in VIEWS or _takes_all(seen, op, name)))
         seen.enter(op, LINE if line and seen.batch_dims(op.name) else FIXED)
         return ""
     if Kind.PAIRS in kinds:
@@ -66,6 +66,11 @@ def _step(seen: Samples, op: Op) -> str:
         return _with_sum(seen, op, name)
     why = rule(name)(seen, op)
     return seen.mark(op, why) if why else ""
+
+
+def _takes_all(seen: Samples, op: Op, name: str) -> bool:
+    """A slice of the whole, as indexing with `[:, None]` leaves."""
+    return name == "slice" and seen.types[op.name].shape == seen.types[op.operands()[0]].shape
 
 
 def _with_sum(seen: Samples, op: Op, name: str) -> str:

@@ -168,8 +168,8 @@ def _export(
 
     def fake(tensor: Tensor) -> Tensor:
         # Export specialises sizes of 0 and 1, so a batch of 1 is captured at 2; dim 0 varies in any case.
-        leading = max(size, 2) if vary and tensor.shape[0] == size else tensor.shape[0]
-        return fake_tensor((leading, *tensor.shape[1:]), dtype_in(tensor, precision), mode)
+        leading = (max(size, 2),) if vary and tensor.shape[:1] == (size,) else tensor.shape[:1]
+        return fake_tensor((*leading, *tensor.shape[1:]), dtype_in(tensor, precision), mode)
 
     shadow, loss = shadow_of(model, loss, mode, precision)
     if once:
@@ -178,7 +178,7 @@ def _export(
     questions = Questions(allow)
     wrapper = _WithLoss(shadow, loss, for_the_loss(model, entries_of(form) or batch), form, questions)
     inputs = {name: fake(tensor) for name, tensor in batch.items()}
-    dims = {name: {0: Dim.AUTO} if vary and tensor.shape[0] == size else {} for name, tensor in batch.items()}
+    dims = {name: {0: Dim.AUTO} if vary and tensor.shape[:1] == (size,) else {} for name, tensor in batch.items()}
     with eager_paths(batch), grouped_matmuls(), ctc_losses(), kept_whole() as whole, warnings.catch_warnings():
         # `nn.LSTM` puts its own weights in a list when it runs.
         warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights")

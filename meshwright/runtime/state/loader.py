@@ -28,7 +28,7 @@ class _Reader:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.batches = plan, Batches(plan, torch.device("cpu"))
-        self.where = {name: self.batches.index(name) for name in self.batches.names}
+        self.where = {name: self.batches.index(name) for name in self.batches.names if plan.inputs[name].shape}
         self.rows = {name: _rows(index[0]) for name, index in self.where.items()}
         self.needed = sorted({row for listed in self.rows.values() for row in listed})
 
@@ -40,7 +40,8 @@ class _Reader:
         )
 
     def sample(self, number: int, sample: Any) -> dict[str, Tensor]:
-        names, entries = list(self.plan.inputs), list(entries_of(self.plan.form) or self.plan.inputs)
+        names = [name for name, entry in self.plan.inputs.items() if entry.shape]  # others are not of a sample
+        entries = list(entries_of(self.plan.form) or names)
         if isinstance(sample, Mapping):
             found = dict(sample)
         elif isinstance(sample, tuple | list):
@@ -51,6 +52,7 @@ class _Reader:
             found, differs = tensors_in(self.plan.form, found)
             if differs:
                 raise RunError(f"sample {number} in which {'; '.join(differs)}", "what was planned", "plan for it")
+        found = {name: value for name, value in found.items() if name in names or name not in self.plan.inputs}
         if set(found) != set(names):
             raise RunError(f"sample {number} of {', '.join(map(str, found)) or 'nothing'}", ", ".join(names))
         return {name: torch.as_tensor(value) for name, value in found.items()}

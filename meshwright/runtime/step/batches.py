@@ -45,7 +45,7 @@ class Batches:
         if rank is None:
             rank = dist.get_rank() if dist.is_initialized() else 0
         self.cut = {
-            name: plan.microbatches if entry.shape[0] == plan.batch else 1 for name, entry in plan.inputs.items()
+            name: plan.microbatches if entry.shape[:1] == (plan.batch,) else 1 for name, entry in plan.inputs.items()
         }
         self.rows = [part.microbatch for part, times in plan.cut for _ in range(times)]
         self.regions: dict[int, Regions] = {rows: {} for rows in self.rows}
@@ -61,9 +61,10 @@ class Batches:
 
     def index(self, name: str) -> Index:
         """The rank's part of one tensor: slices where its rows are one run, else the rows' numbers first."""
-        rows, *rest = self._read_region(name, self.rows[0])
-        if self.cut[name] == 1:
-            return (rows, *rest)
+        found = self._read_region(name, self.rows[0])
+        if self.cut[name] == 1 or not found:
+            return found
+        rows, *rest = found
         if rows.stop - rows.start == self.rows[0]:
             return (slice(0, self.plan.batch), *rest)
         places = [self._read_region(name, height)[0] for height in self.rows]
@@ -160,15 +161,15 @@ class Batches:
     def local_shape(self, name: str) -> tuple[int, ...]:
         """Of this rank's part of a tensor."""
         lengths = [part.stop - part.start for part in self._read_region(name, self.rows[0])]
-        return (lengths[0] if self.cut[name] == 1 else sum(self._heights(name)), *lengths[1:])
+        return tuple(lengths) if self.cut[name] == 1 else (sum(self._heights(name)), *lengths[1:])
 
     def _heights(self, name: str) -> list[int]:
         """Rows that this rank reads of each micro-batch."""
         return [own.stop - own.start for own in (self._read_region(name, rows)[0] for rows in self.rows)]
 
     def _micro_shape(self, name: str, rows: int) -> tuple[int, ...]:
-        whole, *rest = self.plan.inputs[name].shape
-        return (whole if self.cut[name] == 1 else rows, *rest)
+        whole = self.plan.inputs[name].shape
+        return whole if self.cut[name] == 1 else (rows, *whole[1:])
 
     def _read_region(self, name: str, rows: int) -> Region:
         """What this rank reads of a micro-batch of so many rows: one piece, or all where its stages want different

@@ -27,6 +27,13 @@ from meshwright.runtime.weights.whole import whole
 from meshwright.torch_compat import writes_seen
 
 
+@contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """No gradients, inside `torch.inference_mode` too, under which the model's own tensors cannot be handed on."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 class Gathering:
     """Puts whole parameters in an adopted model's places and takes them away again. Every rank calls alike."""
 
@@ -53,7 +60,8 @@ class Gathering:
         return found
 
     def put(self, names: Sequence[str], dtype: Callable[[str], torch.dtype]) -> dict[str, nn.Parameter]:
-        found = {name: nn.Parameter(self.whole(name, dtype(name)), requires_grad=False) for name in names}
+        with ordinary_tensors():
+            found = {name: nn.Parameter(self.whole(name, dtype(name)), requires_grad=False) for name in names}
         for name, parameter in found.items():
             self.adopted.put(name, parameter)
         return found
@@ -63,7 +71,7 @@ class Gathering:
         """All parameters whole, in the dtype that is stored, and buffers as the model came with them. What is changed
         inside is taken over: change it alike on every rank."""
         stored = {name: getattr(torch, self.plan.parameters[name].dtype) for name in self.adopted.places}
-        with self._entered(), torch.no_grad():
+        with self._entered(), ordinary_tensors():
             found = self.put(list(stored), stored.__getitem__)
             counts = {name: writes_seen(parameter) for name, parameter in found.items()}
             buffers = self.adopted.precise_buffers()
@@ -72,7 +80,7 @@ class Gathering:
             yield self.model
         finally:
             self.open = False
-            with torch.no_grad():
+            with ordinary_tensors():
                 for name, parameter in found.items():
                     if name in self.adopted.stored and writes_seen(parameter) != counts[name]:
                         self.adopted.stored[name].copy_(self.adopted.cuts[name].piece(parameter))
@@ -235,7 +243,8 @@ class CopiedForward:
         try:
             for module, leaf, parameter in held:
                 if id(parameter) not in wholes:
-                    wholes[id(parameter)] = nn.Parameter(whole(parameter.detach()), requires_grad=False)
+                    with ordinary_tensors():
+                        wholes[id(parameter)] = nn.Parameter(whole(parameter.detach()), requires_grad=False)
                 module._parameters[leaf] = wholes[id(parameter)]
             return self.own(*args, **kwargs)
         finally:

@@ -1,4 +1,4 @@
-"""The optimizer that was planned for: making it, and refusing one that keeps another amount of state.
+"""The optimizer that was planned for: making it, and refusing one that keeps more state, for which there is no memory.
 
 Only optimizers that hold a trainer's parameters are watched (`stepping` finds them); those of others are let alone.
 """
@@ -28,7 +28,7 @@ def make_optimizer(name: str, parameters: Iterable[nn.Parameter], lr: float) -> 
 
 
 def expect_optimizer(parameters: Iterable[nn.Parameter], planned: str) -> None:
-    """A watched optimizer that keeps other state than planned on these parameters raises RunError when it steps."""
+    """A watched optimizer that keeps more state than planned on these parameters raises RunError when it steps."""
     for parameter in parameters:
         setattr(parameter, _PLANNED, planned)
         prepare(parameter)
@@ -73,13 +73,19 @@ def held(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """What its class tells: nothing has been allocated yet."""
     take_back(optimizer)
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise RunError(
+            "SparseAdam on parameters of a trainer, whose gradients are dense, those of Embedding(sparse=True) too",
+            "an optimizer of dense gradients",
+            "use AdamW or SGD; SparseAdam leaves rows that no batch names alone, they decay their moments",
+        )
     for group in optimizer.param_groups:
         expected = _of_class(optimizer, group)
         if expected is None:
             continue
         for parameter in group["params"]:
             planned = getattr(parameter, _PLANNED, None)
-            if planned is not None and expected != STATES[planned]:
+            if planned is not None and expected > STATES[planned]:
                 raise _refuse(optimizer, expected, planned)
     lend_pieces(optimizer, args, kwargs)
 
@@ -95,7 +101,7 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if planned is None or not state or parameter.numel() < 2:
             continue
         kept = sum(isinstance(value, Tensor) and value.numel() == parameter.numel() for value in state.values())
-        if kept != STATES[planned]:
+        if kept > STATES[planned]:
             raise _refuse(optimizer, kept, planned)
 
 
@@ -110,6 +116,6 @@ def _of_class(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> int | 
 def _refuse(optimizer: torch.optim.Optimizer, kept: int, planned: str) -> RunError:
     return RunError(
         f"{type(optimizer).__name__} keeps {kept} tensors of state per parameter",
-        f"{STATES[planned]}, as {planned} does, for which the memory was planned",
+        f"at most {STATES[planned]}, as {planned} does, for which the memory was planned",
         "use the optimizer that was planned, or plan again with the one you use",
     )
