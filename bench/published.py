@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from published_rows import ImpossibleError, NotModelledError, Row, case_of
 from published_scores import Scored, scores
 
-from meshwright.configuration import predict_configuration
+from meshwright.configuration.step import Step
 from meshwright.errors import MeshwrightError, PlanError
 
 
@@ -33,7 +33,8 @@ def priced(row: Row) -> Scored:
     """Raises NotModelledError."""
     case = case_of(row)
     try:
-        found = predict_configuration(case.model, case.given, case.cluster, case.habits.framework)
+        step = Step(case.model, case.given, case.cluster, case.habits.framework)
+        found = step.predict()
     except PlanError as error:
         raise ImpossibleError(str(error).splitlines()[0]) from error
     except MeshwrightError as error:
@@ -42,7 +43,9 @@ def priced(row: Row) -> Scored:
         raise NotModelledError(f"{type(error).__name__}: {error}") from error
     device = case.cluster.devices[0]
     held = found.peak_bytes + (device.reserve_bytes if case.habits.in_use else 0)
-    return Scored(row, found.step_s, held, found.peak_bytes <= device.usable_bytes)
+    if case.habits.first_rank:
+        held = max(step.first_bytes, min(step.first_bytes + step.first_waiting_bytes, device.usable_bytes))
+    return Scored(row, found.step_s, held, not case.refused and found.peak_bytes <= device.usable_bytes)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -16,9 +16,9 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Habits:
-    """selective: what a row's `selective` recomputation means. balanced: stages get layers by cost, the head's too.
-    in_use: memory is what the driver counts, the context included. once: gradients are reduced once a step, whatever
-    ZeRO says. network: what collectives reach of the network between
+    """selective: what a row's `selective` recomputation means. dealt: stages get layers as nanotron deals them. in_use:
+    memory is what the driver counts, the context included; first_rank: what PyTorch's allocator has reserved on rank 0.
+    once: gradients are reduced once a step, whatever ZeRO says. network: what collectives reach of the network between
     two hosts of this cluster, and by which power of their number it falls, where its rows tell."""
 
     framework: Framework
@@ -34,7 +34,12 @@ class Habits:
     in_use: bool = False
     selective: str = "selective"
     context: str = "ring"
-    balanced: bool = False
+    dealt: bool = False
+    first_rank: bool = False
+    scatter: bool = True
+    half_gradients: bool = False
+    recorded: bool = False
+    loss: str = "float32"
     once: bool = False
     gathers: int = 2
     network: tuple[float, float] | None = None
@@ -47,12 +52,22 @@ MEGATRON = Habits(Framework("Megatron-LM", kernels=0.93), overlap=0.0, context="
 MEGATRON_2022 = replace(MEGATRON_2021, tp_overlap=1.0)
 MEGATRON_CORE = Habits(Framework("Megatron-Core"), overlap=0.9, tp_overlap=1.0, tp_pipelined=0.5)
 NANOTRON = Habits(
-    Framework("nanotron", op_host_s=8e-5, kernels=1.2),
+    Framework("nanotron", op_host_s=8e-5, stall=0.45),
     attention="flash2",
     fused=False,
     overlap=0.0,
-    balanced=True,
+    dealt=True,
+    first_rank=True,
+    scatter=False,
+    half_gradients=True,
+    recorded=True,
+    loss="steps",
 )
+"""huggingface/nanotron 2cde8f63 (December 2024). `helpers.py`: rank 0 writes the table. `trainer.py`: peaks are reset
+after each of the first steps, so that what is left of them is the memory reserved; with ZeRO-1 gradients are reduced by
+one all-reduce after the last backward, without it by DDP while it runs. `gradient_accumulator.py`: bfloat16 gradients
+are added to a float32 buffer when backward is over. `tensor_parallel/functional.py`: operands of reduce-scatters are
+whole tensors that nothing else holds; its loss is made of single ops."""
 TORCHTITAN = Habits(Framework("torchtitan", kernels=1.06), selective="ops", context="all_gather", attention="flash2")
 COMPOSER = Habits(Framework("Composer", kernels=1.06), fused=False)
 DEEPSPEED = Habits(
@@ -85,6 +100,8 @@ def habits_of(row: Row) -> Habits:
     """By the name of the row's set; what its note says of them has the last word."""
     name, note = (row.get("set") or "").lower(), row.get("note") or ""
     found = next((habits for prefix, habits in SETS.items() if name.startswith(prefix)), OTHER)
+    if found is NANOTRON and number_of(row, "zero") == 0:
+        found = replace(found, overlap=1.0)
     if name.startswith("sc21") and number_of(row, "zero") == 3:
         found = replace(MEGATRON_2021, overlap=0.0, gathers=3)
     if name.startswith("torchtitan") and number_of(row, "pp") > 1:

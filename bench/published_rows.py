@@ -41,12 +41,13 @@ class ImpossibleError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """A row that can be priced."""
+    """A row that can be priced. refused: why its framework would not run it, if so."""
 
     model: Transformer
     given: Configuration
     cluster: Cluster
     habits: Habits
+    refused: str = ""
 
 
 def case_of(row: Row) -> Case:
@@ -61,7 +62,7 @@ def case_of(row: Row) -> Case:
         habits = habits_of(row)
         model = _model(row, habits)
         given = _configuration(row, model, habits)
-        return Case(model, given, _cluster(row, habits), habits)
+        return Case(model, given, _cluster(row, habits), habits, _refused(model, given) if habits.dealt else "")
     except MeshwrightError as error:
         raise NotModelledError(str(error).splitlines()[0]) from error
     except (ValueError, KeyError, ArithmeticError) as error:
@@ -151,7 +152,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         precision=precision,
         attention="unfused" if row.get("attention") == "unfused" else habits.attention,
         reduce=habits.reduce,
-        loss="half" if "fp16_cross_entropy" in note else "float32",
+        loss="half" if "fp16_cross_entropy" in note else habits.loss,
         overlap=habits.overlap,
         gathers=habits.gathers,
         tp_overlap=habits.tp_overlap,
@@ -162,24 +163,34 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         context=row.get("cp_comm") or habits.context,
         stage_layers=stages if len(stages) == pp and sum(stages) == model.layers else (),
         recomputed=recomputed if len(recomputed) == pp else (),
+        scatter=habits.scatter,
+        half_gradients=habits.half_gradients,
+        recorded=habits.recorded,
     )
-    return replace(given, stage_layers=balanced(model, pp)) if _is_to_balance(given, habits) else given
+    if habits.dealt and pp > 1 and not stages:
+        places = _dealt(model, pp)[: model.layers]
+        given = replace(given, stage_layers=tuple(places.count(stage) for stage in range(pp)))
+    return given
 
 
-def _is_to_balance(given: Configuration, habits: Habits) -> bool:
-    return habits.balanced and given.pp > 1 and given.vpp == 1 and not given.stage_layers
-
-
-def balanced(model: Transformer, pp: int) -> tuple[int, ...]:
-    """Layers by stage where the head counts as the products that it is; the last one may have no more (nanotron)."""
+def _dealt(model: Transformer, pp: int) -> list[int]:
+    """The stage of each layer, the norm, the head, the cast and the loss in nanotron (`models/base.py`, `build_model`):
+    blocks in order, each stage until its share of all products is passed."""
     layer = 4 * model.hidden * model.hidden + (3 if model.gated else 2) * model.hidden * model.ffn
-    head = model.vocab * model.hidden / layer
-    each, found, left = (model.layers + head) / pp, [], model.layers
-    for stage in range(pp - 1):
-        count = min(left - (pp - 2 - stage), max(1, int(each * (stage + 1) + 0.5) - sum(found)))
-        found.append(count)
-        left -= count
-    return (*found, left)
+    costs = [*[layer] * model.layers, 0, model.vocab * model.hidden, 0, 0]
+    stage, passed, found = 0, 0, []
+    for cost in costs:
+        found.append(min(stage, pp - 1))
+        passed += cost
+        stage += passed > sum(costs) * ((found[-1] + 1) / pp)
+    return found
+
+
+def _refused(model: Transformer, given: Configuration) -> str:
+    """Why nanotron would not run it (`pipeline_parallel/engine.py`; a stage without blocks has nothing to send)."""
+    if given.microbatches < given.pp - 1:
+        return f"{given.microbatches} micro-batches for {given.pp} stages"
+    return "a stage has nothing to run" if given.pp > 1 + _dealt(model, given.pp)[-1] else ""
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:

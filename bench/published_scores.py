@@ -38,13 +38,18 @@ class Scored:
         return self.peak_bytes / (float(text) * 1e9) - 1.0 if text else None
 
     @property
+    def flagged(self) -> bool:
+        return self.row.get("flag") == "mfu_low"
+
+    @property
     def mfu(self) -> float:
         return float(self.row.get("mfu") or 1.0)
 
 
 def scores(found: Sequence[Scored], not_modelled: Sequence[str], impossible: Sequence[str] = ()) -> dict[str, Any]:
-    """Of one set. Rows that the table flags as mfu_low (latency and jitter, by its notes) are not in errors of time."""
-    timed = [one for one in found if one.error is not None and (one.row.get("flag") or "") != "mfu_low"]
+    """Of one set. Rows that the table flags as mfu_low (latency and jitter, by its notes) are not in errors of time;
+    regrets are given without them too."""
+    timed = [one for one in found if one.error is not None and not one.flagged]
     errors = [one.error for one in timed if one.error is not None]
     busy = [one.error for one in timed if one.error is not None and one.mfu > 0.1]
     memory = [one.memory_error for one in found if one.memory_error is not None]
@@ -64,6 +69,7 @@ def scores(found: Sequence[Scored], not_modelled: Sequence[str], impossible: Seq
         "oom_agreement": _mean(right) if failed else None,
         "median_regret": median(regrets) if regrets else None,
         "worst_regret": max(regrets, default=None),
+        "worst_regret_unflagged": max(_regrets([one for one in found if not one.flagged]), default=None),
         "memory_error": _mean([abs(error) for error in memory]),
         "memory_bias": _mean(memory),
         "not_modelled": list(not_modelled),

@@ -14,6 +14,7 @@ PRECISIONS = ("fp32", "tf32", "mixed", "fp16", "fp8", "fp8-rows")
 RECOMPUTE = ("none", "selective", "ops", "full")
 ATTENTION = ("flash", "flash2", "unfused")
 CONTEXT = ("ring", "all_gather", "all_to_all")
+LOSS = ("float32", "steps", "half")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +27,18 @@ class Configuration:
     stores float32; `fp16` likewise in float16; `fp8` runs linear layers in
     float8 with one scale a tensor, `fp8-rows` with one a row, found while it runs. attention: `flash2` is
     FlashAttention-2, where `flash` is what was measured of the device. reduce: dtype of the gradients' reduction;
-    gradients: that in which they are held until the step; loss: that of the logits in the loss. gathers: how often
+    gradients: that in which they are held until the step; loss: that of the logits in the loss, or `half`, or `steps`
+    where each step of a float32 loss is a kernel. gathers: how often
     ZeRO-3 gathers a layer for each micro-batch, 3 where recomputation does so by itself (DeepSpeed). overlap: which
     share of gathers and reductions runs beside compute; tp_overlap: of backward's collectives of tp, beside weights'
     gradients; tp_pipelined: of all of tp, beside the products they belong to. fused: chains of elementwise ops are
     single kernels. context: how attention sees the whole sequence under cp. stage_layers: layers of each stage, in
     order; recomputed: how many of them are recomputed where not all are. offload: the share of the optimizer that
     lives on the host, by stage.
+    scatter: ZeRO-1 reduces gradients to shards; else all of them are reduced everywhere. half_gradients: backward makes
+    gradients in the compute dtype, all of which are there before they are added to those that are held. recorded:
+    whole operands of tensor parallelism's collectives are freed only when the device has run these, so that they pile
+    up while the host runs ahead (`Step.waiting_bytes`).
     """
 
     dp: int = 1
@@ -61,6 +67,9 @@ class Configuration:
     stage_layers: tuple[int, ...] = ()
     recomputed: tuple[int, ...] = ()
     offload: tuple[float, ...] = ()
+    scatter: bool = True
+    half_gradients: bool = False
+    recorded: bool = False
 
     @property
     def devices(self) -> int:
@@ -102,8 +111,7 @@ class Configuration:
                 "divisors of both",
                 "change the pins",
             )
-        known = (("precision", PRECISIONS), ("recompute", RECOMPUTE), ("attention", ATTENTION), ("context", CONTEXT))
-        for name, words_ in known:
+        for name, words_ in _WORDS.items():
             if getattr(self, name) not in words_:
                 raise PlanError(f"{name}={getattr(self, name)}", f"one of {', '.join(words_)}", "correct the pin")
         if self.stage_layers and (len(self.stage_layers) != self.pp or sum(self.stage_layers) != model.layers):
@@ -116,6 +124,13 @@ class Configuration:
             raise PlanError(f"zero={self.zero}", "0 to 3", "correct the pin")
 
 
+_WORDS = {
+    "precision": PRECISIONS,
+    "recompute": RECOMPUTE,
+    "attention": ATTENTION,
+    "context": CONTEXT,
+    "loss": LOSS,
+}
 _SPELLINGS = {"microbatch": "micro_batch", "batch": "global_batch"}
 _TYPES = {one.name: str(one.type) for one in fields(Configuration)}
 

@@ -49,7 +49,8 @@ def _sum(one: tuple[float, float, float], other: tuple[float, float, float]) -> 
 class BlockCost:
     """Of one Block on one rank. whole: all of its ops; again: those that each kind of recomputation runs again.
     host_s: of asking for its ops, forward and backward. flops: of its products, forward and backward. kept_bytes: what
-    each kind of recomputation keeps beside the Block's input; working_bytes: operands and results of the largest op."""
+    each kind of recomputation keeps beside the Block's input; working_bytes: operands and results of the largest op.
+    weights: elements of its `parameters`, those of experts apart."""
 
     whole: Work
     again: dict[str, Work]
@@ -61,6 +62,7 @@ class BlockCost:
     moved: tuple[Moved, ...]
     weights: int
     expert_weights: int
+    parameters: int
 
 
 def block_cost(block: Block, device: Device) -> BlockCost:
@@ -91,6 +93,7 @@ def block_cost(block: Block, device: Device) -> BlockCost:
         tuple(block.moved),
         sum(block.weights.values()),
         sum(block.experts.values()),
+        len(block.weights) + len(block.experts),
     )
 
 
@@ -139,8 +142,7 @@ def _kept_bytes(block: Block, without: frozenset[int]) -> int:
         found = [names[i] for i in reads.operands] + [op.results[i].name for i in reads.results]
         kept |= {name: block.kept.get(name, block.bytes_of(name)) for name in found}
         auxiliary += 0 if place in without else reads.auxiliary_bytes
-    weights = block.weights.keys() | block.experts.keys()
-    return auxiliary + sum(size for name, size in kept.items() if name not in made and name not in weights)
+    return auxiliary + sum(size for name, size in kept.items() if name not in made and not name.startswith("w"))
 
 
 def _working_bytes(block: Block, op: Op) -> int:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """op_host_s: host seconds of asking for one op, by its own figures if 0. hand_over_s: of the host at each hand-over
-    between stages. kernels: how much longer kernels take than those of the device's tables."""
+    """op_host_s: host seconds of asking for one op, by its own figures if 0. stall: which share of that a host loses
+    besides where stages hand over between hosts; ranks of tensor parallelism wait for each other's, so that theirs add
+    up. kernels: how much longer kernels take than those of the device's tables."""
 
     name: str
     op_host_s: float = 0.0
-    hand_over_s: float = 0.0
+    stall: float = 0.0
     kernels: float = 1.0
 
 

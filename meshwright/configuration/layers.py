@@ -39,17 +39,27 @@ class Layers:
         return block
 
     def head(self) -> Block:
-        """Final norm, logits, loss in float32; a tied table's weights count with the embedding."""
+        """Final norm and logits; of one stage, a tied table's weights count with the embedding."""
         model, block = self.model, Block(self.given.dtype)
         x = self._gathered(block, block.norm(block.value(self.rows, model.hidden), model.rms))
-        logits = block.linear(x, self._share(model.vocab))
+        block.linear(x, self._share(model.vocab))
         if self.given.tp > 1:
             self._backward_reduce(block, x)
-            for _ in range(3):  # largest, sum and target of each row
-                block.moves("tp", "all_reduce", 4 * self.tokens)
-        if model.tied:
+        if model.tied and self.given.pp == 1:
             block.weights.popitem()
-        wide = block.cast(logits, "float32") if self.given.loss == "float32" else logits
+        return block
+
+    def loss(self) -> Block:
+        """Of the logits, in float32 unless the configuration says otherwise. By steps, the largest is taken off,
+        exponentials are made and divided by their sum, one after the other."""
+        block = Block(self.given.dtype)
+        logits = block.value(self.tokens, self._share(self.model.vocab))
+        for _ in range(3 if self.given.tp > 1 else 0):  # largest, sum and target of each row
+            block.moves("tp", "all_reduce", 4 * self.tokens)
+        wide = block.cast(logits, "float32") if self.given.loss != "half" else logits
+        for _ in range(3 if self.given.loss == "steps" else 0):
+            step = block.value(*wide.type.sizes, dtype=wide.type.dtype, grad=False)
+            block.kept[block.pointwise("neg.default", step).name] = 0
         targets = block.value(self.tokens, dtype="int64", grad=False)
         block.call("aten.cross_entropy_loss.default", (wide, targets), 1, dtype=wide.type.dtype)
         return block

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from meshwright.caches import CACHES
 from meshwright.cluster import Axis, Cluster, Mesh
+from meshwright.cluster.tree import Group
 from meshwright.configuration.configuration import Configuration
 from meshwright.price.segment import crosses
 
@@ -48,6 +49,13 @@ class Meshes:
     def shares_links(self, name: str) -> bool:
         """Whether collectives over this axis use links that parameters use too."""
         return bool(crosses(self.axis(name)) & crosses(self.data.axes[0]))
+
+    @property
+    def between_hosts(self) -> bool:
+        """Whether some stage hands over to one on another host."""
+        inner = any(isinstance(member.of, Group) for member in self.cluster.root.members)
+        stages = range(self.given.pp - 1)
+        return inner and any(self.cluster.root.level in crosses(self.wire(stage)) for stage in stages)
 
     def wire(self, stage: int) -> Axis:
         """Between a stage and the next one: all their ranks hand over at once."""

@@ -8,8 +8,9 @@ two shorter steps give the longer one.
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import cached_property
 
-from meshwright.capture.program import ITEM_BYTES, TensorType, Value
+from meshwright.capture.program import ITEM_BYTES
 from meshwright.cluster import Cluster, collective_s
 from meshwright.configuration.block import Moved
 from meshwright.configuration.configuration import Configuration
@@ -17,36 +18,40 @@ from meshwright.configuration.costs import BlockCost, block_cost, loaded
 from meshwright.configuration.framework import PLAIN, Framework
 from meshwright.configuration.layers import Layers
 from meshwright.configuration.meshes import Meshes
+from meshwright.configuration.parameters import with_parameters
 from meshwright.configuration.transformer import Transformer
-from meshwright.plan import Choice, FrontierPoint, ParameterPlan, Prediction
+from meshwright.plan import Choice, FrontierPoint, Prediction
 from meshwright.predict.fast import NOTHING, quick_prediction
-from meshwright.price.parameter import ParameterPrice, Setting, parameter_price
 from meshwright.schedule import ORDERS, lists, pipeline
 from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
 
 _CHOICE = Choice(0, (), (), {})
 DEPARTURES = 4
 """In how many parts the gradients of a layer leave while its backward runs."""
+QUEUE = 1024
+"""Launches that a device takes before its host has to wait."""
 
 
 def predict_configuration(
     model: Transformer, given: Configuration, cluster: Cluster, framework: Framework = PLAIN
 ) -> Prediction:
     """Seconds and bytes of one step on the slowest device. Raises PlanError where the configuration is impossible."""
-    model.verify()
-    given.verify(model, cluster.device_count)
-    step = _Step(model, given, cluster, framework)
-    return step.one_stage() if given.pp == 1 else step.pipeline()
+    return Step(model, given, cluster, framework).predict()
 
 
-class _Step:
+class Step:
+    """What each block of one model costs under one configuration, and the step they make."""
+
     def __init__(self, model: Transformer, given: Configuration, cluster: Cluster, framework: Framework) -> None:
+        model.verify()
+        given.verify(model, cluster.device_count)
         self.model, self.given, self.framework = model, given, framework
         self.meshes = Meshes(cluster, given)
         self.layers = Layers(model, given)
         device = self.meshes.device
         self.blocks = {"embedding": block_cost(self.layers.embedding(), device)}
         self.blocks["head"] = block_cost(self.layers.head(), device)
+        self.blocks["loss"] = block_cost(self.layers.loss(), device)
         if model.routed_layers < model.layers:
             self.blocks["dense"] = block_cost(self.layers.layer(), device)
         if model.routed_layers:
@@ -56,8 +61,37 @@ class _Step:
         self.load = loaded(every, device, given.dtype)
         self.known: dict[tuple[str, str], FrontierPoint] = {}
 
+    def predict(self) -> Prediction:
+        return self.one_stage if self.given.pp == 1 else self._summed(self.timeline)
+
+    @property
+    def first_bytes(self) -> int:
+        """What a rank of the first stage holds at its peak."""
+        return self.one_stage.peak_bytes if self.given.pp == 1 else self.timeline.stages[0].peak_bytes
+
+    @property
+    def first_waiting_bytes(self) -> int:
+        """What waits on the first stage, beyond its peak, for collectives that the host has asked for already: their
+        whole operands, two of a layer's forward and two of its backward, where the device has as much left to run as
+        its queue takes. There they are unused, but PyTorch's allocator may not hand them out: it asks for more memory
+        while there is any."""
+        given = self.given
+        if not given.recorded or given.tp == 1:
+            return 0
+        layers = self._run_layers()[0] if given.pp > 1 else self.model.layers
+        cost = self.blocks["dense" if "dense" in self.blocks else "routed"]
+        ahead = 1.0
+        if given.pp > 1 and self.meshes.between_hosts:
+            point = self._point("dense" if "dense" in self.blocks else "routed", given.recompute)
+            host_s = self._stalled(point.forward_host_s + point.backward_host_s)
+            ahead = max(0.0, 1.0 - host_s / (point.forward_s + point.backward_input_s + point.backward_weight_s))
+        queued = QUEUE / (3 * cost.ops + len(cost.moved) + cost.parameters) if given.microbatches > 1 else layers / 2
+        return round(ahead * 4 * queued * self.layers.tokens * self.model.hidden * self.layers.size)
+
+    @cached_property
     def one_stage(self) -> Prediction:
-        points = [self._point("embedding"), *self._layer_points(0, self.model.layers), self._point("head")]
+        points = [self._point("embedding"), *self._layer_points(0, self.model.layers)]
+        points += [self._point("head"), self._point("loss")]
         return quick_prediction(points, self.given.microbatches, True)
 
     def _layer_points(self, first: int, end: int, recomputed: int | None = None) -> list[FrontierPoint]:
@@ -73,10 +107,11 @@ class _Step:
 
     def _point(self, name: str, policy: str = "none") -> FrontierPoint:
         if (name, policy) not in self.known:
-            self.known[name, policy] = self._priced(self.blocks[name], policy)
+            self.known[name, policy] = self._priced(self.blocks[name], policy, alone=name == "loss")
         return self.known[name, policy]
 
-    def _priced(self, cost: BlockCost, policy: str) -> FrontierPoint:
+    def _priced(self, cost: BlockCost, policy: str, alone: bool) -> FrontierPoint:
+        """alone: one op at a time holds anything large, so that gradients replace what forward held."""
         slower = self.framework.kernels
         forward_s, inputs_s, weights_s = (slower * one for one in cost.whole.under(self.load))
         again_s = slower * sum(cost.again[policy].under(self.load))
@@ -87,9 +122,8 @@ class _Step:
         host_s = self._host_s(cost)
         again_host = again_s / forward_s if forward_s else 0.0
         kept = cost.kept_bytes[policy] + (self.layers.stream_bytes if policy in ("full", "ops") else 0)
-        back_bytes = (
-            (1 if self.given.fused else 2) * cost.working_bytes + cost.kept_bytes["none"] - cost.kept_bytes[policy]
-        )
+        back_bytes = (1 if self.given.fused or alone else 2) * cost.working_bytes
+        back_bytes += cost.kept_bytes["none"] - cost.kept_bytes[policy]
         point = FrontierPoint(
             _CHOICE, forward_s + there_s, inputs_s + again_s + back_s, weights_s, 0.0, 0.0, 0.0, 0.0, 0, kept,
             cost.working_bytes, back_bytes,
@@ -97,7 +131,8 @@ class _Step:
             forward_wire_s=there_wire_s, backward_wire_s=back_wire_s, departures=DEPARTURES,
         )  # fmt: skip
         for count, expert in ((cost.weights, False), (cost.expert_weights, True)):
-            point = self._with_parameters(point, count, expert) if count else point
+            mesh = self.meshes.experts if expert else self.meshes.data
+            point = with_parameters(point, count, mesh, self.given) if count else point
         return point
 
     def _moved_s(self, cost: BlockCost, backward: bool) -> tuple[float, float]:
@@ -124,27 +159,9 @@ class _Step:
         calls = [sum(one.backward == back for one in cost.moved) for back in (False, True)]
         return (cost.ops + calls[0]) * each_s, (2 * cost.ops + calls[1]) * each_s
 
-    def _with_parameters(self, point: FrontierPoint, count: int, expert: bool) -> FrontierPoint:
-        mesh, given = self.meshes.experts if expert else self.meshes.data, self.given
-        size = mesh.axes[0].size
-        value = Value("flat", TensorType((-(-count // size) * size,), given.dtype), True)
-        storage = "[S(0)]" if given.zero and size > 1 else "[I]"
-        plan = ParameterPlan(storage, "[R]", "float32", given.zero == 3 and size > 1, given.zero >= 2 and size > 1)
-        setting = Setting(precision="mixed", microbatches=given.microbatches, reduce=given.reduce)
-        price = parameter_price(value, plan, mesh, setting)
-        return _added(point, price, given, self._state_bytes(price, count, size))
-
-    def _state_bytes(self, price: ParameterPrice, count: int, ranks: int) -> int:
-        """Compute copy, gradients, master copy and AdamW's states. Without ZeRO or with its first stage gradients are
-        one whole buffer, in which ranks reduce their shard."""
-        given = self.given
-        if given.zero > 1:
-            return price.static_bytes
-        copy = ITEM_BYTES[given.dtype] if given.dtype != "float32" else 0
-        states = 12 * count // (ranks if given.zero else 1)
-        return (copy + ITEM_BYTES[given.gradients]) * count + states
-
-    def pipeline(self) -> Prediction:
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Of the stages of a pipeline."""
         given = self.given
         counts = self._run_layers()
         rows, first = [], 0
@@ -152,15 +169,16 @@ class _Step:
             stage = run % given.pp
             recomputed = given.recomputed[stage] if given.recomputed else None
             points = self._layer_points(first, first + count, recomputed)
-            points = [self._point("embedding")] * (run == 0) + points + [self._point("head")] * (run == len(counts) - 1)
+            points = [self._point("embedding")] * (run == 0) + points
+            points += [self._point("head"), self._point("loss")] if run == len(counts) - 1 else []
             rows.append(self._offloaded(self._run_cost(points, stage), stage))
             first += count
         few = [m for m in self._shorter() if m < given.microbatches]
         if len(few) < 2:
-            return self._summed(self._played(rows, given.microbatches))
+            return self._played(rows, given.microbatches)
         low, high = (self._played(rows, m) for m in few)
         each_s = (high.step_s - low.step_s) / (few[1] - few[0])
-        return self._summed(replace(high, step_s=high.step_s + each_s * (given.microbatches - few[1])))
+        return replace(high, step_s=high.step_s + each_s * (given.microbatches - few[1]))
 
     def _shorter(self) -> tuple[int, int]:
         """Two numbers of micro-batches past the warm-up, a round apart, that end as the whole number does."""
@@ -178,22 +196,26 @@ class _Step:
 
     def _run_cost(self, points: list[FrontierPoint], stage: int) -> SegmentCost:
         """The segments of a run as one; a device that waits for its host takes what the host needs."""
+        if not points:
+            return SegmentCost.of(FrontierPoint(_CHOICE, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0))
         sums = {one.name: sum(getattr(point, one.name) for point in points) for one in fields(FrontierPoint)[1:]}
         sums["forward_transient_bytes"] = max(point.forward_transient_bytes for point in points)
         sums["backward_transient_bytes"] = max(point.backward_transient_bytes for point in points)
         sums["departures"], sums["spared"] = DEPARTURES, False
         total_s = sums["forward_s"] + sums["backward_input_s"] + sums["backward_weight_s"]
-        slower = max(1.0, (sums["forward_host_s"] + sums["backward_host_s"]) / total_s)
+        slower = max(1.0, self._stalled(sums["forward_host_s"] + sums["backward_host_s"]) / total_s)
         for name in ("forward_s", "backward_input_s", "backward_weight_s"):
             sums[name] *= slower
-        sums["forward_s"] += self.framework.hand_over_s
-        sums["backward_input_s"] += self.framework.hand_over_s
         for name in ("forward_host_s", "backward_host_s", "step_host_s"):
             sums[name] = 0.0
         if self.model.tied and stage in (0, self.given.pp - 1):
             shared = self.model.vocab // self.given.tp * self.model.hidden * 4
             sums["step_s"] += collective_s("all_reduce", shared, self.meshes.wire(0)) / self.given.vpp
         return SegmentCost.of(FrontierPoint(_CHOICE, **sums))
+
+    def _stalled(self, host_s: float) -> float:
+        between = self.given.pp > 1 and self.meshes.between_hosts
+        return host_s * (1.0 + self.framework.stall * self.given.tp) if between else host_s
 
     def _offloaded(self, row: SegmentCost, stage: int) -> SegmentCost:
         """Less the share of the optimizer's states that lives on the host."""
@@ -252,24 +274,4 @@ def _per_step(row: SegmentCost, scale: float) -> SegmentCost:
         last_s=row.last_s / scale,
         scatter_s=row.scatter_s / scale,
         overlappable_s=row.overlappable_s / scale,
-    )
-
-
-def _added(point: FrontierPoint, price: ParameterPrice, given: Configuration, held: int) -> FrontierPoint:
-    first_s, last_s = price.first_s * (given.gathers / 2 if given.zero == 3 else 1.0), price.last_s
-    return replace(
-        point,
-        backward_weight_s=point.backward_weight_s + price.add_s / given.microbatches,
-        first_s=point.first_s + first_s,
-        last_s=point.last_s + last_s,
-        step_s=point.step_s + price.step_s,
-        overlappable_s=point.overlappable_s + given.overlap * (first_s + last_s),
-        static_bytes=point.static_bytes + held,
-        forward_transient_bytes=point.forward_transient_bytes + price.transient_bytes,
-        backward_transient_bytes=point.backward_transient_bytes + price.transient_bytes,
-        again_s=point.again_s + (first_s if given.zero == 3 else 0.0),
-        scatter_s=point.scatter_s + (last_s if given.zero >= 2 else 0.0),
-        late_bytes=point.late_bytes + price.late_bytes,
-        early_bytes=point.early_bytes + price.early_bytes,
-        step_host_s=point.step_host_s + price.step_host_s,
     )

@@ -11,8 +11,9 @@ import torch
 import meshwright as mw
 from meshwright.cluster import load_cluster
 from meshwright.configuration import Configuration, Transformer, predict_configuration
+from meshwright.configuration.framework import PLAIN, Framework
 from meshwright.configuration.layers import Layers, parameter_count
-from meshwright.configuration.step import _Step
+from meshwright.configuration.step import Step
 from meshwright.configuration.transformer import transformer_of
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
@@ -49,7 +50,7 @@ def test_many_microbatches_take_what_the_whole_simulation_says(
     given = Configuration(dp=2, pp=4, vpp=vpp, zero=zero, global_batch=2 * 30)
     cluster = load_cluster("h100:8")
     quick = predict_configuration(SMALL, given, cluster)
-    monkeypatch.setattr(_Step, "_shorter", lambda self: (given.microbatches, given.microbatches))
+    monkeypatch.setattr(Step, "_shorter", lambda self: (given.microbatches, given.microbatches))
     whole = predict_configuration(SMALL, given, cluster)
     assert quick.step_s == pytest.approx(whole.step_s, rel=0.01)
     assert quick.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.01)
@@ -127,3 +128,48 @@ def test_twenty_a_second_after_the_first() -> None:
 def test_impossible_configurations_are_refused_by_name(model: str, pins: tuple[str, ...], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         mw.price(model, "h100:8", pins)
+
+
+def test_a_tied_table_is_no_activation() -> None:
+    tied, untied = (
+        predict_configuration(replace(SMALL, tied=tied), Configuration(), load_cluster("h100:1"))
+        for tied in (True, False)
+    )
+    assert tied.peak_bytes - tied.static_bytes <= untied.peak_bytes - untied.static_bytes
+
+
+def test_the_last_stage_holds_a_tied_table_too() -> None:
+    tied, untied = (
+        predict_configuration(replace(SMALL, tied=tied), Configuration(pp=2), load_cluster("h100:2"))
+        for tied in (True, False)
+    )
+    assert tied.peak_bytes == untied.peak_bytes
+
+
+def test_stalls_cost_hosts_of_pipelines_between_hosts_alone_and_each_tensor_parallel_rank() -> None:
+    steady, stalling = (Framework("", op_host_s=1e-3, stall=stall) for stall in (0.0, 0.5))
+    for cluster, dp, slower in (("h100:8", 1, 1.0), ("h100:2x8", 2, 3.0)):
+        given = Configuration(tp=4, pp=2, dp=dp, global_batch=16)
+        plain, lost = (
+            predict_configuration(SMALL, given, load_cluster(cluster), framework).step_s
+            for framework in (steady, stalling)
+        )
+        assert lost / plain == pytest.approx(slower, rel=0.02)
+
+
+def test_operands_of_collectives_wait_while_the_host_runs_ahead() -> None:
+    """Two whole tensors of a layer's forward and two of its backward, of as many layers as the queue takes."""
+    given = Configuration(tp=8, sp=True, global_batch=8, recorded=True)
+    step = Step(SMALL, given, load_cluster("h100:8"), PLAIN)
+    whole = SMALL.seq * SMALL.hidden * 2
+    assert 4 * whole < step.first_waiting_bytes < 4 * whole * 1024
+    one = Step(SMALL, replace(given, global_batch=1), load_cluster("h100:8"), PLAIN)
+    assert one.first_waiting_bytes == 2 * SMALL.layers * whole
+    assert Step(SMALL, replace(given, recorded=False), load_cluster("h100:8"), PLAIN).first_waiting_bytes == 0
+
+
+def test_the_first_stage_holds_what_its_micro_batches_in_flight_keep() -> None:
+    given = Configuration(pp=2, global_batch=8, stage_layers=(6, 2))
+    few, many = (Step(SMALL, replace(given, global_batch=n), load_cluster("h100:2"), PLAIN).first_bytes for n in (1, 8))
+    kept = Step(SMALL, given, load_cluster("h100:2"), PLAIN).blocks["dense"].kept_bytes["none"]
+    assert many - few == pytest.approx(6 * kept, rel=0.1)

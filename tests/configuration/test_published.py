@@ -70,3 +70,16 @@ def test_a_table_without_the_columns_is_no_crash(tmp_path: Path) -> None:
     only = found["table"]
     assert isinstance(only, dict)
     assert (only["rows"], len(only["not_modelled"]), only["mean_abs_error"]) == (2, 2, None)
+
+
+def test_a_row_that_its_framework_refuses_is_taken_to_fail(tmp_path: Path) -> None:
+    """nanotron wants as many micro-batches as stages, less one, and a block for each stage."""
+    row = ROW | {"set": "hf_mine", "layers": "16", "vocab": "131072", "tp": "1", "step_time_s": "", "mfu": ""}
+    rows = [
+        row | {"pp": "4", "dp": "2", "micro_batch": "1", "global_batch": "4", "status": "crash"},
+        row | {"pp": "16", "dp": "1", "num_gpus": "16", "micro_batch": "1", "status": "crash"},
+        row | {"pp": "4", "dp": "2", "micro_batch": "1", "global_batch": "8", "status": "ok"},
+    ]
+    found = _score(tmp_path, rows)["hf_mine"]
+    assert isinstance(found, dict)
+    assert (found["oom_agreement"], found["not_modelled"]) == (1.0, [])

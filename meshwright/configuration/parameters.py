@@ -1,0 +1,55 @@
+"""What the parameters of a block add to it: gathers, reduction, optimizer, and what they hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.capture.program import ITEM_BYTES, TensorType, Value
+from meshwright.cluster import Mesh, collective_s
+from meshwright.configuration.configuration import Configuration
+from meshwright.plan import FrontierPoint, ParameterPlan
+from meshwright.price.parameter import ParameterPrice, Setting, parameter_price
+
+
+def with_parameters(point: FrontierPoint, count: int, mesh: Mesh, given: Configuration) -> FrontierPoint:
+    """mesh: the ranks over which they are kept."""
+    size = mesh.axes[0].size
+    value = Value("flat", TensorType((-(-count // size) * size,), given.dtype), True)
+    storage = "[S(0)]" if given.zero and size > 1 else "[I]"
+    plan = ParameterPlan(storage, "[R]", "float32", given.zero == 3 and size > 1, given.zero >= 2 and size > 1)
+    setting = Setting(precision="mixed", microbatches=given.microbatches, reduce=given.reduce)
+    price = parameter_price(value, plan, mesh, setting)
+    if given.zero == 1 and not given.scatter:
+        price = replace(price, last_s=collective_s("all_reduce", count * ITEM_BYTES[given.reduce], mesh.axes[0]))
+    return _added(point, price, given, _state_bytes(price, count, size, given))
+
+
+def _state_bytes(price: ParameterPrice, count: int, ranks: int, given: Configuration) -> int:
+    """Compute copy, gradients, master copy and AdamW's states. Without ZeRO or with its first stage gradients are one
+    whole buffer, in which ranks reduce their shard."""
+    if given.zero > 1:
+        return price.static_bytes
+    copy = ITEM_BYTES[given.dtype] if given.dtype != "float32" else 0
+    fresh = ITEM_BYTES[given.dtype] if given.half_gradients else 0
+    states = 12 * count // (ranks if given.zero else 1)
+    return (copy + fresh + ITEM_BYTES[given.gradients]) * count + states
+
+
+def _added(point: FrontierPoint, price: ParameterPrice, given: Configuration, held: int) -> FrontierPoint:
+    first_s, last_s = price.first_s * (given.gathers / 2 if given.zero == 3 else 1.0), price.last_s
+    return replace(
+        point,
+        backward_weight_s=point.backward_weight_s + price.add_s / given.microbatches,
+        first_s=point.first_s + first_s,
+        last_s=point.last_s + last_s,
+        step_s=point.step_s + price.step_s,
+        overlappable_s=point.overlappable_s + given.overlap * (first_s + last_s),
+        static_bytes=point.static_bytes + held,
+        forward_transient_bytes=point.forward_transient_bytes + price.transient_bytes,
+        backward_transient_bytes=point.backward_transient_bytes + price.transient_bytes,
+        again_s=point.again_s + (first_s if given.zero == 3 else 0.0),
+        scatter_s=point.scatter_s + (last_s if given.zero >= 2 else 0.0),
+        late_bytes=point.late_bytes + price.late_bytes,
+        early_bytes=point.early_bytes + price.early_bytes,
+        step_host_s=point.step_host_s + price.step_host_s,
+    )
