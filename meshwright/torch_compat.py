@@ -438,3 +438,8 @@ def expandable_segments() -> bool:
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     change("expandable_segments:True")
     return True
+
+
+def profiler_records() -> bool:
+    """Whether a torch profiler is recording in this thread."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]

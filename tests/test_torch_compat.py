@@ -396,3 +396,10 @@ def test_traced_attention_on_a_cpu_keeps_what_the_kernel_keeps(dtype: torch.dtyp
             assert found.dtype == dtype
     part = next(node for node in traced.graph.nodes if node.args[1:] == (1,))
     assert part.meta["val"].dtype == dtype
+
+
+def test_it_is_known_whether_a_profiler_records() -> None:
+    assert not torch_compat.profiler_records()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert torch_compat.profiler_records()
+    assert not torch_compat.profiler_records()

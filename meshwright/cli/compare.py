@@ -1,4 +1,4 @@
-"""`meshwright compare`: two plans beside each other, in the terminal and as a page."""
+"""`meshwright compare`: two plans beside each other, or a plan and a profiler's trace of its run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("compare", help="show two plans beside each other, and what they decide differently")
+    parser = subparsers.add_parser(
+        "compare", help="show two plans, or a plan and a trace of its run, beside each other"
+    )
     parser.add_argument("plan", help="a plan file")
-    parser.add_argument("other", help="another plan file")
+    parser.add_argument("other", help="another plan file, or a torch profiler's trace of the plan's run")
     parser.add_argument("--report", metavar="FILE", help="write the first as a page, with the other beside it")
     parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
     parser.set_defaults(run=run)
@@ -22,7 +24,10 @@ def run(args: argparse.Namespace) -> int:
 
     from meshwright.plan import Plan
     from meshwright.report.compared import compared
+    from meshwright.report.traced import is_trace
 
+    if is_trace(args.other):
+        return _with_trace(args)
     plan, other = Plan.load(args.plan), Plan.load(args.other)
     found = compared(plan, args.other, other)
     width = max(len(row[1]) for row in found["rows"])
@@ -34,6 +39,19 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         _write(args, plan, other)
         print(f"page written to {args.report}")
+    return 0
+
+
+def _with_trace(args: argparse.Namespace) -> int:
+    from meshwright.errors import PlanError
+    from meshwright.plan import Plan
+    from meshwright.plan.origin import program_of
+    from meshwright.report.traced import show_trace
+
+    if args.report:
+        raise PlanError(f"--report {args.report} with a trace", "two plans, for a page of both", "drop --report")
+    plan = Plan.load(args.plan)
+    print("\n".join(show_trace(plan, program_of(plan, args.plan, args.model), args.other)))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The generated forward as Python that reads: one function per distinct segment, collectives by name between ops.
+"""The generated forward as Python that reads: one function per distinct layer, collectives by name between ops.
 
 The text runs: `loss(batch, stored, buffers)` on every rank gives the loss, and its `backward` the gradients.
 """
@@ -7,12 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
+from textwrap import wrap
 from typing import Any
 
 from meshwright.capture.program import Op, Program, Ref, RunDevice, SegmentGraph, TorchConstant
 from meshwright.capture.reading.random import KEYS
-from meshwright.generate.code_chain import chain, function_names, header, mesh_name, prologue_name, stored, whole
+from meshwright.generate.code_chain import (
+    INDENT,
+    WIDTH,
+    chain,
+    function_names,
+    header,
+    mesh_name,
+    prologue_name,
+    stored,
+    whole,
+)
 from meshwright.generate.program import At, sharded_prologue, sharded_segments
+from meshwright.generate.rolled import comment_loops
 from meshwright.generate.shard import CONVERT
 from meshwright.layout import Layout, conversion
 from meshwright.plan import Choice, Plan, Stage
@@ -33,12 +45,14 @@ def code(program: Program, plan: Plan, rank: int = 0) -> str:
         mesh = mesh_name(plan, number)
         if prologue.ops:
             name = prologue_name(plan, number)
-            parts.append(_function(name, prologue, {}, "values that several segments read", mesh))
+            parts.append(_function(name, prologue, {}, "values that several layers read", mesh))
         for index in stage.segments:
             users = [i for i in stage.segments if segments[i] is segments[index]]
             if users[0] == index:
-                summary = f"runs as {', '.join(program.segments[i].name for i in users)}"
-                parts.append(_function(names[index], segments[index], _layouts(program, plan, index), summary, mesh))
+                summary = f"runs as {_names([program.segments[i].name for i in users])}"
+                own = program.segments[index].name if len(users) > 1 else None
+                layouts = _layouts(program, plan, index)
+                parts.append(_function(names[index], segments[index], layouts, summary, mesh, own))
         parts.append(chain(program, plan, number, names, segments, prologue))
     parts += whole(program, plan)
     return "\n\n\n".join([*parts, _steps(program, plan)])
@@ -70,8 +84,16 @@ def _layouts(program: Program, plan: Plan, index: int) -> dict[str, Layout]:
     return found.layouts
 
 
-def _function(name: str, graph: SegmentGraph, layouts: dict[str, Layout], summary: str, mesh: str) -> str:
-    lines = [f"def {name}({', '.join(value.name for value in graph.arguments())}):", f'    """{summary}"""']
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} to {names[-1]}, {len(names)} in all"
+
+
+def _function(
+    name: str, graph: SegmentGraph, layouts: dict[str, Layout], summary: str, mesh: str, shared: str | None = None
+) -> str:
+    """shared: the name of the first layer that runs it, where there are several; modules are then named within it."""
+    lines = _signature(name, [value.name for value in graph.arguments()])
+    lines.append(f'    """{summary}"""')
     lines += [
         f"    # {value.name}: {value.type} {layouts[value.name]}"
         for value in graph.arguments()
@@ -81,10 +103,22 @@ def _function(name: str, graph: SegmentGraph, layouts: dict[str, Layout], summar
     for op in graph.ops:
         if op.module and op.module != module:
             module = op.module
-            lines.append(f"    # {module}")
+            within = module if shared is None else module.removeprefix(shared).removeprefix(".")
+            lines.append(f"    # {within or 'the layer'}")
         lines += _statement(op, layouts, mesh)
     returned = [*graph.outputs, *(value for _, value in graph.updates)]
     return "\n".join([*lines, f"    return {', '.join(returned)}"])
+
+
+def _signature(name: str, arguments: list[str]) -> list[str]:
+    line = f"def {name}({', '.join(arguments)}):"
+    if len(line) <= WIDTH:
+        return [line]
+    return [
+        f"def {name}(",
+        *wrap(f"{', '.join(arguments)},", WIDTH, initial_indent=INDENT, subsequent_indent=INDENT),
+        "):",
+    ]
 
 
 def _statement(op: Op, layouts: dict[str, Layout], mesh_name: str) -> list[str]:
@@ -126,10 +160,11 @@ def _literal(arg: Any) -> str:
 
 
 def _steps(program: Program, plan: Plan) -> str:
-    lines = ["# segments", *(f"#   {index}: {segment.name}" for index, segment in enumerate(program.segments))]
+    listed = comment_loops([f"{index}: {segment.name}" for index, segment in enumerate(program.segments)])
+    lines = ["# layers, by their numbers", *(f"#   {line}" for line in listed)]
     every = plan_lists(plan, program)
     for number, instructions in enumerate(every):
         ranks = ", ".join(map(str, plan.groups[number][0].mesh.ranks))
         lines.append("# one step of this rank" if len(every) == 1 else f"# one step of ranks {ranks}")
-        lines += [f"#   {line}" for line in to_text(instructions).splitlines()]
+        lines += [f"#   {line}" for line in comment_loops(to_text(instructions).splitlines())]
     return "\n".join(lines) + "\n"

@@ -10,7 +10,10 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("code", help="print the Python that a plan makes each rank run")
     parser.add_argument("plan", help="a plan file written by `meshwright plan -o`")
     parser.add_argument(
-        "--pair", metavar="SEGMENT", type=int, help="print a segment's traced forward and backward instead"
+        "--pair",
+        metavar="LAYER",
+        type=int,
+        help="print the traced forward and backward of the layer with this number instead",
     )
     parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
     parser.add_argument("--rank", type=int, default=0, help="whose sizes are shown where they are cut unevenly")

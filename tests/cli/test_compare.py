@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+import meshwright as mw
+from meshwright.capture import capture
 from meshwright.cli import main
+from meshwright.cluster import load_cluster
+from meshwright.models.reference import parse_reference
+from meshwright.report.traced import read_trace
+from meshwright.solve.plan import make_plan
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
@@ -25,3 +32,41 @@ def test_two_plans_beside_each_other_and_on_a_page(tmp_path: Path, capsys: pytes
     text = Path(page).read_text()
     assert '"against":[{"name":' in text
     assert "ZeRO-3" in text
+
+
+def test_a_plan_beside_a_trace_of_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A real run under torch's profiler: every layer is measured, and the sums are the profiler's own."""
+    reference, file, trace = parse_reference(SMALL), tmp_path / "plan.json", tmp_path / "trace.json.gz"
+    plan = make_plan(capture(*reference.meta(4)), load_cluster("local:1"), model=str(reference))
+    plan.save(file)
+    torch.manual_seed(0)
+    batch = {name: torch.randint(0, 128, (4, 16)) for name in plan.inputs}
+    trainer = mw.parallelize(reference.build(), plan)
+    trainer.step(batch)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(2):
+            trainer.step(batch)
+    profile.export_chrome_trace(str(trace))
+    capsys.readouterr()
+    assert main(["compare", str(file), str(trace)]) == 0
+    shown = capsys.readouterr().out
+    assert "mean of 2 recorded steps" in shown
+    measured = read_trace(trace)
+    averages = {one.key: one.cpu_time_total for one in profile.key_averages()}
+    layers = {index for _, index in measured.work_s}
+    assert layers == set(range(len(plan.segments)))
+    assert measured.step_s == pytest.approx(averages["meshwright training step"] * 1e-6 / 2, rel=0.01)
+    forward = averages["meshwright forward 1 mb0"] * 1e-6 / 2
+    assert measured.work_s["forward", 1] == pytest.approx(forward, rel=0.01)
+    assert sum(measured.work_s.values()) <= measured.step_s
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    assert main(["plan", SMALL, "--cluster", "local:1", "--quiet", "-o", str(file)]) == 0
+    for text, said in (('{"traceEvents": []}', "has no step of a meshwright trainer"), ("no", "cannot be read")):
+        (tmp_path / "t.json.gz").write_text(text)
+        assert main(["compare", str(file), str(tmp_path / "t.json.gz")]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert "export_chrome_trace" in error

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from meshwright.capture.counter import RandomState
 from meshwright.errors import RunError
@@ -21,6 +22,7 @@ from meshwright.runtime.step.live import LiveBytes
 from meshwright.runtime.step.microbatch import MicroBatch
 from meshwright.runtime.step.segments import Segments
 from meshwright.runtime.step.weigh import Weigher
+from meshwright.torch_compat import profiler_records
 
 
 class Interpreter:
@@ -54,6 +56,12 @@ class Interpreter:
         self.evaluating, self.held_bytes = False, 0
         if instructions is not self._played:
             self._played, self.segments.leaving.last = instructions, last_backwards(instructions)
+        with self._marked("training step"):
+            return self._run(instructions, batches, random)
+
+    def _run(
+        self, instructions: Sequence[Instruction], batches: Sequence[Mapping[str, Tensor]], random: RandomState
+    ) -> Tensor:
         self._begin(batches, random)
         with self._counted():
             self.exchange.tied_replicas.lend()
@@ -77,7 +85,8 @@ class Interpreter:
         for instruction in instructions:
             self.progress(self.exchange.told(instruction) if staged else instruction)
             try:
-                self._execute(instruction)
+                with self._marked(instruction):
+                    self._execute(instruction)
             except RunError:
                 raise
             except Exception as error:
@@ -86,6 +95,10 @@ class Interpreter:
                 raise self.exchange.failure(instruction, error) from error
             if self.counts:
                 self._count()
+
+    def _marked(self, what: object) -> AbstractContextManager[object]:
+        """A span of this name in the timeline of a profiler that records; `meshwright compare` reads it."""
+        return record_function(f"meshwright {what}") if profiler_records() else nullcontext()
 
     def _begin(self, batches: Sequence[Mapping[str, Tensor]], random: RandomState) -> None:
         each, rows = self.plan.microbatch, self.batches.rows
