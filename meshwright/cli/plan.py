@@ -39,7 +39,8 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         help="pp=N (stages), schedule=1f1b, dp=N, tp=N, sp=on|off, zero=0..3, microbatch=N (how many), mesh=2x4, "
-        "split=matmul, recompute=keep|full|selective|sqrt|rotor|flat|nested, NAME=S(0); pins of a mesh or a weight "
+        "split=matmul, recompute=keep|full|selective|sqrt|rotor|flat|nested, "
+        "offload=none|optimizer|weights|optimizer:0.5 (to the host's memory), NAME=S(0); pins of a mesh or a weight "
         "mean plans of one stage, unless pp is pinned too",
     )
     add("--stage-method", default="auto", metavar="M", help="for stages: auto, beam, recursive, mcmc, mcts or rl")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from meshwright.cluster import Axis
 from meshwright.errors import counted
 from meshwright.explain.describe_pipeline import describe_pipeline, parts
-from meshwright.explain.words import weight_words
+from meshwright.explain.words import hosted_lines, weight_words
 from meshwright.layout import Collective
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_gap, show_seconds
@@ -49,6 +49,7 @@ def describe(plan: Plan) -> str:
         f"  predicted peak {show_bytes(found.peak_bytes)} per device: "
         + ", ".join(f"{name} {show_bytes(size)}" for name, size in found.parts)
     )
+    lines += hosted_lines(plan)
     lines += _recomputed(plan)
     lines += [f"  {line}" for line in collectives_table(found.collectives)]
     return "\n".join(lines)

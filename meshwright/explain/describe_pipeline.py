@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from meshwright.cluster import collective_s
 from meshwright.errors import counted
-from meshwright.explain.words import SCHEDULES, weight_words
+from meshwright.explain.words import SCHEDULES, hosted_lines, weight_words
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
 from meshwright.plan.records import ParameterPlan, Stage
@@ -33,6 +33,7 @@ def describe_pipeline(plan: Plan) -> str:
         f"{show_bytes(found.static_bytes)}, activations {show_bytes(found.resident_bytes)}, "
         f"temporary buffers {show_bytes(found.transient_bytes)}"
     )
+    lines += hosted_lines(plan)
     return "\n".join(lines)
 
 

@@ -180,11 +180,39 @@ def saving(plan: Plan) -> list[str]:
         found.append(f"activation checkpointing in {every}")
     if count := sum(bool(choice.offload) for choice in choices):
         found.append(f"activation offload in {count} of {len(choices)} layers")
+    found += _hosted(plan)
     if chunked := max((choice.chunks for choice in choices), default=1) > 1:
         found.append("chunked loss" if choices[-1].chunks > 1 else "chunked backward")
     if any(step.startswith("pass ") for step in plan.order):
         found.append("nested checkpointing" if not chunked else "nested")
     return found
+
+
+def _hosted(plan: Plan) -> list[str]:
+    """Optimizer state and weights that live in the host's memory."""
+    entries, found = plan.parameters.values(), []
+    for kind, word in (("optimizer", "optimizer offload"), ("weight", "weight and optimizer offload")):
+        if count := sum(entry.offload == kind for entry in entries):
+            found.append(f"{word} (CPU) of {'all' if count == len(entries) else f'{count} of {len(entries)}'} weights")
+    return found
+
+
+HOSTED = {
+    "optimizer": "have their optimizer state on the host: it comes to the device, segment by segment, for the update",
+    "weight": "live on the host with their gradients and optimizer state: a copy comes for each use",
+}
+
+
+def hosted_lines(plan: Plan) -> list[str]:
+    """What of the parameters lives in the host's memory."""
+    counts = Counter((entry.offload, entry.reshard_after_forward) for entry in plan.parameters.values())
+    lines = []
+    for (kind, again), count in sorted(counts.items()):
+        words = HOSTED.get(kind, "")
+        words = words if again or kind != "weight" else words.replace("for each use", "once a step")
+        if kind:
+            lines.append(f"  {count} of {len(plan.parameters)} weights {words}")
+    return lines
 
 
 def _parameters(plan: Plan, stage: Stage) -> dict[str, ParameterPlan]:

@@ -21,6 +21,7 @@ class Constraints:
     microbatch: number of micro-batches.
     recompute: a method of activation checkpointing, such as `full` or `flat`.
     split: `matmul`.
+    offload: what lives in the host's memory: `none`, `optimizer`, `weights`, or a part of it: `optimizer:0.5`.
     storage: of parameters by pattern: `{"layers.*.up.weight": "S(0)"}`.
     """
 
@@ -34,6 +35,7 @@ class Constraints:
     microbatch: int | None = None
     recompute: str | None = None
     split: str | None = None
+    offload: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
 
     def pins(self) -> tuple[str, ...]:
@@ -51,6 +53,7 @@ class Constraints:
             "microbatch": self.microbatch,
             "recompute": self.recompute,
             "split": self.split,
+            "offload": self.offload,
         }
         found = [f"{name}={value}" for name, value in words.items() if value is not None]
         return (*found, *(f"{name}={layout}" for name, layout in self.storage.items()))

@@ -9,6 +9,7 @@ from meshwright.cluster import Cluster
 from meshwright.cluster.units import is_whole
 from meshwright.errors import LayoutError, PlanError, counted
 from meshwright.layout import Layout
+from meshwright.pins.offload import SHOWN, WORD, read_offload
 from meshwright.pins.pins import NUMBERS, no_room, pin_parts, pinned_mesh
 
 WORDS = {
@@ -23,6 +24,7 @@ WORDS = {
     "microbatches": "microbatches=4",
     "split": "split=matmul",
     "recompute": "recompute=rotor",
+    WORD: SHOWN,
 }
 NAMED = "or a parameter's storage such as layers.*.up.weight=S(0)"
 
@@ -45,6 +47,8 @@ def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None
             raise PlanError(f"pin {text!r}", WORDS[key], "correct the pin")
         if key == "zero" and value.partition(":")[0] not in ("0", "1", "2", "3"):
             raise PlanError(f"pin {text!r}", WORDS[key], "correct the pin")
+        if key == WORD and read_offload(value) is None:
+            raise PlanError(f"pin {text!r}", f"{SHOWN}: a fraction above 0, of at most 1", "correct the pin")
         if key in NUMBERS and not is_whole(value):
             raise PlanError(f"pin {text!r}", f"a whole number from 1, such as {WORDS[key]}", "correct the pin")
         given[key] = value

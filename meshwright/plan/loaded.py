@@ -16,6 +16,7 @@ from meshwright.layout import Layout
 from meshwright.pins.pins import pin_parts, pin_readings, pinned_mesh
 from meshwright.pins.spelling import check_spelling
 from meshwright.plan.order import parse_order
+from meshwright.plan.records import OFFLOADS
 from meshwright.plan.tasks import check_tasks
 from meshwright.rules.rule import TIERS
 
@@ -114,6 +115,12 @@ def _check_states(plan: Plan) -> None:
             if any(state.kind not in kinds for state in Layout.parse(text)):
                 allowed = ", ".join("S(dim)" if kind == "S" else kind for kind in kinds)
                 raise PlanError(f"parameters.{name}.{where} is {text}", f"states {allowed}", UNDO)
+        if entry.offload not in OFFLOADS:
+            allowed = "an empty text, " + " or ".join(OFFLOADS[1:])
+            raise PlanError(f"parameters.{name}.offload is {entry.offload!r}", allowed, UNDO)
+        if entry.on_host and entry.reduce_scatter_every_microbatch:
+            given = f"parameters.{name} is on the host, and its gradient is reduced after every micro-batch"
+            raise PlanError(given, "gradients that go to the host once a step", UNDO)
 
 
 def _check_chunks(plan: Plan) -> None:
@@ -173,7 +180,7 @@ def _check_pins(plan: Plan) -> None:
     try:
         check_spelling(plan.pins)
         shape = pinned_mesh(plan.pins)
-        rest = [text for text in plan.pins if pin_parts(text)[0] not in ("pp", "schedule", "recompute")]
+        rest = [text for text in plan.pins if pin_parts(text)[0] not in ("pp", "schedule", "recompute", "offload")]
         for stage in plan.stages if rest else ():
             if shape is not None and stage.mesh.sizes != shape:
                 raise PlanError(f"pin mesh={'x'.join(map(str, shape))}", f"the mesh's own sizes, {stage.mesh.sizes}")

@@ -8,6 +8,8 @@ from meshwright.cluster import Mesh
 from meshwright.layout import Collective
 from meshwright.plan.frontier import Choice
 
+OFFLOADS = ("", "optimizer", "weight")
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterPlan:
@@ -17,7 +19,8 @@ class ParameterPlan:
     dtype: of what is stored, its gradient and optimizer state; segments compute in the Program's own.
     reshard_after_forward: the compute copy is dropped after forward and gathered again for backward (ZeRO-3).
     reduce_scatter_every_microbatch: the gradient is brought to the storage layout after each micro-batch (ZeRO-2), not
-    once a step.
+    once a step. offload: what of it lives in the host's memory, one of `OFFLOADS`: nothing; `optimizer`, its optimizer
+    state; `weight`, what is stored of it, its gradient and its optimizer state.
     """
 
     storage: str
@@ -25,6 +28,16 @@ class ParameterPlan:
     dtype: str
     reshard_after_forward: bool = False
     reduce_scatter_every_microbatch: bool = False
+    offload: str = ""
+
+    def moves(self, dtype: str) -> bool:
+        """Whether segments, which compute in dtype, compute with a copy of what is stored."""
+        return self.on_host or (self.storage, self.dtype) != (self.compute, dtype)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether what is stored is in the host's memory: segments compute with a copy."""
+        return self.offload == "weight"
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def _hosted(costs: list[SegmentCost], pieces: list[Piece], again_s: list[float])
         host_s += point.forward_host_s * (1.0 + (more_s / point.forward_s if point.forward_s else 0.0))
         step_host_s += point.step_host_s
     slower = max(1.0, host_s / max(sum(cost.forward_s + cost.backward_s + cost.recompute_s for cost in costs), 1e-30))
-    more_s = max(0.0, step_host_s - sum(cost.step_s for cost in costs))
+    more_s = max(0.0, step_host_s - sum(cost.update_s for cost in costs))
     if slower > 1.0:
         costs = [
             replace(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.capture.program import ITEM_BYTES, Program
+from meshwright.cost.host_link import copies_of
 from meshwright.generate.program import sharded_prologue
 from meshwright.layout import Layout
 from meshwright.plan import Plan
@@ -19,7 +20,6 @@ from meshwright.predict.pieces import Piece, setting_of, stage_pieces
 from meshwright.price.parameter import chain_uses, local_bytes
 from meshwright.price.tied_replica import gradient_bytes
 from meshwright.profile.operands import type_bytes
-from meshwright.remat.away import copies_of
 from meshwright.simulate import Costs, SegmentCost
 
 
@@ -50,12 +50,13 @@ def _cost(plan: Plan, index: int, piece: Piece, chosen: Chosen, gradients: int) 
     way, micro = chosen.way, plan.microbatches
     piece = piece.traced(way) if is_traced(plan) else piece
     point = piece.point
-    found = _timed(plan, SegmentCost.of(point), chosen)
+    found = _timed(plan, piece.with_hosted(SegmentCost.of(point)), chosen)
     waits = micro == 1 or point.scatter_s > 0  # else gradients are summed among the static bytes
     more_s = _more_gathers_s(plan, index, piece)
     return replace(
         found,
         first_s=found.first_s + more_s,
+        link_s=piece.link_s,
         overlappable_s=found.overlappable_s + more_s if found.overlappable_s else 0.0,
         resident_bytes=way.resident_bytes,
         forward_transient_bytes=way.forward_transient_bytes + piece.gathered,

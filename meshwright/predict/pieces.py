@@ -11,6 +11,7 @@ from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan, Plan, Stage
 from meshwright.predict.transfers import rate_of
 from meshwright.predict.ways import bare, kept_point, model_of
+from meshwright.price.hosted import HostedUpdate
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.price.tied_replica import TiedReplicaPrice, gradient_bytes, tied_replica_price
@@ -27,13 +28,28 @@ def setting_of(plan: Plan) -> Setting:
 class Piece:
     """A segment of a stage, everything kept. gathered: bytes of weights beside its transients. gradients: bytes that
     its parameters' take from its first backward on. add_s: of a backward, adding gradients to those of other
-    micro-batches."""
+    micro-batches. hosted: updates of parameters whose state is on the host; link_s: of gathers, copies from there."""
 
     point: FrontierPoint
     gathered: int
     gradients: int = 0
     replica: TiedReplicaPrice | None = None
     add_s: float = 0.0
+    hosted: HostedUpdate | None = None
+    link_s: float = 0.0
+
+    def with_hosted(self, cost: SegmentCost) -> SegmentCost:
+        """With the updates of what is on the host apart from those of the others."""
+        if self.hosted is None:
+            return cost
+        return replace(
+            cost,
+            step_s=max(0.0, cost.step_s - self.hosted.seconds),
+            hosted_step_s=self.hosted.update_s,
+            fetch_state_s=self.hosted.fetch_s,
+            put_state_s=self.hosted.put_s,
+            state_bytes=self.hosted.moved_bytes,
+        )
 
     def traced(self, way: Kept) -> Piece:
         """With the seconds of its traced pair instead of its ops', on the device and on the host."""
@@ -52,7 +68,8 @@ class Piece:
         """As the simulator takes it; with `kept`, as one of its ways."""
         point = self.point if kept is None else kept_point(self.point, self.gathered, ways, kept)
         restored = None if kept is None else max(0, ways[0].resident_bytes - kept.resident_bytes)
-        found = replace(per_microbatch(point, microbatches), gradient_bytes=self.gradients, restored_bytes=restored)
+        found = self.with_hosted(per_microbatch(point, microbatches))
+        found = replace(found, gradient_bytes=self.gradients, restored_bytes=restored)
         if kept is not None:
             found = replace(found, rest_bytes=kept.rest_bytes, added_bytes=kept.added_bytes)
             if kept.recompute and kept.chunks == 1:  # an instruction of its own; of chunks, a part of each backward
@@ -110,7 +127,12 @@ def _piece(
     gradients = sum(
         gradient_bytes(value, parameters[value.name], mesh, setting) for value in graph.params if value.name in charged
     )
-    return Piece(point, gathered, gradients, add_s=sum(price.add_s for price in prices) / setting.microbatches)
+    add_s = sum(price.add_s for price in prices) / setting.microbatches
+    hosted = [price.hosted for price in prices if price.hosted is not None]
+    update = sum(hosted, HostedUpdate()) if hosted else None
+    step_s = point.step_s - sum(one.seconds for one in hosted) + (update.seconds if update else 0.0)
+    link_s = sum(price.link_s for price in prices)
+    return Piece(replace(point, step_s=step_s), gathered, gradients, add_s=add_s, hosted=update, link_s=link_s)
 
 
 def _hosting(plan: Plan, program: Program, stage: Stage, index: int, piece: Piece) -> Piece:

@@ -75,7 +75,7 @@ def stage_figures(plan: Plan, costs: Costs, timeline: Timeline) -> dict[str, obj
         "forward_s": micro * sum(cost.forward_s for cost in own),
         "backward_s": micro * sum(cost.backward_s + cost.recompute_s for cost in own),
         "parameters_s": sum(cost.first_s + cost.last_s for cost in own),
-        "optimizer_s": sum(cost.step_s for cost in own),
+        "optimizer_s": sum(cost.update_s for cost in own),
         "static_bytes": static,
         "resident_bytes": held,
         "transient_bytes": fullest.peak_bytes - static - held,

@@ -101,7 +101,7 @@ def _one_stage(plan: Plan, program: Program, found: Played) -> Prediction:
     again = [passes_of(plan.order, index) for index in range(len(rows))]
     forward_s = micro * sum(row.forward_s for row in rows)
     backward_s = micro * sum(row.backward_s + count * row.forward_s for row, count in zip(rows, again, strict=True))
-    parameters_s, step_s = (sum(row.first_s + row.last_s for row in rows), sum(row.step_s for row in rows))
+    parameters_s, step_s = (sum(row.first_s + row.last_s for row in rows), sum(row.update_s for row in rows))
     alone_s, times = forward_s + backward_s + parameters_s + step_s, timeline.stages[0]
     static, resident, peak = times.static_bytes, sum(row.resident_bytes for row in rows), times.peak_bytes
     if plan.order:

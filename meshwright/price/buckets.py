@@ -60,7 +60,7 @@ def gathered(plan: Plan, program: Program, segment: int, *, again: bool) -> Tran
             path = _path(parameter, entry, mesh, parameter.type.itemsize)
             ops = tuple(step.forward_op for step in path.steps)
             found.append((parameter, ops, Layout.parse(entry.storage), parameter.type.itemsize))
-    return _together(found, mesh)
+    return _together(found, mesh, _on_host(plan, found))
 
 
 def moves(plan: Plan, program: Program, name: str) -> bool:
@@ -68,7 +68,11 @@ def moves(plan: Plan, program: Program, name: str) -> bool:
     parameter, entry = program.parameter(name), plan.parameters[name]
     mesh = plan.home(program, name).mesh
     steps = _path(parameter, entry, mesh, parameter.type.itemsize).steps
-    return entry.dtype != parameter.type.dtype or _does_something([step.forward_op for step in steps], mesh)
+    return (
+        entry.on_host
+        or entry.dtype != parameter.type.dtype
+        or _does_something([step.forward_op for step in steps], mesh)
+    )
 
 
 def is_home(plan: Plan, program: Program, name: str) -> bool:
@@ -101,7 +105,8 @@ def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Tra
             )
             found.append((parameter, ops, layout, itemsize))
     order = _backward_order(program, segment)
-    return _together(sorted(found, key=lambda one: order[one[0].name]), mesh, leaves=True)
+    ordered = sorted(found, key=lambda one: order[one[0].name])
+    return _together(ordered, mesh, _on_host(plan, found), leaves=True)
 
 
 def _backward_order(program: Program, segment: int) -> dict[str, int]:
@@ -166,19 +171,25 @@ def _path(parameter: Parameter, entry: ParameterPlan, mesh: Mesh, itemsize: int)
     return conversion(storage, compute, parameter.type.sizes, itemsize, mesh, grad=parameter.trainable)
 
 
-def _together(
-    found: list[tuple[Parameter, tuple[Op, ...], Layout, int]], mesh: Mesh, leaves: bool = False
-) -> Transfers:
-    """Group what moves alike, in order, up to the size of a bucket. leaves: gradients, which set out in parts while
-    others are still to come."""
-    alike: dict[tuple[str, str, int], list[Bucket]] = {}
+_Moved = tuple[Parameter, tuple[Op, ...], Layout, int]
+
+
+def _on_host(plan: Plan, found: list[_Moved]) -> frozenset[str]:
+    """Those that are stored in the host's memory."""
+    return frozenset(one[0].name for one in found if plan.parameters[one[0].name].on_host)
+
+
+def _together(found: list[_Moved], mesh: Mesh, on_host: frozenset[str], leaves: bool = False) -> Transfers:
+    """Group what moves alike, in order, up to the size of a bucket. on_host: of which nothing is in one bucket with
+    others. leaves: gradients, which set out in parts while others are still to come."""
+    alike: dict[tuple[str, str, int, bool], list[Bucket]] = {}
     alone = []
     for parameter, ops, layout, itemsize in found:
         made = _single(parameter, ops, layout, itemsize, mesh)
         if made is None:
             alone.append(parameter.name)
         else:
-            alike.setdefault((made.kind, made.axis, itemsize), []).append(made)
+            alike.setdefault((made.kind, made.axis, itemsize, parameter.name in on_host), []).append(made)
     return Transfers(tuple(bucket for group in alike.values() for bucket in _packed(group, mesh, leaves)), tuple(alone))
 
 

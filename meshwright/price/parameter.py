@@ -14,6 +14,7 @@ from meshwright.cluster.profile_load import profile_of
 from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.plan import ParameterPlan
 from meshwright.plan.cutting import cut_batch
+from meshwright.price.hosted import HostedUpdate, hosted_update, link_s
 from meshwright.price.together import moving, part_of_bucket_s, shared_op, whole_bytes
 
 
@@ -21,7 +22,8 @@ from meshwright.price.together import moving, part_of_bucket_s, shared_op, whole
 class Setting:
     """What holds for a whole step: the optimizer, the precision, and into how many micro-batches it is cut. last: the
     samples of the last one where they are fewer; what is chosen has to go with both. compile: whether segments are
-    compiled by inductor. reduce: the dtype in which gradients travel home; the one that is stored unless given."""
+    compiled by inductor. reduce: the dtype in which gradients travel home; the one that is stored unless given.
+    offload: what of parameters lives on the host (`ParameterPlan.offload`); offloaded: of which; all unless given."""
 
     optimizer: str = "adamw"
     precision: str = "fp32"
@@ -29,6 +31,13 @@ class Setting:
     last: int = 0
     compile: bool = False
     reduce: str = ""
+    offload: str = ""
+    offloaded: frozenset[str] | None = None
+
+    def offload_of(self, name: str, trainable: bool) -> str:
+        """What of a parameter lives on the host; a frozen one has no optimizer state."""
+        wanted = self.offloaded is None or name in self.offloaded
+        return self.offload if wanted and (trainable or self.offload == "weight") else ""
 
     def cut(self, batch: int, microbatches: int) -> Setting:
         each, last = cut_batch(batch, microbatches)
@@ -44,7 +53,9 @@ class ParameterPrice:
     """Of one step. first_s: gathers. last_s: the gradient's reduction. step_s: the optimizer's update of what is
     stored; step_host_s: the host's part in it. add_s: adding up the micro-batches' gradients, a part of each backward.
     late_bytes: what the gradient takes beyond its storage until it is reduced. early_bytes: what is gathered while
-    another segment runs. carried_s: of gathers and reduction, what compute can not hide."""
+    another segment runs. carried_s: of gathers and reduction, what compute can not hide. link_s: of gathers, copies
+    from the host; beside_s: of gathers and reduction, what runs beside compute on one device too. hosted: the update
+    where optimizer state is on the host; step_s is then what of it is not hidden."""
 
     first_s: float
     last_s: float
@@ -57,6 +68,9 @@ class ParameterPrice:
     early_bytes: int = 0
     add_s: float = 0.0
     carried_s: float = 0.0
+    link_s: float = 0.0
+    beside_s: float = 0.0
+    hosted: HostedUpdate | None = None
 
     @property
     def hideable_s(self) -> float:
@@ -113,11 +127,12 @@ def _price(
     transient = one.copied if plan.reshard_after_forward else 0
     carried_s = first_s * one.gather_carried
     if not grad:
-        return ParameterPrice(
+        price = ParameterPrice(
             first_s, 0.0, 0.0, held, transient, one.gather, early_bytes=transient, carried_s=carried_s
         )
-    early = transient
-    held += one.stored * (1 + STATES[setting.optimizer])
+        return _on_host(price, plan, mesh, _sizes(one, plan, dtype), gathers(plan, uses, micro))
+    early, states = transient, STATES[setting.optimizer]
+    held += one.stored * (1 + states)
     transient += one.copied
     add_s = 0.0
     if micro > 1:
@@ -128,9 +143,14 @@ def _price(
         held += summed if one.computed_wide != one.stored and not every else 0
     last_s = reductions(plan, micro) * one.home_s
     carried_s += last_s * one.home_carried
-    return ParameterPrice(
+    price = ParameterPrice(
         first_s, last_s, one.step_s, held, transient, one.gather, one.copied, one.step_host_s, early, add_s, carried_s
     )
+    if not plan.offload:
+        return price
+    price = replace(price, hosted=hosted_update(plan, mesh.device, one.stored, states, one.step_s))
+    sizes = _sizes(one, plan, dtype, micro > 1)
+    return _on_host(price, plan, mesh, sizes, gathers(plan, uses, micro), 1 + states)
 
 
 class _Moved(NamedTuple):
@@ -182,6 +202,49 @@ def _moved(
     home = conversion(storage, compute, shape, ITEM_BYTES[travels], mesh, grad=True) if travels != dtype else gather
     home_s, home_carried = _way_s(home, False, shape, company, mesh), _carried(home.backward, mesh)
     return found._replace(home_s=home_s, home_carried=home_carried, step_host_s=step_host_s, step_s=step_s)
+
+
+class _Sizes(NamedTuple):
+    """Bytes: stored on the host; copy: that computes, where no cast or gather makes one; cast: on the device before it
+    is cast; summed: of gradients of several micro-batches on the device."""
+
+    stored: int
+    copy: int
+    cast: int
+    summed: int
+
+
+def _sizes(one: _Moved, plan: ParameterPlan, dtype: str, several: bool = False) -> _Sizes:
+    copy, cast = 0 if one.copied else one.computed, one.stored if plan.dtype != dtype else 0
+    return _Sizes(one.stored, copy, cast, one.stored if several and one.computed_wide == one.stored else 0)
+
+
+def _on_host(
+    price: ParameterPrice, plan: ParameterPlan, mesh: Mesh, sizes: _Sizes, times: int, beside: int = 0
+) -> ParameterPrice:
+    """A price without what lives on the host. times: gathers of a step. beside: tensors besides the weight: its
+    gradient and states."""
+    if not plan.offload:
+        return price
+    stored, copy, cast, summed = sizes
+    if price.hosted:
+        price = replace(price, step_s=price.hosted.seconds)
+    if not plan.on_host:
+        return replace(price, static_bytes=price.static_bytes - stored * max(0, beside - 1))
+    again, on_cpu = plan.reshard_after_forward, mesh.device.kind == "cpu"
+    fetch_s, put_s = times * link_s(mesh.device, stored), link_s(mesh.device, stored) if beside else 0.0
+    return replace(
+        price,
+        first_s=price.first_s + fetch_s,
+        last_s=price.last_s + put_s,
+        static_bytes=price.static_bytes - stored * (1 + beside) + summed + (0 if again else copy),
+        transient_bytes=price.transient_bytes + cast + (copy if again else 0),
+        early_bytes=price.early_bytes + (cast + copy if again else 0),
+        late_bytes=max(price.late_bytes, stored if beside else 0),
+        carried_s=price.carried_s + (fetch_s + put_s if on_cpu else 0.0),
+        link_s=fetch_s,
+        beside_s=0.0 if on_cpu else fetch_s + put_s,
+    )
 
 
 def _carried(moved: Sequence[Collective], mesh: Mesh) -> float:

@@ -52,6 +52,8 @@ def gradient_bytes(value: Value, plan: ParameterPlan, mesh: Mesh, setting: Setti
     shape, wide = value.type.sizes, ITEM_BYTES[plan.dtype]
     stored = local_bytes(shape, wide, Layout.parse(plan.storage), mesh)
     summed = local_bytes(shape, wide, Layout.parse(plan.compute), mesh)
+    if plan.on_host:  # it goes to the host; of several micro-batches it is summed here
+        return summed if setting.microbatches > 1 else 0
     return stored + (
         summed if setting.microbatches > 1 and summed != stored and not plan.reduce_scatter_every_microbatch else 0
     )

@@ -10,30 +10,12 @@ keep, the values that are copied while the next segment runs, largest first, and
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from meshwright.cluster import Device
-from meshwright.cluster.profile_load import read_profile
+from meshwright.cost.host_link import Copies
 from meshwright.cost.traced.storage import storage_bytes
 from meshwright.generate.joint import Joint, label
 from meshwright.remat.curve import Kept, in_memory_anyway
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """Between a device and pinned memory of its host. rate: bytes per second over the link; memory_rate: of the
-    device's own memory."""
-
-    rate: float
-    memory_rate: float
-
-
-def copies_of(device: Device) -> Copies | None:
-    """As measured; None where the link was not."""
-    link = read_profile(device.profile).get("host_link") if device.profile else None
-    rate = device.memory_bandwidth * device.achievable_fraction("memory")
-    return Copies(min(link.values()), rate) if link else None
-
 
 SMALLEST = 1 << 12
 """Bytes below which a value is not worth a copy."""

@@ -33,6 +33,7 @@ from meshwright.runtime.watch import Watch, default_timeout_s
 from meshwright.runtime.weights.adoption import Adopted, Cut, places_of, settled
 from meshwright.runtime.weights.clip import clip_gradients
 from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole, ordinary_tensors
+from meshwright.runtime.weights.hosted import mark_hosted
 from meshwright.runtime.weights.optimizers import expect_optimizer
 from meshwright.runtime.weights.sources import Weights, weights_of
 from meshwright.runtime.weights.stepping import Stepping
@@ -78,6 +79,9 @@ class Trainer:
         self.stage, self.instructions, self._batches = first.stage, first.instructions, first.batches
         self._interpreter, self._last, self._runs = first.interpreter, first.interpreter, [first]
         expect_optimizer(self.parameters(), plan.optimizer)
+        firsts = {parameter.name: program.uses_of(parameter.name)[0] for parameter in program.parameters}
+        for part in first.interpreter.parts:
+            mark_hosted(part.store.stored, plan, firsts, part.store.memory)
         self._adopt(weights, {name: cut for part in first.interpreter.parts for name, cut in part.cuts.items()})
         for other in plans[1:]:
             self._add_run(*other)

@@ -29,8 +29,12 @@ def check_storage(first: Plan, other: Plan) -> None:
         )
     for name, entry in first.parameters.items():
         given = other.parameters.get(name)
-        if given is None or (given.storage, given.dtype) != (entry.storage, entry.dtype):
-            told = "no such parameter" if given is None else f"{given.storage} in {given.dtype}"
+        own = (entry.storage, entry.dtype, entry.offload)
+        if given is None or (given.storage, given.dtype, given.offload) != own:
+            there = (
+                f" with {given.offload or 'nothing'} on the host" if given and given.offload != entry.offload else ""
+            )
+            told = "no such parameter" if given is None else f"{given.storage} in {given.dtype}{there}"
             raise PlanError(
                 f"{name} is stored {entry.storage} in {entry.dtype} by one plan, by another {told}",
                 "the same storage in all plans of one trainer",

@@ -23,9 +23,7 @@ def plan_pipeline(plan: Plan, program: Program) -> Pipeline:
     """Runs are the plan's stages; a run's stage is its number in `plan.groups`."""
     runs = tuple(Run(stage.first, stage.end, plan.stage_at(stage.mesh.ranks[0])) for stage in plan.stages)
     types = {parameter.name: parameter.type.dtype for parameter in program.parameters}
-    moved = {
-        name for name, entry in plan.parameters.items() if (entry.storage, entry.dtype) != (entry.compute, types[name])
-    }
+    moved = {name for name, entry in plan.parameters.items() if entry.moves(types[name])}
     again = {name for name, entry in plan.parameters.items() if entry.reshard_after_forward}
     gathered, regathered = set[int](), set[int]()
     for stage in plan.stages:

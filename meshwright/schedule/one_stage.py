@@ -67,9 +67,7 @@ def one_stage(
 def plan_instructions(plan: Plan, program: Program) -> tuple[Instruction, ...]:
     """The list that every rank of a plan of one stage runs."""
     types = {parameter.name: parameter.type.dtype for parameter in program.parameters}
-    moved = {
-        name for name, entry in plan.parameters.items() if (entry.storage, entry.dtype) != (entry.compute, types[name])
-    }
+    moved = {name for name, entry in plan.parameters.items() if entry.moves(types[name])}
     again = {name for name, entry in plan.parameters.items() if entry.reshard_after_forward}
     segments = list(enumerate(program.segments))
     gathered = frozenset(index for index, segment in segments if moved & set(segment.params))

@@ -24,7 +24,8 @@ class Action:
     index: of the instruction it comes from. waits: messages; jobs: (lane, number). takes: bytes from its begin on;
     works: bytes while it lasts; gives: bytes back at its end. moving: of its seconds, the share in which compute waits
     for a collective; wire_s: the seconds of them in which the lane rests. job: what it begins, which lasts lane_s and
-    holds late bytes until it is over; of COMPUTE in so many parts, the last at its end.
+    holds late bytes until it is over; of COMPUTE in so many parts, the last at its end. link_s: of lane_s, what it has
+    the lane of copies from the host for, first.
     """
 
     kind: int
@@ -42,6 +43,7 @@ class Action:
     lane_s: float = 0.0
     parts: int = 1
     late: int = 0
+    link_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -136,6 +138,7 @@ class _Stage:
         self.summing: set[int] = set()
         own = [segment for segment, at in messages.stage_of.items() if at == stage]
         self.step_s = sum(costs.segments[segment].step_s for segment in own)
+        self.hosted = [segment for segment in own if costs.segments[segment].state_bytes]
         made.host_s[stage] = sum(costs.segments[segment].step_host_s for segment in own)
 
     def compile(self) -> list[Action]:
@@ -145,7 +148,7 @@ class _Stage:
             if one.kind in SENDS or one.kind in RECEIVES:
                 found += self._transfer(one, index, self.messages.own[self.stage][index], waits)
             elif one.kind == "step":
-                found.append(Action(COMPUTE, index, self.step_s, jobs=(self.reducing,) if self.reducing else ()))
+                found += self._step(index)
             elif one.kind in ("gather", "reduce"):
                 found += self._collective(one, index)
             elif one.kind in AWAY:
@@ -154,6 +157,31 @@ class _Stage:
                 found += self._compute(one, index, waits)
         cores = self.costs.cores.get(self.stage, ())
         return [part for action in found for part in self._shared(action, cores)] if cores else found
+
+    def _step(self, index: int) -> list[Action]:
+        """The optimizer. What is on the host comes group by group: while one is updated the next one comes and the one
+        before goes back. The step is over when all of it is there again."""
+        found = [Action(COMPUTE, index, 0.0 if self.hosted else self.step_s, jobs=_some(self.reducing))]
+        fetching = self._state("fetch", self.hosted[0], index, found) if self.hosted else None
+        found += [Action(COMPUTE, index, self.step_s)] if self.hosted and self.step_s else []
+        putting: tuple[int, int] | None = None
+        for place, segment in enumerate(self.hosted):
+            following = self.hosted[place + 1 : place + 2]
+            coming = self._state("fetch", following[0], index, found) if following else None
+            found.append(Action(COMPUTE, index, self.costs.segments[segment].hosted_step_s, jobs=_some(fetching)))
+            if putting is not None:
+                found.append(Action(COMPUTE, index, jobs=(putting,)))
+            putting, fetching = self._state("offload", segment, index, found), coming
+        return [*found, Action(COMPUTE, index, jobs=_some(putting))] if putting else found
+
+    def _state(self, kind: str, segment: int, index: int, found: list[Action]) -> tuple[int, int]:
+        """Begin to copy the optimizer state of a segment's parameters, from the host or back."""
+        cost, away = self.costs.segments[segment], kind == "offload"
+        job = self._job(AWAY_LANE if away else BACK_LANE, kind, Instruction(kind, segment))
+        size, seconds = cost.state_bytes, cost.put_state_s if away else cost.fetch_state_s
+        takes, late = (-size, size) if away else (size, 0)
+        found.append(Action(LANE, index, takes=takes, job=job, lane_s=seconds, late=late))
+        return job
 
     def _shared(self, action: Action, cores: tuple[str, ...]) -> tuple[Action, ...]:
         """Compute on a shared core is begun and waited for."""
@@ -196,12 +224,20 @@ class _Stage:
         cost = self.costs.segments[segment]
         if one.kind == "gather":
             self.early[segment] = cost.early_bytes
-            return self._beside(one, index, cost.first_s / self.gathers[segment], takes=cost.early_bytes)
+            times = self.gathers[segment]
+            return self._beside(one, index, cost.first_s / times, takes=cost.early_bytes, link_s=cost.link_s / times)
         seconds = (cost.last_s - cost.scatter_s) / self.reduces[segment]
         return self._beside(one, index, seconds, late=cost.late_bytes, left=segment in self.left)
 
     def _beside(
-        self, one: Instruction, index: int, seconds: float, takes: int = 0, late: int = 0, left: bool = False
+        self,
+        one: Instruction,
+        index: int,
+        seconds: float,
+        takes: int = 0,
+        late: int = 0,
+        left: bool = False,
+        link_s: float = 0.0,
     ) -> list[Action]:
         assert one.segment is not None
         lane_s = self._lane_s(one.kind, self.costs.segments[one.segment], seconds)
@@ -212,7 +248,9 @@ class _Stage:
                 self.gathering[one.segment] = job
             else:
                 self.reducing = job
-            found.append(Action(LANE, index, takes=takes, job=job, lane_s=lane_s, late=late))
+            found.append(
+                Action(LANE, index, takes=takes, job=job, lane_s=lane_s, late=late, link_s=min(link_s, lane_s))
+            )
         elif takes:
             found.append(Action(LANE, index, takes=takes))
         return [*found, Action(BLOCKING, index, seconds - lane_s)] if seconds > lane_s else found
@@ -310,6 +348,10 @@ class _Stage:
     def _priced(self, message: int) -> Transfer:
         _, segment, microbatch, source, target = self.messages.keys[message]
         return self.costs.at(microbatch == self.last).transfers.get((segment, source, target), FREE)
+
+
+def _some(job: tuple[int, int] | None) -> tuple[tuple[int, int], ...]:
+    return () if job is None else (job,)
 
 
 def _share(part_s: float, whole_s: float) -> float:

@@ -29,7 +29,9 @@ class SegmentCost:
     of backward_transient_bytes is not there once gradients of another micro-batch are, to which its own are added as
     they are made. late_bytes: of gradients until a reduction that runs beside compute is over. early_bytes: of
     parameters from their gather to the run that reads them, whose transients they are among. away_bytes: of what is
-    kept, what waits on the host; away_s: of the copy there, and of that back."""
+    kept, what waits on the host; away_s: of the copy there, and of that back. link_s: of first_s, copies of weights
+    from the host. Of parameters whose optimizer state is on the host: hosted_step_s of their updates, fetch_state_s and
+    put_state_s of the copies before and after them, state_bytes on the device meanwhile."""
 
     forward_s: float
     backward_input_s: float
@@ -61,6 +63,11 @@ class SegmentCost:
     early_bytes: int = 0
     away_bytes: int = 0
     away_s: float = 0.0
+    link_s: float = 0.0
+    hosted_step_s: float = 0.0
+    fetch_state_s: float = 0.0
+    put_state_s: float = 0.0
+    state_bytes: int = 0
 
     @classmethod
     def of(cls, point: FrontierPoint) -> SegmentCost:
@@ -88,6 +95,11 @@ class SegmentCost:
         )
 
     @property
+    def update_s(self) -> float:
+        """Of the optimizer; of what is on the host, the slowest of copies and updates."""
+        return self.step_s + max(self.hosted_step_s, self.fetch_state_s, self.put_state_s)
+
+    @property
     def backward_s(self) -> float:
         return self.backward_input_s + self.backward_weight_s
 
@@ -99,6 +111,7 @@ class SegmentCost:
             and self.backward_weight_s >= LEAST_S <= self.first_s
             and self.last_s >= LEAST_S <= self.step_s
             and self.overlappable_s >= LEAST_S <= self.recompute_s
+            and self.hosted_step_s >= LEAST_S <= self.fetch_state_s
         )
 
     @property

@@ -19,6 +19,12 @@ class Lane:
     def begin(self, job: int, now_s: float, seconds: float, held: int = 0) -> None:
         self._take(job, max(self.free_s, now_s), max(self.free_s, now_s) + seconds, held)
 
+    def taken(self, now_s: float, seconds: float) -> float:
+        """Another lane's job has this one for so many seconds, from when it is free: when that is."""
+        began_s = max(self.free_s, now_s)
+        self.free_s = began_s + seconds
+        return began_s
+
     def leave(self, job: int, began_s: float, end_s: float, seconds: float, parts: int, held: int = 0) -> None:
         """So many equal parts, begun at even steps of what runs from began_s to end_s, the last at its end: the first
         part holds up all that follow, or the last one sets out alone."""

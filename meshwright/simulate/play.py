@@ -22,7 +22,7 @@ from meshwright.errors import VerifyError
 from meshwright.plan import Instruction
 from meshwright.schedule.messages import Messages, read_messages
 from meshwright.schedule.pipeline import Reads
-from meshwright.simulate.compiled import COLLECTIVES, COMPUTE, LANE, POST, Compiled, compile_lists
+from meshwright.simulate.compiled import BACK_LANE, COLLECTIVES, COMPUTE, LANE, POST, Compiled, compile_lists
 from meshwright.simulate.costs import Costs
 from meshwright.simulate.lane import Lane
 from meshwright.simulate.links import Event, Wires
@@ -129,7 +129,10 @@ class _Player:
                 if action.job is not None:
                     if action.late:
                         memory.append((now_s, action.late))
-                    lanes[action.job[0]].begin(action.job[1], now_s, action.lane_s, action.late)
+                    own, begin_s = lanes[action.job[0]], now_s
+                    if action.link_s:
+                        begin_s = lanes[BACK_LANE].taken(max(now_s, own.free_s), action.link_s)
+                    own.begin(action.job[1], begin_s, action.lane_s, action.late)
                 continue
             if action.kind == POST:
                 if action.takes:

@@ -36,7 +36,7 @@ LOSS, LOSS_BYTES = 0.02, 400 << 20
 LESS_ROOM = 3
 """Searches with less memory where what was found takes more than the search counted."""
 
-SETTLED = ("microbatch", "microbatches", "zero", "sp")
+SETTLED = ("microbatch", "microbatches", "zero", "sp", "offload")
 TRIVIAL = ("mesh=1", "dp=1", "tp=1", "pp=1")
 """Pins that leave nothing open on one device."""
 
@@ -87,6 +87,8 @@ def _base(program: Program, mesh: Mesh, cluster: str, setting: Setting, microbat
         precision=setting.precision,
         compile=setting.compile,
         microbatches=microbatches,
+        offload=setting.offload,
+        offloaded=setting.offloaded,
     )
 
 

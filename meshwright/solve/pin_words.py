@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
+from meshwright.pins.offload import pinned_offload
 from meshwright.pins.pins import pin_parts
 from meshwright.pins.spelling import WORDS, check_spelling, storage_layout
 from meshwright.solve.by_method import ANYWHERE, no_stages, pinned_method
@@ -19,6 +20,7 @@ def check_words(texts: Iterable[str], cluster: Cluster | None = None) -> None:
     texts = tuple(texts)
     check_spelling(texts, cluster)
     method, texts = pinned_method(texts)
+    _, texts = pinned_offload(texts)
     if pipeline_pins(texts).pipeline and method not in ANYWHERE:
         raise no_stages(method)
 

@@ -14,6 +14,7 @@ from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import PlanError
+from meshwright.pins.offload import pinned_offload
 from meshwright.pins.pins import pin_parts, pinned_devices
 from meshwright.plan import Plan
 from meshwright.plan.loaded import preset_named
@@ -48,6 +49,7 @@ from meshwright.solve.min_memory import (
     minimum_pipeline_budget,
 )
 from meshwright.solve.min_memory_by_method import least_by_method, no_room
+from meshwright.solve.offloading import offloading
 from meshwright.solve.one_device import is_for_one_device, one_device_search
 from meshwright.solve.pin_words import check_storage, check_words
 from meshwright.solve.pipeline.pins import PipelinePins, no_pipeline, pipeline_pins
@@ -140,6 +142,9 @@ def _make_plan(
         if name in ("microbatch", "microbatches") and number.isdigit():
             check_in_parts(program, int(number))
     method, rest = pinned_method(texts)
+    offload, rest = pinned_offload(rest)
+    if offload is not None and offload.kind:
+        setting = offloading(setting, program, cluster, offload)
     recompute &= method != "keep"
     asked = pipeline_pins(rest)
     alone = asked.one_stage or method not in ANYWHERE

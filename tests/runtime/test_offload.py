@@ -11,10 +11,10 @@ from torch import Tensor
 
 import meshwright as mw
 from meshwright.cluster import load_cluster
+from meshwright.cost.host_link import Copies
 from meshwright.models.llama import Llama
 from meshwright.plan import Plan
 from meshwright.plan.instruction import to_text
-from meshwright.remat.away import Copies
 from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.plan import one_device_plan
 

@@ -13,9 +13,9 @@ from small_models import small_model
 from test_equality import assert_gradients_close, train_plain, train_planned
 
 from meshwright.cluster import load_cluster
+from meshwright.cost.host_link import Copies
 from meshwright.plan import Plan
 from meshwright.predict.traffic import accounted
-from meshwright.remat.away import Copies
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.plan import make_plan
 from meshwright.solve.points import Ways

@@ -17,11 +17,11 @@ from meshwright.capture.program import Program
 from meshwright.cli import plan as plan_command
 from meshwright.cluster import load_cluster, presets
 from meshwright.cluster.device_table import GPUS
+from meshwright.cost.host_link import Copies
 from meshwright.errors import PlanError
 from meshwright.models.arguments import reference_of
 from meshwright.plan import Plan
 from meshwright.predict import one_stage, predict
-from meshwright.remat.away import Copies
 from meshwright.schedule import ORDERS
 from meshwright.solve.memory.curves import Curves
 from meshwright.solve.memory.methods import order_by
@@ -43,6 +43,9 @@ WAYS = (
     ("pp=2", "zero=3", "microbatch=3"),
     ("pp=2", "zero=2", "microbatch=2"),
     ("pp=2", "recompute=keep", "microbatch=4"),
+    ("zero=3", "offload=weights"),
+    ("zero=1", "offload=optimizer:0.5"),
+    ("pp=2", "offload=weights:0.5", "microbatch=2"),
 )
 H200 = "H200-SXM-141GB"
 

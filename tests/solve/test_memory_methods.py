@@ -9,10 +9,10 @@ import pytest
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
+from meshwright.cost.host_link import Copies
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.remat.away import Copies
 from meshwright.solve.pin_words import check_words
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice

@@ -37,6 +37,8 @@ from meshwright.runtime.state.index import write_index
 from meshwright.runtime.state.lock import release
 from meshwright.runtime.state.sums import DamagedError, SummedReader, SummedWriter, agreed
 from meshwright.runtime.trainer import Trainer
+from meshwright.runtime.weights.hosted import hosted_of
+from meshwright.torch_compat import dtensor_like, local_tensor
 
 
 class IndexedWriter(SummedWriter):
@@ -268,6 +270,10 @@ def _empty_states(
         data = parameters[name].data
         assert isinstance(data, DTensor)
         if entry.size == data.shape and data.dim():
+            hosted, local = hosted_of(parameters[name]), local_tensor(data)
+            if hosted is not None:
+                found[name, key] = dtensor_like(hosted.memory.like(local).zero_(), data)
+                continue
             found[name, key] = zeros(
                 entry.size, dtype=data.dtype, device_mesh=data.device_mesh, placements=data.placements
             )

@@ -176,9 +176,10 @@ class Interpreter:
         """Where bytes are counted: all that ops make, besides parameters; the batch and the buffers aside."""
         if not self.counts:
             return nullcontext()
-        stored = [tensor for part in self.parts for tensor in part.store.locals.values()]
+        stored = [t for part in self.parts for n, t in part.store.locals.items() if n not in part.store.on_host]
+        there = [tensor for part in self.parts for tensor in part.store.host_memory()]
         given = [tensor for micro in self.micro for tensor in micro.batch.values()]
-        return self.live.counting(stored, [*given, *self.buffers.values(), *self.segments.host.waiting()])
+        return self.live.counting(stored, [*given, *there, *self.buffers.values(), *self.segments.host.waiting()])
 
     def _count(self) -> None:
         self.live.note(local for part in self.parts for local in part.store.reduced_gradients())

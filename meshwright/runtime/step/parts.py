@@ -80,7 +80,7 @@ def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> 
         made_for = [generate(program, one, device, place.compiled, stage, joined, at) for one, _ in plan.cut]
         # Last: the model's own weights are let go as they are taken.
         source = weights.source(stage.mesh.sizes, at)
-        store = Store(program, plan, Loading(source, mesh, beside, thread), stage=stage)
+        store = Store(program, plan, Loading(source, mesh, beside, thread, place.device), stage=stage)
         smaller = made_for[1] if len(made_for) > 1 else None
         found.append(Part(stage, made_for[0], store, transport, at, place.compiled, smaller))
     return tuple(found)

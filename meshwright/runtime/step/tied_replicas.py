@@ -55,7 +55,7 @@ class TiedReplicas:
         rank = dist.get_rank()
         for one in self.lent:
             home = self.parts.get(one.transfer.owner.first) if rank in one.transfer.there.sources else None
-            local = None if home is None else home.store.locals[one.transfer.name].detach().to(one.dtype)
+            local = None if home is None else home.store.local(one.transfer.name).detach().to(one.dtype)
             one.out = begin(one.transfer.there, local, one.dtype, self.device, self.out)
 
     def take(self, segment: int) -> None:

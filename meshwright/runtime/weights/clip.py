@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.plan import Plan
 from meshwright.runtime.step.parts import Part
+from meshwright.runtime.weights.hosted import on_device
 from meshwright.runtime.weights.whole import whole
 
 
@@ -21,7 +22,8 @@ def clip_gradients(
     most = norm_type == float("inf")
     total = torch.zeros((), dtype=torch.float64, device=device)
     for part in parts:
-        gradients = [entry.grad for entry in part.store.stored.values() if entry.grad is not None]
+        found = [entry.grad for entry in part.store.stored.values() if entry.grad is not None]
+        gradients = [on_device(one, device) if isinstance(one, DTensor) else one for one in found]
         if not gradients:
             continue
         norm = torch.nn.utils.get_total_norm(gradients, norm_type)
@@ -37,5 +39,6 @@ def clip_gradients(
     for part in parts:
         for entry in part.store.stored.values():
             if isinstance(entry.grad, DTensor):
-                entry.grad.to_local().mul_(scale)
+                local = entry.grad.to_local()
+                local.mul_(scale.to(local.device))
     return norm

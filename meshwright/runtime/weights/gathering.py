@@ -22,6 +22,7 @@ from meshwright.capture.program import Program
 from meshwright.errors import RunError
 from meshwright.plan import Plan
 from meshwright.runtime.weights.adoption import Adopted, not_pickled
+from meshwright.runtime.weights.hosted import on_device
 from meshwright.runtime.weights.unchanged import Unchanged
 from meshwright.runtime.weights.whole import whole
 from meshwright.torch_compat import writes_seen
@@ -48,7 +49,7 @@ class Gathering:
     def whole(self, name: str, dtype: torch.dtype) -> Tensor:
         """On every rank, in memory of its own where it is stored in pieces; a rank of its stage tells the others."""
         stored = self.adopted.stored.get(name)
-        found = None if stored is None else whole(stored.detach().to(dtype))
+        found = None if stored is None else whole(self._piece(stored.detach()).to(dtype))
         if len(self.plan.stages) == 1:
             assert found is not None
             return found
@@ -58,6 +59,9 @@ class Gathering:
         found = found.contiguous()
         dist.broadcast(found, first)
         return found
+
+    def _piece(self, stored: Tensor) -> Tensor:
+        return on_device(stored, self.device) if isinstance(stored, DTensor) else stored
 
     def put(self, names: Sequence[str], dtype: Callable[[str], torch.dtype]) -> dict[str, nn.Parameter]:
         with ordinary_tensors():

@@ -13,9 +13,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
+from meshwright.errors import RunError
+from meshwright.runtime.weights.hosted import GroupedStep, hosted_of, is_state
 from meshwright.torch_compat import dtensor_like, has_step_hooks, local_tensor
 
 HOOKS = 1
@@ -41,6 +43,8 @@ class _Lending:
         self.state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
         self.seen: dict[nn.Parameter, list[int]] = {}
         self.stored: Any = None
+        found = [(piece, hosted_of(one)) for one, piece in self.pairs]
+        self.hosted = {id(piece): hosted for piece, hosted in found if hosted is not None}
 
     def fits(self, optimizer: torch.optim.Optimizer) -> bool:
         groups = optimizer.param_groups
@@ -56,12 +60,23 @@ class _Lending:
                 gradient = one.grad
                 piece.grad = local_tensor(gradient) if isinstance(gradient, DTensor) else None
             state = self.stored.get(one)
-            if state and self.seen.get(one) != (found := [id(value) for value in state.values()]):
-                self.seen[one] = found
+            if state and self.seen.get(one) != [id(value) for value in state.values()]:
+                self._to_host(one, piece, state)
+                self.seen[one] = [id(value) for value in state.values()]
                 self.state[piece] = {k: local_tensor(v) if isinstance(v, DTensor) else v for k, v in state.items()}
         optimizer.state = self.state
         for group, params in zip(optimizer.param_groups, self.locals, strict=True):
             group["params"] = list(params)
+        if self.hosted:
+            GroupedStep(optimizer, self.state, self.hosted).run()
+
+    def _to_host(self, one: nn.Parameter, piece: nn.Parameter, state: dict[str, Any]) -> None:
+        """State that was loaded to the device goes where the plan has it."""
+        hosted = self.hosted.get(id(piece))
+        for key, value in state.items() if hosted is not None else ():
+            local = local_tensor(value) if isinstance(value, DTensor) else value
+            if hosted is not None and is_state(key, local, piece) and not hosted.memory.holds(local):
+                state[key] = _wrapped(key, hosted.memory.put(local), one, piece)
 
     def take_back(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.state = self.stored
@@ -78,8 +93,7 @@ class _Lending:
 
 
 def _wrapped(key: str, value: Any, stored: nn.Parameter, piece: nn.Parameter) -> Any:
-    alike = stored is not piece and isinstance(value, Tensor) and key != "step" and value.shape == piece.shape
-    return dtensor_like(value, stored) if alike else value
+    return dtensor_like(value, stored) if stored is not piece and is_state(key, value, piece) else value
 
 
 _LENDING: WeakKeyDictionary[torch.optim.Optimizer, _Lending] = WeakKeyDictionary()
@@ -90,11 +104,23 @@ def lend_pieces(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     closure = any(one is not None for one in (*args[1:], *kwargs.values()))  # the first is the optimizer
     watched = has_step_hooks(optimizer, HOOKS) or hasattr(optimizer, "grad_scale")
     if type(optimizer) not in ELEMENTWISE or closure or watched:
+        _check_here(optimizer)
         return
     lending = _LENDING.get(optimizer)
     if lending is None or not lending.fits(optimizer):
         lending = _LENDING[optimizer] = _Lending(optimizer)
     lending.lend(optimizer)
+
+
+def _check_here(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses a step that needs all state at once where the plan keeps it on the host."""
+    if any(hosted_of(one) for group in optimizer.param_groups for one in group["params"]):
+        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        raise RunError(
+            f"{type(optimizer).__name__} steps on all parameters at once; the plan keeps optimizer state on the host",
+            f"one of {names}, without a closure, hooks around its step or a GradScaler: it is stepped in groups",
+            "use one of these, or plan with the pin offload=none",
+        )
 
 
 def take_back(optimizer: torch.optim.Optimizer) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from meshwright.capture.optimizer import STATES
 from meshwright.errors import RunError
+from meshwright.runtime.weights.hosted import in_groups
 from meshwright.runtime.weights.local_step import ELEMENTWISE, lend_pieces, prepare, take_back
 
 _PLANNED = "meshwright_optimizer"
@@ -72,6 +73,8 @@ def held(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """What its class tells: nothing has been allocated yet."""
+    if in_groups(optimizer):
+        return
     take_back(optimizer)
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise RunError(
@@ -92,6 +95,8 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """What it keeps: for a class that we do not know. A tensor of the parameter's size counts."""
+    if in_groups(optimizer):
+        return
     take_back(optimizer)
     _STEPS[optimizer] = steps_of(optimizer) + 1
     if type(optimizer) in ELEMENTWISE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -31,17 +32,22 @@ class Begun(Protocol[T_co]):
 class Overlap:
     """`start` begins something that returns tensors.
 
-    Without a transport of its own everything runs at once, where it is begun: on one rank. thread: one that others use
-    too; what they begin runs in one order then, on this rank as on every other.
+    Without a transport of its own everything runs at once, where it is begun: on one rank. alone: there are copies from
+    the host and back, which on a GPU run beside compute on one rank too. thread: one that others use too; what they
+    begin runs in one order then, on this rank as on every other.
     """
 
     def __init__(
-        self, transport: Transport | None, device: torch.device, thread: ThreadPoolExecutor | None = None
+        self,
+        transport: Transport | None,
+        device: torch.device,
+        thread: ThreadPoolExecutor | None = None,
+        alone: bool = False,
     ) -> None:
         self._transport = transport
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
-        if transport is not None and device.type == "cuda":
+        if (transport is not None or alone) and device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         elif transport is not None:
             self._thread = thread or ThreadPoolExecutor(1, "collectives")
@@ -54,8 +60,8 @@ class Overlap:
         return _AtOnce(work())
 
     def _run(self, work: Callable[[], T]) -> T:
-        assert self._transport is not None
-        with use_transport_on_this_thread(self._transport), torch.no_grad():
+        inside = nullcontext() if self._transport is None else use_transport_on_this_thread(self._transport)
+        with inside, torch.no_grad():
             return work()
 
     def _on_stream(self, work: Callable[[], T], stream: torch.cuda.Stream) -> Begun[T]:

@@ -20,9 +20,10 @@ from meshwright.plan import Plan, Stage
 from meshwright.price.buckets import Bucket, Transfers, gathered, is_home, moves, reduced
 from meshwright.runtime.weights.buckets import Scratch, Shape, gather, reduce
 from meshwright.runtime.weights.homes import Home, Homes
+from meshwright.runtime.weights.hosted import HostMemory
 from meshwright.runtime.weights.overlap import Begun, Overlap
 from meshwright.runtime.weights.packing import has_holes, packed, part_of
-from meshwright.torch_compat import dtensor_like, local_tensor
+from meshwright.torch_compat import dtensor_like, local_tensor, storage_users
 
 Source = Callable[[Parameter, Layout, torch.dtype], Tensor]
 """This rank's piece of a parameter, in its storage layout and dtype, in memory of its own."""
@@ -35,12 +36,14 @@ Reduced = dict[str, Tensor]
 @dataclass(frozen=True, slots=True)
 class Loading:
     """Where a store's parameters come from, and on which mesh they lie. beside: what carries gathers and reductions
-    while others compute; without it, they are waited for. thread: that of all stages that a rank runs."""
+    while others compute; without it, they are waited for. thread: that of all stages that a rank runs. device: where
+    segments compute; that of the parameters unless given."""
 
     source: Source
     mesh: DeviceMesh
     beside: Transport | None = None
     thread: ThreadPoolExecutor | None = None
+    device: torch.device | None = None
 
 
 class Store:
@@ -79,7 +82,8 @@ class Store:
             n: tuple(name for t in self.gathers[n] for name in t.alone if moves(plan, program, name))
             for n in here.segments
         }
-        self.home = {name for name in own if is_home(plan, program, name)}
+        self.on_host = frozenset(name for name in own if plan.parameters[name].on_host)
+        self.home = {name for name in own if name not in self.on_host and is_home(plan, program, name)}
         self.segments = {n: program.segments[n].params for n in here.segments}
         self.handed = {n: self._handed(n) for n in here.segments}
         self.regathered = {name for name in own if plan.parameters[name].reshard_after_forward}
@@ -96,27 +100,33 @@ class Store:
         self.locals: dict[str, Tensor] = {}
         self.like: dict[str, DTensor] = {}
         self._flats: dict[Bucket, Tensor] = {}
-        self._load(own, origin.source, origin.mesh)
-        self.device = next((local.device for local in self.locals.values()), torch.device("cpu"))
+        for name, parameter in own.items():
+            self.locals[name] = origin.source(parameter, self.layouts[name][0], self.wide[name])
+        first = next((local.device for local in self.locals.values()), torch.device("cpu"))
+        self.device = origin.device or first
+        self.memory, self._host_homes = HostMemory(self.device), dict[str, tuple[Tensor, int]]()
+        self._load(own, origin.mesh)
         self.homes, self.scratch = Homes(self.stored), Scratch()
-        self.overlap = Overlap(origin.beside, self.device, origin.thread)
+        self.overlap = Overlap(origin.beside, self.device, origin.thread, alone=bool(self.on_host))
 
     def _share(self, other: Store) -> None:
         """Parameters, where their gradients live, and what carries collectives; buckets that lie otherwise are put side
         by side when they are gathered."""
         self.stored, self.locals, self.like, self._flats = other.stored, other.locals, other.like, other._flats
         self.device, self.homes, self.scratch, self.overlap = other.device, other.homes, other.scratch, other.overlap
+        self.memory, self._host_homes = other.memory, other._host_homes
 
     def _handed(self, segment: int) -> tuple[str, ...] | None:
         """A segment's parameters, where all of its gradients come as they are stored and nothing is to be moved."""
         transfers = self.reductions[segment]
         names = tuple(name for one in transfers for name in one.alone)
-        moved = any(one.buckets for one in transfers) or not self.home.issuperset(names)
+        moved = any(one.buckets for one in transfers) or not self.home.issuperset(names)  # to the host, too
         return None if moved or any(self.dtypes[name] != self.wide[name] for name in names) else names
 
-    def _load(self, own: Mapping[str, Parameter], source: Source, mesh: DeviceMesh) -> None:
-        for name, parameter in own.items():
-            self.locals[name] = source(parameter, self.layouts[name][0], self.wide[name])
+    def _load(self, own: Mapping[str, Parameter], mesh: DeviceMesh) -> None:
+        for name in self.on_host:
+            self.locals[name] = self.memory.put(self.locals[name])
+        self.memory.settle()
         for found in self.gathers.values():
             for bucket in (bucket for transfers in found for bucket in transfers.buckets):
                 self._lay_side_by_side(bucket)
@@ -131,7 +141,7 @@ class Store:
         alike = len({self.wide[name] for name in bucket.names}) == 1
         if alike and placed.isdisjoint(bucket.names):
             flat = torch.cat([self.locals[name].reshape(-1) for name in bucket.names])
-            self._place(bucket, flat)
+            self._place(bucket, self.memory.put(flat) if self.on_host.issuperset(bucket.names) else flat)
 
     def _place(self, bucket: Bucket, flat: Tensor) -> None:
         """The bucket's parameters are parts of this memory."""
@@ -140,16 +150,15 @@ class Store:
 
     def _pack(self) -> None:
         """Gives back the memory that the weights came in, where that has holes."""
-        device = next((local.device for local in self.locals.values()), torch.device("cpu"))
-        if not has_holes(device):
+        if not has_holes(self.device):
             return
         flat = {name for bucket in self._flats for name in bucket.names}
-        held: dict[str | Bucket, Tensor] = dict(self._flats.items())
-        held.update((name, local) for name, local in self.locals.items() if name not in flat)
+        here = [bucket for bucket in self._flats if self.on_host.isdisjoint(bucket.names)]
+        held: dict[str | Bucket, Tensor] = {bucket: self._flats.pop(bucket) for bucket in here}
+        held.update((n, local) for n, local in self.locals.items() if n not in flat and n not in self.on_host)
         order = list(self.locals)
-        self.locals.clear()
-        self._flats.clear()
-        for key, tensor in packed(held, device).items():
+        self.locals = {name: local for name, local in self.locals.items() if name in self.on_host}
+        for key, tensor in packed(held, self.device).items():
             if isinstance(key, Bucket):
                 self._place(key, tensor)
             else:
@@ -189,11 +198,16 @@ class Store:
         flat = self._flats.get(shape.bucket)
         if flat is None:
             flat = torch.cat([self.locals[name].reshape(-1) for name in shape.bucket.names])
+        flat = self.memory.fetch(flat) if self.on_host.issuperset(shape.bucket.names) else flat
         return gather(shape, flat.to(out.dtype), out, self.scratch)
+
+    def local(self, name: str) -> Tensor:
+        """This rank's piece of a parameter on the device, in the storage dtype."""
+        return self.memory.fetch(self.locals[name]) if name in self.on_host else self.locals[name]
 
     def _converted(self, name: str) -> Copies:
         storage, compute = self.layouts[name]
-        local = self.locals[name].to(self.dtypes[name])
+        local = self.local(name).to(self.dtypes[name])
         return {name: convert_value(local, storage, compute, self.mesh, shape=self.shapes[name])}
 
     def ready(self, segment: int) -> None:
@@ -269,7 +283,9 @@ class Store:
         """Begin to reduce gradients that are all there."""
         own = {name: self.gradients.pop(name) for name in bucket.names}
         self.summed -= own.keys()
-        home = self.homes.find(self._local_shape(bucket), self.wide[bucket.names[0]], self.device)
+        shape, dtype = self._local_shape(bucket), self.wide[bucket.names[0]]
+        there = not self.on_host.isdisjoint(bucket.names)  # then nothing of it stays here
+        home = Home(shape, dtype, self.device) if there else self.homes.find(shape, dtype, self.device)
         self._reducing.append(self.overlap.start(partial(self._bucket_reduced, home, own)))
 
     def _reduce(self, transfers: Transfers) -> None:
@@ -289,7 +305,22 @@ class Store:
 
     def _bucket_reduced(self, home: Home, given: Mapping[str, Tensor]) -> Reduced:
         reduce(home.shape, given, home.flat, self.scratch)
-        return home.gradients()
+        return {name: self._put(name, local) for name, local in home.gradients().items()}
+
+    def _put(self, name: str, gradient: Tensor) -> Tensor:
+        """A gradient of a parameter that is stored on the host goes there: into memory that is used again, where nobody
+        has kept what was there before."""
+        if name not in self.on_host:
+            return gradient
+        found, users = self._host_homes.get(name, (None, 0))
+        if found is None or storage_users(found) != users or found.stride() != gradient.stride():
+            found = self.memory.like(gradient)
+            self._host_homes[name] = found, storage_users(found)
+        return self.memory.put(gradient, found.detach())
+
+    def host_memory(self) -> list[Tensor]:
+        """What is on the host for good."""
+        return [*(self.locals[name] for name in self.on_host), *(found for found, _ in self._host_homes.values())]
 
     def _reduced(self, given: Mapping[str, Tensor]) -> Reduced:
         found: Reduced = {}
@@ -297,7 +328,7 @@ class Store:
             storage, compute = self.layouts[name]
             wide = gradient.to(self.wide[name])
             local = convert_gradient(wide, storage, compute, self.mesh, shape=self.shapes[name])
-            found[name] = _own(local)
+            found[name] = _own(local) if name not in self.on_host else self._put(name, local)
         return found
 
     def replica_gradient(self, name: str) -> Tensor | None:
@@ -309,7 +340,7 @@ class Store:
     def add_stored(self, gradients: dict[str, Tensor]) -> None:
         """Gradients that come in the storage layout, from stages that had these parameters as tied_replicas."""
         for name, local in gradients.items():
-            self._add_stored(name, local)
+            self._add_stored(name, self._put(name, local))
 
     def wait(self) -> None:
         """Until every reduction that was begun is over."""
@@ -326,18 +357,22 @@ class Store:
         stored = self.stored[name]
         old = stored.grad
         if isinstance(old, DTensor):
+            if name in self.on_host:
+                self.memory.settle()
             local_tensor(old).add_(local)
         else:
             stored.grad = dtensor_like(_lying_as(local, local_tensor(self.like[name])), self.like[name])
 
     def reduced_gradients(self) -> list[Tensor]:
         """This rank's pieces of those that are in their storage layout by now."""
-        found = [entry.grad for entry in self.stored.values()]
+        found = [entry.grad for name, entry in self.stored.items() if name not in self.on_host]
         return [gradient.to_local() for gradient in found if isinstance(gradient, DTensor)]
 
     def end_step(self) -> None:
         """Wait for reductions. Copies are refreshed at the next step: the optimizer changes what is stored."""
         self._hand_over(wait=True)
+        if self.on_host:
+            self.memory.settle()
         for begun in {id(begun): begun for begun in self._gathering.values()}.values():
             begun.wait()
         self.homes.end_step()

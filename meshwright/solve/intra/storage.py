@@ -24,7 +24,8 @@ def parameter_options(
     computes = dict.fromkeys(Layout(tuple(I if state.kind == "P" else state for state in wish)) for wish in wishes)
     dtype, several = setting.storage_dtype(value.type.dtype), setting.microbatches > 1
     pinned = pins.storage_of(full_name)
-    found = _options(tuple(computes), value.type.sizes, value.grad, dtype, mesh, pins, pinned, several)
+    offload = setting.offload_of(full_name, value.grad)
+    found = _options(tuple(computes), value.type.sizes, value.grad, dtype, mesh, pins, pinned, several, offload)
     if not found:
         raise PlanError(f"no way is left to use parameter {full_name}", "pins that agree", "drop one of them")
     return found
@@ -40,16 +41,22 @@ def _options(
     pins: Pins,
     pinned: Layout | None,
     several: bool,
+    offload: str,
 ) -> tuple[ParameterPlan, ...]:
     found = []
     for compute in computes:
         for storage in _storages(compute, shape, grad, mesh, pins) if pinned is None else (pinned,):
             gathered = storage.shard_factor(mesh.sizes) > compute.shard_factor(mesh.sizes)
             found += [
-                ParameterPlan(str(storage), str(compute), dtype, again, each)
-                for again, each in _when(gathered, pins.zero, several)
+                ParameterPlan(str(storage), str(compute), dtype, again, each, offload)
+                for again, each in (_on_host(pins.zero) if offload == "weight" else _when(gathered, pins.zero, several))
             ]
     return tuple(found)
+
+
+def _on_host(zero: int | None) -> tuple[tuple[bool, bool], ...]:
+    """As `_when`, of a weight that is stored on the host: it comes once or for each use, its gradient goes once."""
+    return ((True, False),) if zero == 3 else ((False, False), (True, False)) if zero is None else ((False, False),)
 
 
 def _when(gathered: bool, zero: int | None, several: bool) -> tuple[tuple[bool, bool], ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program, SegmentGraph
 from meshwright.cluster import Device
+from meshwright.cost.host_link import Copies, copies_of
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.errors import PlanError
 from meshwright.generate.joint import label
@@ -20,7 +21,7 @@ from meshwright.plan.units import show_bytes
 from meshwright.predict import predicted
 from meshwright.predict.one_stage import static_bytes
 from meshwright.predict.pieces import stage_pieces
-from meshwright.remat.away import Copies, away_options, copies_of
+from meshwright.remat.away import away_options
 from meshwright.remat.chained import Chained
 from meshwright.remat.curve import Kept, kept_curve, undominated
 from meshwright.remat.inner import CHUNKS, inner_options

@@ -38,11 +38,14 @@ def one_device_plan(
     precision: str = "fp32",
     compile: bool = False,
     microbatches: int = 1,
+    offload: str = "",
+    offloaded: frozenset[str] | None = None,
 ) -> Plan:
-    """Everything whole on a mesh of one device, all kept; its prediction is yet to come (`curves.curves`)."""
+    """Everything whole on a mesh of one device, all kept; its prediction is yet to come (`curves.curves`). offload,
+    offloaded: as a Setting has them; a weight on the host comes for each use."""
     whole = str(invariant(mesh))
     none = ",".join("-" for _ in mesh.axes)
-    setting = Setting(optimizer, precision)
+    setting = Setting(optimizer, precision, offload=offload, offloaded=offloaded)
     choices = [
         Choice(
             index,
@@ -55,10 +58,11 @@ def one_device_plan(
     ]
     segments = tuple(segment.graph for segment in program.segments)
     inputs, prologue = input_layouts(program, mesh, [choices[index] for index in segments])
-    parameters = {
-        parameter.name: ParameterPlan(whole, whole, setting.storage_dtype(parameter.type.dtype))
-        for parameter in program.parameters
-    }
+    parameters = {}
+    for parameter in program.parameters:
+        there = setting.offload_of(parameter.name, parameter.trainable)
+        dtype, again = setting.storage_dtype(parameter.type.dtype), there == "weight"
+        parameters[parameter.name] = ParameterPlan(whole, whole, dtype, again, offload=there)
     return Plan(
         fingerprint=program.fingerprint(),
         answers=program.answers,

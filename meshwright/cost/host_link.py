@@ -1,0 +1,37 @@
+"""The link between a device and its host's memory: what copies take, there and back.
+
+Each way is a lane of its own: what goes one way shares it, first come first served (`simulate`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.caches import CACHES
+from meshwright.cluster import Device
+from meshwright.cluster.profile_load import read_profile
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Between a device and pinned memory of its host. rate: bytes per second over the link; memory_rate: of the
+    device's own memory."""
+
+    rate: float
+    memory_rate: float
+
+
+@CACHES.memoized(maxsize=64)
+def copies_of(device: Device) -> Copies | None:
+    """As measured; None where the link was not."""
+    link = read_profile(device.profile).get("host_link") if device.profile else None
+    rate = device.memory_bandwidth * device.achievable_fraction("memory")
+    return Copies(min(link.values()), rate) if link else None
+
+
+def state_copies(device: Device) -> Copies | None:
+    """For optimizer states and weights: as measured. A CPU copies within its memory, which is read and written."""
+    if device.kind == "cpu":
+        rate = device.memory_bandwidth * device.achievable_fraction("memory")
+        return Copies(rate / 2, rate)
+    return copies_of(device)

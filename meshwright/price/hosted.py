@@ -1,0 +1,62 @@
+"""Optimizer state and stored weights in the host's memory: what their copies take.
+
+The optimizer's update runs on the device. What it needs comes there in groups, one for each segment, and goes back
+while the next group is updated (`runtime.weights.hosted`). A weight comes before each segment that computes with it,
+and its gradient goes to the host once it is reduced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.cluster import Device
+from meshwright.cost.host_link import state_copies
+from meshwright.errors import PlanError
+from meshwright.plan import ParameterPlan
+
+
+@dataclass(frozen=True, slots=True)
+class HostedUpdate:
+    """Updates of parameters whose optimizer state lives on the host. Once a step it comes to the device, in groups, and
+    goes back: fetch_s and put_s, beside the updates of other groups. update_s: on the device. moved_bytes: there
+    meanwhile."""
+
+    update_s: float = 0.0
+    fetch_s: float = 0.0
+    put_s: float = 0.0
+    moved_bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Of many groups: the slowest of the three hides the others."""
+        return max(self.update_s, self.fetch_s, self.put_s)
+
+    def __add__(self, other: HostedUpdate) -> HostedUpdate:
+        return HostedUpdate(
+            self.update_s + other.update_s,
+            self.fetch_s + other.fetch_s,
+            self.put_s + other.put_s,
+            self.moved_bytes + other.moved_bytes,
+        )
+
+
+def link_s(device: Device, moved: int) -> float:
+    """Seconds to copy so many bytes between a device and its host."""
+    copies = state_copies(device)
+    if copies is None:
+        raise no_link(device)
+    return moved / copies.rate
+
+
+def no_link(device: Device) -> PlanError:
+    return PlanError(
+        f"optimizer state or weights on the host of a {device.name}",
+        "a device whose profile has a measured host_link",
+        "run `meshwright calibrate` on it, or leave offload out",
+    )
+
+
+def hosted_update(plan: ParameterPlan, device: Device, stored: int, states: int, update_s: float) -> HostedUpdate:
+    """Of a parameter of which so many bytes are stored, with so many optimizer states."""
+    there, back = (2 + states, 1 + states) if plan.on_host else (states, states)
+    return HostedUpdate(update_s, link_s(device, stored * there), link_s(device, stored * back), stored * there)

@@ -1,0 +1,35 @@
+"""Which parameters live on the host, where a part of them does: alike in segments that are alike."""
+
+from __future__ import annotations
+
+from meshwright.capture.program import ITEM_BYTES, Program
+
+
+def offloaded_names(program: Program, fraction: float) -> frozenset[str] | None:
+    """Parameters with about this fraction of all bytes, None for all. One place of a segment's graph is on the host in
+    every segment of that graph, or in none: so planning does not grow with depth. Places are taken in their order as
+    long as that comes nearer to the fraction."""
+    if fraction >= 1:
+        return None
+    places: dict[tuple[int, int], list[str]] = {}
+    seen: set[str] = set()
+    for segment in program.segments:
+        for place, name in enumerate(segment.params):
+            if name not in seen:
+                seen.add(name)
+                places.setdefault((segment.graph, place), []).append(name)
+    sizes = {parameter.name: _bytes(parameter.type.sizes, parameter.type.dtype) for parameter in program.parameters}
+    wanted, taken, found = fraction * sum(sizes.values()), 0, set[str]()
+    for names in places.values():
+        size = sum(sizes[name] for name in names)
+        if taken + size / 2 <= wanted:
+            taken += size
+            found.update(names)
+    return frozenset(found)
+
+
+def _bytes(sizes: tuple[int, ...], dtype: str) -> int:
+    found = ITEM_BYTES[dtype]
+    for size in sizes:
+        found *= size
+    return found
