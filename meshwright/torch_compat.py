@@ -323,6 +323,14 @@ def has_step_hooks(optimizer: Any, ours: int = 0) -> bool:
     return any(len(hooks) > ours for hooks in own) or any(every)
 
 
+def compile_questions() -> list[tuple[Any, str]]:
+    """Functions, by holder and name, that tell code whether it is being compiled or exported."""
+    names = ("is_compiling", "is_dynamo_compiling", "is_exporting")
+    found: list[tuple[Any, str]] = [(torch.compiler, name) for name in names]
+    dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second
+    return [*found, (torch.jit, "is_tracing"), *([(dynamo, "is_compiling")] if dynamo else [])]
+
+
 def as_plain_tensors() -> AbstractContextManager[None]:
     """Functions of torch take subclasses of Tensor for what they are, and give plain tensors."""
     found: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()

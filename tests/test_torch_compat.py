@@ -45,6 +45,20 @@ def test_subclasses_are_plain_tensors_for_a_while() -> None:
         assert type(marked.as_subclass(Tensor)) is Tensor
 
 
+def test_code_asks_here_whether_it_is_compiled() -> None:
+    class Asking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            told.update({name: vars(holder)[name]() for holder, name in torch_compat.compile_questions()})
+            return x + 1
+
+    told: dict[str, bool] = {}
+    Asking()(torch.ones(2))
+    assert not any(told.values())
+    torch.export.export(Asking(), (torch.ones(2),), strict=False)
+    assert told["is_compiling"]
+    assert told["is_exporting"]
+
+
 def test_fakes_have_types_and_no_storage() -> None:
     mode = torch_compat.fake_mode()
     assert isinstance(mode, torch_compat.FakeMode)

@@ -27,6 +27,8 @@ from meshwright.models.form import flat_batch
 
 BAKED = "numbers that the forward made for each sample, outside torch, are the same in every step (a random mask?)"
 
+COMPILED = "the model asks whether it is compiled; only the path that it then takes could be captured, not eager's"
+
 
 def capture(
     model: nn.Module,
@@ -88,6 +90,8 @@ def _capture(
     warned: tuple[str, ...] = ()
     if not varies(found, size) and any(type_.shape[:1] == (size,) for type_ in found.made):
         warned += (BAKED,)
+    if exported.compiled:
+        warned += (COMPILED,)
     for text in warned:
         warnings.warn(text, CaptureWarning, stacklevel=2)
     program = build(found, size, fine=fine)

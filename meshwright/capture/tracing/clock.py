@@ -1,18 +1,20 @@
 """Forwards that read the clock: what they compute with it would stay as it was when they were captured.
 
-`time.time` and its kin are watched while the model is traced. A forward that asked is traced again at another time: one
-that only prints or logs gives the same Program.
+`time.time` and its kin, and `datetime.now`, are watched while the model is traced. A forward that asked is traced again
+at another time: one that only prints or logs gives the same Program.
 """
 
 from __future__ import annotations
 
+import datetime
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
-from meshwright.capture.tracing.traps import replaced
+from meshwright.capture.tracing.traps import stand_ins
 from meshwright.errors import CaptureError
 
 CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "monotonic_ns")
@@ -22,24 +24,52 @@ _OURS = frozenset({"torch", "meshwright", "sympy", "numpy", "transformers", *sys
 
 
 @contextmanager
-def watched_clock(later_s: float = 0.0) -> Iterator[list[str]]:
-    """Yields the clocks that modules of users read by name. later_s: added to what they then read."""
+def watched_clock(modules: Iterable[ModuleType], later_s: float = 0.0) -> Iterator[list[str]]:
+    """Yields the clocks that modules of users read. modules: of the model's own code, which may hold clocks under names
+    of their own. later_s: added to what they then read."""
     asked: list[str] = []
-    with ExitStack() as stack:
-        for name in CLOCKS:
-            stack.enter_context(replaced(time, name, _watched(name, getattr(time, name), asked, later_s)))
+    made: dict[tuple[Any, str], Any] = {
+        (time, name): _watched(name, getattr(time, name), asked, later_s) for name in CLOCKS
+    }
+    made[datetime, "datetime"] = _dated(asked, datetime.timedelta(seconds=later_s))
+    with stand_ins(made, modules):
         yield asked
 
 
 def _watched(name: str, clock: Callable[[], Any], asked: list[str], later_s: float) -> Callable[[], Any]:
     def read() -> Any:
-        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
-        if caller.partition(".")[0] in _OURS:
+        if _is_ours(sys._getframe(1).f_globals):
             return clock()
         asked.append(f"time.{name}")
         return clock() + (int(later_s * 1e9) if name.endswith("_ns") else later_s)
 
     return read
+
+
+def _dated(asked: list[str], later: datetime.timedelta) -> type[datetime.datetime]:
+    class Watched(datetime.datetime):
+        """`datetime.datetime`, whose dates of today are watched."""
+
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return _later(super().now(tz), sys._getframe(1).f_globals, "now")
+
+        @classmethod
+        def today(cls) -> Any:
+            return _later(super().today(), sys._getframe(1).f_globals, "today")
+
+    def _later(found: datetime.datetime, caller: dict[str, Any], name: str) -> datetime.datetime:
+        if _is_ours(caller):
+            return found
+        asked.append(f"datetime.{name}")
+        return found + later
+
+    Watched.__name__ = Watched.__qualname__ = "datetime"
+    return Watched
+
+
+def _is_ours(caller: dict[str, Any]) -> bool:
+    return str(caller.get("__name__", "")).partition(".")[0] in _OURS
 
 
 def refused_clock(asked: list[str]) -> CaptureError:

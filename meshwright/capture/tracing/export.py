@@ -13,7 +13,9 @@ from torch.export import Dim, ExportedProgram
 
 from meshwright.capture.batch import batch_size
 from meshwright.capture.precision import Precision, dtype_in
+from meshwright.capture.tracing.alone import as_one_process
 from meshwright.capture.tracing.clock import watched_clock
+from meshwright.capture.tracing.code import forgotten_caches, modules_of
 from meshwright.capture.tracing.ctc import ctc_losses
 from meshwright.capture.tracing.grouped import grouped_matmuls
 from meshwright.capture.tracing.intercept import Intercept
@@ -111,7 +113,7 @@ class Exported:
     """model: the fakes that were exported, in the dtypes the step computes in.
 
     notes: how the graph was had. answers: of the user to questions about tensor values. changes: what the
-    forward changed in Python. clocks: that it read.
+    forward changed in Python. clocks: that it read. compiled: it was told that it is being exported, which it asked.
     """
 
     graph: ExportedProgram
@@ -120,6 +122,7 @@ class Exported:
     answers: tuple[str, ...]
     changes: Changes
     clocks: tuple[str, ...] = ()
+    compiled: bool = False
 
 
 def export(
@@ -142,14 +145,26 @@ def export(
     what the forward's clocks are ahead of time.
     """
     check_model(model)
-    try:
-        with without_reports(), watched_clock(later_s) as asked:
-            found = _export(model, batch, loss, form, precision, once, vary, allow, state or {})
-        return replace(found, clocks=tuple(asked))
-    except (MeshwrightError, NotAlikeError):
-        raise
-    except Exception as error:
-        raise refusal(model, batch, error) from error
+    modules = modules_of(model, loss)
+    compiled = False
+    while True:
+        asked = list[str]()
+        try:
+            with (
+                without_reports(),
+                forgotten_caches(model, loss),
+                watched_clock(modules, later_s) as clocks,
+                as_one_process(modules, compiled) as asked,
+            ):
+                found = _export(model, batch, loss, form, precision, once, vary, allow, state or {})
+            return replace(found, clocks=tuple(clocks), compiled=compiled)
+        except Exception as error:
+            if asked and not isinstance(error, NotAlikeError):
+                compiled = True  # eager's own path cannot be exported: the other one is all there is
+                continue
+            if isinstance(error, MeshwrightError | NotAlikeError):
+                raise
+            raise refusal(model, batch, error) from error
 
 
 def _export(

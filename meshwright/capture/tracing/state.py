@@ -7,17 +7,19 @@ frozen at capture, so it is looked at before and after tracing, and judged by tr
 from __future__ import annotations
 
 import random
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from types import FunctionType
+from types import FunctionType, GeneratorType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from meshwright.capture.tracing.code import around, classes_of, functions_of
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import own_buffers
 
@@ -26,6 +28,7 @@ _MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}
 _MODULE_STATE |= {"_flat_weights", "_flat_weight_refs"}  # recurrent layers of torch list their weights anew
 _MODULE_STATE |= {"_output_capturing_hooks_installed"}  # transformers does so once, when outputs are first asked for
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_KEPT = (*(kind for kind in _PLAIN if kind is not type(None)), list, dict, set, deque, random.Random)
 _NUMBERS = (bool, int, float, complex, str, bytes)
 Key = tuple[str, str]
 """A module's path and an attribute of it; of what is outside the model, ("", a name)."""
@@ -161,36 +164,40 @@ def _is_number(old: object, new: object) -> bool:
 
 def _outside(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[tuple[str, Any]]:
     """What the model's own functions and the loss read besides: globals of their modules, variables around them."""
-    kinds = {kind for module in model.modules() for kind in type(module).__mro__ if not _is_torch(kind)}
-    functions = [found for kind in kinds for found in vars(kind).values() if isinstance(found, FunctionType)]
     if isinstance(loss, nn.Module):
         yield from ((f"{key} of the loss", value) for key, value in vars(loss).items() if key not in _MODULE_STATE)
-    elif isinstance(loss, FunctionType):
-        functions.append(loss)
-    for function in functions:
-        code = function.__code__
-        for name in code.co_names:
-            value = function.__globals__.get(name)
-            if isinstance(value, (*_PLAIN, list, dict, set, deque, random.Random)) and value is not None:
+    for kind in classes_of(model):
+        for key, value in vars(kind).items():
+            if isinstance(value, _KEPT) and not key.startswith("__"):
+                yield f"{key} of the class {kind.__qualname__}", value
+    for function in functions_of(model, loss):
+        held = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+        for name, value in held.items():
+            if isinstance(value, _KEPT):
                 yield f"{name} of {function.__module__}", value
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            if (value := _contents(cell)) is not None:
+        for name, value in around(function):
+            if value is not None:
                 yield f"{name} around {function.__qualname__}", value
-
-
-def _is_torch(kind: type) -> bool:
-    return kind is object or kind.__module__.partition(".")[0] == "torch"
-
-
-def _contents(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not yet assigned
-        return None
+        for name, value in (*held.items(), *around(function)):
+            if isinstance(value, FunctionType) and vars(value):
+                yield f"attributes of the function {name}", vars(value)
 
 
 def _random_states() -> dict[str, str]:
     return {"Python's `random`": repr(random.getstate()), "`numpy.random`": repr(np.random.get_state(legacy=False))}
+
+
+def _place(iterator: Iterator[Any]) -> str:
+    """How far an iterator has come, where Python tells."""
+    if isinstance(iterator, GeneratorType):
+        frame = iterator.gi_frame
+        return "" if frame is None else repr((frame.f_lasti, frame.f_locals))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return repr(iterator.__reduce__())
+    except TypeError:
+        return ""
 
 
 class _Marker:
@@ -220,7 +227,7 @@ class _Marker:
     def _inside(self, value: Any) -> Mapping[Any, Any] | str:
         """What an object consists of, or how it is told from its other states."""
         if isinstance(value, random.Random):
-            return repr(value.getstate())
+            return "" if isinstance(value, random.SystemRandom) else repr(value.getstate())
         if isinstance(value, np.random.Generator | np.random.RandomState):
             bits = value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
             return repr(bits.state)
@@ -228,6 +235,8 @@ class _Marker:
             return repr(hash(value.tobytes()))
         if isinstance(value, count):
             return repr(value)
+        if isinstance(value, Iterator) and not hasattr(value, "__dict__"):
+            return _place(value)
         if isinstance(value, Mapping):
             return value
         if isinstance(value, list | tuple | deque):

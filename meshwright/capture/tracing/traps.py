@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 EXPORTING, COMPILING, TRACING = "is_torchdynamo_exporting", "is_torchdynamo_compiling", "is_tracing"
@@ -42,6 +43,20 @@ def _no_mask_is_no_trace(masking: Any) -> AbstractContextManager[None]:
         return tensor is not None and bool(asked(tensor))
 
     return replaced(masking, TRACING, tracing)
+
+
+@contextmanager
+def stand_ins(made: Mapping[tuple[Any, str], Any], modules: Iterable[ModuleType]) -> Iterator[None]:
+    """Replaces attributes, by holder and name, for a while: there, and wherever these modules have imported them."""
+    held = {id(vars(holder)[name]): value for (holder, name), value in made.items() if name in vars(holder)}
+    with ExitStack() as stack:
+        for (holder, name), value in made.items():
+            stack.enter_context(replaced(holder, name, value))
+        for module in modules:
+            for name, value in list(vars(module).items()):
+                if id(value) in held:
+                    stack.enter_context(replaced(module, name, held[id(value)]))
+        yield
 
 
 @contextmanager

@@ -1,0 +1,148 @@
+"""What a forward asks of the process around it: answered as in plain PyTorch in one process, or refused by name."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from datetime import datetime
+from functools import lru_cache
+from time import time as clock
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.compiler import is_exporting
+
+from meshwright.capture import capture
+from meshwright.capture.execute import run
+from meshwright.errors import CaptureError, CaptureWarning
+
+Middle = Callable[[Any, Tensor], Tensor]
+SYSTEM = random.SystemRandom()
+
+
+class Around(nn.Module):
+    calls: ClassVar[int] = 0
+
+    def __init__(self, middle: Middle) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.middle, self.turns = middle, itertools.cycle([1.0, 2.0])
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.last(self.middle(self, torch.tanh(self.first(x)))), y)
+
+
+class Counted(Around):
+    """Counts in its class, and in attributes of a function."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(self.counted(x), y)
+
+    def counted(self, x: Tensor) -> Tensor:
+        Counted.calls += 1
+        return x * Counted.calls
+
+
+def doubled(x: Tensor) -> Tensor:
+    vars(doubled)["times"] = vars(doubled).get("times", 0) + 1
+    return x * vars(doubled)["times"]
+
+
+class CountedByFunction(Around):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(doubled(x), y)
+
+
+class Sampled(Around):
+    """Its code names a generator of the system's, which has no state."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        assert SYSTEM
+        return super().forward(x, y)
+
+
+def batch() -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    return {"x": torch.randn(4, 6), "y": torch.randn(4, 3)}
+
+
+@lru_cache
+def table(size: int) -> Tensor:
+    return torch.linspace(0, 1, size)
+
+
+def cached(self: Any, h: Tensor) -> Tensor:
+    return h * table(8)
+
+
+def compiled_otherwise(self: Any, h: Tensor) -> Tensor:
+    if torch.compiler.is_compiling() or is_exporting() or torch.jit.is_tracing():
+        return 5 * h
+    return torch.sin(h)
+
+
+def across_ranks(self: Any, h: Tensor) -> Tensor:
+    mean = h.detach().mean(0)
+    if dist.is_initialized():
+        dist.all_reduce(mean)
+        mean /= 2 * dist.get_world_size()
+    return h - mean
+
+
+@pytest.mark.parametrize("middle", [cached, compiled_otherwise, across_ranks])
+def test_it_is_captured_as_one_eager_process_runs_it(middle: Middle) -> None:
+    model, given = Around(middle), batch()
+    truth = model(**given)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        program = capture(model, given)
+    finally:
+        dist.destroy_process_group()
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    torch.testing.assert_close(run(program, tensors, given, torch.device("cpu"))[0], truth)
+    torch.testing.assert_close(model(**given), truth, msg="the model itself is as it was")
+
+
+def only_compiled(self: Any, h: Tensor) -> Tensor:
+    return h if torch.compiler.is_compiling() else h * float(h.detach().sum())
+
+
+def test_a_path_that_only_a_compiler_can_take_is_told() -> None:
+    with pytest.warns(CaptureWarning, match="asks whether it is compiled"):
+        capture(Around(only_compiled), batch())
+
+
+REFUSED: list[tuple[nn.Module, str]] = [
+    (Around(lambda self, h: h * next(self.turns)), "remembers 'turns'"),
+    (Counted(lambda self, h: h), "remembers 'calls of the class"),
+    (CountedByFunction(lambda self, h: h), "remembers 'attributes of the function doubled"),
+    (Around(lambda self, h: h * (clock() % 60)), r"computes with time\.time"),
+    (Around(lambda self, h: h * datetime.now().second), r"computes with datetime\.now"),
+    (Around(lambda self, h: h + torch.manual_seed(0).initial_seed()), r"torch\.manual_seed in the forward, at"),
+    (Around(lambda self, h: h + dist.all_reduce(h)), r"torch\.distributed\.all_reduce in the forward, at"),
+]
+
+
+@pytest.mark.parametrize(("model", "fault"), REFUSED)
+def test_what_would_be_the_same_in_every_step_is_refused(model: nn.Module, fault: str) -> None:
+    with pytest.raises(CaptureError, match=fault) as refused:
+        capture(model, batch())
+    assert refused.value.expected
+    assert refused.value.todo
+
+
+def test_generators_without_a_state_do_no_harm() -> None:
+    assert capture(Sampled(lambda self, h: h), batch())
+
+
+def test_clocks_and_seeds_are_themselves_again() -> None:
+    capture(Around(lambda self, h: h), batch())
+    assert datetime.now().tzinfo is None
+    assert type(datetime.now()) is datetime
+    assert torch.manual_seed(3).initial_seed() == 3
