@@ -31,13 +31,17 @@ def plan(
     allow: str | Iterable[str] = (),
     simpler_within: float = SIMPLER_WITHIN,
     effort: str = "default",
+    gap: float = 0.0,
+    headroom: float | None = None,
 ) -> Plan:
-    """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`); `batch` may be on the meta device. `compile`:
+    """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`), taken at its word; without it
+    all of the device but `headroom`, 0.03 of it unless given. `batch` may be on the meta device. `compile`:
     segments run compiled by inductor, and are priced so. `allow`: answers to lines of the model that ask for a tensor's
     value, `"file.py:12=False"`, which are refused otherwise; the plan holds them as `answers`.
     `simpler_within`: of plans whose steps differ by no more than this part the simplest is taken; 0 turns it off.
-    `effort`: how much is searched, `fast`, `default` or `proof`. `pins`: text such as `"tp=2"`, a list of such, or
-    Constraints."""
+    `effort`: how much is searched, `fast`, `default` or `proof`. `gap`: the search ends once its plan is proven to be
+    within this part of the fastest, 0.02 for 2 %; `plan.search_log` says what it did. `pins`: text such as `"tp=2"`, a
+    list of such, or Constraints."""
     return plan_model(
         model,
         batch,
@@ -52,6 +56,8 @@ def plan(
         allow=allow,
         simpler_within=simpler_within,
         effort=effort,
+        gap=gap,
+        headroom=headroom,
     )
 
 

@@ -17,7 +17,7 @@ from meshwright.cli.options import (
     precision_for,
 )
 from meshwright.models.arguments import add_json, add_model_arguments, check_folder, reference_of, write_json
-from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of
+from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
 
 if TYPE_CHECKING:
     from meshwright.capture.program import Program
@@ -38,7 +38,8 @@ def add_parser(subparsers: Any) -> None:
         "--pin",
         action="append",
         default=[],
-        help="pp=N (stages), schedule=1f1b, dp=N, tp=N, sp=on|off, zero=0..3, microbatch=N (how many), mesh=2x4, "
+        help="pp=N (stages), vpp=N (interleaved runs of each), schedule=1f1b, dp=N, tp=N, cp=N, ep=N, "
+        "sp=on|off, zero=0..3, microbatch=N (how many), mesh=2x4, "
         "split=matmul, recompute=keep|full|selective|sqrt|rotor|flat|nested, "
         "offload=none|optimizer|weights|optimizer:0.5 (to the host's memory), NAME=S(0); pins of a mesh or a weight "
         "mean plans of one stage, unless pp is pinned too",
@@ -52,6 +53,9 @@ def add_parser(subparsers: Any) -> None:
         metavar="PART",
         help="of plans whose steps differ by no more than this part the simplest is taken (default 0.005)",
     )
+    add("--headroom", type=float, metavar="PART", help="left free of each device without --memory (default 0.03)")
+    add("--gap", type=float, default=0.0, metavar="PART", help="end at this proven gap, such as 0.02 (default 0)")
+    add("--log", action="store_true", help="also print the search: nodes, bounds, incumbents, why nodes were pruned")
     add("--compile", action="store_true", help="run compiled by inductor, and price it so")
     add("--upgrade", metavar="OLD", help="read a plan file of schema 2, write it to -o")
     add("-o", "--output", metavar="FILE", help="write the plan here")
@@ -70,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     check_training(args)
     effort_of(args.effort)
     check_part("--simpler-within", args.simpler_within)
+    check_part("--gap", args.gap)
+    headroom_of(args.memory, args.headroom)
     cluster = cluster_for(args.cluster)
     args.precision = precision_for(args, cluster)
     _check_pins(args, cluster)
@@ -90,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         stopped = STOP.asked
         quick = stopped or (args.quiet and not args.json and not args.report)
         given = args.optimizer, args.precision, plan.memory_bytes, plan.pins, plan.compile
-        others = [] if quick else baselines(program, cluster, *given)
+        others = [] if quick else baselines(program, cluster, *given, headroom=plan.headroom)
     _write(args, plan, program, others, progress.lines)
     if args.json != "-":
         _show(args, plan, program, others, stopped)
@@ -146,6 +152,8 @@ def _planned(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> 
             stage_method=args.stage_method,
             simpler_within=args.simpler_within,
             effort=args.effort,
+            gap=args.gap,
+            headroom=args.headroom,
             progress=progress.found,
         )
     return plan, program, capture_s
@@ -170,6 +178,8 @@ def _show(args: argparse.Namespace, plan: Plan, program: Program, others: Any, s
         if others:
             print(f"\n{recipes(plan, others)}")
         print(f"\n{details(plan, program)}")
+    if args.log:
+        print(f"\nsearch:\n{plan.search_log}")
     if args.output:
         print(f"written to {args.output}; see why with `meshwright explain {args.output}`")
     if args.report:

@@ -48,6 +48,7 @@ def describe(plan: Plan) -> str:
     lines.append(
         f"  predicted peak {show_bytes(found.peak_bytes)} per device: "
         + ", ".join(f"{name} {show_bytes(size)}" for name, size in found.parts)
+        + (f"; {plan.headroom:.0%} of each device is left free" if plan.headroom else "")
     )
     lines += hosted_lines(plan)
     lines += _recomputed(plan)

@@ -55,7 +55,9 @@ def _asked(one: Plan, other: Plan) -> list[str]:
 
 
 def _limit(plan: Plan) -> str:
-    return "the device's own" if plan.memory_bytes is None else show_bytes(plan.memory_bytes)
+    if plan.memory_bytes is not None:
+        return show_bytes(plan.memory_bytes)
+    return f"the device's own less {100 * plan.headroom:.4g} %" if plan.headroom else "the device's own"
 
 
 def _stages(one: Plan, other: Plan) -> list[str]:

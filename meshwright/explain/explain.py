@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from meshwright.cluster import Device, collective_s
+from meshwright.cluster import collective_s
 from meshwright.errors import counted
 from meshwright.explain.describe import describe
 from meshwright.explain.describe_pipeline import explain_pipeline
@@ -116,19 +116,16 @@ def _binding(plan: Plan) -> str:
     """Of the stage whose devices have least left."""
     peaks = [stage.peak_bytes for stage in plan.predicted.stages] or [plan.predicted.peak_bytes] * len(plan.groups)
     devices = [group[0].mesh.device for group in plan.groups]
-    rooms = [_room(device, plan.memory_bytes) for device in devices]
+    rooms = [device.limit_bytes(plan.memory_bytes, plan.headroom) for device in devices]
     left = [room - peak for room, peak in zip(rooms, peaks, strict=True)]
     number = left.index(min(left))
     device, limit, free = devices[number], rooms[number], left[number]
     reserve = show_bytes(device.memory_bytes - device.usable_bytes)
     own = f"the device's {show_bytes(device.memory_bytes)} less a reserve of {reserve}"
-    source = "the limit that was given" if limit < device.usable_bytes else own
+    own += f" and {plan.headroom:.0%} left free" if plan.headroom else ""
+    source = "the limit that was given" if plan.memory_bytes and limit < device.usable_bytes else own
     shown = f"{show_bytes(free) if free >= 0 else '-' + show_bytes(-free)} of {show_bytes(limit)} ({source})"
     where = f" on stage {number}, the fullest" if len(plan.groups) > 1 else ""
     if free < 0.03 * limit:
         return f"memory is the bottleneck: {shown} are left{where}; a larger limit may be faster"
     return f"memory is not the bottleneck: {shown} are free{where}"
-
-
-def _room(device: Device, given: int | None) -> int:
-    return device.usable_bytes if given is None else min(given, device.usable_bytes)

@@ -20,8 +20,12 @@ def recommendation(plan: Plan, weights: Mapping[str, int] | None = None, mfu: fl
         f"{plan.model or 'the model'} on {devices(plan)}: {headline(plan, weights)}",
         f"step {show_seconds(found.step_s)}, {rate(plan)}{'' if mfu is None else f', MFU {mfu:.0%}'}; {bound} "
         f"({expected_error(plan)})",
-        f"memory {show_bytes(found.peak_bytes)} of {show_bytes(limit)} per device ({share:.0%})",
+        f"memory {show_bytes(found.peak_bytes)} of {show_bytes(limit)} per device ({share:.0%}{_free(plan)})",
     ]
+
+
+def _free(plan: Plan) -> str:
+    return f"; headroom of {plan.headroom:.0%} left free" if plan.headroom else ""
 
 
 def devices(plan: Plan) -> str:
@@ -50,8 +54,7 @@ def tokens(plan: Plan) -> int:
 
 def limit_bytes(plan: Plan) -> int:
     """Of the device that has least."""
-    usable = min(stage.mesh.device.usable_bytes for stage in plan.stages)
-    return usable if plan.memory_bytes is None else min(usable, plan.memory_bytes)
+    return min(stage.mesh.device.limit_bytes(plan.memory_bytes, plan.headroom) for stage in plan.stages)
 
 
 def brief(plan: Plan) -> str:

@@ -16,6 +16,9 @@ class Constraints:
     schedule: of the pipeline, such as `1f1b`.
     mesh: sizes of the axes: `(2, 4)`.
     dp, tp: devices that samples and weights are split over.
+    cp: devices that each sample's sequence is split over (context parallel).
+    ep: devices that experts are spread over.
+    vpp: runs of segments of each pipeline stage (interleaved schedule).
     sp: sequence parallelism on or off.
     zero: 0 to 3; `"3:8"` shards within groups of 8.
     microbatch: number of micro-batches.
@@ -30,6 +33,9 @@ class Constraints:
     mesh: tuple[int, ...] | None = None
     dp: int | None = None
     tp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    vpp: int | None = None
     sp: bool | None = None
     zero: int | str | None = None
     microbatch: int | None = None
@@ -48,6 +54,9 @@ class Constraints:
             "mesh": _joined(self.mesh, "x"),
             "dp": self.dp,
             "tp": self.tp,
+            "cp": self.cp,
+            "ep": self.ep,
+            "vpp": self.vpp,
             "sp": None if self.sp is None else "on" if self.sp else "off",
             "zero": self.zero,
             "microbatch": self.microbatch,

@@ -17,7 +17,7 @@ layers.*.up.weight=S(0)     storage of the parameters whose names match; `S(0) o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -28,7 +28,10 @@ from meshwright.cluster.units import is_whole
 from meshwright.errors import LayoutError, PlanError, counted
 from meshwright.layout import I, Layout, State
 
-NUMBERS = ("dp", "tp", "microbatch")
+AXES = ("dp", "tp", "cp", "ep")
+"""Pins that give mesh axes to something."""
+
+NUMBERS = (*AXES, "vpp", "microbatch")
 
 FREE = 2
 """Mesh axes that may do anything; of larger meshes the others are given to samples."""
@@ -36,7 +39,9 @@ FREE = 2
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """dp_axes, tp_axes, zero_axes: indices of the mesh axes that the pins speak of. sequence: of `sp`, None if free.
+    """dp_axes, tp_axes, cp_axes, ep_axes, zero_axes: indices of the mesh axes that the pins speak of.
+
+    sequence: of `sp`, None if free.
 
     model_axes: axes that are not given to samples though no pin names them. exact: samples are over `dp_axes` alone.
     """
@@ -52,16 +57,29 @@ class Pins:
     storage: tuple[tuple[str, Layout], ...] = ()
     model_axes: tuple[int, ...] = ()
     exact: bool = False
+    cp_axes: tuple[int, ...] = ()
+    ep_axes: tuple[int, ...] = ()
 
     @property
     def names_axes(self) -> bool:
         """Whether what axes are given to is limited."""
-        return bool(self.dp_axes or self.tp_axes or self.model_axes)
+        return bool(self.named_axes or self.model_axes)
+
+    @property
+    def named_axes(self) -> tuple[int, ...]:
+        return (*self.dp_axes, *self.tp_axes, *self.cp_axes, *self.ep_axes)
 
     @property
     def roles(self) -> Pins:
         """What they say of axes and matmuls alone."""
-        return Pins((), self.dp_axes, self.tp_axes, split_matmuls=self.split_matmuls, model_axes=self.model_axes)
+        return Pins(
+            dp_axes=self.dp_axes,
+            tp_axes=self.tp_axes,
+            split_matmuls=self.split_matmuls,
+            model_axes=self.model_axes,
+            cp_axes=self.cp_axes,
+            ep_axes=self.ep_axes,
+        )
 
     @property
     def must_split(self) -> bool:
@@ -89,7 +107,7 @@ def pinned_mesh(texts: Iterable[str]) -> tuple[int, ...] | None:
 
 def pinned_devices(texts: Iterable[str]) -> int:
     """A plan of one stage has a multiple of so many devices: the axes that are asked for."""
-    return prod(int(value) for key, value in map(split_pin, texts) if key in ("dp", "tp"))
+    return prod(int(value) for key, value in map(split_pin, texts) if key in AXES)
 
 
 def parse_pins(texts: Iterable[str], mesh: Mesh) -> Pins:
@@ -109,29 +127,62 @@ def pin_readings(texts: Iterable[str], mesh: Mesh) -> list[Pins]:
     numbers = {key: int(value) for key, value in given.items() if key in NUMBERS}
     zero, zero_axes = _zero(given.get("zero"), mesh)
     sequence, micro = (given["sp"] == "on" if "sp" in given else None), numbers.get("microbatch")
-    found, refused = [], []
+    found: list[Pins] = []
+    refused: list[PlanError] = []
     exact, dp = "dp" in given or numbers.get("tp") == 1, numbers.get("dp")
     if numbers.get("tp") == 1:
-        if dp not in (None, mesh.world_size):
-            raise no_room({"dp": dp, "tp": 1}, mesh.world_size)
-        dp = mesh.world_size
+        rest = mesh.world_size // (numbers.get("cp", 1) * numbers.get("ep", 1))
+        if dp not in (None, rest):
+            raise no_room({key: numbers[key] for key in AXES if key in numbers}, mesh.world_size)
+        dp = rest
     if sequence and dp == mesh.world_size:
         raise _no_sequence([f"{key}={numbers[key]}" for key in ("dp", "tp") if key in numbers], mesh.world_size)
-    for dp_axes in _axes(mesh, "dp", dp, (), given.get("mesh")):
+    sizes = {"dp": dp, **{key: numbers.get(key) for key in AXES[1:]}}
+    for axes in _axes_of_all(mesh, sizes, given.get("mesh"), refused):
         try:
-            for tp_axes in _axes(mesh, "tp", numbers.get("tp"), dp_axes, given.get("mesh")):
-                storage = _storage(given, mesh, {"dp": dp_axes, "tp": tp_axes})
-                split = "split=matmul" in texts
-                others = tuple(axis for axis in range(len(mesh.axes)) if axis not in (*dp_axes, *tp_axes))
-                model = others if exact else ()
-                found.append(
-                    Pins(texts, dp_axes, tp_axes, sequence, zero, zero_axes, split, micro, storage, model, exact)
-                )
+            storage = _storage(given, mesh, axes)
         except PlanError as error:
             refused.append(error)
+            continue
+        named = [axis for own in axes.values() for axis in own]
+        others = tuple(axis for axis in range(len(mesh.axes)) if axis not in named)
+        found.append(
+            Pins(
+                texts=texts,
+                dp_axes=axes["dp"],
+                tp_axes=axes["tp"],
+                sequence=sequence,
+                zero=zero,
+                zero_axes=zero_axes,
+                split_matmuls="split=matmul" in texts,
+                microbatches=micro,
+                storage=storage,
+                model_axes=others if exact else (),
+                exact=exact,
+                cp_axes=axes["cp"],
+                ep_axes=axes["ep"],
+            )
+        )
     if not found:
         raise refused[0]
     return found
+
+
+def _axes_of_all(
+    mesh: Mesh, sizes: Mapping[str, int | None], shape: str | None, refused: list[PlanError]
+) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Every way to give each pin axes of its own. refused: why where there are none."""
+    found: list[dict[str, tuple[int, ...]]] = [{}]
+    for name, size in sizes.items():
+        more = []
+        for axes in found:
+            taken = tuple(axis for own in axes.values() for axis in own)
+            try:
+                more += [axes | {name: own} for own in _axes(mesh, name, size, taken, shape)]
+            except PlanError as error:
+                refused.append(error)
+        found = more
+    yield from found
 
 
 def with_roles(pins: Pins, mesh: Mesh) -> list[Pins]:
@@ -140,7 +191,7 @@ def with_roles(pins: Pins, mesh: Mesh) -> list[Pins]:
     The axes before the last of these are then not given to samples unless they are among them: samples go over the
     outermost axes first, and no plan is met twice.
     """
-    others = [axis for axis in range(len(mesh.axes)) if axis not in (*pins.dp_axes, *pins.tp_axes)]
+    others = [axis for axis in range(len(mesh.axes)) if axis not in pins.named_axes]
     more = len(mesh.axes) - len(pins.dp_axes) - FREE
     if pins.exact:
         return [] if more > 0 and others else [pins]
@@ -208,7 +259,7 @@ def no_room(asked: Mapping[str, int], devices: int) -> PlanError:
     """Pins that speak of all axes, and not of all devices."""
     return PlanError(
         f"pins {' and '.join(f'{key}={size}' for key, size in asked.items())} on {counted(devices, 'device')}",
-        f"sizes whose product is {devices}: with tp=1 every device has samples of its own",
+        f"sizes whose product is {devices}: with tp=1 what is left has samples of its own",
         "change the pins, or drop one of them",
     )
 

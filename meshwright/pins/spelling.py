@@ -10,7 +10,7 @@ from meshwright.cluster.units import is_whole
 from meshwright.errors import LayoutError, PlanError, counted
 from meshwright.layout import Layout
 from meshwright.pins.offload import SHOWN, WORD, read_offload
-from meshwright.pins.pins import NUMBERS, no_room, pin_parts, pinned_mesh
+from meshwright.pins.pins import AXES, NUMBERS, no_room, pin_parts, pinned_mesh
 
 WORDS = {
     "pp": "pp=2 or pp=2+2+4",
@@ -18,6 +18,9 @@ WORDS = {
     "mesh": "mesh=2x4",
     "dp": "dp=4",
     "tp": "tp=2",
+    "cp": "cp=2",
+    "ep": "ep=2",
+    "vpp": "vpp=2",
     "sp": "sp=on or sp=off",
     "zero": "zero=0 to 3, zero=3:8",
     "microbatch": "microbatch=4",
@@ -66,8 +69,8 @@ def _check_sizes(given: dict[str, str], sizes: tuple[int, ...] | None, cluster: 
             f"sizes whose product is {devices}",
             "change the pin or the cluster",
         )
-    asked: dict[str, int] = {key: int(given[key]) for key in ("dp", "tp") if key in given}
-    if asked.get("tp") == 1 and asked.get("dp", devices) != devices:
+    asked: dict[str, int] = {key: int(given[key]) for key in AXES if key in given}
+    if asked.get("tp") == 1 and "dp" in asked and prod(asked.values()) != devices:
         raise no_room(asked, devices)
     if asked and devices % prod(asked.values()):
         words = " and ".join(f"{key}={size}" for key, size in asked.items())

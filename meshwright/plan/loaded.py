@@ -146,6 +146,8 @@ def _check_predicted(plan: Plan) -> None:
 
 def _check_memory(plan: Plan) -> None:
     limit, peak = plan.memory_bytes, plan.predicted.peak_bytes
+    if not 0 <= plan.headroom < 1 or (plan.headroom and limit is not None):
+        raise PlanError(f"headroom is {plan.headroom}", "from 0 to less than 1, and 0 beside a memory limit", UNDO)
     if limit is not None and limit < max(1, peak):
         expected = f"at least predicted.peak_bytes, {peak}" if limit > 0 else "a size in bytes, or null for no limit"
         raise PlanError(f"memory_bytes is {limit}", expected, UNDO)
@@ -180,7 +182,8 @@ def _check_pins(plan: Plan) -> None:
     try:
         check_spelling(plan.pins)
         shape = pinned_mesh(plan.pins)
-        rest = [text for text in plan.pins if pin_parts(text)[0] not in ("pp", "schedule", "recompute", "offload")]
+        elsewhere = ("pp", "schedule", "vpp", "recompute", "offload")
+        rest = [text for text in plan.pins if pin_parts(text)[0] not in elsewhere]
         for stage in plan.stages if rest else ():
             if shape is not None and stage.mesh.sizes != shape:
                 raise PlanError(f"pin mesh={'x'.join(map(str, shape))}", f"the mesh's own sizes, {stage.mesh.sizes}")
@@ -193,6 +196,9 @@ def _check_pins(plan: Plan) -> None:
 def _check_stages(plan: Plan) -> None:
     sizes = [group[0].mesh.world_size for group in plan.groups]
     for key, value in map(pin_parts, plan.pins):
+        runs = {len(group) for group in plan.groups}
+        if key == "vpp" and runs != {int(value)}:
+            raise PlanError(f"pin vpp={value}", f"the plan's own runs of segments a stage, {sorted(runs)}")
         if key != "pp":
             continue
         parts = value.split("+")

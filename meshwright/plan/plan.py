@@ -20,6 +20,7 @@ from meshwright.plan.frontier import Choice
 from meshwright.plan.grouped import grouped
 from meshwright.plan.loaded import check_fields, check_loaded
 from meshwright.plan.records import InputPlan, ParameterPlan, Prediction, Stage, StageLink
+from meshwright.plan.search_log import SearchLog
 from meshwright.plan.stages import stage_commons
 from meshwright.plan.upgrade import OLDEST
 
@@ -36,9 +37,11 @@ class Plan:
     values go from stage to stage on their way to far readers; those of others are sent to each reader directly.
     order: of a plan of one stage whose segments run forward more than once, what a micro-batch does
     (`schedule.nested`). tasks: of a searched schedule, what each physical stage does, in order (`schedule.tasks`).
+    headroom: the part of each device that is left free where `memory_bytes` is None.
     compile: segments are compiled by inductor; the plan is priced and run so. answers: the questions about values of
     the batch that capture was allowed to answer beforehand, a line each. form: of a batch that holds more than tensors
     by name, with its plain values (`models.form`). rules: the ops of the model by the tier that their rules came from.
+    search_log: the nodes of the search, their bounds, the incumbents and why nodes were pruned; no part of equality.
     """
 
     fingerprint: str
@@ -56,6 +59,7 @@ class Plan:
     precision: str = "fp32"
     optimizer: str = "adamw"
     memory_bytes: int | None = None
+    headroom: float = 0.0
     pins: tuple[str, ...] = ()
     links: tuple[StageLink, ...] = ()
     routed_via_stages: tuple[int, ...] = ()
@@ -65,6 +69,7 @@ class Plan:
     answers: tuple[str, ...] = ()
     form: str = ""
     rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    search_log: SearchLog = field(default_factory=SearchLog, compare=False)
     schema: int = SCHEMA
 
     def __str__(self) -> str:

@@ -82,7 +82,9 @@ def pipeline_predicted(plan: Plan, program: Program, exact: bool = True) -> tupl
 
 def _as_asked(plan: Plan, by: Plan) -> Plan:
     """The plan under the model, budget and pins of another: its prediction depends on none of them."""
-    return replace(plan, model=by.model, memory_bytes=by.memory_bytes, pins=by.pins, cluster=by.cluster)
+    return replace(
+        plan, model=by.model, memory_bytes=by.memory_bytes, headroom=by.headroom, pins=by.pins, cluster=by.cluster
+    )
 
 
 def _listed(plan: Plan, program: Program) -> Plan:

@@ -41,7 +41,9 @@ def known_recipes(plan: Plan, program: Program) -> Sequence[Baseline]:
         cluster = load_cluster(plan.cluster)
     except MeshwrightError:
         return ()
-    return baselines(program, cluster, plan.optimizer, plan.precision, plan.memory_bytes, plan.pins)
+    return baselines(
+        program, cluster, plan.optimizer, plan.precision, plan.memory_bytes, plan.pins, headroom=plan.headroom
+    )
 
 
 def write_report(

@@ -18,6 +18,7 @@ from meshwright.predict import predict, predicted
 from meshwright.price.parameter import Setting
 from meshwright.solve.assemble import draft
 from meshwright.solve.candidates import allowed_meshes, candidates_on
+from meshwright.solve.effort import HEADROOM
 from meshwright.solve.pipeline.baselines import Baseline, pipelines
 from meshwright.solve.search import Candidate, Met, anyway, search
 
@@ -41,10 +42,12 @@ def baselines(
     pins: tuple[str, ...] = (),
     compile: bool = False,
     stages: bool = True,
+    headroom: float = HEADROOM,
 ) -> list[Baseline]:
     """pins: of a plan beside which they are shown; the number of micro-batches among them holds for all. stages:
-    pipelines too."""
-    setting, limit = Setting(optimizer, precision, compile=compile), _limit(cluster, memory_bytes)
+    pipelines too. headroom: part of each device that is left free where there is no limit."""
+    setting = Setting(optimizer, precision, compile=compile)
+    limit = cluster.mesh((cluster.device_count,)).device.limit_bytes(memory_bytes, headroom)
     cut = tuple(text for text in pins if text.startswith(("microbatch=", "microbatches=")))
     found: list[Baseline] = []
     ddp = None
@@ -132,11 +135,6 @@ def _alone(n: int, inner: int, otherwise: str) -> str:
 
 def _split(n: int, tp: int) -> Way:
     return (f"mesh={n}", f"tp={n}") if tp == n else (f"mesh={n // tp}x{tp}", f"dp={n // tp}", f"tp={tp}")
-
-
-def _limit(cluster: Cluster, memory_bytes: int | None) -> int:
-    usable = cluster.mesh((cluster.device_count,)).device.usable_bytes
-    return min(memory_bytes or usable, usable)
 
 
 def _parameter_server(ddp: Baseline, plan: Plan | None) -> Baseline:

@@ -26,7 +26,10 @@ from meshwright.solve.together import DEAREST, Assemble
 WORD = "recompute"
 
 ANYWHERE = ("auto", "keep")
-"""Methods that pipelines have too."""
+"""Methods that leave what is searched as it is."""
+
+IN_STAGES = (*ANYWHERE, "flat", "full", "selective")
+"""Methods that pipelines have too: each segment runs forward once. The others run segments in a nested order."""
 
 
 def pinned_method(texts: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -74,4 +77,6 @@ def refine_by(plan: Plan, program: Program, budget_bytes: int, method: str) -> P
 
 def no_stages(method: str) -> PlanError:
     """Where a pipeline was pinned beside."""
-    return PlanError(f"pin {WORD}={method} with stages", f"one stage, or {WORD}=keep in each", "drop one of the pins")
+    others = f"{', '.join(IN_STAGES[1:-1])} or {IN_STAGES[-1]}"
+    expected = f"one stage for a nested order, or {WORD}={others} in each"
+    return PlanError(f"pin {WORD}={method} with stages", expected, "drop one of the pins")

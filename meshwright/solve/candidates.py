@@ -11,7 +11,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.errors import PlanError, counted
-from meshwright.pins.pins import FREE, Pins, pin_readings, pinned_mesh, with_roles
+from meshwright.pins.pins import AXES, FREE, Pins, pin_parts, pin_readings, pinned_mesh, with_roles
 from meshwright.pins.spelling import check_spelling
 from meshwright.plan.cutting import check_cut, cut_batch, even_cuts
 from meshwright.price.parameter import Setting
@@ -39,7 +39,7 @@ MANY = 1024
 def allowed_meshes(cluster: Cluster, pins: tuple[str, ...], max_axes: int) -> list[Mesh]:
     """All shapes of the cluster's devices, or the one that a pin names."""
     shape = pinned_mesh(pins)
-    if shape is None and cluster.device_count > MANY and not any(text.startswith(("dp=", "tp=")) for text in pins):
+    if shape is None and cluster.device_count > MANY and not any(pin_parts(text)[0] in AXES for text in pins):
         return _of_hosts(cluster)
     if shape is None:
         return meshes(cluster, max_axes=max_axes)
@@ -110,7 +110,7 @@ def tight_candidates(program: Program, cluster: Cluster, pins: tuple[str, ...], 
 
 
 def _tight_meshes(cluster: Cluster, pins: tuple[str, ...]) -> list[Mesh]:
-    if any(text.startswith(("dp=", "tp=", "mesh=")) for text in pins):
+    if any(pin_parts(text)[0] in (*AXES, "mesh") for text in pins):
         return allowed_meshes(cluster, pins, FREE)
     inner = per_host(cluster)
     shape = (cluster.device_count // inner, inner) if inner < cluster.device_count else (inner,)

@@ -146,12 +146,13 @@ def feasible_pipeline(
     asked: PipelinePins,
     recompute: bool,
     method: str,
+    remat: str = "auto",
 ) -> MemoryNeeded | None:
     """In several stages, on devices that have so much memory."""
     devices = tuple(replace(one, memory_bytes=budget_bytes + one.reserve_bytes) for one in cluster.devices)
     roomy = replace(cluster, devices=devices)
     plan, _ = pipeline_search(
-        program, roomy, budget_bytes, setting, asked, recompute=recompute, method=method, first=True
+        program, roomy, budget_bytes, setting, asked, recompute=recompute, method=method, first=True, remat=remat
     )
     return needed_by(plan) if plan else None
 

@@ -20,14 +20,18 @@ Tight = Callable[[Cluster], list[Candidate]]
 """Of a larger cluster, the meshes that leave most room; none where the pins do not allow it."""
 
 
-def does_not_fit(cluster: Cluster, budget: int, least: MemoryNeeded, tight: Tight, unit: int) -> PlanError:
-    """least: the fewest bytes found to do. unit: devices come in multiples of it."""
+def does_not_fit(
+    cluster: Cluster, budget: int, least: MemoryNeeded, tight: Tight, unit: int, headroom: float = 0.0
+) -> PlanError:
+    """least: the fewest bytes found to do. unit: devices come in multiples of it. headroom: part of each device
+    that is left free."""
+    free = f", {headroom:.0%} left free: memory= or headroom=0 takes it" if headroom else ""
     device = cluster.mesh((cluster.device_count,)).device
     larger = _larger_that_fits(cluster, budget, tight, unit)
     todo = [f"use {larger.name} ({larger.device_count} devices do)"] if larger else []
     todo += ["raise the memory limit"] if least.bytes <= device.usable_bytes else []
     return PlanError(
-        f"no plan fits in {budget:,} bytes on each of {counted(cluster.device_count, 'device')} ({device.name})",
+        f"no plan fits in {budget:,} bytes on each of {counted(cluster.device_count, 'device')} ({device.name}{free})",
         least.beside(budget),
         ", ".join([*todo, "or make the batch smaller"]) if todo else "make the batch smaller",
     )

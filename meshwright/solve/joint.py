@@ -20,7 +20,8 @@ from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.refine import refine
-from meshwright.solve.search import SAME, Candidate, Progress, search
+from meshwright.solve.search import SAME, Candidate, search
+from meshwright.solve.search_log import SearchRecorder, mesh_node, not_below
 from meshwright.solve.sweep import swept
 from meshwright.solve.together import FEWER, Assemble, Together
 
@@ -34,24 +35,28 @@ def joint_search(
     budget_bytes: int,
     assemble: Assemble,
     best: Plan | None,
-    progress: Progress | None = None,
+    log: SearchRecorder | None = None,
     flat: bool = False,
     simpler_within: float = 0.0,
     effort: Effort = EFFORTS["default"],
+    gap: float = 0.0,
 ) -> tuple[Plan | None, float]:
     """(the fastest plan, `best` where recomputation does not help; a bound on all of them). flat: every segment runs
     forward once, and nothing waits on the host. simpler_within: steps closer than this part are equal, and the plan of
-    fewer axes is taken. effort: how much is looked at."""
-    state = _State(program, budget_bytes, assemble, best, progress, flat, simpler_within, effort)
+    fewer axes is taken. effort: how much is searched. gap: a node is pruned whose bound is within this part of the
+    incumbent."""
+    state = _State(program, budget_bytes, assemble, best, log or SearchRecorder(), flat, simpler_within, effort, gap)
     if STOP.asked and best:
         return best, 0.0
     if best is None:
         state.sweep(candidates)
         state.look_at(list(entries(candidates, budget_bytes, state.known_s)))
     else:
-        roomy = search(candidates, 1 << 62, limit_s=(1 - max(SAME, simpler_within)) * state.known_s)
+        roomy = search(candidates, 1 << 62, limit_s=(1 - max(SAME, simpler_within, gap)) * state.known_s)
         if roomy.best is None:  # more memory would not make it faster, nor does making values again
-            return best, min(state.known_s, roomy.bound_s)
+            bound_s = min(state.known_s, roomy.bound_s)
+            state.log.pruned("all meshes, recomputing", "no plan is faster even with unlimited memory", bound_s)
+            return best, bound_s
         state.look_at(list(entries(candidates, budget_bytes, state.known_s)))
         if effort.sweeps:
             state.sweep(_only(candidates, [entry for _, entry, _ in state.glanced]))
@@ -68,10 +73,11 @@ class _State:
     budget_bytes: int
     assemble: Assemble
     best: Plan | None
-    progress: Progress | None
+    log: SearchRecorder
     flat: bool
     simpler_within: float
     effort: Effort
+    gap: float = 0.0
     bounds: list[float] = field(default_factory=list)
     glanced: list[tuple[float, Entry, Together]] = field(default_factory=list)
 
@@ -96,9 +102,10 @@ class _State:
         heapify(found)
         while found and not (STOP.asked and self.best):
             entry = heappop(found)
-            refined = len(self.glanced) >= self.effort.probed
-            if refined or entry.bound.seconds >= WORTH * self.known_s or self._has_simpler(entry):
+            pruned = self._why_pruned(entry)
+            if pruned:
                 self.bounds.append(entry.bound.seconds)
+                self.log.pruned(_node(entry), pruned, entry.bound.seconds)
                 continue
             if not entry.weighed:  # the others stay where they are: a bound is only raised where it stands first
                 heappush(found, raised(entry, self.budget_bytes, self.known_s))
@@ -109,11 +116,23 @@ class _State:
             cutoff_s = self.cutoff_s(entry.candidate.axes)
             together = Together(frontier, self.program, self.budget_bytes, self.assemble, cutoff_s, offered)
             together.most_met = self.effort.shardings
+            known_s = self.known_s
             if self.best is None:
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
             else:
                 self.glanced.append((together.glance(entry.bound.price), entry, together))
                 self._take(entry, together.best)
+            found_s = self.glanced[-1][0] if known_s < inf else self.known_s
+            self.log.expanded(_node(entry), "probed with one sharding", entry.bound.seconds, found_s)
+
+    def _why_pruned(self, entry: Entry) -> str:
+        """Empty where the node is to be expanded."""
+        cutoff_s = min(WORTH, 1 - self.gap) * self.known_s
+        if len(self.glanced) >= self.effort.probed:
+            return f"the effort allows {self.effort.probed} probes"
+        if entry.bound.seconds >= cutoff_s:
+            return not_below(cutoff_s, self.known_s)
+        return "a mesh of fewer axes has as low a bound" if self._has_simpler(entry) else ""
 
     def _has_simpler(self, entry: Entry) -> bool:
         """Whether a mesh of fewer axes was glanced at, in as many micro-batches, whose bound is as low."""
@@ -132,9 +151,10 @@ class _State:
         for number, (step_s, entry, together) in enumerate(order[: self.effort.settled]):
             hopeful = number == 0 or step_s == inf or step_s <= self.effort.slower * self.known_s
             hopeful &= not (STOP.asked and self.best)
-            if hopeful and entry.bound.seconds < WORTH * self.known_s:
+            if hopeful and entry.bound.seconds < min(WORTH, 1 - self.gap) * self.known_s:
                 before_s, together.known_s = self.known_s, self.cutoff_s(entry.candidate.axes)
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
+                self.log.expanded(_node(entry), "searched with mixtures of shardings", entry.bound.seconds, step_s)
                 if self.known_s == before_s < inf and not self.effort.to_the_end:
                     return  # what promised most has kept nothing of it
 
@@ -148,9 +168,11 @@ class _State:
     def _take(self, entry: Entry, plan: Plan | None) -> None:
         if plan is not None and plan.predicted.step_s < self.known_s:
             self.best = plan
-            if self.progress:
-                name = f"{entry.candidate.name} x {entry.microbatches}"
-                self.progress(f"{name}, recomputing: {self.known_s:.4g} s")
+            self.log.incumbent(_node(entry), self.known_s)
+
+
+def _node(entry: Entry) -> str:
+    return f"{mesh_node(entry.candidate.name, entry.microbatches)}, recomputing"
 
 
 def axes_of(plan: Plan) -> int:

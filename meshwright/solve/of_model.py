@@ -14,7 +14,7 @@ from meshwright.models.joined import joined, joined_batch
 from meshwright.pins.constraints import Constraints
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes
-from meshwright.solve.effort import SIMPLER_WITHIN
+from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
 from meshwright.solve.pin_words import check_words
 from meshwright.solve.plan import make_plan
 
@@ -34,12 +34,18 @@ def plan_model(
     allow: str | Iterable[str] = (),
     simpler_within: float = SIMPLER_WITHIN,
     effort: str = "default",
+    gap: float = 0.0,
+    headroom: float | None = None,
 ) -> Plan:
     """The fastest plan that fits, as `mw.plan` says."""
     if global_batch is not None and (type(global_batch) is not int or global_batch < 1):
         raise PlanError(
             f"global_batch {global_batch!r}", "a whole number of samples, at least 1", "give a larger batch"
         )
+    effort_of(effort)
+    check_part("simpler_within", simpler_within)
+    check_part("gap", gap)
+    headroom_of(memory, headroom)
     texts = _texts(pins)
     check_words(texts, cluster)
     check_optimizer(optimizer)
@@ -58,6 +64,8 @@ def plan_model(
         pins=texts,
         simpler_within=simpler_within,
         effort=effort,
+        gap=gap,
+        headroom=headroom,
     )
 
 

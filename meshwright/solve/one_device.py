@@ -28,7 +28,9 @@ from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.methods import FIXED
 from meshwright.solve.memory.plan import one_device_plan
 from meshwright.solve.memory.refuse import EXACT, NoRoomError
-from meshwright.solve.search import SAME, Progress
+from meshwright.solve.request import PlanRequest
+from meshwright.solve.search import SAME
+from meshwright.solve.search_log import SearchRecorder
 
 LOSS, LOSS_BYTES = 0.02, 400 << 20
 """What a GPU's allocator may lose of a budget to pieces that fit nothing: a part of it, and so many bytes more."""
@@ -37,7 +39,7 @@ LESS_ROOM = 3
 """Searches with less memory where what was found takes more than the search counted."""
 
 SETTLED = ("microbatch", "microbatches", "zero", "sp", "offload")
-TRIVIAL = ("mesh=1", "dp=1", "tp=1", "pp=1")
+TRIVIAL = ("mesh=1", "dp=1", "tp=1", "cp=1", "ep=1", "vpp=1", "pp=1")
 """Pins that leave nothing open on one device."""
 
 
@@ -112,23 +114,18 @@ def budget_bytes(room: int, device: Device) -> int:
 
 
 def one_device_search(
-    program: Program,
-    cluster: Cluster,
-    memory_bytes: int | None,
-    setting: Setting,
-    pins: tuple[str, ...],
-    method: str = "auto",
-    fit: bool = True,
-    progress: Progress | None = None,
+    request: PlanRequest, pins: tuple[str, ...], method: str = "auto", log: SearchRecorder | None = None
 ) -> Plan:
-    """The fastest that fits, `memory_bytes` and pins as asked for. fit: raises NoRoomError where none does."""
+    """The fastest that fits. pins: of the mesh and of micro-batches. Raises NoRoomError where none does and the request
+    wants one that fits."""
+    program, cluster, memory_bytes, setting = request.program, request.cluster, request.memory_bytes, request.setting
     mesh = one_device_mesh(cluster)
     numbers = candidates_on(program, [mesh], pins, setting)[0].microbatches
-    usable = mesh.device.usable_bytes
-    room = min(room_bytes(memory_bytes, mesh.device) or usable, usable)
-    search = _Search(program, mesh, cluster.name, setting, method, numbers, room, memory_bytes, progress)
+    room = mesh.device.limit_bytes(room_bytes(memory_bytes, mesh.device), request.headroom)
+    search = _Search(program, mesh, cluster.name, setting, method, numbers, room, memory_bytes, log or SearchRecorder())
+    search.gap = request.gap
     found = search.best()
-    if found is None and not fit:
+    if found is None and not request.fit:
         found = search.curves(numbers[-1]).find(1 << 62, memory_bytes, method)
     if found is None:
         raise search.refusal()
@@ -145,7 +142,8 @@ class _Search:
     numbers: tuple[int, ...]
     room: int
     given: int | None
-    progress: Progress | None
+    log: SearchRecorder
+    gap: float = 0.0
     known: dict[int, Curves] = field(default_factory=dict)
 
     def curves(self, number: int) -> Curves:
@@ -160,9 +158,13 @@ class _Search:
         tight: list[int] = []
         for number in self.numbers:
             floor_s = self.floor_s(number)
-            if best is not None and (STOP.asked or floor_s >= best.predicted.step_s):
-                break  # more are no faster, or somebody wants the best so far
+            node = counted(number, "micro-batch")
+            if best is not None and (STOP.asked or floor_s >= best.predicted.step_s * (1 - self.gap)):
+                bounds.append(floor_s)
+                self.log.pruned(node, "more micro-batches are no faster than its bound", floor_s)
+                break
             plan = self._within(number, nest=number == 1)
+            self.log.expanded(node, "" if plan else "nothing fits", floor_s, plan.predicted.step_s if plan else None)
             if plan is None:
                 tight.append(number)
                 bounds.append(floor_s)
@@ -182,8 +184,7 @@ class _Search:
     def _faster(self, best: Plan | None, plan: Plan) -> Plan:
         if best is not None and plan.predicted.step_s >= best.predicted.step_s * (1 - SAME):
             return best
-        if self.progress:
-            self.progress(f"{counted(plan.microbatches, 'micro-batch')}: {plan.predicted.step_s:.4g} s")
+        self.log.incumbent(counted(plan.microbatches, "micro-batch"), plan.predicted.step_s)
         return plan
 
     def _within(self, number: int, nest: bool = True) -> Plan | None:

@@ -22,8 +22,7 @@ from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.chain import bound_at, least_s, solve_chain
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
-
-Progress = Callable[[str], None]
+from meshwright.solve.search_log import SearchRecorder, mesh_node, not_below, over_budget
 
 SAME = 5e-4
 """Steps closer than this are equal: half of what a plan may take longer than a baseline."""
@@ -96,21 +95,22 @@ class Found:
 def search(
     candidates: list[Candidate],
     budget_bytes: int,
-    progress: Progress | None = None,
+    log: SearchRecorder | None = None,
     limit_s: float = float("inf"),
     first: bool = False,
     exactly: bool = True,
     same: float = SAME,
     quick: bool = False,
+    gap: float = 0.0,
 ) -> Found:
     """Faster than `limit_s`, if any is. first: the first that is found is enough. exactly: as for `solve_chain`. same:
     steps closer than this part are equal. quick: values may be made again later, so that chains which pay more for
-    memory than that takes are of no use.
+    memory than that takes are of no use. gap: a node is pruned whose bound is within this part of the incumbent.
 
     Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further.
     """
     floors: dict[int, float] = {}
-    state = _State(budget_bytes, limit_s, progress, floors, exactly, same, not quick)
+    state = _State(budget_bytes, limit_s, log or SearchRecorder(), floors, exactly, same, not quick, gap)
     refused: list[PlanError] = []
     for later in (False, True):
         found = []
@@ -120,15 +120,21 @@ def search(
                     floors[place] = state.floor(place, candidate)
                     found.append((floors[place], place))
                 except PlanError as error:
+                    state.log.pruned(f"mesh {candidate.name}", f"refused: {error.given}")
                     refused.append(error)
         if quick and found:
             state.limit_s = min(state.limit_s, MAKE_AGAIN * min(found)[0])
         for floor, place in sorted(found):
             candidate, enough = candidates[place], (first or STOP.asked) and state.met
             if quick and later and not state.met:
-                state.leave(place, floor)
-            elif not enough and floor < state.reach_s(candidate, candidate.microbatches[0]):
+                state.leave(place, candidate, floor)
+            elif enough:
+                state.log.stopped(f"mesh {candidate.name}", "the best so far was asked for")
+            elif floor < (cutoff_s := state.cutoff_s(candidate, candidate.microbatches[0])):
                 state.look_at(place, candidate)
+            else:
+                state.bounds.append(floor)
+                state.log.pruned(f"mesh {candidate.name}", not_below(cutoff_s, state.known_s), floor)
     if not floors and refused:
         raise refused[0]
     bound_s = min([*state.bounds, state.known_s])
@@ -186,11 +192,12 @@ class _State:
 
     budget_bytes: int
     limit_s: float
-    progress: Progress | None
+    log: SearchRecorder
     floors: dict[int, float]
     exactly: bool = True
     same: float = SAME
     hard: bool = True
+    gap: float = 0.0
     met: list[Met] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     price: float = 0.0
@@ -202,73 +209,86 @@ class _State:
     def known_s(self) -> float:
         return min((one.chain.seconds for one in self.met), default=self.limit_s)
 
-    def reach_s(self, candidate: Candidate, number: int) -> float:
+    def cutoff_s(self, candidate: Candidate, number: int) -> float:
         """What it has to be faster than, in so many micro-batches: what is simpler than the best may be as fast, and a
         mesh of more than two axes has to be faster by more than that."""
         if not self.met:
             return self.known_s
         simplest = min(one.rank for one in self.met)
         if candidate.later and candidate.axes > simplest[0]:
-            return self.known_s * (1 - self.same)
-        return self.known_s * (1 + self.same if (candidate.axes, number) < simplest[:2] else 1)
+            return self.known_s * (1 - max(self.same, self.gap))
+        return self.known_s * (1 + self.same if (candidate.axes, number) < simplest[:2] else 1 - self.gap)
 
     def floor(self, place: int, candidate: Candidate) -> float:
         """What no number of micro-batches is faster than."""
         frontier = candidate.frontier(candidate.microbatches[0])
         floor = least_s(frontier)
-        if floor >= self.reach_s(candidate, candidate.microbatches[0]):
+        if floor >= self.cutoff_s(candidate, candidate.microbatches[0]):
             self.slower[place] = candidate.microbatches[0]
             candidate.drop()
         else:
             self.leasts[place] = Least.of(frontier)
         return floor
 
-    def leave(self, place: int, floor: float) -> None:
+    def leave(self, place: int, candidate: Candidate, floor: float) -> None:
         """To those who make values again: nothing simpler fits with all kept."""
         self.tight.add(place)
         self.bounds.append(floor)
+        self.log.pruned(f"mesh {candidate.name}", "nothing simpler fits with all kept: left to recomputation", floor)
 
     def look_at(self, place: int, candidate: Candidate) -> None:
         """Every number of micro-batches that could be faster."""
+        if place not in self.leasts:  # pruned at first, and among the simpler ones now
+            self.leasts[place] = Least.of(candidate.frontier(candidate.microbatches[0]))
         for number in candidate.microbatches:
             if STOP.asked and self.met:
                 break
-            if self.leasts[place].bytes_at(number) > self.budget_bytes:
+            node = mesh_node(candidate.name, number)
+            least = self.leasts[place].bytes_at(number)
+            if least > self.budget_bytes:
+                self.log.pruned(node, over_budget(least, self.budget_bytes))
                 self.tight.add(place)
                 continue
             try:
                 frontier = candidate.frontier(number)
             except PlanError:
-                continue  # this cut of the batch does not go with the pins
+                self.log.pruned(node, "this cut of the batch does not go with the pins")
+                continue
             if frontier.least_static() > self.budget_bytes:
+                self.log.pruned(node, f"{over_budget(frontier.least_static(), self.budget_bytes)} for weights alone")
                 self.tight.add(place)
                 break  # nor is there less of it in more micro-batches
-            if frontier.least_held() + frontier.least_transient() > self.budget_bytes:
+            least = frontier.least_held() + frontier.least_transient()
+            if least > self.budget_bytes:
+                self.log.pruned(node, over_budget(least, self.budget_bytes))
                 self.tight.add(place)
                 continue
-            floor, reach_s = least_s(frontier), self.reach_s(candidate, number)
-            if floor >= reach_s:
+            floor, cutoff_s = least_s(frontier), self.cutoff_s(candidate, number)
+            if floor >= cutoff_s:
                 self.bounds.append(floor)
+                self.log.pruned(node, not_below(cutoff_s, self.known_s), floor)
                 if any_evener(candidate, frontier):
                     continue
                 self.slower[place] = number
                 break  # more are no faster
             if self.price:
                 bound_s = bound_at(frontier, self.price, self.budget_bytes)
-                if bound_s >= reach_s:
+                if bound_s >= cutoff_s:
                     self.tight.add(place)
                     self.bounds.append(bound_s)
+                    self.log.pruned(node, f"under the memory limit {not_below(cutoff_s, self.known_s)}", bound_s)
                     continue
             free, proven_s = True, floor
             for weight in candidate.weights:
                 here = frontier.weighed(weight)
-                chain, bound_s = solve_chain(here, self.budget_bytes, reach_s, self.exactly, self.hard)
+                chain, bound_s = solve_chain(here, self.budget_bytes, cutoff_s, self.exactly, self.hard)
                 self._take(place, candidate, chain, frontier)
                 free &= chain is not None and not chain.price
-                proven_s, reach_s = max(proven_s, bound_s), self.reach_s(candidate, number)
-                if proven_s >= reach_s or (chain is None and not self.hard):
+                proven_s, cutoff_s = max(proven_s, bound_s), self.cutoff_s(candidate, number)
+                if proven_s >= cutoff_s or (chain is None and not self.hard):
                     break
             self.bounds.append(proven_s)
+            self._log_expanded(node, proven_s, free)
             if free:
                 break
             self.tight.add(place)
@@ -287,10 +307,9 @@ class _State:
         self.met = [one for one in self.met if one.chain.seconds <= self.known_s * (1 + self.same)]
         if chain.seconds < before_s:
             self.price = chain.price
-            self._say(f"{candidate.name} x {number}", chain.seconds)
+            gap = max(0.0, 1 - min(self.floors.values()) / chain.seconds)
+            self.log.incumbent(mesh_node(candidate.name, number), chain.seconds, gap)
 
-    def _say(self, name: str, seconds: float) -> None:
-        """The best so far, and its gap to what the meshes looked at so far could reach."""
-        if self.progress:
-            gap = max(0.0, 1 - min(self.floors.values()) / seconds)
-            self.progress(f"{name}: {seconds:.4g} s, gap at most {gap:.1%}")
+    def _log_expanded(self, node: str, bound_s: float, free: bool) -> None:
+        why = "memory does not bind: more micro-batches are no faster" if free else "memory binds"
+        self.log.expanded(node, f"everything kept, {why}", bound_s)

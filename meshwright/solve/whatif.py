@@ -23,6 +23,7 @@ def what_if(plan: Plan, program: Program, pins: Iterable[str], cluster: str | Cl
         found,
         model=plan.model,
         memory_bytes=plan.memory_bytes,
+        headroom=plan.headroom if plan.memory_bytes is None else None,
         optimizer=plan.optimizer,
         precision=plan.precision,
         compile=plan.compile,

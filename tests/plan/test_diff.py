@@ -64,7 +64,7 @@ def test_one_segment_is_named_and_many_are_counted(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"memory_bytes": 1 << 40}, "memory limit: the device's own -> 1024 GiB"),
+        ({"memory_bytes": 1 << 40}, "memory limit: the device's own less 3 % -> 1024 GiB"),
         ({"pins": ()}, "constraints: dp=2 -> none"),
         ({"order": ("forward 0", "backward 0")}, "order: every layer once -> 2 steps, 0 of them passes"),
         ({"routed_via_stages": (1,)}, "values passed on from stage to stage, by layer: none -> 1"),
@@ -94,10 +94,31 @@ def test_what_a_stage_does_otherwise_is_said(plan: Plan, stages: Plan) -> None:
 
 
 def test_no_decision_goes_unseen(plan: Plan) -> None:
-    """Every field but what was predicted and where rules came from, which decide nothing."""
+    """Every field but what was predicted, how it was searched and where rules came from, which decide nothing."""
     plain = json.loads(plan.to_json())
-    seen = {"schema", "predicted", "rules", "choices", "segments", "stages", "parameters", "links", "order"}
-    seen |= {"routed_via_stages", "tasks", "answers", "form", "memory_bytes", "pins", "inputs"}
+    seen = {
+        "schema",
+        "predicted",
+        "rules",
+        "choices",
+        "segments",
+        "stages",
+        "parameters",
+        "links",
+        "order",
+        "search_log",
+    }
+    seen |= {
+        "routed_via_stages",
+        "tasks",
+        "answers",
+        "form",
+        "memory_bytes",
+        "headroom",
+        "pins",
+        "inputs",
+        "search_log",
+    }
     assert set(plain) == seen | set(ASKED)
 
 

@@ -35,12 +35,12 @@ def test_an_effort_that_there_is_not_is_refused() -> None:
 
 def test_constraints_say_what_pins_say() -> None:
     every = mw.Constraints(
-        pp=(2, 2), schedule="1f1b", mesh=(1, 2), dp=2, tp=1, sp=False, zero="3:8", microbatch=4, recompute="full",
-        split="matmul", storage={"a.*": "S(0)"},
+        pp=(2, 2), schedule="1f1b", mesh=(1, 2), dp=2, tp=1, cp=1, ep=1, vpp=2, sp=False, zero="3:8",
+        microbatch=4, recompute="full", offload="optimizer", split="matmul", storage={"a.*": "S(0)"},
     )  # fmt: skip
     assert every.pins() == (
-        "pp=2+2", "schedule=1f1b", "mesh=1x2", "dp=2", "tp=1", "sp=off", "zero=3:8", "microbatch=4", "recompute=full",
-        "split=matmul", "a.*=S(0)",
+        "pp=2+2", "schedule=1f1b", "mesh=1x2", "dp=2", "tp=1", "cp=1", "ep=1", "vpp=2", "sp=off", "zero=3:8",
+        "microbatch=4", "recompute=full", "split=matmul", "offload=optimizer", "a.*=S(0)",
     )  # fmt: skip
     assert {text.partition("=")[0] for text in every.pins()[:-1]} == set(WORDS) - {"microbatches"}
     assert mw.Constraints().pins() == ()

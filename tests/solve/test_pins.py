@@ -39,6 +39,10 @@ def gpt() -> Program:
         (("tokens.weight=R",), "S(dim) or I"),
         (("tokens.weight=S(2)",), "for tokens.weight of shape"),
         (("foo=2",), "one of pp=2"),
+        (("ep=2",), "experts that 2 divides; the model has none"),
+        (("cp=0",), "a whole number from 1"),
+        (("vpp=two",), "a whole number from 1"),
+        (("pp=2", "recompute=rotor"), "one stage for a nested order"),
         (("*.up.weight=S(0)", "layers.0.up.weight=S(1)"), "pins *.up.weight=S(0) and layers.0.up.weight=S(1)"),
     ],
 )
@@ -59,6 +63,11 @@ def test_pins_that_cannot_be_are_refused_by_name(pins: tuple[str, ...], fault: s
         (("*.up.weight=S(0) on dp", "mesh=2x2", "dp=4"), "pin '*.up.weight=S(0) on dp' with dp=4 over axes of 2x2"),
         (("sp=on", "tp=1"), "pins sp=on and tp=1 on 4 devices"),
         (("sp=on", "dp=4"), "pins sp=on and dp=4 on 4 devices"),
+        (("mesh=4", "cp=2"), "pins mesh=4 and cp=2"),
+        (("pp=1", "vpp=2"), "pins pp=1 and vpp=2"),
+        (("schedule=1f1b", "vpp=2"), "pins schedule=1f1b and vpp=2"),
+        (("schedule=interleaved", "vpp=1"), "pins schedule=interleaved and vpp=1"),
+        (("tp=1", "cp=2", "dp=4"), "pins dp=4 and tp=1 and cp=2 on 4 devices"),
     ],
 )
 def test_pins_that_contradict_each_other_are_both_named(pins: tuple[str, ...], given: str) -> None:

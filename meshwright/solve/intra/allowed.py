@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from meshwright.capture.experts import MIX
 from meshwright.capture.program import Op, Value
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
@@ -25,7 +26,9 @@ def allowed(
     """batch_dims: of every value, the dims that hold samples. weights: the names of those that have several dims."""
     names = (*op.operands(), *(value.name for value in op.results))
     dims = [batch_dims[name] for name in names]
-    narrow: Narrow | None = partial(_narrowed, pins, dims) if pins.names_axes else None
+    narrow: Narrow | None = None
+    if pins.names_axes:
+        narrow = partial(_narrowed, pins, dims, _weight_places(op, weights), op.target == MIX)
     shapes = tuple([values[name].type.sizes for name in op.operands()] + [value.type.sizes for value in op.results])
     uneven = may_help(shapes, mesh.sizes)
     if uneven:
@@ -46,19 +49,47 @@ def allowed(
                 "drop the pin or change the mesh",
             )
         found = _splitting(whole, op, pins, weights) or whole or found
+    if pins.cp_axes and op_kind(op) == "matmul":  # not the same work on every device
+        found = [made for made in found if all(made.factors[i] for i in pins.cp_axes)] or found
     return tuple(found)
 
 
 def _splitting(found: Sequence[Strategy], op: Op, pins: Pins, weights: frozenset[str]) -> list[Strategy]:
     """Those that split the op's weights over the axes that are pinned to that."""
-    places = [position for position, name in enumerate(op.operands()) if name in weights]
+    places = _weight_places(op, weights)
     return [made for made in found if all(made.operands[p][i].is_shard for p in places for i in pins.tp_axes)]
 
 
-def _narrowed(pins: Pins, dims: Sequence[frozenset[int]], axis: int, ways: Sequence[Way]) -> Sequence[Way]:
-    """What pins leave of the ways of an axis. dims: of every operand and result, those that hold samples."""
-    if axis not in (*pins.dp_axes, *pins.tp_axes, *pins.model_axes):
+def _without(ways: Sequence[Way], others: Sequence[Way]) -> list[Way]:
+    return [way for way in ways if way not in others]
+
+
+def _weight_places(op: Op, weights: frozenset[str]) -> tuple[int, ...]:
+    return tuple(position for position, name in enumerate(op.operands()) if name in weights)
+
+
+def _narrowed(
+    pins: Pins,
+    dims: Sequence[frozenset[int]],
+    weights: tuple[int, ...],
+    experts: bool,
+    axis: int,
+    ways: Sequence[Way],
+) -> Sequence[Way]:
+    """What pins leave of the ways of an axis.
+
+    dims: of every operand and result, those that hold samples.
+    weights: positions of the operands that are weights.
+    experts: the op is a mixture of experts.
+    """
+    if axis not in (*pins.named_axes, *pins.model_axes):
         return ways
+    if axis in pins.ep_axes:
+        split = [way for way in ways if any(way.operands[p].is_shard for p in weights)]
+        spread = [way for way in split if all(way.operands[p].dim == 0 for p in weights)]
+        return spread if experts else _without(ways, split)
+    if axis in pins.cp_axes:
+        ways = _without(ways, [way for way in ways if any(way.operands[p].is_shard for p in weights)])
     samples = [way for way in ways if _over_samples(way, dims)]
     if axis in pins.dp_axes:
         return samples or [way for way in ways if way.factor is None]

@@ -242,6 +242,9 @@ def boundary_layouts(space: Space, name: str, freedom: int = ALL) -> tuple[Layou
         sharded = axis in pins.dp_axes
         if axis in pins.dp_axes:
             dims = [dim for dim in dims if dim in batch_dims]
+        elif axis in pins.cp_axes:
+            dims = [dim for dim in dims if dim in sequence_dims(len(shape), batch_dims)]
+            sharded = True
         elif axis in pins.model_axes:
             dims = [dim for dim in dims if dim not in batch_dims]
         elif axis in pins.tp_axes or pins.sequence is not None:
@@ -256,6 +259,11 @@ def boundary_layouts(space: Space, name: str, freedom: int = ALL) -> tuple[Layou
         given = f"{name} of shape {shape} on a mesh of {'x'.join(map(str, mesh.sizes))}"
         raise PlanError(given, "samples that the axes divide together", "change the batch or the pins")
     return found
+
+
+def sequence_dims(rank: int, batch_dims: frozenset[int]) -> tuple[int, ...]:
+    """Dims of a value between its samples and its last, which holds features: what context parallelism splits."""
+    return tuple(dim for dim in range(1, rank - 1) if dim not in batch_dims)
 
 
 def skip_layout(space: Space, name: str, sharded: tuple[bool, ...]) -> Layout:

@@ -60,23 +60,29 @@ def fixed_ways(
     if method == "keep":
         return kept
     if method == "full":
-        least = [min(_whole(ways), key=lambda one: (one.resident_bytes, one.seconds)) for ways in options]
-        return [*least[:-1], kept[-1]]
+        return [*map(least_kept, options[:-1]), kept[-1]]
     costs, traced = NodeCosts(plan.mesh.device, fused, plan.mesh), traced_for(plan.mesh.device)
     made: dict[int, Kept] = {}
     found = []
     for graph in sharded_segments(program, plan):
         if id(graph) not in made:
-            made[id(graph)] = _selective(traced(graph), costs)
+            made[id(graph)] = selective_way(traced(graph), costs)
         found.append(made[id(graph)])
     return found
+
+
+def least_kept(ways: Sequence[Kept]) -> Kept:
+    """What a segment keeps under `full`: the fewest bytes, in one piece."""
+    return min(_whole(ways), key=lambda one: (one.resident_bytes, one.seconds))
 
 
 def _whole(ways: Sequence[Kept]) -> list[Kept]:
     return [kept for kept in ways if kept.chunks == 1]
 
 
-def _selective(joint: Joint, costs: NodeCosts) -> Kept:
+def selective_way(joint: Joint, costs: NodeCosts) -> Kept:
+    """Products, convolutions and attention are kept, the rest is recomputed."""
+
     def is_kept(target: str) -> bool:
         return target.startswith(KEPT_WHERE_SELECTIVE)
 

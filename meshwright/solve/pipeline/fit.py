@@ -10,15 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
+from meshwright.cost.traced.nodes import NodeCosts
+from meshwright.generate.program import sharded_segment
 from meshwright.plan import Choice, Plan, Stage, StagePrediction
 from meshwright.predict.pieces import Piece, stage_pieces
 from meshwright.predict.stages import held_bytes
 from meshwright.predict.step import pipeline_predicted
 from meshwright.predict.ways import stage_ways, with_choices
 from meshwright.remat.curve import Kept
+from meshwright.remat.traced import traced_for
 from meshwright.schedule.orders import SPLIT
 from meshwright.simulate import SegmentCost, Timeline
 from meshwright.solve.memory.chain import Instance, solve_instances
+from meshwright.solve.memory.methods import least_kept, selective_way
 
 ROUNDS = 4
 NEARLY = 0.8
@@ -64,6 +68,24 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
             choices = [made.get(index, choice) for index, choice in enumerate(choices)]
         found, _ = pipeline_predicted(with_choices(found, choices), program)
     return None
+
+
+def checkpointed(plan: Plan, program: Program, budgets: list[int], method: str) -> Plan | None:
+    """The plan with every segment of every stage checkpointed by a fixed method; None where that does not fit.
+
+    method: `full` or `selective`. As in plans of one stage, `full` lets the last segment keep everything.
+    """
+    choices = []
+    for stage in plan.stages:
+        for index, ways in zip(stage.segments, stage_ways(plan, program, stage), strict=True):
+            kept = ways[0] if index == len(program.segments) - 1 and method == "full" else least_kept(ways)
+            if method == "selective":
+                joint = traced_for(stage.mesh.device)(sharded_segment(program, plan, index, plan.microbatch))
+                kept = selective_way(joint, NodeCosts(stage.mesh.device, plan.compile, stage.mesh))
+            choices.append(replace(plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=1))
+    found, _ = pipeline_predicted(with_choices(plan, choices), program)
+    over = any(stage.peak_bytes > limit for stage, limit in zip(found.predicted.stages, budgets, strict=True))
+    return None if over else found
 
 
 def nearly_predicted(plan: Plan, program: Program, budgets: Sequence[int]) -> tuple[Plan, Timeline]:

@@ -70,8 +70,9 @@ def stage_meshes(
     budget_bytes: int | None,
     stages: int | None = None,
     sizes: Sequence[int] | None = None,
+    headroom: float = 0.0,
 ) -> list[StageMesh]:
-    """Every class that the pins allow; of these sizes, if given."""
+    """Every class that the pins allow; of these sizes, if given. headroom: left free where there is no budget."""
     shape, inner = pinned_mesh(pins), per_host(cluster)
     found = []
     for size in stage_sizes(cluster, stages) if sizes is None else sorted(set(sizes)):
@@ -82,8 +83,7 @@ def stage_meshes(
                 parsed = parse_pins(pins, mesh)
             except PlanError:
                 continue
-            usable = mesh.device.usable_bytes
-            limit = usable if budget_bytes is None else min(usable, budget_bytes)
+            limit = mesh.device.limit_bytes(budget_bytes, headroom)
             found.append(StageMesh(mesh, parsed, device_counts(cluster, mesh.ranks), limit))
     return found
 

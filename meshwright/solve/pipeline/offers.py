@@ -145,8 +145,12 @@ def _offer(program: Program, at: int, stage: StageMesh, chain: Chain, recompute:
     return _summed(at, chain.microbatches, chain.points, rows, layouts)
 
 
-def with_levels(offer: Offer, program: Program, stage: StageMesh) -> Offer:
-    """The offer with what its segments could keep at a few prices per byte; `program` at one micro-batch."""
+def with_levels(offer: Offer, program: Program, stage: StageMesh, method: str = "auto") -> Offer:
+    """The offer with what its segments could keep at a few prices per byte; `program` at one micro-batch.
+
+    method: of activation checkpointing; `full` and `selective` leave one level each.
+    """
+    levels = {"full": slice(-1, None), "selective": slice(1, 2)}.get(method, slice(None))
     points = {id(point): point.point for point in offer.points}
     price = sum(p.forward_s for p in points.values()) / max(1, sum(p.resident_bytes for p in points.values()))
     rows = {}
@@ -155,6 +159,7 @@ def with_levels(offer: Offer, program: Program, stage: StageMesh) -> Offer:
         found = held_points(graph, point.choice, stage.mesh, [price * ratio for ratio in RATIOS])
         rows[key] = [_figures(point, offer.microbatches)]
         rows[key] += [_recomputing(point, offer.microbatches, one.resident_bytes, one.recompute_s) for one in found]
+        rows[key] = rows[key][levels]
     return _summed(offer.mesh, offer.microbatches, offer.points, rows, offer.layouts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,7 +10,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.cluster.units import is_whole
 from meshwright.errors import PlanError, counted
-from meshwright.pins.pins import pin_parts, pinned_mesh
+from meshwright.pins.pins import AXES, pin_parts, pinned_mesh
 from meshwright.plan.cutting import check_cut
 from meshwright.plan.units import show_bytes
 from meshwright.schedule import ORDERS
@@ -22,13 +22,14 @@ FEWEST_RUNS = 2
 
 @dataclass(frozen=True, slots=True)
 class PipelinePins:
-    """What pins say of stages: `pp=K`, or `pp=2+2+4` with their devices; `schedule=NAME`; and the rest, which speak of
-    each stage's own mesh."""
+    """What pins say of stages: `pp=K`, or `pp=2+2+4` with their devices; `schedule=NAME`; `vpp=V` runs of segments a
+    stage; and the rest, which speak of each stage's own mesh."""
 
     stages: int | None
     schedule: str | None
     rest: tuple[str, ...]
     sizes: tuple[int, ...] | None = None
+    runs: int | None = None
 
     @property
     def pp(self) -> str:
@@ -39,25 +40,27 @@ class PipelinePins:
     def text(self) -> str:
         """All of them."""
         schedule = f"schedule={self.schedule}" if self.schedule else ""
-        return ", ".join(text for text in (self.pp, schedule, *self.rest) if text)
+        runs = f"vpp={self.runs}" if self.runs else ""
+        return ", ".join(text for text in (self.pp, schedule, runs, *self.rest) if text)
 
     @property
     def one_stage(self) -> bool:
         """No pipeline is wanted: pins that speak of a mesh mean that of all devices, unless stages are pinned too."""
-        if self.stages is not None or self.schedule is not None:
+        if self.stages is not None or self.schedule is not None or (self.runs or 1) > 1:
             return self.stages == 1 or self.schedule == "one-stage"
         return any(pin_parts(text)[0] not in ("microbatch", "microbatches") for text in self.rest)
 
     @property
     def pipeline(self) -> bool:
         """Nothing but a pipeline is wanted."""
-        return not self.one_stage and (self.stages is not None or self.schedule is not None)
+        named = self.stages is not None or self.schedule is not None or (self.runs or 1) > 1
+        return not self.one_stage and named
 
 
 def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
     given: dict[str, str] = {}
     for key, value in map(pin_parts, texts):
-        if key in ("pp", "schedule") and given.setdefault(key, value) != value:
+        if key in ("pp", "schedule", "vpp") and given.setdefault(key, value) != value:
             raise PlanError(f"pins {key}={given[key]} and {key}={value}", f"one {key}", "drop one of them")
     stages, schedule = given.get("pp"), given.get("schedule")
     parts = stages.split("+") if stages is not None else []
@@ -67,10 +70,24 @@ def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
         raise PlanError(f"pin schedule={schedule}", f"one of {', '.join(ORDERS)}, searched", "correct the pin")
     if parts == ["1"] and schedule not in (None, "one-stage"):
         raise PlanError(f"pins pp=1 and schedule={schedule}", "a schedule where there are stages", "drop one of them")
-    rest = tuple(text for text in texts if pin_parts(text)[0] not in ("pp", "schedule"))
+    runs = _runs(given)
+    rest = tuple(text for text in texts if pin_parts(text)[0] not in ("pp", "schedule", "vpp"))
     if len(parts) > 1:
-        return PipelinePins(len(parts), schedule, rest, tuple(map(int, parts)))
-    return PipelinePins(int(parts[0]) if parts else None, schedule, rest)
+        return PipelinePins(len(parts), schedule, rest, tuple(map(int, parts)), runs)
+    return PipelinePins(int(parts[0]) if parts else None, schedule, rest, None, runs)
+
+
+def _runs(given: Mapping[str, str]) -> int | None:
+    """Of a `vpp` pin. Several runs a stage are an interleaved schedule, one run is any other."""
+    if "vpp" not in given:
+        return None
+    runs, schedule = int(given["vpp"]), given.get("schedule")
+    if runs > 1 and given.get("pp") == "1":
+        raise PlanError(f"pins pp=1 and vpp={runs}", "vpp where there are stages", "drop one of them")
+    if schedule is not None and (schedule == "interleaved") != (runs > 1):
+        expected = "schedule=interleaved for vpp=2 or more, and another for vpp=1"
+        raise PlanError(f"pins schedule={schedule} and vpp={runs}", expected, "drop one of them")
+    return runs
 
 
 def check_pins(asked: PipelinePins, program: Program, cluster: Cluster) -> None:
@@ -87,7 +104,7 @@ def check_pins(asked: PipelinePins, program: Program, cluster: Cluster) -> None:
             f"pin {asked.pp} on {counted(devices, 'device')}", f"numbers that sum to {devices}", "change the pin"
         )
     _check_axes(asked, devices)
-    if asked.schedule == "interleaved":
+    if asked.schedule == "interleaved" or (asked.runs or 1) > 1:
         _check_interleaved(asked, segments, devices)
     _check_microbatches(asked, program.batch)
 
@@ -95,7 +112,7 @@ def check_pins(asked: PipelinePins, program: Program, cluster: Cluster) -> None:
 def _check_axes(asked: PipelinePins, devices: int) -> None:
     """Stages have the devices of a mesh that is pinned, and of axes that are a multiple."""
     shape, stages = pinned_mesh(asked.rest), asked.stages or 2
-    axes = {key: int(size) for key, size in map(pin_parts, asked.rest) if key in ("dp", "tp")}
+    axes = {key: int(size) for key, size in map(pin_parts, asked.rest) if key in AXES}
     each = prod(axes.values() if shape is None else shape)
     if shape is None and any(size % each for size in asked.sizes or ()):
         raise _uneven(asked, [f"{axis}={size}" for axis, size in axes.items()], each, devices)
@@ -128,11 +145,11 @@ def _uneven(asked: PipelinePins, axes: Sequence[str], each: int, devices: int) -
 
 def _check_interleaved(asked: PipelinePins, segments: int, devices: int) -> None:
     """Stages are equal, and each has several runs of segments."""
-    stages = asked.stages or 2
-    if segments < FEWEST_RUNS * stages:
+    stages, runs = asked.stages or 2, asked.runs or FEWEST_RUNS
+    if segments < runs * stages:
         raise PlanError(
             f"no pipeline with {asked.text} for a model of {counted(segments, 'segment')}",
-            f"at least {FEWEST_RUNS * stages} segments: each of {stages} stages has {FEWEST_RUNS} runs of them or more",
+            f"at least {runs * stages} segments: each of {stages} stages has {runs} runs of them or more",
             f"ask for another schedule{', fewer stages' if stages > 2 else ''} or a model of more segments",
         )
     if len(set(asked.sizes or ())) > 1 or (asked.stages and devices % asked.stages):

@@ -15,14 +15,15 @@ from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.cluster.enumerate import per_host
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, counted
 from meshwright.plan import Plan
 from meshwright.plan.cutting import batch_cuts, cut_batch
+from meshwright.plan.units import show_seconds
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.simulate import Transfer
 from meshwright.solve.interrupt import STOP
-from meshwright.solve.pipeline.fit import NEARLY, fitted
+from meshwright.solve.pipeline.fit import NEARLY, checkpointed, fitted
 from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import Offer, offers, with_levels
 from meshwright.solve.pipeline.pins import FEWEST_RUNS, PipelinePins, check_pins
@@ -31,7 +32,7 @@ from meshwright.solve.pipeline.plan import pipeline_plan, route_far_values
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
 from meshwright.solve.pipeline.reorder import reordered
 from meshwright.solve.pipeline.table import Table
-from meshwright.solve.search import Progress
+from meshwright.solve.search_log import SearchRecorder
 from meshwright.solve.stages.choose import check_method, solve_stages
 from meshwright.solve.stages.options import Options
 from meshwright.solve.stages.problem import Crossing, MeshClass, Pipelined, PlacedRun, StageProblem, StageSolution
@@ -43,6 +44,9 @@ LOOSE = 1.2
 """Of the memory there is, what the stage programme may use where nothing fits otherwise."""
 INTERLEAVE = (FEWEST_RUNS, 3, 4, 8)
 """Runs a stage, under `interleaved`."""
+
+FIXED_IN_STAGES = ("full", "selective")
+"""Methods of activation checkpointing by which every segment of a pipeline keeps the same kind of values."""
 
 SAMPLES = 4
 STAGES = 16
@@ -99,17 +103,19 @@ def pipeline_search(
     budget_bytes: int | None,
     setting: Setting,
     asked: PipelinePins | None = None,
-    progress: Progress | None = None,
+    log: SearchRecorder | None = None,
     known_s: float = inf,
     recompute: bool = True,
     method: str = "auto",
     first: bool = False,
     exact: bool = True,
+    remat: str = "auto",
 ) -> tuple[Plan | None, float]:
     """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched). method: of
     `solve_stages`. first: the first that fits is enough. exact: its bytes are those of traced pairs; what may yet be
-    left for another plan does without."""
-    found = PipelineSearch(program, cluster, budget_bytes, setting, asked, progress, recompute, method, first, exact)
+    left for another plan does without. remat: the method of activation checkpointing."""
+    given = (program, cluster, budget_bytes, setting, asked, log, recompute, method, first, exact)
+    found = PipelineSearch(*given, remat=remat)
     return found.finish(known_s)
 
 
@@ -123,12 +129,18 @@ class PipelineSearch:
         budget_bytes: int | None,
         setting: Setting,
         asked: PipelinePins | None = None,
-        progress: Progress | None = None,
+        log: SearchRecorder | None = None,
         recompute: bool = True,
         method: str = "auto",
         first: bool = False,
         exact: bool = True,
+        gap: float = 0.0,
+        headroom: float = 0.0,
+        remat: str = "auto",
     ) -> None:
+        """gap: pipelines whose bound is within this part of the best are left out.
+        headroom: part of each device that is left free where there is no budget.
+        remat: the method of activation checkpointing, where recomputation is allowed."""
         check_method(method)
         asked = asked or PipelinePins(None, None, ())
         self._search: _Search | None = None
@@ -136,7 +148,21 @@ class PipelineSearch:
         if asked.one_stage or (not asked.pipeline and (cluster.device_count < 2 or len(program.segments) < 2)):
             return
         check_pins(asked, program, cluster)
-        self._search = _Search(program, cluster, budget_bytes, setting, asked, inf, progress, recompute, method, first)
+        self._search = _Search(
+            program,
+            cluster,
+            budget_bytes,
+            setting,
+            asked,
+            inf,
+            log or SearchRecorder(),
+            recompute,
+            method,
+            first,
+            gap,
+            headroom,
+            remat,
+        )
 
     def begin(self) -> Plan | None:
         """The best in the number of micro-batches that is tried first, by a rough count of its bytes."""
@@ -173,10 +199,13 @@ class _Search:
     setting: Setting
     pins: PipelinePins
     known_s: float
-    progress: Progress | None
+    log: SearchRecorder
     recompute: bool
     method: str
     first: bool = False
+    gap: float = 0.0
+    headroom: float = 0.0
+    remat: str = "auto"
     best: Plan | None = None
     hopeful: tuple[Pipelined, ...] = ()
     bound_s: float = inf
@@ -190,7 +219,14 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.wires = Wires(self.cluster)
-        self.meshes = stage_meshes(self.cluster, self.pins.rest, self.budget_bytes, self.pins.stages or 2)
+        self.meshes = stage_meshes(
+            self.cluster, self.pins.rest, self.budget_bytes, self.pins.stages or 2, headroom=self.headroom
+        )
+
+    @property
+    def cutoff_s(self) -> float:
+        """What a pipeline has to be faster than; of a step found elsewhere the gap is off already."""
+        return self.known_s if self.best is None else (1 - self.gap) * self.known_s
 
     def loosen(self, again: bool = False) -> None:
         """Where nothing fits: the stage programme counts roughly, and more than traced pairs take. Again with
@@ -247,26 +283,33 @@ class _Search:
 
     def try_count(self, count: int) -> float:
         """The simulated step of the best pipeline of so many micro-batches; infinite where none beats what is known."""
+        node = f"pipelines, {counted(count, 'micro-batch')}"
         table = self._table(count)
         if table is None:
+            self.log.pruned(node, "no chain of segments fits on any submesh")
             return inf
         floor_s = count * float(table.least_work[-1]) / self.cluster.device_count
         guess_s = inf if self.pins.sizes else start_s(table, self.pins.stages)
         limit_s, solution = 0.0, None
         each, last = cut_batch(self.program.batch, count)
         unfilled = count / (count - 1 + last / each)  # here all micro-batches are taken for full
-        most_s = self.known_s * unfilled * (1 + AGAIN * (self.rough - 1))
+        most_s = self.cutoff_s * unfilled * (1 + AGAIN * (self.rough - 1))
         for slack in SLACKS:
             limit_s = min(most_s, slack * guess_s)
             solution = self._solved(table, table.options(limit_s), limit_s) if floor_s < limit_s else None
             if solution is not None or limit_s >= most_s:
                 break
         if solution is None:
-            self.bound_s = min(self.bound_s, max(floor_s, min(limit_s, self.known_s)))
+            bound_s = max(floor_s, min(limit_s, self.known_s))
+            self.bound_s = min(self.bound_s, bound_s)
+            what = f"none is faster than {show_seconds(limit_s)}" if limit_s < inf else "nothing fits"
+            self.log.pruned(node, what, bound_s)
             return inf
         self.bound_s = min(self.bound_s, solution.bound_s)
         self.useful |= {run.mesh for run in solution.runs}
         settled_s = self._settle(solution.runs, solution.schedule, solution.microbatches)
+        stages = counted(len({run.stage for run in solution.runs}), "stage")
+        self.log.expanded(node, f"{stages}, {solution.schedule}", solution.bound_s, settled_s)
         if settled_s <= self.known_s:
             self.hopeful = solution.hopeful
         if settled_s < inf:
@@ -302,7 +345,7 @@ class _Search:
         small = self.program.at_batch(cut_batch(self.program.batch, count)[0])
         self.kept = {offer.mesh for offer in kept}
         if self.recompute:
-            kept = [with_levels(offer, small, self.meshes[offer.mesh]) for offer in kept]
+            kept = [with_levels(offer, small, self.meshes[offer.mesh], self.remat) for offer in kept]
         many = len(self.program.segments) > MOST_SEGMENTS
         groups = max(GROUPS, PER_STAGE * (self.pins.stages or 1)) if many else None
         return Table(small, self.meshes, kept, self.wires, setting, groups)
@@ -327,7 +370,7 @@ class _Search:
             microbatches=(table.microbatches,),
             schedules=self._schedules(),
             later=("searched",) if self._reorders() else (),
-            interleave=INTERLEAVE,
+            interleave=INTERLEAVE if self.pins.runs is None else (self.pins.runs,),
             most_stages=self.pins.stages,
             least_stages=self.pins.stages or 2,
             sizes=self.pins.sizes,
@@ -339,10 +382,13 @@ class _Search:
     def _reorders(self) -> bool:
         """Whether what is found is tried under a schedule of its own: on very many devices only if asked for."""
         few = self.cluster.device_count <= MOST_UNITS
-        return self.pins.schedule == "searched" or (self.pins.schedule is None and few)
+        named = self.pins.schedule is not None or self.pins.runs is not None
+        return self.pins.schedule == "searched" or (not named and few)
 
     def _schedules(self) -> tuple[str, ...]:
-        pinned = self.pins.schedule
+        pinned, runs = self.pins.schedule, self.pins.runs
+        if runs is not None and pinned is None:
+            return tuple(name for name in SCHEDULES if (name == "interleaved") == (runs > 1))
         return SCHEDULES if pinned in (None, "searched") else (pinned,)
 
     def _settle(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
@@ -356,14 +402,15 @@ class _Search:
     def _made(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> Plan | None:
         setting = self.setting.cut(self.program.batch, microbatches)
         plan = pipeline_plan(self.program, self.cluster, parts_of(runs, self.meshes), schedule, setting, self.wires)
+        if self.remat in FIXED_IN_STAGES:
+            return checkpointed(plan, self.program, self._budgets(plan), self.remat)
         return fitted(plan, self.program, self._budgets(plan))
 
     def _take(self, made: Plan | None) -> None:
         if made is not None and made.predicted.step_s < self.known_s:
             self.best, self.known_s = made, made.predicted.step_s
-            if self.progress:
-                what = f"{len(made.groups)} stages x {made.microbatches}, {made.schedule}"
-                self.progress(f"{what}: {made.predicted.step_s:.4g} s")
+            node = f"{len(made.groups)} stages, {counted(made.microbatches, 'micro-batch')}, {made.schedule}"
+            self.log.incumbent(node, made.predicted.step_s)
 
     def reorder(self) -> None:
         """The best, and what may be better so, under a schedule of its own, if any was left to choose."""
@@ -374,5 +421,4 @@ class _Search:
             self._take(reordered(plan, self.program, self._budgets(plan)) if plan else None)
 
     def _budgets(self, plan: Plan) -> list[int]:
-        usable = [group[0].mesh.device.usable_bytes for group in plan.groups]
-        return usable if self.budget_bytes is None else [min(one, self.budget_bytes) for one in usable]
+        return [group[0].mesh.device.limit_bytes(self.budget_bytes, self.headroom) for group in plan.groups]

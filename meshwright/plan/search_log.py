@@ -1,0 +1,56 @@
+"""What a search did to find a plan: its nodes, their bounds, the incumbents, and why nodes were pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.plan.units import show_seconds
+
+WORDS = ("incumbent", "expanded", "pruned", "stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEvent:
+    """One line of a search log.
+
+    node: a mesh or a pipeline, with its number of micro-batches.
+    what: `incumbent` (the best plan so far), `expanded` (searched), `pruned` or `stopped`.
+    why: in words.
+    bound_s: no plan of the node is faster; None where none was computed.
+    step_s: of the best plan that was found there; None where there is none.
+    """
+
+    node: str
+    what: str
+    why: str = ""
+    bound_s: float | None = None
+    step_s: float | None = None
+
+    def __str__(self) -> str:
+        step = f"step {show_seconds(self.step_s)}" if self.step_s is not None else ""
+        bound = f"bound {show_seconds(self.bound_s)}" if self.bound_s is not None else ""
+        return f"{self.what:<9}  {self.node}: {', '.join(filter(None, (step, bound, self.why)))}"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLog:
+    """The events of a search, in order. `print(plan.search_log)` shows them, a line each."""
+
+    events: tuple[SearchEvent, ...] = ()
+
+    def __iter__(self) -> Iterator[SearchEvent]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.events), self.summary]) if self.events else "no search was logged"
+
+    @property
+    def summary(self) -> str:
+        """How many nodes met which end."""
+        counts = {word: sum(event.what == word for event in self.events) for word in WORDS}
+        said = (f"{count} {word}" for word, count in counts.items() if count)
+        return f"{len({event.node for event in self.events})} nodes: {', '.join(said)}"

@@ -1,0 +1,186 @@
+"""Plans of one stage: the whole chain of segments on all devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any
+
+from meshwright.cluster import Mesh
+from meshwright.errors import PlanError
+from meshwright.pins.pins import pinned_devices
+from meshwright.plan import Plan
+from meshwright.solve.assemble import assemble, draft
+from meshwright.solve.by_method import ANYWHERE, method_search
+from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidates
+from meshwright.solve.feasibility import (
+    feasible_jointly,
+    feasible_kept,
+    feasible_min_memory,
+    feasible_swept,
+    min_memory_plan,
+)
+from meshwright.solve.infeasible import does_not_fit, least_of
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.mix import Chain
+from meshwright.solve.joint import joint_search
+from meshwright.solve.min_memory import (
+    MemoryNeeded,
+    Part,
+    WorkBudget,
+    counted_pipeline,
+    minimum_budget,
+)
+from meshwright.solve.min_memory_by_method import least_by_method, no_room
+from meshwright.solve.request import PlanRequest
+from meshwright.solve.search import Candidate, Found, anyway, search
+from meshwright.solve.search_log import SearchRecorder
+
+FEW = 3
+"""Meshes of more than two axes on which recomputation is looked at; of the others the bound counts."""
+
+ROUNDING = 1e-12
+"""A gap below this is that of adding the same seconds in another order."""
+
+LESS_ROOM = 3
+"""Searches with less memory where the traced pairs of what was found take more than the search counted."""
+
+
+class OneStageSearch:
+    """Plans that run the whole chain on all devices."""
+
+    def __init__(
+        self, request: PlanRequest, pins: tuple[str, ...], method: str, given: dict[str, Any], log: SearchRecorder
+    ) -> None:
+        """pins: those of a mesh. method: of activation checkpointing. given: fields of the Plan that a request sets."""
+        self.program, self.cluster, self.setting = request.program, request.cluster, request.setting
+        self.pins, self.method, self.given, self.log = pins, method, given, log
+        self.max_axes, self.effort, self.gap = request.max_axes, request.effort, request.gap
+        self.budget, self.headroom = request.budget_bytes, request.headroom
+        self.few = not request.fit  # what is pinned down has little left to weigh
+        self.recompute = request.recompute and method != "keep"
+        self.simpler_within = max(request.simpler_within, ROUNDING)
+        self._quick = self.recompute
+        self.meshes: list[Mesh] = []
+        self.candidates: list[Candidate] = []
+        self.jointly: list[Candidate] = []
+        self.refused: PlanError | None = None
+
+    def keep_all(self, best: Plan | None, must: bool) -> Found | None:
+        """Everything kept; None where no mesh allows the pins. must: which is an error at once."""
+        limit_s = best.predicted.step_s if best else inf
+        try:
+            return self.found(self.budget, limit_s * (1 + self.simpler_within), self._quick)
+        except PlanError as error:
+            if must:
+                raise
+            self.refused = error
+            return None
+
+    def search(self, best: Plan | None, found: Found) -> tuple[Plan | None, float]:
+        """(the fastest that fits, `best` if none is faster; a bound on all of them). found: everything kept."""
+        budget = self.budget
+        limit_s = (best.predicted.step_s if best else inf) * (1 + self.simpler_within)
+        if self.method not in (*ANYWHERE, "flat"):
+            plan = method_search(self.first, self.program, budget, self.drafted, self.method)
+            return plan, min(found.floors.values())
+        bound_s = found.bound_s
+        for _ in range(LESS_ROOM):
+            plan = self.written(*found.best) if found.best else None
+            over = plan.predicted.peak_bytes - budget if plan else 0
+            if plan is None or over <= 0:
+                best = plan or best
+                break
+            found = self.found(budget - over, limit_s, self._quick)
+        if self.recompute and (found.best is None or found.tight):
+            best, joint_s = self._jointly(budget, best, found)
+            bound_s = min(bound_s, joint_s)
+            if self._quick and (best is None or best.predicted.step_s > found.limit_s):
+                self._quick = False
+                more = self.found(budget, best.predicted.step_s if best else inf)
+                if more.best or more.slower != found.slower:
+                    return self.search(best, more)
+            best = best or min_memory_plan(self.first, budget, self.program, self.drafted, self.method)
+        return best, bound_s
+
+    def found(self, budget_bytes: int, limit_s: float = inf, quick: bool = False) -> Found:
+        """Everything kept, on all meshes that the pins allow."""
+        self.meshes = allowed_meshes(self.cluster, self.pins, self.max_axes)
+        self.candidates = candidates_on(self.program, self.meshes, self.pins, self.setting, few=self.few)
+        return search(
+            self.candidates, budget_bytes, self.log, limit_s, same=self.simpler_within, quick=quick, gap=self.gap
+        )
+
+    def _jointly(self, budget: int, best: Plan | None, found: Found) -> tuple[Plan | None, float]:
+        """Sharding and recomputation where memory binds, on meshes of more than two axes for the most promising few."""
+        known_s = best.predicted.step_s if best else float("inf")
+        candidates = [one.below(found.slower.get(place)) for place, one in enumerate(self.candidates)]
+        first = [candidates[place] for place in sorted(found.tight) if not candidates[place].later]
+        later = sorted((found.floors[place], place) for place in found.tight if candidates[place].later)
+        chosen = [candidates[place] for floor, place in later[:FEW] if floor < known_s]
+        self.jointly = first + chosen
+        best, bound_s = joint_search(
+            self.jointly,
+            self.program,
+            budget,
+            self.drafted,
+            best,
+            self.log,
+            flat=self.method == "flat",
+            simpler_within=self.simpler_within,
+            effort=self.effort,
+            gap=self.gap,
+        )
+        return best, min([bound_s, *(floor for floor, _ in later[FEW:])])
+
+    def written(self, chain: Chain, frontier: Frontier) -> Plan:
+        return replace(assemble(self.program, self.cluster, chain, frontier), **self.given)
+
+    def drafted(self, chain: Chain, frontier: Frontier) -> Plan:
+        return replace(draft(self.program, self.cluster, chain, frontier), **self.given)
+
+    def anyway(self) -> tuple[Chain, Frontier] | None:
+        """The fastest of the most micro-batches, whether it fits or not."""
+        return anyway(self.candidates).best
+
+    def refusal(self, others: Sequence[Part]) -> PlanError:
+        """Why there is no plan. others: that look for one in several stages."""
+        if self.refused is not None:
+            return self.refused
+        budget = self.budget
+        work = WorkBudget(len(self.program.segments))
+        quick, slow = self._parts(work)
+        parts = (*quick, *(counted_pipeline(one, work) for one in others), *slow)
+        least = minimum_budget(parts, budget, self._known(budget), len(self.program.segments), work)
+        if self.method not in ANYWHERE:
+            return no_room(self.method, budget, least)
+        tight = partial(tight_candidates, self.program, pins=self.pins, setting=self.setting)
+        return does_not_fit(self.cluster, budget, least, tight, pinned_devices(self.pins), self.headroom)
+
+    def _known(self, budget: int) -> MemoryNeeded:
+        """Bytes in which a plan should fit that saves memory as it is to be saved."""
+        found = [least_of(one) for one in self.first] if self.method in ANYWHERE else []
+        if self.recompute:
+            given = self.program, self.drafted, self.method, budget
+            found += [least_by_method(one, *given) for one in self.first]
+        return min(found)
+
+    def _parts(self, work: WorkBudget) -> tuple[list[Part], list[Part]]:
+        """(what `search` does, but only until something fits; what of it takes long)."""
+        given: dict[str, Any] = {"program": self.program, "assemble": self.drafted, "work": work}
+        dearest = partial(feasible_min_memory, self.first, method=self.method, **given)
+        if self.method not in (*ANYWHERE, "flat"):
+            return [dearest], [partial(feasible_swept, self.first, method=self.method, **given)]
+        kept = partial(feasible_kept, self.candidates)
+        if not self.recompute:
+            return [kept], []
+        jointly = partial(feasible_jointly, self.jointly, flat=self.method == "flat", **given)
+        swept = partial(feasible_swept, self.jointly, method=self.method, **given)
+        return [dearest, kept], [jointly, swept]
+
+    @property
+    def first(self) -> list[Candidate]:
+        """Meshes of few axes, where there are any."""
+        return [one for one in self.candidates if not one.later] or self.candidates
