@@ -45,7 +45,7 @@ def reference_of(args: argparse.Namespace) -> Reference:
 def check_reference(args: argparse.Namespace) -> None:
     """Refuses at once what needs no torch to be seen as wrong: names, settings, files that are not there."""
     name = str(args.model).partition("?")[0]
-    if name.startswith("hf:") and find_spec("transformers") is None:
+    if (name.startswith("hf:") or "/" in name.partition(":")[0]) and find_spec("transformers") is None:
         raise ModelError("hf: models need the `transformers` package", "it installed", "pip install 'meshwright[hf]'")
     if ":" not in name:
         reference_of(args)

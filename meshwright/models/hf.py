@@ -1,4 +1,5 @@
-"""`hf:TYPE?key=value`: a model type of `transformers`, built from its config class; no weights, no network.
+"""Models of `transformers`, built from their configs without weights: `hf:TYPE?key=value` from the type's own defaults,
+a folder from its `config.json`, a hub id (`organisation/name`) from the hub's, where that can be reached.
 
 The keys are those of its config (`hidden_size`, `text_config.hidden_size`), and `seq` for the sequence length of a
 batch. An encoder-decoder gets its sequence-to-sequence head, a decoder its language-model head, an encoder its
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import ModelError
@@ -35,8 +37,54 @@ def hf_family(model_type: str) -> Family:
             f"one of its {len(known)} types, such as gpt2, llama, bert, t5, vit",
             f"did you mean {' or '.join(close)}?" if close else "name one of these",
         )
-    config = transformers.AutoConfig.for_model(model_type)
-    head = _head(transformers, model_type, config)
+
+    def make(changed: Settings) -> Any:
+        return transformers.AutoConfig.for_model(model_type, **changed)
+
+    return _of_config(transformers, f"hf:{model_type}", make)
+
+
+def config_family(place: str) -> Family:
+    """Of a folder with `config.json`, or of a hub id."""
+    transformers = _transformers()
+    folder = Path(place).is_dir()
+    try:
+        found = transformers.AutoConfig.from_pretrained(place, local_files_only=folder)
+    except Exception as error:
+        raise _unread(place, folder, error) from error
+
+    def make(changed: Settings) -> Any:
+        return type(found).from_dict(_merged(found.to_dict(), changed))
+
+    return _of_config(transformers, place, make)
+
+
+def _unread(place: str, folder: bool, error: Exception) -> ModelError:
+    said = str(error).splitlines()[0][:160]
+    if folder:
+        expected = "a folder whose config.json transformers reads"
+        return ModelError(
+            f"{place}: {said}", expected, "save the model there with save_pretrained, or correct the file"
+        )
+    return ModelError(
+        f"{place} cannot be read from the hub: {said}",
+        "a hub id that can be reached from here, or a folder with its config.json",
+        f"where there is a network: `hf download {place} config.json --local-dir DIR`; then name DIR here",
+    )
+
+
+def _merged(tree: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(tree)
+    for key, value in changed.items():
+        inner = found.get(key)
+        found[key] = _merged(inner, value) if isinstance(value, Mapping) and isinstance(inner, Mapping) else value
+    return found
+
+
+def _of_config(transformers: Any, name: str, make: Callable[[Settings], Any]) -> Family:
+    """make: the config with some of its keys changed."""
+    config = make({})
+    head = _head(transformers, name, config)
     defaults = _flat(config.to_dict())
     # Many configs know their keys under the usual name too: `hidden_size` for T5's `d_model`.
     defaults |= {alias: defaults[key] for alias, key in config.attribute_map.items() if key in defaults}
@@ -46,13 +94,13 @@ def hf_family(model_type: str) -> Family:
         defaults["seq"] = min(_longest(config), LONGEST_DEFAULT)
 
     def build(settings: Settings) -> nn.Module:
-        return _build(transformers, model_type, head, settings, defaults)
+        return _build(transformers, name, head, _config(name, make, settings, defaults))
 
     def shapes(settings: Settings, batch: int) -> Shapes:
-        return _shapes(head, _config(transformers, model_type, settings, defaults), settings.get("seq", 0), batch)
+        return _shapes(head, _config(name, make, settings, defaults), settings.get("seq", 0), batch)
 
     loss = _contrastive if head == "AutoModelForZeroShotImageClassification" else None
-    return Family(f"hf:{model_type}", defaults, build, shapes, loss, free=True)
+    return Family(name, defaults, build, shapes, loss, free=True)
 
 
 def _contrastive(output: Any, *_: Any) -> Tensor:
@@ -76,17 +124,17 @@ def _transformers() -> Any:
     return transformers
 
 
-def _head(transformers: Any, model_type: str, config: Any) -> str:
+def _head(transformers: Any, name: str, config: Any) -> str:
     order = list(HEADS)
     if not getattr(config, "is_encoder_decoder", False):
         # A language model that is an encoder can be made a decoder by its config, but is not one by default.
         order = order[3:4] + order[2:3] + order[4:] if not getattr(config, "is_decoder", False) else order[2:]
-    for name in order:
-        mapping = getattr(transformers, name)._model_mapping
+    for head in order:
+        mapping = getattr(transformers, head)._model_mapping
         if type(config) in mapping:
-            return name
+            return head
     raise ModelError(
-        f"hf:{model_type} has no language-model, sequence-to-sequence, masked-LM or classification head",
+        f"{name} has no language-model, sequence-to-sequence, masked-LM or classification head",
         "a model type that has one",
         "name another type, or write a factory: file.py:function",
     )
@@ -107,7 +155,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Settings:
     return found
 
 
-def _config(transformers: Any, model_type: str, settings: Settings, defaults: Settings) -> Any:
+def _config(name: str, make: Callable[[Settings], Any], settings: Settings, defaults: Settings) -> Any:
     changed: dict[str, Any] = {}
     for key, value in settings.items():
         if key == "seq" or (value == defaults[key] and key != "use_cache"):
@@ -118,16 +166,15 @@ def _config(transformers: Any, model_type: str, settings: Settings, defaults: Se
             place = place.setdefault(part, {})
         place[last] = list(value) if isinstance(value, tuple) else value
     try:
-        config = transformers.AutoConfig.for_model(model_type, **changed)
+        config = make(changed)
     except Exception as error:
-        raise ModelError(f"hf:{model_type} with {changed}: {error}", "settings its config accepts") from error
+        raise ModelError(f"{name} with {changed}: {error}", "settings its config accepts") from error
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     return config
 
 
-def _build(transformers: Any, model_type: str, head: str, settings: Settings, defaults: Settings) -> nn.Module:
-    config = _config(transformers, model_type, settings, defaults)
+def _build(transformers: Any, name: str, head: str, config: Any) -> nn.Module:
     classes = getattr(transformers, head)._model_mapping[type(config)]
     if isinstance(classes, tuple) and config.architectures is None:
         config.architectures = [classes[0].__name__]  # of several heads of one kind (DeiT's), the first
@@ -135,7 +182,7 @@ def _build(transformers: Any, model_type: str, head: str, settings: Settings, de
         model: nn.Module = getattr(transformers, head).from_config(config)
     except Exception as error:
         raise ModelError(
-            f"hf:{model_type} cannot be built: {type(error).__name__}: {error}",
+            f"{name} cannot be built: {type(error).__name__}: {error}",
             "settings that fit each other",
             "correct the settings",
         ) from error

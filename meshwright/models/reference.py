@@ -3,15 +3,19 @@
 llama?layers=4&hidden=256      a family with settings
 llama3-8b                      a size known by name; its settings can be changed too
 hf:qwen3?hidden_size=256       a model type of `transformers`, built from its config
+path/to/folder                 one with a config.json of `transformers`
+organisation/name              a hub id, where the hub can be reached
 path/file.py:factory           a function of one's own that returns (model, batch) or (model, batch, loss)
 package.module:factory
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import ModelError
@@ -68,9 +72,10 @@ def parse_reference(text: str, settings: Iterable[str] = ()) -> Reference:
 
 def _family(name: str) -> Family:
     if name.startswith("hf:"):
-        from meshwright.models.hf import hf_family
+        from meshwright.models.hf import config_family, hf_family
 
-        return hf_family(name.removeprefix("hf:"))
+        kind = name.removeprefix("hf:")
+        return config_family(kind) if "/" in kind else hf_family(kind)
     if ":" in name:
         from meshwright.models.factory import factory_family
 
@@ -78,16 +83,31 @@ def _family(name: str) -> Family:
     if name in NAMED:
         base, settings = NAMED[name]
         return replace(FAMILIES[base], name=name, defaults=FAMILIES[base].defaults | settings)
+    if name not in FAMILIES and _is_config(name):
+        from meshwright.models.hf import config_family
+
+        return config_family(name)
     if name not in FAMILIES:
         close = get_close_matches(name, [*FAMILIES, *NAMED], n=3)
         if name.endswith(".py"):
             raise ModelError(f"{name} without a function", "file.py:function", f"name one: {name}:function")
         raise ModelError(
             f"unknown model {name!r}",
-            f"a family ({', '.join(FAMILIES)}), a named size ({', '.join(NAMED)}), hf:TYPE, or file.py:function",
+            f"a family ({', '.join(FAMILIES)}), a named size ({', '.join(NAMED)}), hf:TYPE, "
+            "a folder with config.json, or file.py:function",
             f"did you mean {' or '.join(close)}?" if close else "name one of these",
         )
     return FAMILIES[name]
+
+
+def _is_config(name: str) -> bool:
+    """A folder with a config, or what may be a hub id. A folder without one is refused."""
+    folder = Path(name)
+    if folder.is_dir() and "/" not in name.rstrip("/") and not (folder / "config.json").is_file():
+        return False  # a folder here that is called like what was meant
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(f"{name} has no config.json", "a folder that save_pretrained wrote", "name that one")
+    return folder.is_dir() or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
 
 
 def _bad_setting(name: str, setting: str, key: str, known: list[str]) -> ModelError:
