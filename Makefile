@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
 
-.PHONY: install demo test test-all lint bench clean
+.PHONY: install demo docs test test-all lint bench clean
 
 install: $(STAMP)
 
@@ -19,6 +19,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/python examples/demo.py
+
+# The pages of docs/ and a reference of the API, as a site in out/site.
+docs: install
+	$(BIN)/python docs/build_site.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -163,14 +163,6 @@ def test_units() -> None:
         parse_bytes("\x1d27")
 
 
-def test_the_ten_lines_of_the_readme_print_what_it_shows() -> None:
-    text = (Path(mw.__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    code, _, rest = text.partition("```python\n")[2].partition("```")
-    names: dict[str, Any] = {}
-    exec(code.replace("print(plan)", ""), names)
-    assert str(names["plan"]) == rest.partition("```\n")[2].partition("\n```")[0]
-
-
 def test_the_table_of_fields_has_every_field(plan: Plan) -> None:
     text = (Path(mw.__file__).parent.parent / "docs" / "plan.md").read_text(encoding="utf-8")
     table = text.partition("## The plan file")[2].partition("## The summary")[0]
