@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from small_models import small_model
 
 from meshwright.capture import capture
@@ -25,6 +26,12 @@ def test_a_compiled_plan_is_priced_and_kept_as_compiled_pairs_are() -> None:
     assert plan.predicted.step_s <= predict(as_eager, program).step_s
     assert "no bound known" in str(plan)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.full
+def test_a_compiled_plan_keeps_a_limit_and_stays_compiled_when_a_pin_changes() -> None:
+    program, cluster, pins = capture(*small_model("llama")), load_cluster("h200:2"), ("zero=3", "microbatch=1")
+    plan = make_plan(program, cluster, pins=pins, compile=True)
     limit = int(0.97 * plan.predicted.peak_bytes)
     tight = make_plan(program, cluster, pins=pins, compile=True, memory_bytes=limit)
     assert tight.predicted.peak_bytes <= limit
