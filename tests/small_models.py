@@ -12,9 +12,23 @@ from meshwright.models.resnet import ResNet
 NAMES = ("gpt", "llama", "resnet")
 
 
+class Narrow(nn.Module):
+    """Two layers that a planner is quickly done with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(24, 24), nn.Tanh()) for _ in range(2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layers(x).square().mean()
+        return loss
+
+
 def small_model(name: str, dtype: str = "float32") -> tuple[nn.Module, dict[str, Tensor]]:
     torch.manual_seed(0)
     precise = getattr(torch, dtype)
+    if name == "narrow":
+        return Narrow().to(precise), {"x": torch.randn(24, 24).to(precise)}
     if name == "resnet":
         model: nn.Module = ResNet((1, 2), 12, 12).to(precise)
         return model, {"images": torch.randn(6, 3, 32, 32).to(precise), "labels": torch.randint(0, 12, (6,))}

@@ -87,6 +87,7 @@ def run_script(text: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=text, text=True, capture_output=True, timeout=240, env=environment)
 
 
+@pytest.mark.full
 def test_what_a_rank_has_said_torchrun_does_not_say_again(
     plans: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,7 @@ def test_ctrl_c_saves_and_leaves(tmp_path: Path, ignored: bool) -> None:
     assert not any(map(alive, ranks))
 
 
+@pytest.mark.full
 def test_a_rank_killed_in_a_save_is_named_and_nothing_complete_is_lost(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

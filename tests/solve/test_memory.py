@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from small_models import small_model
-from torch import Tensor, nn
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
@@ -14,21 +12,9 @@ from meshwright.solve.plan import make_plan
 from meshwright.solve.refine import refine
 
 
-class Narrow(nn.Module):
-    """Two layers that a planner is quickly done with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        loss: Tensor = self.layers(x).square().mean()
-        return loss
-
-
 @pytest.mark.parametrize("name", ["narrow", pytest.param("llama", marks=pytest.mark.full)])
 def test_less_memory_is_never_faster_and_always_kept(name: str) -> None:
-    program = capture(Narrow(), (torch.randn(96, 16),)) if name == "narrow" else capture(*small_model(name))
+    program = capture(*small_model(name))
     cluster = load_cluster("local:2")
     free = make_plan(program, cluster)
     before_s = free.predicted.step_s
@@ -60,7 +46,7 @@ def test_a_batch_is_not_cut_where_making_values_again_is_faster() -> None:
 
 
 def test_an_impossible_limit_names_the_bytes_that_would_do() -> None:
-    program, cluster = capture(Narrow(), {"x": torch.randn(4, 16)}), load_cluster("local:2")
+    program, cluster = capture(*small_model("narrow")), load_cluster("local:2")
     with pytest.raises(PlanError, match=r"no plan fits in 1,000 bytes(.|\n)*expected: [\d,]+ bytes") as caught:
         make_plan(program, cluster, memory_bytes=1000)
     least = int(caught.value.expected.split(" bytes")[0].removeprefix("at most ").replace(",", ""))

@@ -176,6 +176,7 @@ def test_a_batch_that_does_not_divide_is_refused_not_replicated() -> None:
         make_plan(program.at_batch(7), load_cluster("local:2"), pins=("dp=2",))
 
 
+@pytest.mark.full
 def test_a_model_with_many_values_alive_at_once_is_planned() -> None:
     from meshwright.models.reference import parse_reference
     from meshwright.solve.intra.alive import most_alive

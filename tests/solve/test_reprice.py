@@ -19,7 +19,7 @@ from meshwright.solve.simulated import simulate_plan
 from meshwright.solve.whatif import changed_pins, what_if
 
 
-@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("mixed", marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_price_of_a_plan_is_what_the_solver_reports(name: str, precision: str) -> None:
     model, batch = small_model(name)

@@ -83,7 +83,7 @@ def test_a_mesh_that_memory_made_slow_is_named_though_another_fits_without_payin
 
 def test_a_plan_that_is_nearly_as_fast_and_simpler_is_taken_unless_turned_off() -> None:
     """Also where memory binds."""
-    program, cluster, pins = capture(*small_model("gpt")).at_batch(8), load_cluster("local:4"), ("pp=1", "microbatch=1")
+    program, cluster, pins = capture(*small_model("narrow")), load_cluster("local:4"), ("pp=1", "microbatch=1")
     roomy = make_plan(program, cluster, pins=pins, simpler_within=0.0)
     budget = int(0.6 * roomy.predicted.peak_bytes)
     fastest = make_plan(program, cluster, memory_bytes=budget, pins=pins, simpler_within=0.0)
