@@ -1,4 +1,8 @@
-"""Optimizer state and weights on the host: which fractions are looked at, and for which devices."""
+"""Optimizer state and weights on the host, where the user leaves that to the planner.
+
+On one device a few fractions are tried wherever memory makes a step slower, the fastest that fits is taken. On several,
+all of it is tried where nothing else fits. Only devices whose link to the host was measured are planned so.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,33 @@ from dataclasses import replace
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
-from meshwright.cost.host_link import state_copies
+from meshwright.cost.host_link import copies_of, state_copies
 from meshwright.pins.offload import Offload
 from meshwright.price.hosted import no_link
 from meshwright.price.offloaded import offloaded_names
 from meshwright.price.parameter import Setting
+
+OFFLOADING = ("optimizer", "weights")
+"""Pins that are tried where nothing else fits on several devices, in this order."""
+
+PARTS = (0.5, 1.0)
+"""Fractions that are tried whatever is missing."""
+
+
+def may_offload(cluster: Cluster) -> bool:
+    """Whether the planner may use the host's memory where the user has not asked for it."""
+    return all(copies_of(device) is not None for device in cluster.devices)
+
+
+def tried(kind: str, missing: int, held: int) -> list[Offload]:
+    """What is tried on one device, of so many bytes that the host could hold. missing: so many would do to keep all."""
+    enough = min(1.0, ROUNDED * missing / max(1, held))
+    fractions = {*PARTS, enough, enough / 2} if kind == "optimizer" else {*PARTS, enough}
+    return [Offload(kind, fraction) for fraction in sorted(fractions) if fraction > 0]
+
+
+ROUNDED = 1.05
+"""Parameters are taken whole: a little more than what is missing."""
 
 
 def offloading(setting: Setting, program: Program, cluster: Cluster, offload: Offload) -> Setting:

@@ -7,8 +7,9 @@ forward more than once are looked for in one micro-batch, and in several where n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from meshwright.capture.optimizer import STATES
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Device, Mesh, load_cluster
 from meshwright.cluster.tree import Group, Member
@@ -18,6 +19,7 @@ from meshwright.generate.program import sharded_segments
 from meshwright.pins.pins import pin_parts
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
+from meshwright.predict.one_stage import static_bytes
 from meshwright.predict.pieces import stage_pieces
 from meshwright.price.parameter import Setting
 from meshwright.remat.curve import fastest_way
@@ -28,6 +30,7 @@ from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.methods import FIXED
 from meshwright.solve.memory.plan import one_device_plan
 from meshwright.solve.memory.refuse import EXACT, NoRoomError
+from meshwright.solve.offloading import offloading, tried
 from meshwright.solve.request import PlanRequest
 from meshwright.solve.search import SAME
 from meshwright.solve.search_log import SearchRecorder
@@ -37,6 +40,9 @@ LOSS, LOSS_BYTES = 0.02, 400 << 20
 
 LESS_ROOM = 3
 """Searches with less memory where what was found takes more than the search counted."""
+
+WORTH = 0.02
+"""By which part a step has to be slower than with all the memory it wants for weights on the host to be tried."""
 
 SETTLED = ("microbatch", "microbatches", "zero", "sp", "offload")
 TRIVIAL = ("mesh=1", "dp=1", "tp=1", "cp=1", "ep=1", "vpp=1", "pp=1")
@@ -114,16 +120,21 @@ def budget_bytes(room: int, device: Device) -> int:
 
 
 def one_device_search(
-    request: PlanRequest, pins: tuple[str, ...], method: str = "auto", log: SearchRecorder | None = None
+    request: PlanRequest,
+    pins: tuple[str, ...],
+    method: str = "auto",
+    log: SearchRecorder | None = None,
+    hosts: bool = False,
 ) -> Plan:
-    """The fastest that fits. pins: of the mesh and of micro-batches. Raises NoRoomError where none does and the request
-    wants one that fits."""
+    """The fastest that fits. pins: of the mesh and of micro-batches. hosts: optimizer state and weights may live on the
+    host. Raises NoRoomError where none does and the request wants one that fits."""
     program, cluster, memory_bytes, setting = request.program, request.cluster, request.memory_bytes, request.setting
     mesh = one_device_mesh(cluster)
     numbers = candidates_on(program, [mesh], pins, setting)[0].microbatches
     room = mesh.device.limit_bytes(room_bytes(memory_bytes, mesh.device), request.headroom)
     search = _Search(program, mesh, cluster.name, setting, method, numbers, room, memory_bytes, log or SearchRecorder())
     search.gap = request.gap
+    search.hosted = cluster if hosts and method == "auto" and not setting.offload else None
     found = search.best()
     if found is None and not request.fit:
         found = search.curves(numbers[-1]).find(1 << 62, memory_bytes, method)
@@ -134,6 +145,9 @@ def one_device_search(
 
 @dataclass(slots=True)
 class _Search:
+    """hosted: the cluster, where optimizer state and weights may live on its host. loose: numbers of micro-batches of
+    which no other bound is known than with all the memory they want."""
+
     program: Program
     mesh: Mesh
     cluster: str
@@ -144,6 +158,8 @@ class _Search:
     given: int | None
     log: SearchRecorder
     gap: float = 0.0
+    hosted: Cluster | None = None
+    loose: set[int] = field(default_factory=set)
     known: dict[int, Curves] = field(default_factory=dict)
 
     def curves(self, number: int) -> Curves:
@@ -169,7 +185,7 @@ class _Search:
                 tight.append(number)
                 bounds.append(floor_s)
                 continue
-            bounds.append(plan.predicted.step_s * (1 - plan.predicted.gap))
+            bounds.append(floor_s if number in self.loose else plan.predicted.step_s * (1 - plan.predicted.gap))
             best = self._faster(best, plan)
             if best.predicted.step_s <= floor_s * (1 + SAME):
                 break
@@ -188,7 +204,41 @@ class _Search:
         return plan
 
     def _within(self, number: int, nest: bool = True) -> Plan | None:
-        room, found = self.room, self.curves(number)
+        plan = self._found(self.curves(number), nest)
+        floor_s = self.floor_s(number) if self.hosted else 0.0
+        if self.hosted is None or (plan is not None and plan.predicted.step_s <= floor_s * (1 + SAME)):
+            return plan
+        self.loose.add(number)
+        for kind in ("optimizer", "weight"):
+            other = self._on_host(self.hosted, kind, number)
+            if other is not None and (plan is None or other.predicted.step_s < plan.predicted.step_s * (1 - SAME)):
+                plan = other
+            if plan is not None and plan.predicted.step_s <= floor_s * (1 + WORTH):
+                break
+        return plan
+
+    def _on_host(self, cluster: Cluster, kind: str, number: int) -> Plan | None:
+        """The fastest of a few fractions of optimizer state, or of weights, on the host."""
+        curves, best = self.curves(number), None
+        pieces = stage_pieces(curves.plan, self.program, 0)
+        states = STATES[self.setting.optimizer]
+        held = sum(piece.point.static_bytes for piece in pieces)
+        held = held * states // (2 + states) if kind == "optimizer" else held
+        missing = curves.peak_of([min(ways, key=lambda way: way.seconds) for ways in curves.options]) - self.room
+        for offload in tried(kind, missing, held) if held else ():
+            setting = offloading(self.setting, self.program, cluster, offload)
+            base = _base(self.program, self.mesh, self.cluster, setting, number)
+            static, gradients = static_bytes(base, self.program)
+            gathered = max(piece.gathered for piece in stage_pieces(base, self.program, 0))
+            there = replace(curves, plan=base, static_bytes=static + 2 * gathered, gradients=tuple(gradients))
+            plan = self._found(there, nest=False)
+            if plan is not None and (best is None or plan.predicted.step_s < best.predicted.step_s):
+                best = plan
+        return best
+
+    def _found(self, found: Curves, nest: bool) -> Plan | None:
+        """The fastest inside the room, if any."""
+        room = self.room
         for _ in range(LESS_ROOM):
             plan = found.find(room, self.given, self.method, nest)
             over = plan.predicted.peak_bytes - self.room if plan else 0
@@ -218,6 +268,7 @@ class _Search:
         needed = least if self.given is None else budget_bytes(least, device)
         lost = f"{show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
         by = "" if self.method == "auto" else f" by {self.method}"
+        exact &= self.hosted is None  # with some of it on the host less may do
         sure = "one byte less is refused" if exact else ""
         cut = "in one micro-batch" if number == 1 else f"in {number} micro-batches"
         words = ", ".join(filter(None, (lost, rest, cut, sure)))

@@ -32,7 +32,7 @@ from meshwright.solve.interrupt import STOP
 from meshwright.solve.min_memory import (
     minimum_pipeline_budget,
 )
-from meshwright.solve.offloading import offloading
+from meshwright.solve.offloading import OFFLOADING, may_offload, offloading
 from meshwright.solve.one_device import is_for_one_device, one_device_search
 from meshwright.solve.one_stage import ROUNDING, OneStageSearch
 from meshwright.solve.pin_words import check_axes, check_storage, check_words
@@ -115,7 +115,8 @@ def _compiled(request: PlanRequest, log: SearchRecorder) -> Plan:
     return compiled_plan(eager, request.program, request.memory_bytes, request.budget_bytes, method)
 
 
-def _planned(request: PlanRequest, log: SearchRecorder) -> Plan:
+def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False) -> Plan:
+    """only_look: where nothing fits, say so without looking for what would."""
     program, cluster, memory_bytes, texts = request.program, request.cluster, request.memory_bytes, request.pins
     check_optimizer(request.setting.optimizer)
     check_words(texts, cluster)
@@ -142,7 +143,8 @@ def _planned(request: PlanRequest, log: SearchRecorder) -> Plan:
         "form": program.form,
     }
     if is_for_one_device(cluster, rest):
-        one = one_device_search(request, asked.rest, method if recompute else "keep", log)
+        hosts = offload is None and may_offload(cluster)
+        one = one_device_search(request, asked.rest, method if recompute else "keep", log, hosts)
         return _finished(replace(one, **given), program)
     whole = OneStageSearch(request, asked.rest, method, given, log)
     in_several = (program, cluster, memory_bytes, request.setting, asked, log, recompute, request.stage_method)
@@ -155,13 +157,29 @@ def _planned(request: PlanRequest, log: SearchRecorder) -> Plan:
     if plan is None and not request.fit:
         chosen = whole.anyway()
         plan = whole.written(*chosen) if chosen else None
+    if plan is None and only_look:
+        raise PlanError("no plan fits", "more memory")
     if plan is None:
+        hosted = _hosted(request, log) if offload is None and may_offload(cluster) else None
+        if hosted is not None:
+            return hosted
         raise _refusal(request, whole, asked, alone)
     plan = predicted(plan, program) if len(plan.stages) > 1 else plan
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
     gap = 1.0 if STOP.asked else gap if gap > ROUNDING else 0.0  # 1: no bound is known
     return _finished(plan.with_prediction(gap=gap), program)
+
+
+def _hosted(request: PlanRequest, log: SearchRecorder) -> Plan | None:
+    """Where nothing else fits on several devices: with all optimizer state on the host, or with all weights too."""
+    for word in OFFLOADING:
+        try:
+            found = _planned(replace(request, pins=(*request.pins, f"offload={word}")), log, only_look=True)
+        except PlanError:
+            continue
+        return replace(found, pins=request.pins).with_prediction(gap=1.0)  # of other fractions no bound is known
+    return None
 
 
 def _refusal(request: PlanRequest, whole: OneStageSearch, asked: PipelinePins, alone: bool) -> PlanError:

@@ -1,0 +1,113 @@
+"""Optimizer state on the host where memory binds: taken where it is the fastest, left where it is not asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from captures import capture
+from small_models import small_model
+
+import meshwright as mw
+from meshwright.capture.program import Program
+from meshwright.cluster import load_cluster
+from meshwright.cost.host_link import Copies
+from meshwright.errors import PlanError
+from meshwright.price import hosted
+from meshwright.price.offloaded import offloaded_names
+from meshwright.solve import offloading
+from meshwright.solve.plan import make_plan
+
+QUICK, SLOW = Copies(1e12, 1e13), Copies(1e3, 1e13)
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return capture(*small_model("gpt"))
+
+
+def linked(monkeypatch: pytest.MonkeyPatch, copies: Copies | None) -> None:
+    """As if every device had this link to its host."""
+    for module, name in ((hosted, "state_copies"), (offloading, "state_copies"), (offloading, "copies_of")):
+        monkeypatch.setattr(module, name, lambda device: copies)
+    mw.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def prices_of_one_test() -> Iterator[None]:
+    yield
+    mw.clear_caches()
+
+
+@pytest.mark.parametrize("share", [0.75, 0.9])
+def test_a_quick_link_is_taken_where_memory_binds(
+    program: Program, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = load_cluster("local:1")
+    roomy = make_plan(program, cluster)
+    limit = int(roomy.predicted.peak_bytes * share)
+    linked(monkeypatch, QUICK)
+    assert not any(entry.offload for entry in make_plan(program, cluster).parameters.values()), "memory does not bind"
+    plan = make_plan(program, cluster, memory_bytes=limit)
+    assert any(entry.offload for entry in plan.parameters.values())
+    assert "on the host" in str(plan)
+    assert plan.predicted.peak_bytes <= limit
+    assert plan.pins == ()
+    pinned = make_plan(program, cluster, memory_bytes=limit, pins=("offload=none",)) if share > 0.8 else None
+    assert pinned is None or plan.predicted.step_s < pinned.predicted.step_s
+    assert pinned is None or not any(entry.offload for entry in pinned.parameters.values())
+
+
+def test_a_slow_link_is_left_alone(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = load_cluster("local:1")
+    limit = int(make_plan(program, cluster).predicted.peak_bytes * 0.9)
+    before = make_plan(program, cluster, memory_bytes=limit)
+    linked(monkeypatch, SLOW)
+    plan = make_plan(program, cluster, memory_bytes=limit)
+    assert not any(entry.offload for entry in plan.parameters.values())
+    assert plan.predicted.step_s == before.predicted.step_s
+
+
+def test_several_devices_where_nothing_else_fits(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, pins = load_cluster("local:2"), ("dp=2", "zero=3", "recompute=keep")
+    plan = make_plan(program, cluster, pins=pins)
+    limit = plan.predicted.peak_bytes - plan.predicted.static_bytes // 8
+    linked(monkeypatch, QUICK)
+    found = make_plan(program, cluster, pins=pins, memory_bytes=limit)
+    assert {entry.offload for entry in found.parameters.values()} == {"optimizer"}
+    assert found.predicted.peak_bytes <= limit
+    assert found.pins == pins
+    with pytest.raises(PlanError):
+        make_plan(program, cluster, pins=(*pins, "offload=none"), memory_bytes=limit)
+
+
+def test_an_unmeasured_link_is_refused(program: Program) -> None:
+    with pytest.raises(PlanError, match=r"optimizer state or weights on the host of a .*\n.*measured host_link"):
+        make_plan(program, load_cluster("l4:1"), pins=("offload=optimizer",))
+
+
+def test_words_are_checked(program: Program) -> None:
+    for text in ("offload=all", "offload=optimizer:2", "offload=none:0.5", "offload=optimizer:x"):
+        with pytest.raises(PlanError, match=r"offload=none, optimizer, weights or optimizer:0\.5"):
+            make_plan(program, load_cluster("local:1"), pins=(text,))
+    with pytest.raises(PlanError, match="one offload"):
+        make_plan(program, load_cluster("local:1"), pins=("offload=optimizer", "offload=weights"))
+
+
+def test_fractions_are_of_bytes_and_alike_in_every_layer(program: Program) -> None:
+    sizes = {one.name: one.type.itemsize * _count(one.type.sizes) for one in program.parameters}
+    layers = [one for one in program.segments if sum(other.graph == one.graph for other in program.segments) > 1]
+    for fraction in (0.25, 0.5, 0.75):
+        names = offloaded_names(program, fraction)
+        assert names is not None
+        assert sum(sizes[name] for name in names) == pytest.approx(fraction * sum(sizes.values()), rel=0.5)
+        places = [tuple(name in names for name in one.params) for one in layers if one.graph == layers[0].graph]
+        assert len(set(places)) == 1
+    assert offloaded_names(program, 1.0) is None
+
+
+def _count(sizes: tuple[int, ...]) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found
