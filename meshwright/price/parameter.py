@@ -9,8 +9,8 @@ from typing import NamedTuple
 from meshwright.caches import CACHES
 from meshwright.capture.optimizer import STATES
 from meshwright.capture.program import ITEM_BYTES, Value
-from meshwright.cluster import Device, Mesh, collective_s
-from meshwright.cluster.profile_load import profile_of
+from meshwright.cluster import Mesh, collective_s
+from meshwright.cost.optimizer import update_s
 from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.plan import ParameterPlan
 from meshwright.plan.cutting import cut_batch
@@ -268,16 +268,6 @@ def _way_s(way: Conversion, forward: bool, shape: tuple[int, ...], company: floa
         return seconds
     alone_s = collective_s(moved[0].kind, moved[0].bytes, mesh.axis(moved[0].axis))
     return seconds - alone_s + part_of_bucket_s(moved[0], company, mesh, leaves=not forward)
-
-
-def update_s(device: Device, dtype: str, stored: int, states: int) -> tuple[float, float]:
-    """(host, device) seconds of one tensor's part of a fused update.
-
-    AdamW was measured; others are taken to move their bytes as fast: the parameter, its gradient and states are read,
-    the parameter and states are written.
-    """
-    host_s, device_s = profile_of(device).update_s("adamw.sharded", dtype, stored)
-    return host_s, device_s * (3 + 2 * states) / (3 + 2 * STATES["adamw"])
 
 
 def local_bytes(shape: tuple[int, ...], itemsize: int, layout: Layout, mesh: Mesh) -> int:

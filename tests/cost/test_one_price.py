@@ -22,7 +22,7 @@ from meshwright.torch_compat import fake_mode, fake_tensor, trace_joint
 ROOT = Path(meshwright.__file__).parent
 TABLES = {
     *("kernel_s", "rows_s", "matmul_s", "attention_s", "convolution_s", "channels_last_s"),
-    *("grouped", "steady"),
+    *("grouped", "steady", "mixture_s", "update_s"),
 }
 """Methods of `DeviceProfile` that give the price of a kernel."""
 H200 = device_of("H200-SXM-141GB")
@@ -40,6 +40,18 @@ def test_only_the_cost_package_calls_the_price_tables() -> None:
         for path in ROOT.rglob("*.py")
         if path.relative_to(ROOT).parts[0] not in ("cost", "cluster") and called(path) & TABLES
     ]
+    assert not wrong
+
+
+def test_no_other_package_asks_for_a_profile() -> None:
+    """Neither of kernels, nor of the host's calls, of optimizers or of the link to the host."""
+    asks = {"profile_of", "read_profile", "DeviceProfile"}
+    wrong = []
+    for path in ROOT.rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        names = {name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
+        if path.relative_to(ROOT).parts[0] not in ("cost", "cluster") and names & asks:
+            wrong.append(f"{path.relative_to(ROOT)} imports {sorted(names & asks)}")
     assert not wrong
 
 
