@@ -71,17 +71,30 @@ def _when(gathered: bool, zero: int | None, several: bool) -> tuple[tuple[bool, 
 def _storages(compute: Layout, shape: tuple[int, ...], grad: bool, mesh: Mesh, pins: Pins) -> list[Layout]:
     """Storage is sharded or invariant: the optimizer needs a gradient with nothing left to reduce.
 
-    An axis cuts the first dim that it divides, or else the first that it nearly does.
+    An axis cuts the first dim that it divides, or else the first that it nearly does. Under a `zero` pin all axes cut;
+    where a parameter is too small for all of them together, as many devices share it as can, so that no use of it is
+    lost to how it is stored.
     """
-    per_axis: list[list[State]] = []
-    for axis, (state, size) in enumerate(zip(compute.states, mesh.sizes, strict=True)):
-        zero = pins.zero_of(axis)
-        if state.is_shard:
-            per_axis.append([state])
-            continue
-        free = [(dim, length) for dim, length in enumerate(shape) if not compute.sharding(dim)]
-        even = [dim for dim, length in free if length % size == 0]
-        cut = even or [dim for dim, length in free if is_worth(length, size)]
-        sharded = [S(dim) for dim in cut[:1]] if grad else []
-        per_axis.append([I] if zero == 0 or not sharded else sharded if zero else [I, *sharded])
+    asked: list[list[State]] = []
+    fewer: list[list[State]] = []
+    for axis, state in enumerate(compute.states):
+        zero, cuts = pins.zero_of(axis), _cuts(compute, mesh.sizes[axis], shape) if grad else []
+        if state.is_shard or zero == 0 or not cuts:
+            asked.append([state if state.is_shard else I])
+        else:
+            asked.append(cuts[:1] if zero else [I, *cuts[:1]])
+        fewer.append([I, *cuts] if zero and not state.is_shard else asked[-1])
+    found = _plain(asked, shape, mesh)
+    most = max(_plain(fewer, shape, mesh), key=lambda layout: layout.shard_factor(mesh.sizes), default=None)
+    return found or ([most] if most else [])
+
+
+def _cuts(compute: Layout, size: int, shape: tuple[int, ...]) -> list[State]:
+    """Dims of a stored parameter that an axis of `size` may cut: those that it divides, or else nearly does."""
+    free = [(dim, length) for dim, length in enumerate(shape) if not compute.sharding(dim)]
+    even = [dim for dim, length in free if length % size == 0]
+    return [S(dim) for dim in even or [dim for dim, length in free if is_worth(length, size)]]
+
+
+def _plain(per_axis: list[list[State]], shape: tuple[int, ...], mesh: Mesh) -> list[Layout]:
     return [layout for layout in map(Layout, product(*per_axis)) if layout.is_plain(shape, mesh.sizes)]
