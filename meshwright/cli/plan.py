@@ -60,14 +60,16 @@ def add_parser(subparsers: Any) -> None:
     add("--upgrade", metavar="OLD", help="read a plan file of schema 2, write it to -o")
     add("-o", "--output", metavar="FILE", help="write the plan here")
     add("--report", metavar="FILE", help="write the plan as a page (HTML, one file, no network)")
+    add("--dump-problem", metavar="FILE", help="write the plan's selection problem, for `meshwright solve FILE`")
     add("--quiet", action="store_true", help="the recommendation alone, without progress, recipes and details")
     add_json(parser, "a summary")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    for option in ("output", "json", "report"):
-        check_folder("-o" if option == "output" else f"--{option}", getattr(args, option))
+    for option in ("output", "json", "report", "dump_problem"):
+        flag = "-o" if option == "output" else f"--{option.replace('_', '-')}"
+        check_folder(flag, getattr(args, option))
     if args.upgrade:
         return _upgrade(args)
     _check_model(args)
@@ -98,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
         given = args.optimizer, args.precision, plan.memory_bytes, plan.pins, plan.compile
         others = [] if quick else baselines(program, cluster, *given, headroom=plan.headroom)
     _write(args, plan, program, others, progress.lines)
+    if args.dump_problem:
+        _dump(args.dump_problem, plan, program)
     if args.json != "-":
         _show(args, plan, program, others, stopped)
     if args.json:
@@ -166,6 +170,13 @@ def _write(args: argparse.Namespace, plan: Plan, program: Program, others: Any, 
         from meshwright.report.page import write_report
 
         write_report(plan, args.report, program, others=others, search=lines, saved=args.output or "plan.json")
+
+
+def _dump(path: str, plan: Plan, program: Program) -> None:
+    from meshwright.solve.dump import dump_problem
+
+    dump_problem(plan, program, path)
+    print(f"problem written to {path}; solve it with `meshwright solve {path}`", file=sys.stderr)
 
 
 def _show(args: argparse.Namespace, plan: Plan, program: Program, others: Any, stopped: bool) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from meshwright.errors import ProblemError
+from meshwright.select.builder import ProblemBuilder
 from meshwright.select.problem import Floats, Ints, Problem
 
 FORBIDDEN = 1e18
@@ -167,6 +168,40 @@ def dump(problem: Problem, path: str | Path) -> None:
     )
     raw = msgspec.json.encode(_File(body))
     Path(path).write_bytes(gzip.compress(raw) if str(path).endswith(".gz") else raw)
+
+
+def split_intervals(problem: Problem) -> Problem:
+    """The same problem with one interval per node and one use per option, as the contest's form wants it.
+
+    What a node uses in further intervals is moved to nodes of no cost that are tied to it option by option.
+    """
+    build = ProblemBuilder(problem.name)
+    for node in range(problem.nodes):
+        build.node(problem.costs[problem.offsets[node] : problem.offsets[node + 1]], name=problem.label(node))
+    for edge, (one, other) in enumerate(problem.edge_nodes):
+        build.edge(int(one), int(other), problem.matrix(edge))
+    for limit in problem.limits:
+        build.row(float(limit))
+    seen: set[int] = set()
+    for (node, begin, end), sizes in _uses(problem).items():
+        holder, count = node, len(sizes)
+        if node in seen:
+            holder = build.node(np.zeros(count), name=f"{problem.label(node)} in rows {begin} to {end}")
+            build.edge(node, holder, np.where(np.eye(count, dtype=bool), 0.0, np.inf))
+        seen.add(node)
+        for option in np.flatnonzero(sizes):
+            build.hold(begin, end, holder, int(option), float(sizes[option]))
+    return build.build()
+
+
+def _uses(problem: Problem) -> dict[tuple[int, int, int], Floats]:
+    """Bytes of each option of a node in each of its intervals."""
+    found: dict[tuple[int, int, int], Floats] = {}
+    for use, node in enumerate(problem.use_node.tolist()):
+        key = (node, int(problem.use_begin[use]), int(problem.use_end[use]))
+        sizes = found.setdefault(key, np.zeros(problem.options(node)))
+        sizes[problem.use_option[use] - problem.offsets[node]] += problem.use_bytes[use]
+    return found
 
 
 def _single_interval(problem: Problem) -> tuple[Ints, Ints, Floats]:

@@ -15,7 +15,7 @@ from meshwright.price.parameter import local_bytes, parameter_price
 from meshwright.price.segment import kept_values, kernels, shards
 from meshwright.profile import saved
 from meshwright.select import InfeasibleError, ProblemBuilder, solve
-from meshwright.select.problem import Floats
+from meshwright.select.problem import Floats, Problem
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.intra.segment import SegmentProblem
@@ -24,6 +24,7 @@ MOST_OPTIONS = 4000
 """Of all nodes together; more are for the dual prices of `chain`."""
 
 SECONDS = 20.0
+"""Of the engine. Not yet a count of work: with one, problems of middle size would go without HiGHS."""
 
 ROUNDS = 6
 """How often less room is given, and each time twice as much less."""
@@ -43,6 +44,14 @@ class _Whole:
     build: ProblemBuilder = field(default_factory=ProblemBuilder)
     firsts: list[int] = field(default_factory=list)
     begins: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, frontier: Frontier, budget_bytes: int) -> _Whole:
+        whole = cls(frontier, budget_bytes)
+        for index in range(len(frontier.program.segments)):
+            whole.add(index)
+        whole.limit()
+        return whole
 
     def add(self, index: int) -> None:
         """A segment's nodes, and its boundary tied to what came before."""
@@ -129,6 +138,11 @@ class _Whole:
         self.build.edge(reader, between, np.where(levels[at][None, :] >= rows[row].T, 0.0, np.inf))
 
 
+def whole_problem(frontier: Frontier, budget_bytes: int) -> Problem:
+    """The whole chain as one Problem. Costs are seconds times `frontier.scale`, rows are bytes."""
+    return _Whole.of(frontier, budget_bytes).build.build()
+
+
 def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
     """(the fastest chain that fits, None where none was found; a bound on all of them). price: for the Chain. What is
     gathered early and waits for its reduction is no part of the Problem: where it takes too much there is less room."""
@@ -144,11 +158,8 @@ def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Ch
 
 def _within(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
     """The fastest whose held bytes and transients fit."""
-    whole = _Whole(frontier, budget_bytes)
+    whole = _Whole.of(frontier, budget_bytes)
     segments = range(len(frontier.program.segments))
-    for index in segments:
-        whole.add(index)
-    whole.limit()
     try:
         found = solve(whole.build.build(), seconds=SECONDS)
     except InfeasibleError:
