@@ -234,7 +234,7 @@ def test_a_refusal_names_the_same_bytes_however_slow_the_machine_is(monkeypatch:
 
 
 def test_no_module_of_the_planner_reads_a_clock() -> None:
-    """Not what is planned, nor what is named in a refusal, may depend on the load of the machine."""
+    """What is planned or named in a refusal depends on no load; the engine of `intra.exact` still counts seconds."""
     for path in sorted(Path(solve.__file__).parent.rglob("*.py")):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         names = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
