@@ -20,7 +20,7 @@ from meshwright.solve.intra.chain import chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.memory.methods import FIXED, ORDERED
-from meshwright.solve.min_memory import MemoryNeeded, WorkBudget, needed_by
+from meshwright.solve.min_memory import EXACT, MemoryNeeded, WorkBudget, needed_by
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.pipeline.pins import PipelinePins
 from meshwright.solve.pipeline.search import pipeline_search
@@ -113,17 +113,24 @@ def feasible_min_memory(
     method: str,
     work: WorkBudget,
 ) -> MemoryNeeded | None:
-    """Of the shardings that hold least (`min_memory_plan`)."""
+    """Of the shardings that hold least (`min_memory_plan`); nested orders of small programs alone, whose minimum is
+    named to the byte: those of long chains take longer than all other questions together."""
     work.spend(len(candidates))
-    plan = min_memory_plan(candidates, budget_bytes, program, assemble, method)
+    small = len(program.segments) <= EXACT
+    plan = min_memory_plan(candidates, budget_bytes, program, assemble, method, nested=small)
     return needed_by(plan) if plan else None
 
 
 def min_memory_plan(
-    candidates: Sequence[Candidate], budget_bytes: int, program: Program, assemble: Assemble, method: str
+    candidates: Sequence[Candidate],
+    budget_bytes: int,
+    program: Program,
+    assemble: Assemble,
+    method: str,
+    nested: bool = True,
 ) -> Plan | None:
     """The fastest of the shardings that hold least, in the most micro-batches, memory saved by the method: what is left
-    where nothing else fits."""
+    where nothing else fits. nested: in nested orders too, where the method allows them."""
     found = []
     for candidate in candidates:
         frontier = candidate.frontier(candidate.microbatches[-1])
@@ -133,8 +140,8 @@ def min_memory_plan(
         elif plan.predicted.static_bytes <= budget_bytes:
             ways = Ways.of(plan, program)
             flat = refine_ways(plan, program, ways, budget_bytes, ways.curves.options if method == "flat" else None)
-            nested = flat is None and method == "auto"
-            found.append(refine_nested(plan, program, ways, budget_bytes) if nested else flat)
+            deeper = nested and flat is None and method == "auto"
+            found.append(refine_nested(plan, program, ways, budget_bytes) if deeper else flat)
     return min((plan for plan in found if plan), key=lambda plan: plan.predicted.step_s, default=None)
 
 

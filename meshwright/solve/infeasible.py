@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
+from meshwright.capture.optimizer import STATES
+from meshwright.capture.program import ITEM_BYTES, Program
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import MeshwrightError, PlanError, counted
+from meshwright.price.parameter import Setting
 from meshwright.solve.intra.chain import least_bytes
 from meshwright.solve.min_memory import MemoryNeeded
 from meshwright.solve.search import Candidate
@@ -21,13 +25,19 @@ Tight = Callable[[Cluster], list[Candidate]]
 
 
 def does_not_fit(
-    cluster: Cluster, budget: int, least: MemoryNeeded, tight: Tight, unit: int, headroom: float = 0.0
+    cluster: Cluster,
+    budget: int,
+    least: MemoryNeeded,
+    tight: Tight,
+    unit: int,
+    headroom: float = 0.0,
+    needed_bytes: int = 0,
 ) -> PlanError:
     """least: the fewest bytes found to do. unit: devices come in multiples of it. headroom: part of each device
-    that is left free."""
+    that is left free. needed_bytes: that all devices have to have together."""
     free = f", {headroom:.0%} left free: memory= or headroom=0 takes it" if headroom else ""
     device = cluster.mesh((cluster.device_count,)).device
-    larger = _larger_that_fits(cluster, budget, tight, unit)
+    larger = _larger_that_fits(cluster, budget, tight, unit, needed_bytes)
     todo = [f"use {larger.name} ({larger.device_count} devices do)"] if larger else []
     todo += ["raise the memory limit"] if least.bytes <= device.usable_bytes else []
     return PlanError(
@@ -37,6 +47,24 @@ def does_not_fit(
     )
 
 
+def state_bytes(program: Program, setting: Setting) -> int:
+    """Bytes of all parameters with their gradients and optimizer states, each held once: no plan of any number of
+    stages holds less on all devices together, however it shards and whatever it recomputes."""
+    found: dict[str, int] = {}
+    for segment in program.segments:
+        for value, name in zip(program.graphs[segment.graph].params, segment.params, strict=True):
+            copies = 2 + STATES[setting.optimizer] if value.grad else 1
+            each = ITEM_BYTES[setting.storage_dtype(value.type.dtype)]
+            found[name] = copies * each * prod(value.type.sizes)
+    return sum(found.values())
+
+
+def usable_bytes(cluster: Cluster, memory_bytes: int | None, headroom: float = 0.0) -> int:
+    """Of all devices together, each within its limit."""
+    each = {device.name: device.limit_bytes(memory_bytes, headroom) for device in cluster.devices}
+    return sum(each[name] for name in cluster.device_names())
+
+
 def least_of(candidate: Candidate) -> MemoryNeeded:
     """Fewest samples at a time, or as many as there are: the ends are tried."""
     numbers = {candidate.microbatches[0], candidate.microbatches[-1]}
@@ -44,7 +72,14 @@ def least_of(candidate: Candidate) -> MemoryNeeded:
     return min(MemoryNeeded(least_bytes(candidate.frontier(number)), how, number) for number in sorted(numbers))
 
 
-def _larger_that_fits(cluster: Cluster, budget: int, tight: Tight, unit: int) -> Cluster | None:
+def _fits(candidate: Candidate, budget: int) -> bool:
+    """Whether `least_of` is within the budget; the number that takes fewer bytes mostly is asked first."""
+    ends = (candidate.microbatches[-1], candidate.microbatches[0])
+    frontiers = (candidate.frontier(number) for number in dict.fromkeys(ends))
+    return any(one.least_static() <= budget and least_bytes(one) <= budget for one in frontiers)
+
+
+def _larger_that_fits(cluster: Cluster, budget: int, tight: Tight, unit: int, needed_bytes: int) -> Cluster | None:
     """Clusters `kind:n` with n doubled until one fits, then halved between. What memory could be saved by making
     values again is not counted: a smaller one may do."""
     kind, _, count = cluster.name.rpartition(":")
@@ -54,7 +89,9 @@ def _larger_that_fits(cluster: Cluster, budget: int, tight: Tight, unit: int) ->
 
     def fitting(n: int) -> Cluster | None:
         larger = load_cluster(f"{kind}:{n}")
-        return larger if any(least_of(one).bytes <= budget for one in tight(larger)) else None
+        if larger.device_count * budget < needed_bytes:
+            return None
+        return larger if any(_fits(one, budget) for one in tight(larger)) else None
 
     low, left = int(count), MOST_CLUSTERS
     try:

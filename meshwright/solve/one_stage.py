@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from typing import Any
 
@@ -22,11 +22,13 @@ from meshwright.solve.feasibility import (
     feasible_swept,
     min_memory_plan,
 )
-from meshwright.solve.infeasible import does_not_fit, least_of
+from meshwright.solve.infeasible import does_not_fit, least_of, state_bytes, usable_bytes
+from meshwright.solve.intra.chain import least_bytes
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.joint import joint_search
 from meshwright.solve.min_memory import (
+    EXACT,
     MemoryNeeded,
     Part,
     WorkBudget,
@@ -58,7 +60,7 @@ class OneStageSearch:
         self.program, self.cluster, self.setting = request.program, request.cluster, request.setting
         self.pins, self.method, self.given, self.log = pins, method, given, log
         self.max_axes, self.effort, self.gap = request.max_axes, request.effort, request.gap
-        self.budget, self.headroom = request.budget_bytes, request.headroom
+        self.budget, self.headroom, self.memory_bytes = request.budget_bytes, request.headroom, request.memory_bytes
         self.few = not request.fit  # what is pinned down has little left to weigh
         self.recompute = request.recompute and method != "keep"
         self.simpler_within = max(request.simpler_within, ROUNDING)
@@ -78,6 +80,32 @@ class OneStageSearch:
                 raise
             self.refused = error
             return None
+
+    @property
+    def too_few_bytes(self) -> int:
+        """The most bytes on each device that do not hold the parameters with their gradients and states."""
+        return -(-self._state_bytes // self.cluster.device_count) - 1
+
+    def holds_nothing(self) -> bool:
+        """Whether the devices are too small for the training state alone. Small programs are searched all the same:
+        their refusals name the fewest bytes of all parts of the search."""
+        small = len(self.program.segments) <= EXACT
+        return not small and usable_bytes(self.cluster, self.memory_bytes, self.headroom) < self._state_bytes
+
+    @cached_property
+    def _state_bytes(self) -> int:
+        return state_bytes(self.program, self.setting)
+
+    def prepare(self, must: bool) -> None:
+        """What a refusal asks, without a search. must: as for `keep_all`."""
+        try:
+            self.meshes = allowed_meshes(self.cluster, self.pins, self.max_axes)
+            self.candidates = candidates_on(self.program, self.meshes, self.pins, self.setting, few=self.few)
+        except PlanError as error:
+            if must:
+                raise
+            self.refused = error
+        self.jointly = self.first
 
     def search(self, best: Plan | None, found: Found) -> tuple[Plan | None, float]:
         """(the fastest that fits, `best` if none is faster; a bound on all of them). found: everything kept."""
@@ -153,24 +181,26 @@ class OneStageSearch:
         work = WorkBudget(len(self.program.segments))
         quick, slow = self._parts(work)
         parts = (*quick, *(counted_pipeline(one, work) for one in others), *slow)
-        least = minimum_budget(parts, budget, self._known(budget), len(self.program.segments), work)
+        refused = max(budget, self.too_few_bytes)
+        least = minimum_budget(parts, refused, self._known(budget), len(self.program.segments), work)
         if self.method not in ANYWHERE:
             return no_room(self.method, budget, least)
         tight = partial(tight_candidates, self.program, pins=self.pins, setting=self.setting)
-        return does_not_fit(self.cluster, budget, least, tight, pinned_devices(self.pins), self.headroom)
+        unit = pinned_devices(self.pins)
+        return does_not_fit(self.cluster, budget, least, tight, unit, self.headroom, self._state_bytes)
 
     def _known(self, budget: int) -> MemoryNeeded:
         """Bytes in which a plan should fit that saves memory as it is to be saved."""
-        found = [least_of(one) for one in self.first] if self.method in ANYWHERE else []
+        found = [least_of(one) for one in self.leanest] if self.method in ANYWHERE else []
         if self.recompute:
             given = self.program, self.drafted, self.method, budget
-            found += [least_by_method(one, *given) for one in self.first]
+            found += [least_by_method(one, *given) for one in self.leanest]
         return min(found)
 
     def _parts(self, work: WorkBudget) -> tuple[list[Part], list[Part]]:
         """(what `search` does, but only until something fits; what of it takes long)."""
         given: dict[str, Any] = {"program": self.program, "assemble": self.drafted, "work": work}
-        dearest = partial(feasible_min_memory, self.first, method=self.method, **given)
+        dearest = partial(feasible_min_memory, self.leanest, method=self.method, **given)
         if self.method not in (*ANYWHERE, "flat"):
             return [dearest], [partial(feasible_swept, self.first, method=self.method, **given)]
         kept = partial(feasible_kept, self.candidates)
@@ -179,6 +209,13 @@ class OneStageSearch:
         jointly = partial(feasible_jointly, self.jointly, flat=self.method == "flat", **given)
         swept = partial(feasible_swept, self.jointly, method=self.method, **given)
         return [dearest, kept], [jointly, swept]
+
+    @cached_property
+    def leanest(self) -> list[Candidate]:
+        """Of these, those that a refusal asks first: all for a small program, else the one whose chain holds least."""
+        if len(self.program.segments) <= EXACT or len(self.first) == 1:
+            return self.first
+        return [min(self.first, key=lambda one: least_bytes(one.frontier(one.microbatches[-1])))]
 
     @property
     def first(self) -> list[Candidate]:

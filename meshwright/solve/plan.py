@@ -152,7 +152,12 @@ def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False)
     if request.fit and not alone:
         staged = PipelineSearch(*in_several, exact=False, gap=request.gap, headroom=request.headroom, remat=method)
     early = cluster.device_count <= ONE_STAGE_FIRST and not asked.pipeline
-    plan, bound_s = _searched(whole, staged, early, alone or not request.fit, asked)
+    must = alone or not request.fit
+    if request.fit and whole.holds_nothing():  # no stages, shards or recomputation help: refused without a search
+        whole.prepare(must)
+        plan, bound_s = None, inf
+    else:
+        plan, bound_s = _searched(whole, staged, early, must, asked)
     plan = replace(plan, **given) if plan else None
     if plan is None and not request.fit:
         chosen = whole.anyway()
@@ -196,7 +201,8 @@ def _refusal(request: PlanRequest, whole: OneStageSearch, asked: PipelinePins, a
         remat=whole.method,
     )
     if asked.pipeline:
-        return no_pipeline(asked, cluster, budget, lambda: minimum_pipeline_budget(in_stages, budget, segments))
+        refused = max(budget, whole.too_few_bytes)
+        return no_pipeline(asked, cluster, budget, lambda: minimum_pipeline_budget(in_stages, refused, segments))
     return whole.refusal(() if alone or cluster.device_count < 2 else (in_stages,))
 
 

@@ -1,19 +1,22 @@
-"""The cluster that a refusal names is one that the pins can be had on."""
+"""What a refusal is told by and names: state that no devices hold, a cluster that the pins can be had on."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import pytest
+import torch
 from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
 from meshwright.pins.pins import pinned_devices
 from meshwright.price.parameter import Setting
+from meshwright.solve import plan
 from meshwright.solve.candidates import tight_candidates
-from meshwright.solve.infeasible import does_not_fit
-from meshwright.solve.min_memory import MemoryNeeded
+from meshwright.solve.infeasible import does_not_fit, state_bytes
+from meshwright.solve.min_memory import EXACT, MemoryNeeded
 from meshwright.solve.plan import make_plan
 
 
@@ -33,3 +36,33 @@ def test_a_cluster_that_is_named_can_have_the_pins(count: int, pins: tuple[str, 
     tight = partial(tight_candidates, program, pins=pins, setting=Setting())
     todo = does_not_fit(cluster, budget, MemoryNeeded(1, "kept", 1), tight, pinned_devices(pins)).todo
     assert todo.startswith(named or "raise the memory limit")
+
+
+class Deep(torch.nn.Module):
+    """More segments than are refused to the byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def test_state_that_no_devices_hold_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, cluster = capture(Deep(), {"x": torch.zeros(8, 16)}), load_cluster("local:2")
+    assert len(program.segments) > EXACT
+    needed = state_bytes(program, Setting())
+    sharded = make_plan(program, cluster, pins=("dp=2", "zero=3", "microbatch=1"))
+    assert needed == 24 * (16 * 16 + 16) * 4 * 4
+    assert needed * 3 // 4 == 2 * sharded.predicted.static_bytes  # gradients come in backward, and all wait at its end
+    assert needed <= 2 * sharded.predicted.peak_bytes
+    monkeypatch.setattr(plan, "_searched", None)  # to call it is an error
+    with pytest.raises(PlanError, match="no plan fits") as refused:
+        make_plan(program, cluster, memory_bytes=needed // 2 - 1)
+    named = int(refused.value.expected.removeprefix("at most ").split(" ")[0].replace(",", ""))
+    assert needed // 2 < named
+    monkeypatch.undo()
+    assert make_plan(program, cluster, memory_bytes=named).predicted.peak_bytes <= named
