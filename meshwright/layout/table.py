@@ -1,11 +1,13 @@
-"""Seconds between all layouts of a tensor at once: single steps priced, then joined by min-plus products.
+"""Seconds from many layouts of a tensor to all others at once: single steps priced, then joined (Bellman-Ford).
 
-The same lengths that Dijkstra finds in `path`; a planner asks for most pairs, so all of them together are cheaper.
+The same lengths that Dijkstra finds in `path`; a planner asks for many pairs, so whole rows together are cheaper.
 Along an axis that shards one dim everywhere nothing is to be gained by leaving it: each of its ranks has a tensor of
 its own, and converts it on the other axes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +17,44 @@ from meshwright.cluster.mesh import FLAT, Mesh
 from meshwright.layout.path import layout_numbers, step_seconds
 from meshwright.layout.states import Layout
 
+Floats = npt.NDArray[np.float64]
+
+AT_A_TIME = 64
+"""Rows that are worked out together: their sums with all edges stay in the cache."""
+
+
+class _Lengths:
+    """Forward and backward seconds from the layouts asked for so far (rows) to each (columns), by `layout_numbers`.
+
+    Edges are few: they are held by target, those into each one after the other.
+    """
+
+    def __init__(self, steps: Floats) -> None:
+        self._steps, self._into = steps, steps.T
+        targets, self._sources = np.nonzero(np.isfinite(self._into))
+        self._seconds = self._into[targets, self._sources]
+        self._starts = np.searchsorted(targets, np.arange(len(steps)))
+        self._rows: dict[int, Floats] = {}
+
+    def rows(self, numbers: Sequence[int]) -> Floats:
+        missing = [number for number in dict.fromkeys(numbers) if number not in self._rows]
+        for begin in range(0, len(missing), AT_A_TIME):
+            some = missing[begin : begin + AT_A_TIME]
+            self._rows.update(zip(some, self._reached(self._steps[some]), strict=True))
+        return np.stack([self._rows[number] for number in numbers])
+
+    def _reached(self, lengths: Floats) -> Floats:
+        """By ever more steps, until that is no shorter."""
+        while True:
+            longer = np.minimum.reduceat(lengths[:, self._sources] + self._seconds, self._starts, axis=1)
+            if np.array_equal(longer, lengths):
+                return lengths
+            lengths = longer
+
 
 @CACHES.memoized(maxsize=1 << 12)
-def conversion_table(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> npt.NDArray[np.float64]:
-    """Forward and backward seconds from each layout (rows) to each (columns), by `layout_numbers`."""
-    lengths = step_seconds(shape, itemsize, mesh, grad)
-    while True:
-        longer = np.stack([(row[:, None] + lengths).min(axis=0) for row in lengths])
-        if np.array_equal(longer, lengths):
-            return lengths
-        lengths = longer
+def _lengths(shape: tuple[int, ...], itemsize: int, mesh: Mesh, grad: bool) -> _Lengths:
+    return _Lengths(step_seconds(shape, itemsize, mesh, grad))
 
 
 def conversion_matrix(
@@ -37,7 +67,7 @@ def conversion_matrix(
         made, wants = (tuple(Layout(tuple(one[i] for i in kept)) for one in side) for side in (made, wants))
     number = layout_numbers(len(shape), len(mesh.axes))
     rows, columns = [number[layout] for layout in made], [number[layout] for layout in wants]
-    return conversion_table(shape, itemsize, mesh, grad)[np.ix_(rows, columns)]
+    return _lengths(shape, itemsize, mesh, grad).rows(rows)[:, columns]
 
 
 def _moving(layouts: tuple[Layout, ...], shape: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:

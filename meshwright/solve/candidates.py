@@ -26,7 +26,7 @@ MOST_ALIVE = 4
 """Values that cross a boundary; where there are more, those that cross several share one way of lying (`skips`)."""
 
 
-REMEMBERED = 6
+REMEMBERED = 10
 """Numbers of micro-batches of which a candidate keeps the problems; tables it keeps of one."""
 
 ALL_AXES = 16

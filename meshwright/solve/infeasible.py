@@ -48,12 +48,15 @@ def does_not_fit(
 
 
 def state_bytes(program: Program, setting: Setting) -> int:
-    """Bytes of all parameters with their gradients and optimizer states, each held once: no plan of any number of
-    stages holds less on all devices together, however it shards and whatever it recomputes."""
+    """Bytes of all parameters with their gradients and optimizer states, each held once, but for what lives on the
+    host: no plan of any number of stages holds less on all devices together, however it shards and whatever it
+    recomputes."""
     found: dict[str, int] = {}
     for segment in program.segments:
         for value, name in zip(program.graphs[segment.graph].params, segment.params, strict=True):
-            copies = 2 + STATES[setting.optimizer] if value.grad else 1
+            away = setting.offload_of(name, value.grad)
+            states = 0 if away else STATES[setting.optimizer]
+            copies = 0 if away == "weight" else 2 + states if value.grad else 1
             each = ITEM_BYTES[setting.storage_dtype(value.type.dtype)]
             found[name] = copies * each * prod(value.type.sizes)
     return sum(found.values())

@@ -10,7 +10,7 @@ from meshwright.layout.graph import Edges, is_small
 from meshwright.layout.moves import moves
 from meshwright.layout.path import conversion
 from meshwright.layout.stepprice import price_step
-from meshwright.layout.table import conversion_table
+from meshwright.layout.table import conversion_matrix
 
 DGX = load_cluster("dgx-h100:2")
 MESHES = {
@@ -48,7 +48,7 @@ def test_a_large_graph_is_searched_without_being_built() -> None:
 @pytest.mark.parametrize("shape", [(32, 64), (7, 5)], ids=str)
 def test_the_table_of_all_pairs_holds_the_shortest_paths(shape: tuple[int, ...]) -> None:
     mesh, layouts = MESHES["gloo"], all_layouts(2, 2)
-    found = conversion_table(shape, 2, mesh, True)
+    found = conversion_matrix(tuple(layouts), tuple(layouts), shape, 2, mesh, True)
     for i, source in enumerate(layouts):
         paths = [conversion(source, target, shape, 2, mesh).total_s for target in layouts]
         assert found[i].tolist() == pytest.approx(paths, rel=1e-12, abs=0)

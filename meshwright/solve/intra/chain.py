@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from meshwright.solve.intra.exact import exact_chain, is_small
-from meshwright.solve.intra.frontier import Frontier, Options
+from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain, mixed
 from meshwright.solve.intra.walk import least_cost, walk
 
@@ -49,32 +49,36 @@ class _Search:
     chains: list[Chain] = field(default_factory=list)
 
     def ask(self, price: float) -> Chain:
-        cost, path = walk(self.frontier, price)
+        cost, chain = _cheapest(self.frontier, price)
         if self.frontier.cap_bytes is None and self.frontier.bounds:
             self.bound_s = max(self.bound_s, (cost - price * self.room_bytes) / self.frontier.scale)
-        self.chains.append(_chain(self.frontier, path, price))
-        return self.chains[-1]
+        self.chains.append(chain)
+        return chain
 
     def fits(self, chain: Chain) -> bool:
         return chain.peak_bytes <= self.budget_bytes
 
 
-def _chain(frontier: Frontier, path: list[Options], price: float) -> Chain:
-    points = tuple(frontier.point(index, options, price) for index, options in enumerate(path))
-    return Chain(points, tuple(path), frontier.setting.microbatches, price)
+def _cheapest(frontier: Frontier, price: float) -> tuple[float, Chain]:
+    """(its cost, the cheapest chain at a price per byte). Searches under other budgets ask for the same prices."""
+    key = frontier.key(price)
+    found: tuple[float, Chain] | None = frontier.chains.get(key)
+    if found is None:
+        cost, path = walk(frontier, price)
+        points = tuple(frontier.point(index, options, price) for index, options in enumerate(path))
+        found = cost, Chain(points, tuple(path), frontier.setting.microbatches, price)
+        frontier.chains[key] = found
+    return found
 
 
 def chain_at(frontier: Frontier, price: float) -> Chain:
     """The cheapest chain at a price per byte."""
-    return _chain(frontier, walk(frontier, price)[1], price)
+    return _cheapest(frontier, price)[1]
 
 
 def floor_s(frontier: Frontier) -> float:
     """The fastest chain's seconds if memory were free."""
-    key = (frontier.beside, frontier.cap_bytes)
-    if key not in frontier.floors:
-        frontier.floors[key] = least_cost(frontier, 0.0) / frontier.scale
-    return frontier.floors[key]
+    return least_cost(frontier, 0.0) / frontier.scale
 
 
 def least_s(frontier: Frontier) -> float:
@@ -140,7 +144,7 @@ def _lower(search: _Search, over: Chain) -> Chain:
         if cap <= 0:
             return over
         search.frontier = search.frontier.capped(cap)
-        over = _chain(search.frontier, walk(search.frontier, over.price)[1], over.price)
+        over = chain_at(search.frontier, over.price)
         search.chains.append(over)
         if search.fits(over):
             return over

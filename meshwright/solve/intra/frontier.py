@@ -59,7 +59,7 @@ class Frontier:
     flight: micro-batches whose kept values are held at a time, each byte of them at the price.
     freedom: of pictures that cross boundaries, once it is known (`pictures`).
     uses: the segments that read each parameter. last_reader: of each boundary value and tied weight. steps: what `walk`
-    knows of every segment. floors: what `floor_s` found.
+    knows of every segment. costs, chains: of the cheapest chain at each price that was asked for, by `key`.
     """
 
     program: Program
@@ -86,7 +86,8 @@ class Frontier:
     _boundaries: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _numbered: dict[int, SegmentProblem] = field(default_factory=dict)
     steps: list[Any] = field(default_factory=list)
-    floors: dict[object, float] = field(default_factory=dict)
+    costs: dict[object, float] = field(default_factory=dict)
+    chains: dict[object, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.uses:
@@ -106,6 +107,11 @@ class Frontier:
     def scale(self) -> float:
         return 1.0 + self.beside if self.beside and self.mesh.anything_beside else 1.0
 
+    def key(self, price: float) -> object:
+        """What the cheapest chain at a price per byte depends on, of what copies of this Frontier differ in."""
+        charged = (self.recompute, self.flight, price) if price else ()
+        return (self.beside, self.cap_bytes, *charged)
+
     def capped(self, cap_bytes: int) -> Frontier:
         """The same without what needs more while it runs."""
         return replace(self, cap_bytes=cap_bytes, _solved={}, _points={})
@@ -122,8 +128,8 @@ class Frontier:
 
     def skipping(self, skips: tuple[bool, ...] | None) -> Frontier:
         """The same with values that cross several boundaries lying so; what does not depend on it is shared."""
-        own: dict[str, Any] = {"freedom": [], "steps": [], "floors": {}, "_solved": {}, "_points": {}, "_numbered": {}}
-        return replace(self, skips=skips, **own)
+        own: dict[str, Any] = {"freedom": [], "steps": [], "costs": {}, "chains": {}}
+        return replace(self, skips=skips, **own, _solved={}, _points={}, _numbered={})
 
     def recomputing(self) -> Frontier:
         """The same where what backward reads may be made again."""

@@ -44,16 +44,20 @@ def walk(frontier: Frontier, price: float) -> tuple[float, list[Options]]:
         best.append(flat.argmin(axis=-1))
         reached = flat.min(axis=-1)
         _check(frontier, index, reached)
+    frontier.costs[frontier.key(price)] = float(reached)
     return float(reached), _path(frontier, steps, best)
 
 
 def least_cost(frontier: Frontier, price: float) -> float:
-    """The first of `walk`."""
-    reached: Floats = np.zeros(())
-    for index, step in enumerate(_steps(frontier)):
-        reached = _weighed(frontier, index, step, reached, price).min(axis=-1)
-        _check(frontier, index, reached)
-    return float(reached)
+    """The first of `walk`. Searches under other budgets ask for the same prices."""
+    key = frontier.key(price)
+    if key not in frontier.costs:
+        reached: Floats = np.zeros(())
+        for index, step in enumerate(_steps(frontier)):
+            reached = _weighed(frontier, index, step, reached, price).min(axis=-1)
+            _check(frontier, index, reached)
+        frontier.costs[key] = float(reached)
+    return frontier.costs[key]
 
 
 def _weighed(frontier: Frontier, index: int, step: _Step, reached: Floats, price: float) -> Floats:
