@@ -13,7 +13,7 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.pins.pins import pinned_devices
 from meshwright.price.parameter import Setting
-from meshwright.solve import plan
+from meshwright.solve import one_stage, plan
 from meshwright.solve.candidates import tight_candidates
 from meshwright.solve.infeasible import does_not_fit, state_bytes
 from meshwright.solve.min_memory import EXACT, MemoryNeeded
@@ -63,6 +63,6 @@ def test_state_that_no_devices_hold_is_refused_without_a_search(monkeypatch: pyt
     assert state_bytes(program, Setting(offload="optimizer")) == needed // 2
     assert state_bytes(program, Setting(offload="weight")) == 0
     monkeypatch.setattr(plan, "_searched", None)  # to call it is an error
-    monkeypatch.setattr(plan, "minimum_budget", lambda parts, refused, known, *rest: known)
+    monkeypatch.setattr(one_stage, "minimum_budget", lambda parts, refused, known, *rest: known)
     with pytest.raises(PlanError, match="no plan fits"):
         make_plan(program, cluster, memory_bytes=needed // 2 - 1, pins=pins)
