@@ -84,8 +84,6 @@ def _alternatives(plan: Plan, program: Program, names: list[str], limit: int) ->
     from meshwright.rules import resolve_rule
     from meshwright.solve.alternatives import alternatives_of, op_of
 
-    if names:
-        print("layouts, per mesh axis: S(d) sharded on dim d, R and I replicated, P partial sum (docs/glossary.md)")
     for name in names:
         found = alternatives_of(plan, program, name)
         if name not in plan.parameters:
@@ -101,3 +99,5 @@ def _alternatives(plan: Plan, program: Program, names: list[str], limit: int) ->
             held = f"{'-' if one.more_bytes < 0 else '+'}{show_bytes(abs(one.more_bytes))}"
             mark = "planned" if one.chosen else f"{sign}{show_seconds(abs(one.more_s))}"
             print(f"  {mark:>12}  {held:>10}  {one.text}")
+    if names:
+        print("layouts, per mesh axis: S(d) sharded on dim d, R and I replicated, P partial sum (docs/glossary.md)")

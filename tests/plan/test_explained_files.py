@@ -115,7 +115,7 @@ def test_a_pin_that_changes_nothing_leaves_the_plan(
     changed = replace(plan, pins=(*plan.pins, f"microbatch={plan.microbatches}"))
     changed.save(other := tmp_path / "other.json")
     assert main(["explain", str(path), "--against", str(other)]) == 0
-    assert capsys.readouterr().out.startswith("pins: tp=2 -> tp=2, microbatch=")
+    assert capsys.readouterr().out.startswith("constraints: tp=2 -> tp=2, microbatch=")
 
 
 @pytest.mark.parametrize("batch", [0, -8, 2.5])
