@@ -18,6 +18,8 @@ from meshwright.cluster.device import Device
 from meshwright.cluster.frozen import HashedOnce
 from meshwright.errors import ClusterError
 
+BACKENDS = ("nccl", "gloo")
+
 FLAT = "*"  # joins the names of axes that act as one: "dp*tp"
 
 
@@ -198,6 +200,8 @@ class Mesh(_SizedOnce):
             if axis.size < 1:
                 raise ClusterError(f"mesh axis {axis.name} has size {axis.size}", "1 or more")
         for axis in self.axes + self.flat:
+            if axis.backend not in BACKENDS:
+                raise ClusterError(f"mesh axis {axis.name}: backend {axis.backend!r}", f"one of {BACKENDS}")
             for hop in (hop for hops in axis.kinds for hop in hops):
                 if hop.size < 2 or hop.latency_s < 0 or not hop.bandwidth > 0 or hop.behind < 0:
                     given = f"mesh axis {axis.name}: its hop by {hop.level} has size {hop.size}, "

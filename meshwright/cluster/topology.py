@@ -9,11 +9,9 @@ from typing import Any
 from meshwright.caches import CACHES
 from meshwright.cluster.bind import bind_mesh
 from meshwright.cluster.device import Device
-from meshwright.cluster.mesh import Mesh
+from meshwright.cluster.mesh import BACKENDS, Mesh
 from meshwright.cluster.tree import Group, describe_link
 from meshwright.errors import ClusterError, counted
-
-BACKENDS = ("nccl", "gloo")
 
 
 @dataclass(frozen=True, slots=True)

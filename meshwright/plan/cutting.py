@@ -19,7 +19,7 @@ MOST_NAMED = 12
 
 def cut_batch(batch: int, microbatches: int) -> tuple[int, int]:
     """(samples of each micro-batch, samples of the last one)."""
-    each = ceil(batch / microbatches)
+    each = -(-batch // microbatches)
     return each, batch - (microbatches - 1) * each
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from meshwright.cluster import Mesh
 from meshwright.errors import ClusterError, LayoutError, PlanError, counted, what_is
 from meshwright.layout import Layout
 from meshwright.methods import method
-from meshwright.plan.cutting import check_cut, cut_batch
+from meshwright.plan.cutting import MOST_NAMED, check_cut, cut_batch
 from meshwright.plan.frontier import Choice
 from meshwright.plan.grouped import grouped
 from meshwright.plan.loaded import check_fields, check_loaded
@@ -234,6 +235,8 @@ class Plan:
             )
         if self.batch < 1:
             raise PlanError(f"batch is {self.batch}", "at least 1", "undo the edit")
+        if self.batch >> 53:
+            raise PlanError(f"batch has {self.batch.bit_length()} bits", "fewer than 2^53 samples", "undo the edit")
         check_cut(
             f"microbatches is {self.microbatches} with a batch of {self.batch}",
             self.batch,
@@ -272,6 +275,7 @@ class Plan:
                 choice = self.choices[index]
                 yield from ((f"choices[{index}].inputs", text, axes) for text in choice.inputs)
                 yield from ((f"choices[{index}].outputs", text, axes) for text in choice.outputs)
+                yield from ((f"choices[{index}].parameters.{n}", text, axes) for n, text in choice.parameters.items())
         anywhere = {len(stage.mesh.axes) for stage in self.stages}
         for name, parameter in self.parameters.items():
             yield f"parameters.{name}.storage", parameter.storage, anywhere
@@ -289,7 +293,9 @@ class Plan:
                         "stages that share all their ranks or none",
                     )
         used = frozenset().union(*sets)
-        if idle := sorted(frozenset(range(max(used) + 1)) - used):
+        if min(used) < 0:
+            raise PlanError(f"stages[].mesh.ranks have {min(used)}", "0 or more", "undo the edit")
+        if idle := list(islice((rank for rank in range(max(used) + 1) if rank not in used), MOST_NAMED)):
             raise PlanError(f"stages[].mesh.ranks leave out {idle}", f"all of 0 to {max(used)}", "undo the edit")
 
     def check_program(self, program: Program) -> None:

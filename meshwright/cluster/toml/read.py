@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import tomllib
 
+from meshwright.cluster.mesh import BACKENDS
 from meshwright.cluster.toml.device import DEVICE_FIELDS, read_device
 from meshwright.cluster.toml.lines import Where
 from meshwright.cluster.toml.link import LINK_FIELDS, read_link
 from meshwright.cluster.toml.nearest import Nearest
 from meshwright.cluster.toml.table import Table
-from meshwright.cluster.topology import BACKENDS, Cluster
+from meshwright.cluster.topology import Cluster
 from meshwright.cluster.tree import Group, Link, Member, merge_equal
 from meshwright.cluster.units import parse_seconds
 
