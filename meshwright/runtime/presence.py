@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from meshwright.cluster.detect.lead import restart_count
 from meshwright.runtime.fail import LOST
 from meshwright.runtime.job.tether import tell_place
 from meshwright.runtime.seal import opened, sealed
@@ -242,4 +243,4 @@ def _begin(timeout_s: float) -> Presence:
 def _prefix() -> str:
     """Of the n-th group that this process is in, after so many restarts: what earlier ones left is not read."""
     _GENERATIONS.append(None)
-    return f"meshwright/presence/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{len(_GENERATIONS)}"
+    return f"meshwright/presence/{restart_count()}/{len(_GENERATIONS)}"

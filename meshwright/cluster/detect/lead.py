@@ -127,9 +127,24 @@ def _open_store(rank: int, limit: timedelta) -> Store:
             "rank 0 listening there",
             "check MASTER_ADDR, MASTER_PORT and the firewall",
         ) from error
-    prefix = f"meshwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    namespaced: Store = PrefixStore(prefix, store)
+    if rank == 0:
+        _KEPT[host, port] = store
+    namespaced: Store = PrefixStore(f"meshwright/{restart_count()}", store)
     return namespaced
+
+
+_KEPT: dict[tuple[str, int], Store] = {}
+"""Stores that rank 0 has opened, by address: one that it holds would go when detection is over, while others already
+look for the job there."""
+
+
+def restart_count() -> str:
+    """How often the job was started again, where its store outlives that: what was left there is not to be read.
+
+    A store in rank 0 goes with it. Hosts that joined later have counted fewer restarts than the others.
+    """
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if kept else "0"
 
 
 def _missing(

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import signal
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import main as torchrun
 
 from meshwright.runtime.job.launch import LOST, SAVING_S, ToldError, blamed
@@ -32,6 +37,8 @@ def main() -> int:
             if name.startswith("torch.distributed.elastic"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault(KEY, secrets.token_hex(16) if "--standalone" in sys.argv else "")
+    if _elastic(sys.argv):  # else hosts that come back do not find the store that the others have shared
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     wait_s = timeout_of(sys.argv, default_timeout_s())
     with watched_ranks(wait_s) as watch:
         return _run(watch)
@@ -51,7 +58,17 @@ def _run(watch: RankWatch) -> int:
         if not told and set(own.values()) != {LOST}:  # else it was told, here or elsewhere
             print(f"meshwright: {fault}", file=sys.stderr, flush=True)
         return 2
+    except (dist.DistError, RendezvousError) as error:  # hosts that do not meet
+        print(f"meshwright: torchrun: {str(error).partition(chr(10))[0]}", file=sys.stderr, flush=True)
+        return 2
     return 0
+
+
+def _elastic(words: Sequence[str]) -> bool:
+    """Whether torchrun is told of fewest and most hosts, `--nnodes=1:2`: the job shrinks and grows with them."""
+    given = [after if word in ("--nnodes", "-nnodes") else word for word, after in pairwise([*words, ""])]
+    found = [match for word in given if (match := re.fullmatch(r"(?:--nnodes=)?(\d+):(\d+)", word))]
+    return any(match[1] != match[2] for match in found)
 
 
 def _set_patience() -> None:
