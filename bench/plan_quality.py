@@ -88,7 +88,7 @@ def judge(name: str, request: Request, args: argparse.Namespace) -> dict[str, ob
     if plan is None:
         return {"request": name, "holds": False, "why": "nothing fits"}
     allowed = SAME if args.simpler_within == 0 else NEAR
-    limit = plan.memory_bytes or plan.mesh.device.usable_bytes
+    limit = plan.memory_bytes or plan.stages[0].mesh.device.usable_bytes
     faster: dict[str, float] = {}
     for text in PINS[: args.most_pins]:
         rival = planned(program, request, tuple(text.split()), args, parse_bytes(request.memory))
