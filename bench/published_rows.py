@@ -18,7 +18,7 @@ from meshwright.configuration.transformer import LatentAttention
 from meshwright.errors import MeshwrightError
 
 Row = dict[str, str]
-Reached = tuple[float, float] | None
+Reached = tuple[float, float, float] | None
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "num_gpus", "global_batch")
 FIGURES = ("step_time_s", "peak_mem_GB", "mfu", "inter_node_GBps_per_gpu")
 """What a row may leave out, but not have wrong."""
@@ -229,8 +229,8 @@ def _built(gpu: str, hosts: int, each: int, network: str, locked: str, tf32: boo
         link = HOSTS[ALIASES[name]].network
         wanted = float(network) * 1e9 * each / link.count
         if reached:
-            fractions = tuple((kind, reached[0]) for kind, _ in link.efficiency)
-            link = replace(link, efficiency=fractions, taper=reached[1])
+            fractions = tuple((kind, reached[kind != "all_reduce"]) for kind, _ in link.efficiency)
+            link = replace(link, efficiency=fractions, taper=0.0, jitter=reached[2])
         root = Group(root.level, replace(link, bandwidth=wanted), tuple(Member(m.of, m.count) for m in root.members))
     return replace(found, devices=(device,), root=root)
 

@@ -146,7 +146,8 @@ def _hops(levels: tuple[str, ...], reach: _Reach, sizes: tuple[int, ...], behind
         if size > 1:
             rate = bandwidth * link.kept_among(size)
             behind_it = 0 if ranks == product else ranks
-            hops.append(Hop(level, size, link.latency_s, rate, link.efficiency, behind_it, link.shared, link.measured))
+            given = (link.efficiency, behind_it, link.shared, link.measured, link.jitter)
+            hops.append(Hop(level, size, link.latency_s, rate, *given))
             product = ranks * size
     return tuple(hops)
 

@@ -25,6 +25,10 @@ Fewer steps than a ring, so it wins when B is small; and half a ring's bytes bet
 *Measured* (`Hop.measured`). Where a group stays inside one host whose collectives were measured, the table's lines are
 the price (`collective_table`): they hold protocols, algorithms and the start of a collective.
 
+*Jitter* (`Hop.jitter`). Ranks that gather or reduce wait for each other at every piece. A rank is late now and then,
+and the more ranks there are the more often one of them is: each byte takes j_h (s_h - 2) m_h seconds more for each pass
+over the ranks, nothing between two hosts. It is taken to grow no further than up to the 512 ranks it was fitted on.
+
 NCCL sends small messages by a protocol with short latencies and a low rate (`_PROTOCOLS`); the best of both counts.
 Where hosts differ, every kind of rank has hops, and m_h, of its own, and an algorithm takes as long as the slowest
 kind: the most per byte, and the most latency. So another host never makes a collective cheaper.
@@ -40,9 +44,12 @@ from math import ceil, inf, log2
 
 from meshwright.caches import CACHES
 from meshwright.cluster.collective_table import Line
-from meshwright.cluster.mesh import Axis, ranks_behind
+from meshwright.cluster.mesh import Axis, Hop, ranks_behind
 from meshwright.errors import ClusterError
 
+_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+MOST_JITTER = 512
+"""Ranks up to which waiting for each other is known to grow with their number."""
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
 Algorithm = Callable[[Axis, str], Line]
@@ -71,10 +78,18 @@ def collective_lines(kind: str, axis: Axis) -> tuple[Line, ...]:
     if len(axis.hops) == 1 and axis.hops[0].measured and axis.backend == "nccl" and not axis.others:
         return axis.hops[0].measured_lines(kind)
     algorithms = (_GLOO if axis.backend == "gloo" else _NCCL)[kind]
+    waits = _PASSES.get(kind, 0) * max(map(_jitter, axis.kinds))
     return tuple(
-        (s_per_byte * slower, axis.overhead_s + latency_s * latency_share)
+        (s_per_byte * slower + waits, axis.overhead_s + latency_s * latency_share)
         for s_per_byte, latency_s in (_slowest(algorithm, axis, kind) for algorithm in algorithms)
         for slower, latency_share in _PROTOCOLS[axis.backend]
+    )
+
+
+def _jitter(hops: tuple[Hop, ...]) -> float:
+    return max(
+        hop.jitter * min(MOST_JITTER, behind * (hop.size - 2))
+        for hop, behind in zip(hops, ranks_behind(hops), strict=True)
     )
 
 

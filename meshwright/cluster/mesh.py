@@ -29,7 +29,8 @@ class Hop:
 
     `behind` is how many ranks of the group sit behind the member; 0 says as many as the sizes of the hops before make.
     shared: the members have one link together, as processes of one host have. measured: the table of measured
-    collectives that says what they take over this link.
+    collectives that says what they take over this link. jitter: what waiting for each other adds, in seconds for each
+    byte and rank of the group.
     """
 
     level: str
@@ -40,6 +41,7 @@ class Hop:
     behind: int = 0
     shared: bool = False
     measured: str = ""
+    jitter: float = 0.0
 
     def rate(self, kind: str) -> float:
         """Bytes per second that a collective of this kind reaches: measured links know it per collective."""

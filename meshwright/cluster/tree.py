@@ -19,8 +19,9 @@ class Link:
     `bandwidth` is bytes per second of one link in one direction; `count` links work in parallel. With `shared`
     the members do not have links of their own: all of them together have `count * bandwidth`. `efficiency`
     says, per collective, what fraction of the bandwidth it reaches. `taper` says how a large network falls short:
-    among n members, each gets its bandwidth divided by (n / 2) ** taper. `measured` names a shipped table of measured
-    collectives (`collective_table`), which then says what they take; at another bandwidth in proportion.
+    among n members, each gets its bandwidth divided by (n / 2) ** taper. `jitter` says what waiting for each other
+    adds: so many seconds for each byte and rank of a group that gathers or reduces. `measured` names a shipped table
+    of measured collectives (`collective_table`), which then says what they take; at another bandwidth in proportion.
     """
 
     latency_s: float
@@ -30,6 +31,7 @@ class Link:
     efficiency: tuple[tuple[str, float], ...] = ()
     taper: float = 0.0
     measured: str = ""
+    jitter: float = 0.0
 
     @property
     def total_bandwidth(self) -> float:
@@ -45,6 +47,7 @@ class Link:
             "bandwidth": (self.bandwidth, 0 < self.bandwidth < inf, "more than 0 bytes per second"),
             "count": (self.count, self.count >= 1, "1 or more links"),
             "taper": (self.taper, 0 <= self.taper <= MOST_TAPER, f"from 0 to {MOST_TAPER:g}"),
+            "jitter": (self.jitter, 0 <= self.jitter < inf, "0 or more seconds for a byte and rank"),
         }
         for name, (value, fine, expected) in figures.items():
             if not fine:
@@ -93,6 +96,7 @@ def describe_link(link: Link) -> str:
     many = f"{link.count} x " if link.count > 1 else ""
     shared = ", shared" if link.shared else ""
     taper = f", taper {link.taper:.3g}" if link.taper else ""
+    taper += f", jitter {link.jitter * 1e15:.3g} fs per byte and rank" if link.jitter else ""
     return f"{many}{link.bandwidth / 1e9:.4g} GB/s each way, {link.latency_s * 1e6:.3g} us{shared}{taper}"
 
 

@@ -100,6 +100,22 @@ def test_hosts_of_the_preset_take_what_was_published(kind: str, hosts: int) -> N
     assert best_s <= collective_s(kind, 256e6, axis) <= mean_s
 
 
+def test_a_group_waits_for_each_of_its_ranks_beyond_two_hosts() -> None:
+    """With one rank in each host it waits for fewer than with eight; beyond 512 it waits no more."""
+    each, still = 5e-14, load_cluster("dgx-h100:128")
+    cluster = replace(still, root=replace(still.root, link=replace(still.root.link, jitter=each)))
+
+    def waits_s(shape: tuple[int, int], kind: str) -> float:
+        plain, waiting = (collective_s(kind, 1e12, c.mesh(shape).axis("x")) for c in (still, cluster))
+        return (waiting - plain) / 1e12
+
+    assert waits_s((16, 1), "all_gather") == pytest.approx(0.0, abs=1e-18)
+    assert waits_s((128, 1), "all_gather") == pytest.approx(each * 112)
+    assert waits_s((128, 1), "all_reduce") == pytest.approx(2 * each * 112)
+    assert waits_s((16, 8), "all_gather") == pytest.approx(each * 14)
+    assert waits_s((1024, 1), "all_gather") == pytest.approx(each * 512)
+
+
 def test_a_tapered_network_loses_rate_with_every_host() -> None:
     cluster = load_cluster("dgx-h100:8")
     assert isinstance(cluster.root.members[0].of, Group)

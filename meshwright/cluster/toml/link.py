@@ -9,7 +9,7 @@ from meshwright.cluster.toml.table import Table
 from meshwright.cluster.tree import MOST_TAPER, Link
 from meshwright.cluster.units import parse_count, parse_rate, parse_seconds
 
-LINK_FIELDS = ("bandwidth", "latency", "links", "shared", "efficiency", "taper", "measured")
+LINK_FIELDS = ("bandwidth", "latency", "links", "shared", "efficiency", "taper", "measured", "jitter")
 _MOST_EFFICIENCY = 10.0
 
 
@@ -33,6 +33,7 @@ def read_link(table: Table, nearest: Nearest, level: str, inner: bool) -> Link:
         efficiency=efficiency,
         taper=_taper(table),
         measured=_measured(table),
+        jitter=table.figure("jitter", parse_count, 0.0),
     )
 
 

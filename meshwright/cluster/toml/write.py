@@ -77,6 +77,7 @@ def _link_fields(link: Link) -> list[str]:
         fields.append("shared = true")
     fields.append(f"efficiency = {{ {', '.join(f'{k} = {v!r}' for k, v in link.efficiency)} }}")
     fields.append(f"taper = {link.taper!r}")  # even where there is none: what is left out is taken from known links
+    fields.append(f"jitter = {link.jitter!r}")
     return [*fields, f"measured = {_text(link.measured)}"]
 
 
