@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -54,6 +55,8 @@ _HOMES = {
 """Names are imported when first used: `import meshwright` and `meshwright --help` need no torch."""
 
 __version__ = "0.1.0"
+
+logging.getLogger("meshwright").addHandler(logging.NullHandler())  # quiet unless the user asks
 
 methods.HOMES.update(
     {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from meshwright.plan.plan import Plan
 from meshwright.profile import profile_step as profile
 from meshwright.solve.effort import SIMPLER_WITHIN
 from meshwright.solve.of_model import plan_model
+
+LOGGER = logging.getLogger("meshwright.plan")
 
 
 def plan(
@@ -42,7 +45,7 @@ def plan(
     `effort`: how much is searched, `fast`, `default` or `proof`. `gap`: the search ends once its plan is proven to be
     within this part of the fastest, 0.02 for 2 %; `plan.search_log` says what it did. `pins`: text such as `"tp=2"`, a
     list of such, or Constraints."""
-    return plan_model(
+    found = plan_model(
         model,
         batch,
         cluster if isinstance(cluster, Cluster) else load_cluster(cluster),
@@ -59,6 +62,8 @@ def plan(
         gap=gap,
         headroom=headroom,
     )
+    LOGGER.info("%r", found)
+    return found
 
 
 __all__ = ["plan", "profile"]
