@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
-from meshwright.errors import RunError, what_is
+from meshwright.errors import MeshwrightError, RunError, what_is
 from meshwright.models.form import shaped
 from meshwright.models.joined import Joined, joined
 from meshwright.plan import Plan
@@ -127,7 +127,19 @@ class Trainer:
                 vars(self.model)[name] = OnlyWhole(self.model, name, self._gathering)
         self._stepping.hand_over(cuts)
         self._trained = [(stored[p.name], p) for p in self.program.parameters if p.name in stored]
-        self._unchanged = self._gathering.unchanged = Unchanged(weights.model)
+        self._unchanged = self._gathering.unchanged = Unchanged(weights.model, self._loss)
+
+    def compare_captures(self, model: nn.Module, loss: Loss) -> None:
+        """From now on changes inside the model's objects are judged by capturing it again."""
+        plan, program = self.plan, self.program
+
+        def same() -> bool:
+            try:
+                return _program(plan, model, loss) == program
+            except MeshwrightError:
+                return False
+
+        self._unchanged.again = same
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Those that live on this rank's stage; each lives on one."""
@@ -362,7 +374,9 @@ def parallelize(
     found.check(programs[0])
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
     settings = Settings(seed, wanted, wait_s, unit, given_loss)
-    return Trainer(found, list(zip(plans, programs, strict=True)), place, settings)
+    trainer = Trainer(found, list(zip(plans, programs, strict=True)), place, settings)
+    trainer.compare_captures(found.model, loss)
+    return trainer
 
 
 def _program(plan: Plan, model: nn.Module, loss: Loss) -> Program:

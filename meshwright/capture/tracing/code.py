@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import _lru_cache_wrapper
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
+
+from meshwright.torch_compat import forward_hooks
 
 
 def classes_of(model: nn.Module) -> set[type]:
@@ -36,6 +38,44 @@ def around(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not yet assigned
             continue
+
+
+def names_reached(model: nn.Module, loss: Callable[..., Any] | None) -> set[str]:
+    """Names in code that a forward or the loss may reach: their own, and that of methods and functions so named."""
+    known: dict[str, list[CodeType]] = {}
+    for kind in classes_of(model):
+        for name, held in vars(kind).items():
+            known.setdefault(name, []).extend(_code_of(held))
+    for file in modules_of(model, loss):
+        for name, held in vars(file).items():
+            known.setdefault(name, []).extend(_code_of(held))
+    waiting = [*known.get("forward", ()), *_code_of(loss)]
+    waiting += [code for module in model.modules() for held in vars(module).values() for code in _code_of(held)]
+    for module in model.modules():
+        waiting += [code for hooks in forward_hooks(module) for hook in hooks.values() for code in _code_of(hook)]
+    found, seen = set[str](), set[CodeType]()
+    while waiting:
+        code = waiting.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        texts = [each for each in code.co_consts if isinstance(each, str) and each.isidentifier()]  # for getattr
+        waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+        for name in {*code.co_names, *texts} - found:
+            found.add(name)
+            waiting += known.get(name, ())
+    return found
+
+
+def _code_of(held: Any) -> list[CodeType]:
+    """Of a function, however it is wrapped: a method, a property, one under a cache."""
+    held = getattr(held, "fget", held)
+    held = getattr(held, "__func__", held)
+    held = getattr(held, "__wrapped__", held) if isinstance(held, _lru_cache_wrapper) else held
+    if not isinstance(held, FunctionType):
+        return []
+    inside = getattr(held, "__wrapped__", None)
+    return [held.__code__, *(_code_of(inside) if inside is not None else ())]
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from meshwright.errors import CaptureError
 from meshwright.torch_compat import own_buffers
 
 DEEPEST, MOST_ITEMS = 5, 2000
-_MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}
-_MODULE_STATE |= {"_flat_weights", "_flat_weight_refs"}  # recurrent layers of torch list their weights anew
-_MODULE_STATE |= {"_output_capturing_hooks_installed"}  # transformers does so once, when outputs are first asked for
+MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}
+MODULE_STATE |= {"_flat_weights", "_flat_weight_refs"}  # recurrent layers of torch list their weights anew
+MODULE_STATE |= {"_output_capturing_hooks_installed"}  # transformers does so once, when outputs are first asked for
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _KEPT = (*(kind for kind in _PLAIN if kind is not type(None)), list, dict, set, deque, random.Random)
 _NUMBERS = (bool, int, float, complex, str, bytes)
@@ -58,7 +58,7 @@ class Changes:
 def state_of(model: nn.Module, loss: Callable[..., Any] | None) -> State:
     attributes: dict[Key, Any] = {}
     for path, module in model.named_modules():
-        attributes |= {(path, key): value for key, value in vars(module).items() if key not in _MODULE_STATE}
+        attributes |= {(path, key): value for key, value in vars(module).items() if key not in MODULE_STATE}
         attributes |= {(path, f"{key}.requires_grad"): p.requires_grad for key, p in _parameters(module)}
         attributes |= {(path, f"{key} (a parameter)"): p for key, p in _parameters(module)}
     attributes |= {("", name): value for name, value in _outside(model, loss)}
@@ -146,7 +146,7 @@ def restore(model: nn.Module, before: State) -> None:
 def vars_of(modules: Mapping[str, nn.Module]) -> Iterator[tuple[Key, Any]]:
     for path, module in modules.items():
         for key, value in vars(module).items():
-            if key not in _MODULE_STATE:
+            if key not in MODULE_STATE:
                 yield (path, key), value
 
 
@@ -165,7 +165,7 @@ def _is_number(old: object, new: object) -> bool:
 def _outside(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[tuple[str, Any]]:
     """What the model's own functions and the loss read besides: globals of their modules, variables around them."""
     if isinstance(loss, nn.Module):
-        yield from ((f"{key} of the loss", value) for key, value in vars(loss).items() if key not in _MODULE_STATE)
+        yield from ((f"{key} of the loss", value) for key, value in vars(loss).items() if key not in MODULE_STATE)
     for kind in classes_of(model):
         for key, value in vars(kind).items():
             if isinstance(value, _KEPT) and not key.startswith("__"):

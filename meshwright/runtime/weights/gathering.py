@@ -7,7 +7,7 @@ root's. A forward holds the root's parameters and those of one unit at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import update_wrapper
 from types import MethodType
 from typing import Any
@@ -75,7 +75,10 @@ class Gathering:
         """All parameters whole, in the dtype that is stored, and buffers as the model came with them. What is changed
         inside is taken over: change it alike on every rank."""
         stored = {name: getattr(torch, self.plan.parameters[name].dtype) for name in self.adopted.places}
+        inside = ExitStack()
         with self._entered(), ordinary_tensors():
+            if self.unchanged is not None:
+                inside.enter_context(self.unchanged.contents.expected_inside())  # `generate` sets up its configuration
             found = self.put(list(stored), stored.__getitem__)
             counts = {name: writes_seen(parameter) for name, parameter in found.items()}
             buffers = self.adopted.precise_buffers()
@@ -90,6 +93,7 @@ class Gathering:
                         self.adopted.stored[name].copy_(self.adopted.cuts[name].piece(parameter))
             self.adopted.put_stored()
             self.adopted.put_buffers(buffers)
+            inside.close()
             if dist.get_world_size() > 1:
                 dist.barrier()
 

@@ -1,4 +1,4 @@
-"""What a plan was captured with and a user may change afterwards: modes, members and plain attributes of modules.
+"""What a plan was captured with and a user may change afterwards: modes, members and attributes of modules.
 
 A step runs the captured Program. `model.eval()`, a layer that is replaced or `dropout.p = 0.2` would change nothing and
 say nothing: they are noticed before the next step.
@@ -6,13 +6,16 @@ say nothing: they are noticed before the next step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
+from warnings import warn
 
 from torch import nn
 
-from meshwright.errors import RunError
+from meshwright.errors import CaptureWarning, RunError
+from meshwright.runtime.weights.contents import Contents
 
 _PLAIN = (bool, int, float, str)
 
@@ -20,7 +23,10 @@ _PLAIN = (bool, int, float, str)
 class Unchanged:
     """Looks at every module before every step: one comparison of tuples each, for identical objects no more."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None = None) -> None:
+        """again: whether another capture gives the same Program; asked where something inside an object has changed."""
+        self.again: Callable[[], bool] = lambda: False
+        self.contents, self._asked = Contents(model, loss), False
         self._named = list(model.named_modules())
         self._held: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self._members: list[tuple[nn.Module | None, ...]] = []
@@ -30,7 +36,8 @@ class Unchanged:
     def during_forward(self) -> Iterator[None]:
         """What the model's own forward changes is expected from then on; what was changed before is not."""
         before = [dict(vars(module)) for _, module in self._named]
-        yield
+        with self.contents.expected_inside():
+            yield
         for (_, module), (held, _), old in zip(self._named, self._held, before, strict=True):
             held.update({key: new for key, new in vars(module).items() if key in held and old.get(key) is not new})
         self._held = [(held, tuple(held.values())) for held, _ in self._held]
@@ -53,6 +60,27 @@ class Unchanged:
                 noticed = True
         if noticed:
             self.note()
+        if changed := self.contents.changed():
+            self._judge(changed[0])
+
+    def _judge(self, changed: str) -> None:
+        """A change inside an object: refused where it changes what a step computes."""
+        start_s = perf_counter()
+        if not self.again():
+            raise _changed(
+                f"{changed} was changed since mw.parallelize, which changes what its forward computes",
+                "plan again after the change; what changes from step to step is an entry of the batch or a buffer",
+            )
+        if self._asked:
+            warn(
+                f"{changed} changes between steps. Each time the model is captured again "
+                f"({perf_counter() - start_s:.1f} s) to see that it computes the same: keep what the loop "
+                "changes out of what the forward reads",
+                CaptureWarning,
+                stacklevel=4,
+            )
+        self._asked = True
+        self.contents.note()
 
     def _look(self, name: str, module: nn.Module, held: dict[str, Any]) -> None:
         """Refuses a plain value that is another one; objects that were replaced are not looked into."""

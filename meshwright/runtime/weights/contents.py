@@ -1,0 +1,148 @@
+"""What a forward reads besides tensors and plain attributes, and a user may change between steps.
+
+`model.config.scale = 2.0`, `model.weights[0] = 2.0`, another value of a global that the forward reads: the captured
+Program would not follow. Marks of such objects are compared before every step. Only attributes whose names occur in
+code that the forward may reach are looked at; whether a change matters is for another capture to say.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.capture.tracing.code import around, functions_of, names_reached
+from meshwright.capture.tracing.state import MODULE_STATE
+from meshwright.torch_compat import writes_seen
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_LISTS = (list, tuple, deque)
+_DEEPEST, _MOST_ITEMS = 3, 200
+Place = tuple[str, Callable[[], Any]]
+"""What it is called, and how it is had."""
+
+
+class Contents:
+    """Marks of what is inside objects, as they were; `changed` names those that are others now."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None) -> None:
+        names = names_reached(model, loss)
+        self._places = [*_attributes(model, names), *_of_loss(loss), *_around_code(model, loss, names)]
+        self._held: list[Any] = []
+        self.note()
+
+    def note(self) -> None:
+        """From now on, what is there now is expected."""
+        self._held = self._marks()
+
+    def changed(self) -> list[str]:
+        now = self._marks()
+        return [name for (name, _), new, old in zip(self._places, now, self._held, strict=True) if new != old]
+
+    @contextmanager
+    def expected_inside(self) -> Iterator[None]:
+        """What changes inside is expected from then on, unless something had been changed before."""
+        before = self.changed()
+        yield
+        if not before:
+            self.note()
+
+    def _marks(self) -> list[Any]:
+        """Of an object that several modules hold, a configuration, the first place has the mark, others its id."""
+        seen: dict[int, Any] = {}
+        values = (get() for _, get in self._places)
+        return [id(value) if id(value) in seen else _mark(value, 0, seen) for value in values]
+
+
+def _attributes(model: nn.Module, names: set[str]) -> Iterator[Place]:
+    for path, module in model.named_modules():
+        own = type(module).__module__.partition(".")[0] != "torch"
+        for key, value in vars(module).items():
+            if key in MODULE_STATE or (own and key not in names) or not _is_looked_at(value):
+                continue
+            yield f"{key!r} of {f'module {path!r}' if path else 'the model'}", _Key(vars(module), key)
+
+
+def _of_loss(loss: Callable[..., Any] | None) -> Iterator[Place]:
+    for module in loss.modules() if isinstance(loss, nn.Module) else ():
+        for held in (vars(module), module._buffers):
+            yield from (
+                (f"{key!r} of the loss", _Key(held, key))
+                for key, value in held.items()
+                if key not in MODULE_STATE and (isinstance(value, _PLAIN) or _is_looked_at(value))
+            )
+
+
+def _around_code(model: nn.Module, loss: Callable[..., Any] | None, names: set[str]) -> Iterator[Place]:
+    """Globals and variables around functions that hold numbers, lists, dicts and sets."""
+    kept = (bool, int, float, str, list, dict, set, deque)
+    seen: set[tuple[int, str]] = set()
+    for function in functions_of(model, loss):
+        for name in names.intersection(function.__code__.co_names):
+            held = function.__globals__
+            if isinstance(held.get(name), kept) and (id(held), name) not in seen:
+                seen.add((id(held), name))
+                yield f"{name} of {function.__module__}", _Key(held, name)
+        for name, value in around(function):
+            if isinstance(value, (*kept, Tensor)):
+                cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
+                yield f"{name} around {function.__qualname__}", _Cell(cell)
+
+
+class _Key:
+    def __init__(self, held: Mapping[str, Any], key: str) -> None:
+        self.held, self.key = held, key
+
+    def __call__(self) -> Any:
+        return self.held.get(self.key)
+
+
+class _Cell:
+    def __init__(self, cell: Any) -> None:
+        self.cell = cell
+
+    def __call__(self) -> Any:
+        try:
+            return self.cell.cell_contents
+        except ValueError:  # deleted
+            return None
+
+
+def _is_looked_at(value: Any) -> bool:
+    """Plain values are compared by `unchanged`; modules, functions and objects of torch are let alone."""
+    if value is None or isinstance(value, (Tensor, *_LISTS, Mapping, set)):
+        return True
+    return not (isinstance(value, (*_PLAIN, nn.Module, type)) or callable(value)) and _has_own_state(value)
+
+
+def _has_own_state(value: Any) -> bool:
+    return hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in ("torch", "logging")
+
+
+def _mark(value: Any, depth: int, seen: dict[int, Any]) -> Any:
+    """Something that is equal as long as the value is what it was."""
+    if id(value) in seen:
+        return seen[id(value)]
+    if isinstance(value, _PLAIN):
+        return value
+    seen[id(value)] = id(value)  # of an object inside itself
+    seen[id(value)] = _mark_inside(value, depth + 1, seen)
+    return seen[id(value)]
+
+
+def _mark_inside(value: Any, depth: int, seen: dict[int, Any]) -> Any:
+    if isinstance(value, Tensor):
+        return (id(value), 0 if value.is_inference() else writes_seen(value))
+    if depth > _DEEPEST or not _is_looked_at(value):
+        return id(value)
+    if isinstance(value, _LISTS):
+        return (len(value), *(_mark(item, depth, seen) for item in islice(value, _MOST_ITEMS)))
+    if isinstance(value, set):
+        return frozenset(map(repr, value))
+    held = value if isinstance(value, Mapping) else vars(value)
+    return (len(held), *((repr(key), _mark(item, depth, seen)) for key, item in islice(held.items(), _MOST_ITEMS)))

@@ -1,0 +1,104 @@
+"""What a forward reads inside of objects: a change between steps is refused where it changes what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import meshwright as mw
+from meshwright.capture.tracing.code import names_reached
+from meshwright.errors import CaptureWarning, RunError
+
+SETTINGS = {"scale": 1.0}
+
+
+class Configured(nn.Module):
+    """Reads a configuration, lists, a plain tensor and a dict outside; its forward does not read its history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.config = nn.Linear(4, 3), SimpleNamespace(scale=1.0, inner={"power": [1.0]}, name="a")
+        self.factors, self.shift, self.extra = [1.0, 2.0], torch.zeros(3), None
+        self.history: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.first(x) * self.config.scale * self.factors[0] + self.shift
+        if self.extra is not None:
+            found = found + self.extra
+        return self.powered(found) * SETTINGS["scale"]
+
+    def powered(self, x: Tensor) -> Tensor:
+        power: float = self.config.inner["power"][0]
+        return x * power
+
+    def log(self, value: float) -> None:
+        self.history.append(value)
+
+
+WEIGHTS = [1.0]
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean() * WEIGHTS[0]
+
+
+def adopted() -> tuple[Configured, mw.Trainer, tuple[Tensor, Tensor]]:
+    own = Configured()
+    batch = (torch.ones(4, 4), torch.zeros(4, 3))
+    return own, mw.parallelize(own, mw.plan(own, batch, loss=loss_of, cluster="local:1"), loss_of), batch
+
+
+Change = Callable[[Configured, float], Any]
+
+
+def set_extra(own: Configured, value: float) -> None:
+    own.extra = torch.ones(3) if value > 1 else None  # type: ignore[assignment]
+
+
+CHANGES: list[tuple[Change, str]] = [
+    (lambda own, value: vars(own.config).update(scale=value), "'config' of the model was changed"),
+    (lambda own, value: own.config.inner["power"].__setitem__(0, value), "'config' of the model was changed"),
+    (lambda own, value: own.factors.__setitem__(0, value), "'factors' of the model was changed"),
+    (lambda own, value: own.shift.fill_(value - 1.0), "'shift' of the model was changed"),
+    (set_extra, "'extra' of the model was changed"),
+    (lambda own, value: SETTINGS.update(scale=value), "SETTINGS of .* was changed"),
+    (lambda own, value: WEIGHTS.__setitem__(0, value), "WEIGHTS of .* was changed"),
+]
+
+
+def test_a_change_that_matters_is_refused() -> None:
+    own, trainer, batch = adopted()
+    before = trainer.step(batch).item()
+    for change, words in CHANGES:
+        change(own, 2.0)
+        with torch.no_grad():
+            own(batch[0])  # whatever its forward changes, this is not among it
+        with pytest.raises(RunError, match=words):
+            trainer.step(batch)
+        change(own, 1.0)
+        assert trainer.step(batch).item() == before
+
+
+def test_changes_that_do_not_matter_are_accepted() -> None:
+    own, trainer, batch = adopted()
+    for step in range(3):
+        own.log(trainer.step(batch).item())
+        own.factors[1] += float(step == 1)
+        with trainer.gathered() as whole:
+            whole.config.name += "b"
+    own.config.name = "c"
+    with pytest.warns(CaptureWarning, match="'config' of the model changes between steps"):
+        trainer.step(batch)
+    assert trainer.steps == 4
+
+
+def test_only_what_a_forward_may_reach_is_looked_at() -> None:
+    found = names_reached(Configured(), loss_of)
+    assert {"config", "factors", "shift", "extra", "SETTINGS", "WEIGHTS"} <= found
+    assert "history" not in found
