@@ -17,6 +17,7 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
+from meshwright.models.moe import MoE
 from meshwright.plan import Plan
 from meshwright.report.data import page_data
 from meshwright.report.page import page, write_report
@@ -127,3 +128,28 @@ def test_without_a_program_the_page_is_smaller(planned: tuple[Plan, Program]) ->
     assert data["layers"] == []
     assert data["timeline"] is None
     assert "headline" in embedded(page(data | {"launch": ""}))
+
+
+KINDS = {
+    "one device": ("gpt", "local:1", (), "one device"),
+    "ZeRO": ("gpt", "local:2", ("pp=1", "dp=2", "zero=3"), "FSDP (ZeRO-3) over 2"),
+    "experts": ("moe", "local:2", ("pp=1",), "over 2"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no `chromium` here: the page was not opened in a browser")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_browser_draws_other_kinds_of_plans(kind: str, tmp_path: Path) -> None:
+    name, cluster, pins, said = KINDS[kind]
+    model, batch = small_model("gpt")
+    program = capture(MoE(1, 48, 6, 6, 48, 96, 4, 2, True, False, 1e4) if name == "moe" else model, batch)
+    plan = make_plan(program, load_cluster(cluster), pins=pins)
+    write_report(plan, tmp_path / "plan.html", program, others=OTHERS)
+    done = browse((tmp_path / "plan.html").read_text(), tmp_path)
+    assert "CONSOLE" not in done.stderr
+    assert said in done.stdout
+    for title in ("Memory at the peak", "Where the time goes", "Against the recipes", "The schedule"):
+        assert title in done.stdout
+    assert all(segment.name in done.stdout for segment in program.segments)
