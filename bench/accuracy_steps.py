@@ -12,7 +12,7 @@ HEAD = """\
 `python bench/published.py steps_visible.csv steps2_visible.csv --json published.json`: every row of the tables is
 priced as it stands, nothing is searched. `error` is the mean absolute error of the step, `> 0.1` that of rows whose
 MFU is above 0.1, `other half` that of the latter when the framework's figures are fitted on every second row and
-the others are scored (`bench/published_halves.py`); `oom` the share of out-of-memory labels that are right; `regret`
+the others are scored (`bench/published_halves.py`; not run again yet where it is empty); `oom` the share of out-of-memory labels that are right; `regret`
 how much slower, in published time, the row is that we would choose among those of one model, cluster and batch. Rows
 that their table flags as bound by latency and jitter are in none of the errors of time.
 """
@@ -25,17 +25,21 @@ describe these runs, not how near a run is that nobody has seen. `other half` fi
 rows than it scores; devices, network and habits stay fitted on all. No row has a figure of its own.
 
 - *Frameworks* (`bench/published_frameworks.py`), on all visible rows of their sets: how much longer kernels take
-  than the device's tables for Megatron-LM (0.93), nanotron (1.2), torchtitan (1.06), Composer (1.06) and DeepSpeed
-  (1.4); host seconds of an op for nanotron (80 us) and DeepSpeed (65 us). Our own plans have none of them.
+  than the device's tables for Megatron-LM (0.93), torchtitan (1.06), Composer (1.06) and DeepSpeed
+  (1.4); host seconds of an op for nanotron (80 us) and DeepSpeed (65 us); the share of these that hosts of nanotron's
+  pipelines lose besides (0.45). Our own plans have none of them.
 - *Devices*: what products keep of their speed in long steps, for B200 (0.64, on the SimuMax rows) and H100 of 96 GB
   (0.7, on torchtitan's). Both also take up whatever else those two sets have in common. L4's attention and its rate
   at a locked clock come from single ops that Mist measured, not from steps.
 - *Network*: 0.55 of the nominal bandwidth between two hosts, falling with their number to the power 0.25. It lies
-  between the best and the mean of the HF playbook's collectives and was chosen by the steps of the HF sweep.
+  between the best and the mean of the HF playbook's collectives and was chosen by the steps of the HF sweep. That
+  sweep itself is priced with 0.8 of the bandwidth for all-reduces, 0.6 for others and a jitter of 5e-14 s for each byte
+  and rank, which lie in the playbook's range too: groups with one rank in a host then keep most of their card, as
+  its steps show, and groups of all ranks do not. Presets do not have it yet.
 - *Habits* of a framework (what it overlaps, which stage has how many layers, FlashAttention-2 or 3, in which dtype
   gradients travel) are facts of its code as far as we know it. They were settled while looking at the visible rows:
-  that nanotron's data-parallel reduction is not hidden, and how it deals layers to stages, were taken from its
-  steps and memory.
+  that nanotron's data-parallel reduction is not hidden was taken from its steps. How it deals layers to stages, what
+  is reserved on rank 0, which rows it refuses and what its loss does was read in its code.
 - ZeRO-3 by DeepSpeed, in the rows of Narayanan et al., is taken to gather three times with no gather begun early.
   With both, 175B on 384 A100 takes longer under ZeRO-3 than under tensor and pipeline parallelism, as published;
   both were chosen with that comparison in view. Where gathers run beside compute, as our own plans have them, ZeRO-3
@@ -45,12 +49,16 @@ rows than it scores; devices, network and habits stay fitted on all. No row has 
 MISSES = """
 ### What misses, and why
 
-- HF sweep, all rows: stages on several hosts with tensor parallelism have a floor of about 5 ms + 2.6 ms x tp for
-  each layer of a stage, whatever the micro-batch; we found no cause and do not model it. Without these rows the
-  error is 18 %, the rank correlation 0.91 and the worst regret 297 %; of these rows alone 40 %, 0.52 and 1077 %.
-- HF sweep, memory: pipelines hold 10 to 45 % more than predicted, the more the larger tp is, and single stages with
-  tp of 16 and 32 too. That backward keeps gathered inputs would explain tp up to 8 and is refuted by tp = 32.
-- HF sweep, labels: 84.99 % are right, 46 of them rows with more stages than layers, which no memory would help.
+- HF sweep, pipelines on several hosts: each tensor-parallel rank adds 2.3 ms to each layer of a stage, whatever the
+  micro-batch, and nothing without tensor parallelism or on one host. Ranks that lose time at random and wait for each
+  other would do so, and little memory waits there, as where the host is behind; why hosts lose it we do not know.
+- HF sweep, regret: 0 in five of seven groups. 95 % on 64 GPUs is one row that took twice its neighbours' time. On 512
+  GPUs most steps are several times longer than on 256, with stalls of about 1.1 s for each micro-batch of pipelines;
+  some smaller jobs have them too. No configuration foretells a bad host.
+- HF sweep, rank correlation: 0.94 to 0.99, but 0.89 on 256 GPUs; 8 stages are predicted up to 25 % too slow (51 % on
+  one host), and tensor parallelism over 16 and 32 ranks 10 to 40 % too fast where micro-batches are small.
+- HF sweep, memory: 8 stages with a tp of 8 or more reserve up to twice what is predicted. Up to 60 whole operands of
+  collectives wait in all other runs, as many as 1,024 queued launches have; what else waits there we did not find.
 - torchtitan, long sequences with context parallelism: attention takes 1.3 to 1.5 times as long as priced. Memory:
   logits of uncompiled and compiled losses differ by more than the two ways we know.
 - SimuMax's DeepSeek-V2 rows are 10 to 19 % too fast, and Composer's long sequences up to 30 %; the causes were not
