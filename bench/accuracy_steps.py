@@ -12,9 +12,9 @@ HEAD = """\
 `python bench/published.py steps_visible.csv steps2_visible.csv --json published.json`: every row of the tables is
 priced as it stands, nothing is searched. `error` is the mean absolute error of the step, `> 0.1` that of rows whose
 MFU is above 0.1, `other half` that of the latter when the framework's figures are fitted on every second row and
-the others are scored (`bench/published_halves.py`; not run again yet where it is empty); `oom` the share of out-of-memory labels that are right; `regret`
-how much slower, in published time, the row is that we would choose among those of one model, cluster and batch. Rows
-that their table flags as bound by latency and jitter are in none of the errors of time.
+the others are scored (`bench/published_halves.py`; not run again yet where it is empty); `oom` the share of
+out-of-memory labels that are right; `regret` how much slower, in published time, the row is that we would choose among
+those of one model, cluster and batch. Rows that their table flags as bound by latency and jitter are in none of the errors of time.
 """
 
 FITTED = """
