@@ -14,7 +14,8 @@ priced as it stands, nothing is searched. `error` is the mean absolute error of 
 MFU is above 0.1, `other half` that of the latter when the framework's figures are fitted on every second row and
 the others are scored (`bench/published_halves.py`; not run again yet where it is empty); `oom` the share of
 out-of-memory labels that are right; `regret` how much slower, in published time, the row is that we would choose among
-those of one model, cluster and batch. Rows that their table flags as bound by latency and jitter are in none of the errors of time.
+those of one model, cluster and batch. Rows that their table flags as bound by latency and jitter
+are in none of the errors of time.
 """
 
 FITTED = """
