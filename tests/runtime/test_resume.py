@@ -17,7 +17,7 @@ from processes import GlooPool
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError, RunError
 from meshwright.models.reference import parse_reference
-from meshwright.runtime.job.worker import Job, train
+from meshwright.runtime.job.worker import Job, not_finite, train
 from meshwright.runtime.state.lock import LOCK, release, take
 from meshwright.solve.plan import make_plan
 
@@ -70,6 +70,12 @@ def test_what_a_resumed_run_is_told_otherwise(tmp_path: Path, ranks: Callable[[i
     assert "--global-batch of 2 with --resume" in batch
     assert rate[:4] == second
     assert "has no checkpoint" in missing or "is not there" in missing
+
+
+def test_a_loss_that_is_not_finite_names_the_samples_of_its_batch() -> None:
+    assert "look at samples 4, 7 of the data" in str(not_finite(float("nan"), 3, [4, 7]))
+    assert "samples 0, 1, " in (told := str(not_finite(float("inf"), 3, range(100))))
+    assert "15, ... of" in told
 
 
 def holder(folder: Path) -> int:

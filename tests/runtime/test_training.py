@@ -41,7 +41,9 @@ def read(rank: int, plan_json: bytes) -> list[Any]:
     first = [(batch["tokens"][:, 0].tolist(), batch["targets"][0, 0].item()) for batch in found]
     second = [batch["tokens"][:, 0].tolist() for batch in mw.loader(Rows(), plan, seed=1)]
     again = mw.loader(Rows(), plan, seed=1)
-    next(iter(again))
+    batch = next(iter(again))
+    assert set(batch["tokens"][:, 0].tolist()) <= set(again.numbers), "the batch that a message names"
+    assert len(again.numbers) == plan.batch
     resumed = mw.loader(Rows(), plan, seed=8)
     resumed.load_state_dict(again.state_dict())
     rest = [batch["tokens"][:, 0].tolist() for batch in resumed]

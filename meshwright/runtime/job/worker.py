@@ -6,6 +6,7 @@ import json
 import math
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.runtime.weights.optimizers import make_optimizer
 
 LR = 1e-3
+MOST_NAMED = 16
+"""Samples that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +149,7 @@ def _loop(
         for batch in data:
             loss = trainer.step(batch).item()
             if not math.isfinite(loss) and not job.go_on_at_nan:
-                raise RunError(
-                    f"the loss is {loss} at step {trainer.steps}", "a finite loss", "lower --lr, or pass --go-on-at-nan"
-                )
+                raise not_finite(loss, trainer.steps, data.numbers)
             told["losses"].append(loss)
             optimizer.step()
             optimizer.zero_grad()
@@ -160,6 +161,13 @@ def _loop(
             if job.folder and job.every and trainer.steps % job.every == 0 and trainer.steps < job.steps:
                 save(trainer, optimizer, job.folder, loader=data, extra=told, keep=job.keep)
     return False
+
+
+def not_finite(loss: float, step: int, numbers: Sequence[int]) -> RunError:
+    """numbers: of the samples in the batch that made it."""
+    named = ", ".join(map(str, numbers[:MOST_NAMED])) + (", ..." if len(numbers) > MOST_NAMED else "")
+    todo = f"lower --lr, look at samples {named} of the data, which are its batch, or pass --go-on-at-nan"
+    return RunError(f"the loss is {loss} at step {step}", "a finite loss", todo)
 
 
 class Stop:

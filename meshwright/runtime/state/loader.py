@@ -62,14 +62,15 @@ class Loader(_Reader):
     """Iterating gives this rank's part of each batch of an epoch; the next `for` goes on with the next epoch.
 
     The order of samples depends on seed and epoch alone, so it is the same on every rank and under every plan.
-    `samples` counts those read so far by all ranks together; a last batch that would not be full is left out, unless
-    drop_last is False: the trainer then runs it with as many samples as it has.
+    `samples` counts those read so far by all ranks together, `numbers` are those of the last batch. A last batch that
+    would not be full is left out, unless drop_last is False: the trainer then runs it with as many samples as it has.
     """
 
     def __init__(self, dataset: Samples, plan: Plan, seed: int, shuffle: bool, drop_last: bool = True) -> None:
         super().__init__(plan)
         self.dataset, self.seed, self.shuffle = dataset, seed, shuffle
         self.length, self.samples = len(dataset) // plan.batch, 0
+        self.numbers: Sequence[int] = ()
         self.per_epoch, rest = self.length * plan.batch, len(dataset) % plan.batch
         self.last: _Reader | None = None
         if rest and not drop_last and self.length:
@@ -85,7 +86,8 @@ class Loader(_Reader):
         order = self._order(epoch)
         for number in range(done // self.plan.batch, self.length):
             self.samples = epoch * self.per_epoch + min(self.per_epoch, (number + 1) * self.plan.batch)
-            yield self._read(order[number * self.plan.batch : (number + 1) * self.plan.batch])
+            self.numbers = order[number * self.plan.batch : (number + 1) * self.plan.batch]
+            yield self._read(self.numbers)
 
     def state_dict(self) -> dict[str, Any]:
         return {"samples": self.samples, "seed": self.seed}
