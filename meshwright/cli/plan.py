@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
         help="pp=N (stages), vpp=N (interleaved runs of each), schedule=1f1b, dp=N, tp=N, cp=N, ep=N, "
         "sp=on|off, zero=0..3, microbatch=N (how many), mesh=2x4, "
         "split=matmul, recompute=keep|full|selective|sqrt|rotor|flat|nested, "
-        "offload=none|optimizer|weights|optimizer:0.5 (to the host's memory), NAME=S(0); pins of a mesh or a weight "
+        "offload=auto|optimizer|weights|optimizer:0.5 (to the host's memory), NAME=S(0); pins of a mesh or a weight "
         "mean plans of one stage, unless pp is pinned too",
     )
     add("--stage-method", default="auto", metavar="M", help="for stages: auto, beam, recursive, mcmc, mcts or rl")

@@ -24,7 +24,7 @@ class Constraints:
     microbatch: number of micro-batches.
     recompute: a method of activation checkpointing, such as `full` or `flat`.
     split: `matmul`.
-    offload: what lives in the host's memory: `none`, `optimizer`, `weights`, or a part of it: `optimizer:0.5`.
+    offload: what lives in the host's memory: `none`, `auto`, `optimizer`, `weights`, or a part of it: `optimizer:0.5`.
     storage: of parameters by pattern: `{"layers.*.up.weight": "S(0)"}`.
     """
 

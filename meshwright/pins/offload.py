@@ -1,6 +1,7 @@
 """The pin `offload`: what of the parameters lives in the host's memory, and how much of it.
 
-offload=none            nothing, even where it would be faster
+offload=none            nothing; what holds without a pin
+offload=auto            what is fastest where memory binds
 offload=optimizer       all optimizer state
 offload=optimizer:0.5   about half of it
 offload=weights         stored weights, their gradients and optimizer state
@@ -16,22 +17,27 @@ from meshwright.errors import PlanError
 from meshwright.pins.pins import pin_parts
 
 WORD = "offload"
-SHOWN = "offload=none, optimizer, weights or optimizer:0.5"
-KINDS = {"none": "", "optimizer": "optimizer", "weights": "weight"}
+SHOWN = "offload=none, auto, optimizer, weights or optimizer:0.5"
+KINDS = {"none": "", "auto": "auto", "optimizer": "optimizer", "weights": "weight"}
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """kind: as `ParameterPlan.offload` has it. fraction: of the bytes of all parameters."""
+    """kind: as `ParameterPlan.offload` has it, or `auto`. fraction: of the bytes of all parameters."""
 
     kind: str
     fraction: float = 1.0
+
+    @property
+    def auto(self) -> bool:
+        """Whether the planner may choose."""
+        return self.kind == "auto"
 
 
 def read_offload(value: str) -> Offload | None:
     """What the pin says; None where it says nothing that there is."""
     name, mark, part = value.partition(":")
-    if name not in KINDS or (mark and name == "none"):
+    if name not in KINDS or (mark and name in ("none", "auto")):
         return None
     try:
         fraction = float(part) if mark else 1.0
@@ -40,13 +46,13 @@ def read_offload(value: str) -> Offload | None:
     return Offload(KINDS[name], fraction) if 0 < fraction <= 1 else None
 
 
-def pinned_offload(texts: Sequence[str]) -> tuple[Offload | None, tuple[str, ...]]:
-    """(what pins ask for, None where it is left to the planner; the other pins)."""
+def pinned_offload(texts: Sequence[str]) -> tuple[Offload, tuple[str, ...]]:
+    """(what pins ask for; the other pins)."""
     values = list(dict.fromkeys(value for key, value in map(pin_parts, texts) if key == WORD))
     if len(values) > 1:
         given = " and ".join(f"{WORD}={value}" for value in values)
         raise PlanError(f"pins {given}", f"one {WORD}", "drop one of them")
-    found = read_offload(values[0]) if values else None
-    if values and found is None:
+    found = read_offload(values[0]) if values else Offload("")
+    if found is None:
         raise PlanError(f"pin {WORD}={values[0]}", SHOWN, "correct the pin")
     return found, tuple(text for text in texts if pin_parts(text)[0] != WORD)

@@ -10,7 +10,7 @@ zero=0..3       where parameters used whole are stored: 0 whole; 1, 2 sharded; 3
 zero=3:8        the same over the axis of 8 only, whole over the others (hybrid sharding)
 microbatch=4    the batch is cut into so many parts, run one after another
 recompute=NAME  how memory is saved: keep, full, selective, sqrt, rotor, flat, nested (`memory.methods`)
-offload=NAME    what of the parameters lives on the host: none, optimizer, weights; a part: optimizer:0.5
+offload=NAME    what of the parameters lives on the host: none, auto, optimizer, weights; a part: optimizer:0.5
 split=matmul    every matmul must be split over the mesh
 layers.*.up.weight=S(0)     storage of the parameters whose names match; `S(0) on tp` on a mesh of several axes
 """

@@ -1,4 +1,4 @@
-"""Optimizer state and weights on the host, where the user leaves that to the planner.
+"""Optimizer state and weights on the host, where the pin `offload=auto` leaves that to the planner.
 
 On one device a few fractions are tried wherever memory makes a step slower, the fastest that fits is taken. On several,
 all of it is tried where nothing else fits. Only devices whose link to the host was measured are planned so.
@@ -24,7 +24,7 @@ PARTS = (0.5, 1.0)
 
 
 def may_offload(cluster: Cluster) -> bool:
-    """Whether the planner may use the host's memory where the user has not asked for it."""
+    """Whether the planner may use the host's memory when it is asked to choose."""
     return all(copies_of(device) is not None for device in cluster.devices)
 
 

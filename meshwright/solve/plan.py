@@ -127,7 +127,7 @@ def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False)
             check_in_parts(program, int(number))
     method, rest = pinned_method(texts)
     offload, rest = pinned_offload(rest)
-    if offload is not None and offload.kind:
+    if offload.kind and not offload.auto:
         request = replace(request, setting=offloading(request.setting, program, cluster, offload))
     recompute = request.recompute and method != "keep"
     asked = pipeline_pins(rest)
@@ -143,7 +143,7 @@ def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False)
         "form": program.form,
     }
     if is_for_one_device(cluster, rest):
-        hosts = offload is None and may_offload(cluster)
+        hosts = offload.auto and may_offload(cluster)
         one = one_device_search(request, asked.rest, method if recompute else "keep", log, hosts)
         return _finished(replace(one, **given), program)
     whole = OneStageSearch(request, asked.rest, method, given, log)
@@ -165,7 +165,7 @@ def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False)
     if plan is None and only_look:
         raise PlanError("no plan fits", "more memory")
     if plan is None:
-        hosted = _hosted(request, log) if offload is None and may_offload(cluster) else None
+        hosted = _hosted(request, log) if offload.auto and may_offload(cluster) else None
         if hosted is not None:
             return hosted
         raise _refusal(request, whole, asked, alone)
@@ -178,9 +178,10 @@ def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False)
 
 def _hosted(request: PlanRequest, log: SearchRecorder) -> Plan | None:
     """Where nothing else fits on several devices: with all optimizer state on the host, or with all weights too."""
+    _, pins = pinned_offload(request.pins)
     for word in OFFLOADING:
         try:
-            found = _planned(replace(request, pins=(*request.pins, f"offload={word}")), log, only_look=True)
+            found = _planned(replace(request, pins=(*pins, f"offload={word}")), log, only_look=True)
         except PlanError:
             continue
         return replace(found, pins=request.pins).with_prediction(gap=1.0)  # of other fractions no bound is known

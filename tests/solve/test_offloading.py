@@ -18,6 +18,7 @@ from meshwright.price.offloaded import offloaded_names
 from meshwright.solve import offloading
 from meshwright.solve.plan import make_plan
 
+AUTO = ("offload=auto",)
 QUICK, SLOW = Copies(1e12, 1e13), Copies(1e3, 1e13)
 
 
@@ -47,13 +48,14 @@ def test_a_quick_link_is_taken_where_memory_binds(
     roomy = make_plan(program, cluster)
     limit = int(roomy.predicted.peak_bytes * share)
     linked(monkeypatch, QUICK)
-    assert not any(entry.offload for entry in make_plan(program, cluster).parameters.values()), "memory does not bind"
-    plan = make_plan(program, cluster, memory_bytes=limit)
+    roomy = make_plan(program, cluster, pins=AUTO)
+    assert not any(entry.offload for entry in roomy.parameters.values()), "memory does not bind"
+    plan = make_plan(program, cluster, memory_bytes=limit, pins=AUTO)
     assert any(entry.offload for entry in plan.parameters.values())
     assert "on the host" in str(plan)
     assert plan.predicted.peak_bytes <= limit
-    assert plan.pins == ()
-    pinned = make_plan(program, cluster, memory_bytes=limit, pins=("offload=none",)) if share > 0.8 else None
+    assert plan.pins == AUTO
+    pinned = make_plan(program, cluster, memory_bytes=limit) if share > 0.8 else None
     assert pinned is None or plan.predicted.step_s < pinned.predicted.step_s
     assert pinned is None or not any(entry.offload for entry in pinned.parameters.values())
 
@@ -63,7 +65,7 @@ def test_a_slow_link_is_left_alone(program: Program, monkeypatch: pytest.MonkeyP
     limit = int(make_plan(program, cluster).predicted.peak_bytes * 0.9)
     before = make_plan(program, cluster, memory_bytes=limit)
     linked(monkeypatch, SLOW)
-    plan = make_plan(program, cluster, memory_bytes=limit)
+    plan = make_plan(program, cluster, memory_bytes=limit, pins=AUTO)
     assert not any(entry.offload for entry in plan.parameters.values())
     assert plan.predicted.step_s == before.predicted.step_s
 
@@ -73,12 +75,12 @@ def test_several_devices_where_nothing_else_fits(program: Program, monkeypatch: 
     plan = make_plan(program, cluster, pins=pins)
     limit = plan.predicted.peak_bytes - plan.predicted.static_bytes // 8
     linked(monkeypatch, QUICK)
-    found = make_plan(program, cluster, pins=pins, memory_bytes=limit)
+    found = make_plan(program, cluster, pins=(*pins, *AUTO), memory_bytes=limit)
     assert {entry.offload for entry in found.parameters.values()} == {"optimizer"}
     assert found.predicted.peak_bytes <= limit
-    assert found.pins == pins
+    assert found.pins == (*pins, *AUTO)
     with pytest.raises(PlanError):
-        make_plan(program, cluster, pins=(*pins, "offload=none"), memory_bytes=limit)
+        make_plan(program, cluster, pins=pins, memory_bytes=limit)
 
 
 def test_an_unmeasured_link_is_refused(program: Program) -> None:
@@ -88,7 +90,7 @@ def test_an_unmeasured_link_is_refused(program: Program) -> None:
 
 def test_words_are_checked(program: Program) -> None:
     for text in ("offload=all", "offload=optimizer:2", "offload=none:0.5", "offload=optimizer:x"):
-        with pytest.raises(PlanError, match=r"offload=none, optimizer, weights or optimizer:0\.5"):
+        with pytest.raises(PlanError, match=r"offload=none, auto, optimizer, weights or optimizer:0\.5"):
             make_plan(program, load_cluster("local:1"), pins=(text,))
     with pytest.raises(PlanError, match="one offload"):
         make_plan(program, load_cluster("local:1"), pins=("offload=optimizer", "offload=weights"))

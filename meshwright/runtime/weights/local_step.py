@@ -119,7 +119,7 @@ def _check_here(optimizer: torch.optim.Optimizer) -> None:
         raise RunError(
             f"{type(optimizer).__name__} steps on all parameters at once; the plan keeps optimizer state on the host",
             f"one of {names}, without a closure, hooks around its step or a GradScaler: it is stepped in groups",
-            "use one of these, or plan with the pin offload=none",
+            "use one of these, or plan without the pin offload",
         )
 
 
