@@ -324,11 +324,20 @@ def has_step_hooks(optimizer: Any, ours: int = 0) -> bool:
 
 
 def compile_questions() -> list[tuple[Any, str]]:
-    """Functions, by holder and name, that tell code whether it is being compiled or exported."""
+    """Functions, by holder and name, that tell code whether it is being compiled or exported.
+
+    Dynamo keeps tables of them by identity, made when they are first needed (`torch.cond` compiles its branches). They
+    are made here: before any is replaced.
+    """
+    import torch._dynamo
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable, tracing_state_functions
+
+    for table in (get_torch_obj_rule_map, tracing_state_functions, TorchInGraphFunctionVariable._get_handlers):
+        table()
     names = ("is_compiling", "is_dynamo_compiling", "is_exporting")
     found: list[tuple[Any, str]] = [(torch.compiler, name) for name in names]
-    dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second
-    return [*found, (torch.jit, "is_tracing"), *([(dynamo, "is_compiling")] if dynamo else [])]
+    return [*found, (torch.jit, "is_tracing"), (torch._dynamo, "is_compiling")]
 
 
 def as_plain_tensors() -> AbstractContextManager[None]:

@@ -30,3 +30,12 @@ def ranks() -> Iterator[Callable[[int], GlooPool]]:
     yield pool
     for made in pools.values():
         made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_world_is_left() -> Iterator[None]:
+    """A process group that a file's tests have started goes with them: `mw.fit` starts one of this process alone."""
+    yield
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

@@ -59,6 +59,17 @@ def test_code_asks_here_whether_it_is_compiled() -> None:
     assert told["is_exporting"]
 
 
+def test_dynamo_keeps_the_questions_themselves() -> None:
+    """Its tables are made before a capture replaces them."""
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable, tracing_state_functions
+
+    asked = torch_compat.compile_questions()
+    for table in (tracing_state_functions, TorchInGraphFunctionVariable._get_handlers):
+        assert table.cache_info().currsize == 1
+        assert vars(torch.compiler)["is_dynamo_compiling"] in table()
+    assert (torch.compiler, "is_dynamo_compiling") in asked
+
+
 def test_fakes_have_types_and_no_storage() -> None:
     mode = torch_compat.fake_mode()
     assert isinstance(mode, torch_compat.FakeMode)

@@ -146,11 +146,11 @@ def _check_predicted(plan: Plan) -> None:
 
 def _check_memory(plan: Plan) -> None:
     limit, peak = plan.memory_bytes, plan.predicted.peak_bytes
-    if not 0 <= plan.headroom < 1 or (plan.headroom and limit is not None):
-        raise PlanError(f"headroom is {plan.headroom}", "from 0 to less than 1, and 0 beside a memory limit", UNDO)
     if limit is not None and limit < max(1, peak):
         expected = f"at least predicted.peak_bytes, {peak}" if limit > 0 else "a size in bytes, or null for no limit"
         raise PlanError(f"memory_bytes is {limit}", expected, UNDO)
+    if not 0 <= plan.headroom < 1 or (plan.headroom and limit is not None):
+        raise PlanError(f"headroom is {plan.headroom}", "from 0 to less than 1, and 0 beside a memory limit", UNDO)
 
 
 def preset_named(name: str) -> Cluster | None:

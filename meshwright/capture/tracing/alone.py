@@ -1,6 +1,7 @@
 """A forward is captured as plain PyTorch runs it in one process: not compiled, without a process group, unseeded.
 
-What the model's own modules ask of torch about these is answered so while it is traced; torch itself is told the truth.
+What the model's own modules ask of torch about these is answered so while it is traced; torch itself, and other threads,
+are told the truth.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.compiler import is_dynamo_compiling
 
 from meshwright.capture.tracing.lines import own_line
 from meshwright.capture.tracing.traps import stand_ins
@@ -38,33 +41,45 @@ def as_one_process(modules: Iterable[ModuleType], compiled: bool) -> Iterator[li
     Yields the questions about compiling that were asked.
     """
     asked: list[str] = []
+    told = Truth()
     made: dict[tuple[Any, str], Any] = {
-        (dist, "is_initialized"): _answered(dist.is_initialized, False) if dist.is_available() else None,
-        (dist, "get_world_size"): _answered(getattr(dist, "get_world_size", None), 1),
-        (dist, "get_rank"): _answered(getattr(dist, "get_rank", None), 0),
+        (dist, "is_initialized"): _answered(dist.is_initialized, False, told) if dist.is_available() else None,
+        (dist, "get_world_size"): _answered(getattr(dist, "get_world_size", None), 1, told),
+        (dist, "get_rank"): _answered(getattr(dist, "get_rank", None), 0, told),
     }
     for name in COLLECTIVES:
-        made[dist, name] = _refused(getattr(dist, name, None), _collective(name))
+        made[dist, name] = _refused(getattr(dist, name, None), _collective(name), told)
     for holder, name in SEEDS:
-        made[holder, name] = _refused(getattr(holder, name), _seeded(name))
+        made[holder, name] = _refused(getattr(holder, name), _seeded(name), told)
     for holder, name in () if compiled else compile_questions():
-        made[holder, name] = _noted(getattr(holder, name), f"{holder.__name__}.{name}", asked)
+        made[holder, name] = _noted(getattr(holder, name), f"{holder.__name__}.{name}", asked, told)
     with stand_ins(made, modules):
         yield asked
 
 
-def _asker(depth: int = 2) -> str:
-    """The package whose code called the function that called this."""
-    return str(sys._getframe(depth).f_globals.get("__name__", "")).partition(".")[0]
+class Truth:
+    """Who is told the truth: threads other than the one that made this, and packages that are trusted. Dynamo, which
+    cannot trace the question, is not asked (`torch.cond` compiles its branches)."""
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+
+    def for_caller(self, trusted: frozenset[str] = _TRUSTED) -> bool:
+        """Whether the code that called the function that called this is told it."""
+        name = str(sys._getframe(2).f_globals.get("__name__", ""))
+        return get_ident() != self._thread or name.partition(".")[0] in trusted
 
 
-def _answered(truth: Any, answer: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: truth(*args, **kwargs) if _asker() in _TRUSTED else answer
-
-
-def _noted(truth: Any, name: str, asked: list[str]) -> Callable[..., Any]:
+def _answered(truth: Any, answer: Any, told: Truth) -> Callable[..., Any]:
     def answered(*args: Any, **kwargs: Any) -> Any:
-        if _asker() in _OWN_PATHS:
+        return truth(*args, **kwargs) if is_dynamo_compiling() or told.for_caller() else answer
+
+    return answered
+
+
+def _noted(truth: Any, name: str, asked: list[str], told: Truth) -> Callable[..., Any]:
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or told.for_caller(_OWN_PATHS):
             return truth(*args, **kwargs)
         asked.append(name)
         return False
@@ -72,9 +87,9 @@ def _noted(truth: Any, name: str, asked: list[str]) -> Callable[..., Any]:
     return answered
 
 
-def _refused(truth: Any, refusal: Callable[[], CaptureError]) -> Callable[..., Any]:
+def _refused(truth: Any, refusal: Callable[[], CaptureError], told: Truth) -> Callable[..., Any]:
     def refused(*args: Any, **kwargs: Any) -> Any:
-        if _asker() in _TRUSTED:
+        if is_dynamo_compiling() or told.for_caller():
             return truth(*args, **kwargs)
         raise refusal()
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -37,8 +38,10 @@ def watched_clock(modules: Iterable[ModuleType], later_s: float = 0.0) -> Iterat
 
 
 def _watched(name: str, clock: Callable[[], Any], asked: list[str], later_s: float) -> Callable[[], Any]:
+    thread = get_ident()
+
     def read() -> Any:
-        if _is_ours(sys._getframe(1).f_globals):
+        if get_ident() != thread or _is_ours(sys._getframe(1).f_globals):
             return clock()
         asked.append(f"time.{name}")
         return clock() + (int(later_s * 1e9) if name.endswith("_ns") else later_s)
@@ -47,6 +50,8 @@ def _watched(name: str, clock: Callable[[], Any], asked: list[str], later_s: flo
 
 
 def _dated(asked: list[str], later: datetime.timedelta) -> type[datetime.datetime]:
+    thread = get_ident()
+
     class Watched(datetime.datetime):
         """`datetime.datetime`, whose dates of today are watched."""
 
@@ -59,7 +64,7 @@ def _dated(asked: list[str], later: datetime.timedelta) -> type[datetime.datetim
             return _later(super().today(), sys._getframe(1).f_globals, "today")
 
     def _later(found: datetime.datetime, caller: dict[str, Any], name: str) -> datetime.datetime:
-        if _is_ours(caller):
+        if get_ident() != thread or _is_ours(caller):
             return found
         asked.append(f"datetime.{name}")
         return found + later
