@@ -108,6 +108,7 @@ def test_the_search_for_large_cores_is_feasible_and_close_to_its_bound() -> None
     assert best.bound <= best.cost <= 1.05 * best.bound
 
 
+@pytest.mark.full
 def test_the_same_work_and_seed_give_the_same_choice_on_a_large_core() -> None:
     problem = grid(16, 6, limit=5000.0)
     first, second = (solve(problem, work=20.0, seed=3) for _ in range(2))

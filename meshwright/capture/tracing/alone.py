@@ -1,7 +1,7 @@
 """A forward is captured as plain PyTorch runs it in one process: not compiled, without a process group, unseeded.
 
-What the model's own modules ask of torch about these is answered so while it is traced; torch itself, and other threads,
-are told the truth.
+What the model's own modules ask of torch about these is answered so while it is traced; torch itself and other
+threads are told the truth.
 """
 
 from __future__ import annotations
