@@ -92,6 +92,7 @@ def test_printed_code_has_the_plans_own_cluster_and_device(tmp_path: Path, capsy
     compile(shown, "plan", "exec")
 
 
+@pytest.mark.full
 def test_selftest_on_two_ranks_is_right(tmp_path: Path) -> None:
     out = tmp_path / "checks.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -102,6 +102,7 @@ def test_a_rank_that_has_come_to_its_end_is_not_missed(tmp_path: Path) -> None:
     assert code_of(ranks[0], TIMEOUT_S + 2) is None, "it ends though nobody was lost"
 
 
+@pytest.mark.full
 def test_a_pause_of_the_process_itself_is_nobodys_delay(tmp_path: Path) -> None:
     ranks = started(tmp_path, 2)
     for process in ranks:

@@ -107,6 +107,7 @@ def test_ranks_have_time_to_save_and_none_to_stand_still(monkeypatch: pytest.Mon
     assert elastic.ENDING_S <= 5
 
 
+@pytest.mark.full
 def test_the_local_script_trains(plans: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run.json"
     run = run_script(script(capsys, plans["local:2"], "torchrun"), "--json", str(out))
