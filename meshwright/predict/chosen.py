@@ -1,4 +1,4 @@
-"""How a plan of one stage runs each of its segments, read off their traced pairs: what is kept, made again, chunked."""
+"""How a plan of one stage runs each of its segments, read off their traced pairs: what is kept, recomputed, chunked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chosen_ways(plan: Plan, program: Program) -> list[Chosen]:
 
 
 def passing_ways(plan: Plan, program: Program) -> list[Kept]:
-    """Of every segment, the way that keeps nothing it can make again: what a pass holds while it runs."""
+    """Of every segment, the way that keeps nothing it can recompute: what a pass holds while it runs."""
     ways = _Ways(plan, program)
     known: dict[int, Kept] = {}
     for graph in ways.graphs:

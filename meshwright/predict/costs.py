@@ -22,7 +22,7 @@ def stage_costs(plan: Plan, program: Program, number: int, exact: bool = True) -
 def _device_costs(
     plan: Plan, program: Program, number: int, exact: bool
 ) -> tuple[list[SegmentCost], list[Piece], list[float]]:
-    """Costs of a stage's segments, their pieces, and seconds of what each makes again, hosts aside."""
+    """Costs of a stage's segments, their pieces, and seconds of what each recomputes, hosts aside."""
     stage, micro = plan.stages[number], plan.microbatches
     pieces = stage_pieces(plan, program, number)
     if plan.compile and exact:
@@ -42,7 +42,7 @@ def _device_costs(
         if kept is None and choice.chunks > 1:
             raise PlanError(
                 f"segment {program.segments[index].name} runs backward in {choice.chunks} chunks",
-                f"one of its {len(options)} ways between keeping all and making all again",
+                f"one of its {len(options)} ways between keeping all and recomputing all",
                 "undo the edit, or plan again",
             )
         kept = kept or way_of(plan, program, stage, index)
@@ -54,7 +54,7 @@ def _device_costs(
 def _compiled_costs(
     plan: Plan, program: Program, number: int, pieces: list[Piece]
 ) -> tuple[list[SegmentCost], list[Piece], list[float]]:
-    """`_device_costs` of segments that run compiled: seconds of their traced pairs, which have what they make again."""
+    """`_device_costs` of segments that run compiled: seconds of their traced pairs, which have what they recompute."""
     stage, found, traced = plan.stages[number], [], []
     for index, piece in zip(stage.segments, pieces, strict=True):
         kept, whole = way_of(plan, program, stage, index), way_of(plan, program, stage, index, whole=True)
@@ -112,7 +112,7 @@ def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = T
 
 
 def _smaller(plan: Plan, smaller: Plan, program: Program, number: int, exact: bool) -> list[SegmentCost]:
-    """Costs of a stage's segments in the last micro-batch: what they make again takes as much less as their forward."""
+    """Costs of a stage's segments in the last micro-batch: what they recompute takes as much less as their forward."""
     if plan.compile and exact:
         return _smaller_compiled(plan, smaller, program, number)
     full, _, again = _device_costs(plan, program, number, exact)

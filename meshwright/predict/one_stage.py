@@ -69,7 +69,7 @@ def _cost(plan: Plan, index: int, piece: Piece, chosen: Chosen, gradients: int) 
 
 
 def _timed(plan: Plan, found: SegmentCost, chosen: Chosen) -> SegmentCost:
-    """With what is made again, unless that is in the seconds already, and what copies to the host take of memory."""
+    """With what is recomputed, unless that is in the seconds already, and what copies to the host take of memory."""
     way, again_s, slower = chosen.way, 0.0 if is_traced(plan) else chosen.again_s, 0.0
     more_host_s = found.forward_host_s * (again_s / found.forward_s if found.forward_s else 0.0)
     copies = copies_of(plan.mesh.device) if way.away_bytes else None

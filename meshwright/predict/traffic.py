@@ -48,7 +48,7 @@ def _inside(plan: Plan, program: Program, index: int, commons: dict[str, Layout]
 def halves(
     plan: Plan, program: Program, index: int, commons: dict[str, Layout]
 ) -> Iterator[tuple[bool, tuple[Collective, ...]]]:
-    """Of one segment in one micro-batch: its conversions, what lowerings run, what is made again; and whether in its
+    """Of one segment in one micro-batch: its conversions, what lowerings run, what is recomputed; and whether in its
     forward. Of a last segment in chunks all is."""
     choice, last = plan.choice(index), index == len(program.segments) - 1
     if choice.chunks > 1 and last:

@@ -44,7 +44,7 @@ def model_of(program: Program) -> str:
 
 
 def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) -> list[tuple[Kept, ...]]:
-    """Of each of the stage's segments, from keeping all to making all again. few: of those that keep all, the first."""
+    """Of each of the stage's segments, from keeping all to recomputing all. few: of those that keep all, the first."""
     mesh = stage.mesh
     costs, traced = NodeCosts(mesh.device, plan.compile, mesh), traced_for(mesh.device)
     found = []

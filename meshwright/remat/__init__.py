@@ -1,1 +1,1 @@
-"""What a traced segment may keep, make again, chunk and offload, and what each of these takes and holds."""
+"""What a traced segment may keep, recompute, chunk and offload, and what each of these takes and holds."""

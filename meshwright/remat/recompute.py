@@ -5,7 +5,7 @@ With x_v = 1 where backward needs storage v, and y_o = 1 where op o runs again i
     minimise   sum_o seconds_o y_o  +  price * sum_v bytes_v x_v (1 - y_op(v))
     subject to x_v = 1 for what the gradients read,   y_o <= x_u for everything u that o reads
 
-A storage that is needed and not made again is kept: the second sum. Each term is a unary cost or one on a pair (1, 0),
+A storage that is needed and not recomputed is kept: the second sum. Each term is a unary cost or one on a pair (1, 0),
 so the minimum is a minimum cut (`cheapest`): source -> x_v where the gradients read v; x_v -> y_op(v) of price * bytes;
 y_o -> sink of seconds_o; y_o -> x_u without limit. An op with several results restores all of them for one run.
 `frontier` asks at the slopes between neighbours until no point lies below the line: the lower convex hull, exactly.
@@ -25,7 +25,7 @@ PICO = 10**12
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """made_by: the op that makes it again; None where nothing can (an input, a random mask).
+    """made_by: the op that recomputes it; None where nothing can (an input, a random mask).
 
     keepable: a storage that is written to later cannot be kept.
     """

@@ -2,7 +2,7 @@
 
 A plan's `order` is one micro-batch's, a text a step: `pass 3` runs a segment forward and keeps nothing but what it
 hands on, `forward 3` keeps what its backward reads, `backward 3`. Every segment is passed any number of times, then run
-forward, then backward. What a segment hands on goes where no later step reads it before it is made again.
+forward, then backward. What a segment hands on goes where no later step reads it before it is recomputed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def drops(steps: Steps, reads: Reads) -> list[list[int]]:
 
 
 def _read_later(maker: int, steps: Steps, readers: set[int]) -> bool:
-    """Whether a value is read before it is made again."""
+    """Whether a value is read before it is recomputed."""
     for kind, segment in steps:
         if kind != "backward" and segment in readers:
             return True

@@ -16,7 +16,7 @@ LEAST_S = -1e-9
 class SegmentCost:
     """What one segment takes and holds; a FrontierPoint's figures, and what only a list of Instructions asks for.
 
-    Per micro-batch: forward_s, the halves of a backward, recompute_s of a `recompute` (what is made again inside a
+    Per micro-batch: forward_s, the halves of a backward, recompute_s of a `recompute` (what is recomputed inside a
     backward is in backward_input_s). Per step: first_s of all its gathers, last_s of all its reductions, scatter_s of
     them after each micro-batch; overlappable_s: what of these the lane carries beside compute; step_s: the optimizer.
     departures: in how many parts gradients leave while a whole backward runs. forward_wire_s, backward_wire_s: of the

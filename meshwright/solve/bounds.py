@@ -1,6 +1,6 @@
-"""What no plan on a mesh, in a number of micro-batches, is faster than, however it shards and whatever it makes again.
+"""What no plan on a mesh, in a number of micro-batches, is faster than, however it shards and whatever it recomputes.
 
-A price per byte charges what is held; what backward reads may be made again instead, for no less than the seconds of
+A price per byte charges what is held; what backward reads may be recomputed instead, for no less than the seconds of
 what makes it. So
 
     bound(l, r) = min over chains of (seconds at the weight r of what runs beside compute + charges at l) - l * room

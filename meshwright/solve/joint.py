@@ -53,7 +53,7 @@ def joint_search(
         state.look_at(list(entries(candidates, budget_bytes, state.known_s)))
     else:
         roomy = search(candidates, 1 << 62, limit_s=(1 - max(SAME, simpler_within, gap)) * state.known_s)
-        if roomy.best is None:  # more memory would not make it faster, nor does making values again
+        if roomy.best is None:  # more memory would not make it faster, nor does recomputing
             bound_s = min(state.known_s, roomy.bound_s)
             state.log.pruned("all meshes, recomputing", "no plan is faster even with unlimited memory", bound_s)
             return best, bound_s
@@ -149,9 +149,9 @@ class _State:
         """The most promising of what was glanced at; of what did not fit, more micro-batches."""
         order = sorted(self.glanced, key=lambda one: (one[0], -one[1].microbatches))
         for number, (step_s, entry, together) in enumerate(order[: self.effort.settled]):
-            hopeful = number == 0 or step_s == inf or step_s <= self.effort.slower * self.known_s
-            hopeful &= not (STOP.asked and self.best)
-            if hopeful and entry.bound.seconds < min(WORTH, 1 - self.gap) * self.known_s:
+            promising = number == 0 or step_s == inf or step_s <= self.effort.slower * self.known_s
+            promising &= not (STOP.asked and self.best)
+            if promising and entry.bound.seconds < min(WORTH, 1 - self.gap) * self.known_s:
                 before_s, together.known_s = self.known_s, self.cutoff_s(entry.candidate.axes)
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
                 self.log.expanded(_node(entry), "searched with mixtures of shardings", entry.bound.seconds, step_s)

@@ -59,7 +59,7 @@ def needed_by(plan: Plan) -> MemoryNeeded:
     if plan.order:
         how = "segments run forward more than once"
     elif plan.recomputes:
-        how = "values made again"
+        how = "values recomputed"
     stages = len(plan.groups)
     return MemoryNeeded(plan.predicted.peak_bytes, f"{stages} stages, {how}" if stages > 1 else how, plan.microbatches)
 

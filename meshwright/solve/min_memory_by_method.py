@@ -35,7 +35,7 @@ def least_by_method(
 
 
 def _least_any(plan: Plan, program: Program, ways: Ways, method: str, refused_bytes: int) -> MemoryNeeded:
-    """Everything made again that can be. On one device, where a search under that limit looks at this sharding and no
+    """Everything recomputed that can be. On one device, where a search under that limit looks at this sharding and no
     other, in a nested order too."""
     flat = MemoryNeeded(least_peak(ways, plan.microbatches), "everything recomputed", plan.microbatches)
     if method == "flat" or plan.world_size > 1 or flat.bytes <= refused_bytes + 1:

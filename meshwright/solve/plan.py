@@ -71,7 +71,7 @@ def make_plan(
     On a mesh of one or two axes everything is looked at; on one of more, all but two of them are given to samples.
     `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`. fit: refuse where none fits;
     otherwise the fastest of the most micro-batches is the answer then. recompute: where memory binds, activations may
-    be made again in backward. stage_method: how pipelines' stages are searched for, `auto` or one of the survey's.
+    be recomputed in backward. stage_method: how pipelines' stages are searched for, `auto` or one of the survey's.
     compile: segments are compiled by inductor, and priced so. simpler_within: of plans whose steps differ by no more
     than this part of the fastest the simplest is taken; 0: the fastest. effort: how much is searched, `fast`, `default`
     or `proof`. gap: the search ends once its plan is proven to be within this part of the fastest.

@@ -88,7 +88,7 @@ def settled_as(
 
 
 def _lates(plan: Plan, ways: Ways, options: Options | None) -> Iterator[int]:
-    """What waits for its reduction where all is kept, and where as much as can be is made again."""
+    """What waits for its reduction where all is kept, and where as much as can be is recomputed."""
     found = late_of(ways, plan.microbatches)
     yield found
     if found:
@@ -121,7 +121,7 @@ def late_of(ways: Ways, microbatches: int) -> int:
 
 
 def least_peak(ways: Ways, microbatches: int) -> int:
-    """The smallest budget in which the sharding fits, everything made again that can be."""
+    """The smallest budget in which the sharding fits, everything recomputed that can be."""
     return least_peak_bytes(_instances(ways, ways.curves.options), ways.static_bytes) + late_of(ways, microbatches)
 
 

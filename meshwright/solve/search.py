@@ -104,7 +104,7 @@ def search(
     gap: float = 0.0,
 ) -> Found:
     """Faster than `limit_s`, if any is. first: the first that is found is enough. exactly: as for `solve_chain`. same:
-    steps closer than this part are equal. quick: values may be made again later, so that chains which pay more for
+    steps closer than this part are equal. quick: values may be recomputed later, so that chains which pay more for
     memory than that takes are of no use. gap: a node is pruned whose bound is within this part of the incumbent.
 
     Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further.
@@ -231,7 +231,7 @@ class _State:
         return floor
 
     def leave(self, place: int, candidate: Candidate, floor: float) -> None:
-        """To those who make values again: nothing simpler fits with all kept."""
+        """To those who recompute: nothing simpler fits with all kept."""
         self.tight.add(place)
         self.bounds.append(floor)
         self.log.pruned(f"mesh {candidate.name}", "nothing simpler fits with all kept: left to recomputation", floor)

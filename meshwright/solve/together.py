@@ -120,7 +120,7 @@ class Together:
         options = self.offered(plan, ways) if self.offered else None
         self.met.append(_Met(chain, ways, ways.curves.options if options is None else options))
         if chain.seconds >= self.known_s and not slow:
-            return inf  # of use in mixtures alone: making values again only takes longer
+            return inf  # of use in mixtures alone: recomputing only takes longer
         found = [settle(plan, ways, self.budget_bytes, options)]
         if mixed is not None:
             found.append(settled_as(plan, ways, self.budget_bytes, self.met[-1].options, mixed.ways))
@@ -135,8 +135,8 @@ class Together:
     def otherwise(self) -> Plan | None:
         """Where nothing fits: backwards in more chunks; or segments run forward more than once, and keep not even their
         inputs."""
-        hopeful = [one for one in self.met if one.chain.seconds < self.known_s]
-        least = min(hopeful, key=lambda one: sum(point.held_bytes for point in one.ways.points), default=None)
+        promising = [one for one in self.met if one.chain.seconds < self.known_s]
+        least = min(promising, key=lambda one: sum(point.held_bytes for point in one.ways.points), default=None)
         if self.fits or least is None:
             return None
         plan = self.assemble(least.chain, self.frontier)

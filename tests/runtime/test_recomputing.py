@@ -34,7 +34,7 @@ def recomputing(size: int, share: float, pins: tuple[str, ...]) -> Plan:
 
 
 def again(size: int, pins: tuple[str, ...]) -> Plan:
-    """All that can be is made again, collectives included, and the tail runs in chunks."""
+    """All that can be is recomputed, collectives included, and the tail runs in chunks."""
     program, cluster = capture(*small_model("llama")), load_cluster(f"local:{size}")
     plan = make_plan(program, cluster, pins=pins)
     options = Ways.of(plan, program).curves.options

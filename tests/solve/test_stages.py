@@ -238,12 +238,12 @@ def test_equal_stages_of_another_size_are_hopeful() -> None:
     problem = StageProblem(12, meshes, (4,), points, free, (16,), later=("searched",))
     found = solve_stages(problem)
     assert found is not None
-    sizes = {len(runs) for runs, _, _ in found.hopeful}
+    sizes = {len(runs) for runs, _, _ in found.promising}
     assert sizes == {2, 4} - {len(found.runs)}
-    for runs, schedule, count in found.hopeful:
+    for runs, schedule, count in found.promising:
         assert (schedule, count) == ("1f1b", 16)
         assert len({run.mesh for run in runs}) == 1
-    assert not solve_stages(replace(problem, later=())).hopeful  # type: ignore[union-attr]
+    assert not solve_stages(replace(problem, later=())).promising  # type: ignore[union-attr]
 
 
 def every_interleaving(problem: StageProblem, stages: int, rounds: int) -> Iterator[tuple[PlacedRun, ...]]:

@@ -19,7 +19,7 @@ def shadow_of(
     """The copy, and the loss as it sees the copy. Shared tensors stay shared.
 
     Functions that modules hold (`self.head = lambda x: x @ self.embedding.weight.T`), hooks and the loss may close over
-    the model: `deepcopy` leaves these as they are, so they are made again around the copy.
+    the model: `deepcopy` leaves these as they are, so they are rebuilt around the copy.
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():

@@ -46,7 +46,7 @@ class _Least(NamedTuple):
 
 @dataclass(slots=True)
 class Frontier:
-    """A Program at the batch of one micro-batch, on one mesh. recompute: what backward reads may be made again.
+    """A Program at the batch of one micro-batch, on one mesh. recompute: what backward reads may be recomputed.
 
     skips: where many values are alive at once (a U-Net), per mesh axis whether those that cross more than one boundary
     are sharded over samples or whole; None leaves each of them free. cap_bytes: no op may need more while it runs.
@@ -132,7 +132,7 @@ class Frontier:
         return replace(self, skips=skips, **own, _solved={}, _points={}, _numbered={})
 
     def recomputing(self) -> Frontier:
-        """The same where what backward reads may be made again."""
+        """The same where what backward reads may be recomputed."""
         return self if self.recompute else replace(self, recompute=True, _solved={}, _points={})
 
     def forget(self) -> None:
@@ -164,7 +164,7 @@ class Frontier:
         return sum(self._least(segment).kept_bytes for segment in self.program.segments)
 
     def least_static(self) -> int:
-        """Of that, what weights take with their gradients and states, whatever is made again in backward."""
+        """Of that, what weights take with their gradients and states, whatever is recomputed in backward."""
         return sum(self._each_weight(lambda least: least.static_bytes))
 
     def least_transient(self) -> int:

@@ -134,7 +134,7 @@ class SegmentProblem:
         beside: float | None = None,
         flight: float = 1.0,
     ) -> Problem:
-        """The Problem with every held byte charged; `recompute`: what backward reads may be made again instead, at no
+        """The Problem with every held byte charged; `recompute`: what backward reads may be recomputed instead, at no
         less than the seconds of what makes it. cap_bytes: what needs more while it runs is not to be had. beside: the
         weight of what runs beside compute (`Frontier`); None adds all up. flight: micro-batches that hold what
         backward reads."""

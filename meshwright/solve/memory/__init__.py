@@ -1,1 +1,1 @@
-"""What is kept, made again, or computed in pieces: curves of segments, chains of them, the plan made to fit."""
+"""What is kept, recomputed, or computed in pieces: curves of segments, chains of them, the plan made to fit."""

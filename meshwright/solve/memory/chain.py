@@ -133,8 +133,8 @@ def _walk(
         fits = held <= np.broadcast_to(row.limit, (len(resident), len(row.limit))).ravel()
         places = np.flatnonzero(fits)
         promise = total[places] + bounds.rest(index + 1, held[places])
-        hopeful = promise <= known * (1 + ROUNDING)
-        places, promise = places[hopeful], promise[hopeful]
+        promising = promise <= known * (1 + ROUNDING)
+        places, promise = places[promising], promise[promising]
         order = _undominated(held[places], total[places])
         if width is not None and len(order) > width:
             order = order[np.argpartition(promise[order], width)[:width]]

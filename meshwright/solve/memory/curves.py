@@ -80,7 +80,7 @@ class Curves:
         raise PlanError(
             f"segment {self.program.segments[index].name} recomputes {list(choice.recompute)} and keeps "
             f"{list(choice.keep)} in {choice.chunks} chunks",
-            f"one of its {len(self.options[index])} ways between keeping all and making all again",
+            f"one of its {len(self.options[index])} ways between keeping all and recomputing all",
             "undo the edit, or plan again",
         )
 

@@ -191,7 +191,7 @@ def peak_of(chain: Sequence[Link], moves: Sequence[Move], input_bytes: int) -> i
 
 
 def _read_again(name: int, rest: Sequence[Move], reads: Sequence[set[int]], saved: dict[int, int]) -> bool:
-    """Whether a checkpoint is read before it is made again; a backward reads its segment's input too."""
+    """Whether a checkpoint is read before it is recomputed; a backward reads its segment's input too."""
     for move, read in zip(rest, reads, strict=True):
         if name in read or (move.kind == "backward" and move.segment - 1 == name and name not in saved):
             return True

@@ -79,7 +79,7 @@ def cut_stages(
 
 
 def recomputing(plan: Plan, program: Program, stages: Sequence[bool] | None = None) -> Plan:
-    """The same plan, where segments of these stages (all unless given) keep nothing that they can make again."""
+    """The same plan, where segments of these stages (all unless given) keep nothing that they can recompute."""
     wanted = [True] * len(plan.stages) if stages is None else stages
     found = []
     for stage, again in zip(plan.stages, wanted, strict=True):

@@ -1,4 +1,4 @@
-"""A pipeline made to fit: stage by stage, what each segment keeps and what it makes again, on the traced pairs.
+"""A pipeline made to fit: stage by stage, what each segment keeps and what it recomputes, on the traced pairs.
 
 A stage holds what it has in flight, and the largest transient on top. For every limit on the transient the fastest
 choice within the room that is left is exact (`solve_instances`); the simulator has the last word.
@@ -135,7 +135,7 @@ def _settled(
 
 
 def _within(rows: list[list[tuple[SegmentCost, Kept]]], flight: int, late: int, budget: int) -> list[Kept] | None:
-    """What a micro-batch in flight keeps counts so many times; what is made again, once for every half put off."""
+    """What a micro-batch in flight keeps counts so many times; what is recomputed, once for every half put off."""
     static = sum(options[0][0].static_bytes for options in rows)
     best: tuple[float, list[Kept]] | None = None
     for transient in sorted({_transient(cost) for options in rows for cost, _ in options}):

@@ -77,12 +77,12 @@ more than MOST_UNITS devices pipelines are long, and fewer are played."""
 SETTLED = 3
 """Of these at most so many are made plans, until one fits."""
 
-HOPEFUL = 2
+PROMISING = 2
 """Of those that a schedule of their own may make faster than the best, so many are made plans."""
 
 AGAIN = 2.0
 """Where the stage programme takes what was settled last for so much slower, other pipelines may be that much slower, so
-many times over, and are settled still: it counts memory roughly, and so lets more be made again than has to be."""
+many times over, and are settled still: it counts memory roughly, and so lets more be recomputed than has to be."""
 
 MOST_SEGMENTS = 192
 GROUPS = 128
@@ -207,7 +207,7 @@ class _Search:
     headroom: float = 0.0
     remat: str = "auto"
     best: Plan | None = None
-    hopeful: tuple[Pipelined, ...] = ()
+    promising: tuple[Pipelined, ...] = ()
     bound_s: float = inf
     rough: float = 1.0
     first_s: float | None = None
@@ -311,7 +311,7 @@ class _Search:
         stages = counted(len({run.stage for run in solution.runs}), "stage")
         self.log.expanded(node, f"{stages}, {solution.schedule}", solution.bound_s, settled_s)
         if settled_s <= self.known_s:
-            self.hopeful = solution.hopeful
+            self.promising = solution.promising
         if settled_s < inf:
             self.rough = max(1.0, solution.step_s / unfilled / settled_s)
             return settled_s
@@ -416,7 +416,7 @@ class _Search:
         """The best, and what may be better so, under a schedule of its own, if any was left to choose."""
         if self.best is None or self.pins.schedule is not None or not self._reorders():
             return
-        made = (self._made(*one) for one in self.hopeful[:HOPEFUL])
+        made = (self._made(*one) for one in self.promising[:PROMISING])
         for plan in (self.best, *made):
             self._take(reordered(plan, self.program, self._budgets(plan)) if plan else None)
 

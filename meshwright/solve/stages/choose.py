@@ -145,9 +145,9 @@ def solve_stages(
         return None
     runs, schedule, microbatches, timeline = search.best
     proven = low_s >= search.best_s
-    hopeful = _hopeful(problem, runs, search.best_s, made) if problem.later else ()
+    promising = _promising(problem, runs, search.best_s, made) if problem.later else ()
     others = search.others()
-    return StageSolution(runs, schedule, microbatches, timeline, low_s, proven, search.simulated, others, hopeful)
+    return StageSolution(runs, schedule, microbatches, timeline, low_s, proven, search.simulated, others, promising)
 
 
 def check_method(method: str) -> None:
@@ -269,7 +269,7 @@ def _later(problem: StageProblem, search: _Search, made: Mapping[int, Options | 
     return low_s
 
 
-def _hopeful(problem: StageProblem, best: tuple[PlacedRun, ...], best_s: float, made: Made) -> tuple[Pipelined, ...]:
+def _promising(problem: StageProblem, best: tuple[PlacedRun, ...], best_s: float, made: Made) -> tuple[Pipelined, ...]:
     """Of equal stages, of each size one pipeline that fits under 1F1B and that a schedule of its own could make faster
     than the best; those with the lowest bound first."""
     total, ranks = sum(problem.devices), {mesh.ranks for mesh in problem.meshes}

@@ -130,7 +130,7 @@ def _costs(problem: StageProblem, runs: Sequence[PlacedRun], schedule: str, micr
 
 
 def _halved(cost: SegmentCost) -> SegmentCost:
-    """What all segments of the run make again stays from their input halves to their weight halves."""
+    """What all segments of the run recompute stays from their input halves to their weight halves."""
     restored = cost.restored_bytes or 0
     work = cost.backward_transient_bytes + restored
     return replace(cost, restored_bytes=restored, backward_transient_bytes=work)

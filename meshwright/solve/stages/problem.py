@@ -127,7 +127,7 @@ Pipelined = tuple[tuple[PlacedRun, ...], str, int]
 class StageSolution:
     """The best pipeline found. bound_s: none of the space searched is faster; proven: this one is as fast as any.
 
-    simulated: how many candidates were. others: those that were nearly as fast, one of each schedule first. hopeful:
+    simulated: how many candidates were. others: those that were nearly as fast, one of each schedule first. promising:
     those that a schedule of their own could make faster than this one.
     """
 
@@ -139,7 +139,7 @@ class StageSolution:
     proven: bool
     simulated: int
     others: tuple[Pipelined, ...] = ()
-    hopeful: tuple[Pipelined, ...] = ()
+    promising: tuple[Pipelined, ...] = ()
 
     @property
     def step_s(self) -> float:
