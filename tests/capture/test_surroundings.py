@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import secrets
+import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
 from time import time as clock
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +24,7 @@ from torch.compiler import is_exporting
 from meshwright.capture import capture
 from meshwright.capture.execute import run
 from meshwright.errors import CaptureError, CaptureWarning
+from tests.capture.helpers_elsewhere import is_plain
 
 Middle = Callable[[Any, Tensor], Tensor]
 SYSTEM = random.SystemRandom()
@@ -95,7 +100,17 @@ def across_ranks(self: Any, h: Tensor) -> Tensor:
     return h - mean
 
 
-@pytest.mark.parametrize("middle", [cached, compiled_otherwise, across_ranks])
+def by_class(self: Any, h: Tensor) -> Tensor:
+    kinds = (type(h), type(self.first.weight), type(h.shape[0]), type(type(h)), type("Made", (), {}).__name__)
+    plain = kinds == (Tensor, nn.Parameter, int, type(Tensor), "Made")
+    return 2 * h if plain and isinstance(len(h), int) and isinstance(Tensor, type) else 3 * h
+
+
+def by_class_of_a_helper(self: Any, h: Tensor) -> Tensor:
+    return 2 * h if is_plain(h) else 3 * h
+
+
+@pytest.mark.parametrize("middle", [cached, compiled_otherwise, across_ranks, by_class, by_class_of_a_helper])
 def test_it_is_captured_as_one_eager_process_runs_it(middle: Middle) -> None:
     model, given = Around(middle), batch()
     truth = model(**given)
@@ -118,12 +133,37 @@ def test_a_path_that_only_a_compiler_can_take_is_told() -> None:
         capture(Around(only_compiled), batch())
 
 
+def strftime_now() -> int:
+    return int(time.strftime("%S"))
+
+
+def local_clock(self: Any, h: Tensor) -> Tensor:
+    from time import time as now
+
+    return h * (now() % 60)
+
+
+def local_random(self: Any, h: Tensor) -> Tensor:
+    from random import random as drawn
+
+    return h * drawn()
+
+
 REFUSED: list[tuple[nn.Module, str]] = [
     (Around(lambda self, h: h * next(self.turns)), "remembers 'turns'"),
     (Counted(lambda self, h: h), "remembers 'calls of the class"),
     (CountedByFunction(lambda self, h: h), "remembers 'attributes of the function doubled"),
     (Around(lambda self, h: h * (clock() % 60)), r"computes with time\.time"),
     (Around(lambda self, h: h * datetime.now().second), r"computes with datetime\.now"),
+    (Around(lambda self, h: h * strftime_now()), r"computes with time\.strftime"),
+    (Around(local_clock), r"computes with time\.time"),
+    (Around(local_random), r"draws random numbers from Python's `random`"),
+    (Around(lambda self, h: h * (h.__class__ is Tensor)), r"`\.__class__` is compared .*test_surroundings\.py:\d+"),
+    (Around(lambda self, h: h * (h.__class__ == torch.Tensor)), r"`\.__class__` is compared .*test_surroundings"),
+    (Around(lambda self, h: h * os.urandom(1)[0]), r"`os\.urandom`.*test_surroundings\.py"),
+    (Around(lambda self, h: h * secrets.randbelow(9)), r"`os\.urandom`.*test_surroundings\.py"),
+    (Around(lambda self, h: h * float(np.random.default_rng().random())), r"`os\.urandom`"),
+    (Around(lambda self, h: h * random.Random().random()), r"an unseeded `random\.Random\(\)`"),
     (Around(lambda self, h: h + torch.manual_seed(0).initial_seed()), r"torch\.manual_seed in the forward, at"),
     (Around(lambda self, h: h + dist.all_reduce(h)), r"torch\.distributed\.all_reduce in the forward, at"),
 ]
@@ -138,7 +178,14 @@ def test_what_would_be_the_same_in_every_step_is_refused(model: nn.Module, fault
 
 
 def test_generators_without_a_state_do_no_harm() -> None:
-    assert capture(Sampled(lambda self, h: h), batch())
+    assert capture(Sampled(lambda self, h: h * random.Random(3).random()), batch())
+
+
+def test_python_has_its_own_functions_back() -> None:
+    draw, seed = os.urandom, random.Random.seed
+    capture(Around(by_class), batch())
+    assert (os.urandom, random.Random.seed) == (draw, seed)
+    assert not {"type", "isinstance"} & set(globals())
 
 
 def test_clocks_and_seeds_are_themselves_again() -> None:

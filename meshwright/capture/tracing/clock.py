@@ -18,7 +18,12 @@ from typing import Any
 from meshwright.capture.tracing.traps import stand_ins
 from meshwright.errors import CaptureError
 
-CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "monotonic_ns")
+CLOCKS = (
+    "time", "perf_counter", "monotonic", "process_time", "thread_time", "time_ns", "perf_counter_ns", "monotonic_ns",
+    "process_time_ns", "thread_time_ns",
+)  # fmt: skip
+DATES = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
+"""Functions that take the time of now where they are not given one, with the argument it would be."""
 LATER_S = 98_765.4321
 """How much later the second trace is."""
 _OURS = frozenset({"torch", "meshwright", "sympy", "numpy", "transformers", *sys.stdlib_module_names}) - {"__main__"}
@@ -32,6 +37,8 @@ def watched_clock(modules: Iterable[ModuleType], later_s: float = 0.0) -> Iterat
     made: dict[tuple[Any, str], Any] = {
         (time, name): _watched(name, getattr(time, name), asked, later_s) for name in CLOCKS
     }
+    for name, at in DATES.items():
+        made[time, name] = _written(name, getattr(time, name), at, asked, later_s)
     made[datetime, "datetime"] = _dated(asked, datetime.timedelta(seconds=later_s))
     with stand_ins(made, modules):
         yield asked
@@ -47,6 +54,19 @@ def _watched(name: str, clock: Callable[[], Any], asked: list[str], later_s: flo
         return clock() + (int(later_s * 1e9) if name.endswith("_ns") else later_s)
 
     return read
+
+
+def _written(name: str, clock: Callable[..., Any], at: int, asked: list[str], later_s: float) -> Callable[..., Any]:
+    thread, seconds, fields = get_ident(), time.time, time.localtime
+
+    def write(*args: Any) -> Any:
+        if get_ident() != thread or _is_ours(sys._getframe(1).f_globals) or args[at : at + 1] not in ((), (None,)):
+            return clock(*args)
+        asked.append(f"time.{name}")
+        now = seconds() + later_s
+        return clock(*args[:at], fields(now) if name in ("asctime", "strftime") else now)
+
+    return write
 
 
 def _dated(asked: list[str], later: datetime.timedelta) -> type[datetime.datetime]:

@@ -13,6 +13,8 @@ from torch import nn
 
 from meshwright.torch_compat import forward_hooks
 
+_LIBRARIES = (frozenset({"torch", "numpy", "sympy", "meshwright"}) | sys.stdlib_module_names) - {"__main__"}
+
 
 def classes_of(model: nn.Module) -> set[type]:
     """Classes of the model's modules, torch's own left out."""
@@ -31,6 +33,23 @@ def modules_of(model: nn.Module, loss: Callable[..., Any] | None) -> list[Module
     return [sys.modules[name] for name in names if name in sys.modules]
 
 
+def modules_around(model: nn.Module, loss: Callable[..., Any] | None) -> list[ModuleType]:
+    """These modules, and all whose functions, classes or names they import: helpers of the model's code. Python's own,
+    torch's and numpy's are left out."""
+    waiting = modules_of(model, loss)
+    found: dict[str, ModuleType] = {}
+    while waiting:
+        module = waiting.pop()
+        if module.__name__ in found or module.__name__.partition(".")[0] in _LIBRARIES:
+            continue
+        found[module.__name__] = module
+        held = list(vars(module).values())
+        waiting += [value for value in held if isinstance(value, ModuleType)]
+        names = {value.__module__ for value in held if isinstance(value, FunctionType | type)}
+        waiting += [sys.modules[name] for name in names if name in sys.modules]
+    return list(found.values())
+
+
 def around(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Variables around a function, with their names."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -42,6 +61,15 @@ def around(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 def names_reached(model: nn.Module, loss: Callable[..., Any] | None) -> set[str]:
     """Names in code that a forward or the loss may reach: their own, and that of methods and functions so named."""
+    return _reached(model, loss)[0]
+
+
+def code_reached(model: nn.Module, loss: Callable[..., Any] | None) -> set[CodeType]:
+    """The code itself."""
+    return _reached(model, loss)[1]
+
+
+def _reached(model: nn.Module, loss: Callable[..., Any] | None) -> tuple[set[str], set[CodeType]]:
     known: dict[str, list[CodeType]] = {}
     for kind in classes_of(model):
         for name, held in vars(kind).items():
@@ -64,7 +92,7 @@ def names_reached(model: nn.Module, loss: Callable[..., Any] | None) -> set[str]
         for name in {*code.co_names, *texts} - found:
             found.add(name)
             waiting += known.get(name, ())
-    return found
+    return found, seen
 
 
 def _code_of(held: Any) -> list[CodeType]:

@@ -15,10 +15,12 @@ from meshwright.capture.batch import batch_size
 from meshwright.capture.precision import Precision, dtype_in
 from meshwright.capture.tracing.alone import as_one_process
 from meshwright.capture.tracing.clock import watched_clock
-from meshwright.capture.tracing.code import forgotten_caches, modules_of
+from meshwright.capture.tracing.code import forgotten_caches, modules_around
 from meshwright.capture.tracing.ctc import ctc_losses
+from meshwright.capture.tracing.entropy import refused_entropy
 from meshwright.capture.tracing.grouped import grouped_matmuls
 from meshwright.capture.tracing.intercept import Intercept
+from meshwright.capture.tracing.kinds import check_class_questions, eager_kinds
 from meshwright.capture.tracing.opaque import kept_whole
 from meshwright.capture.tracing.questions import Questions
 from meshwright.capture.tracing.refuse import check_model, refusal
@@ -145,7 +147,8 @@ def export(
     what the forward's clocks are ahead of time.
     """
     check_model(model)
-    modules = modules_of(model, loss)
+    check_class_questions(model, loss)
+    modules = modules_around(model, loss)
     compiled = False
     while True:
         asked = list[str]()
@@ -155,6 +158,8 @@ def export(
                 forgotten_caches(model, loss),
                 watched_clock(modules, later_s) as clocks,
                 as_one_process(modules, compiled) as asked,
+                refused_entropy(modules),
+                eager_kinds(modules),
             ):
                 found = _export(model, batch, loss, form, precision, once, vary, allow, state or {})
             return replace(found, clocks=tuple(clocks), compiled=compiled)
