@@ -12,7 +12,7 @@ import torch
 
 from bench.zoo.compare import difference
 from bench.zoo.lists import SOURCES, names_of
-from bench.zoo.page import page, write_page
+from bench.zoo.page import FAULTS, claims, page, write_page
 from bench.zoo.rows import joined
 from bench.zoo.steps import Trace
 
@@ -21,7 +21,6 @@ EQUAL = (
     "transformers:gpt2", "adversarial:codebook-ema", "adversarial:tied-weights", "adversarial:rounded-function",
 )  # fmt: skip
 REFUSED = ("adversarial:data-dependent-shape", "adversarial:max-norm")
-FAULTS = {"WRONG", "abort", "traceback", "unnamed", "timeout", "broken"}
 
 
 def run_zoo(folder: Path, *args: str) -> dict[str, str]:
@@ -66,6 +65,14 @@ def test_the_page_is_written_at_the_end_of_another(tmp_path: Path) -> None:
     assert "| resnet18 | equal |" in text
 
 
+def test_the_claims_of_the_page_are_counted() -> None:
+    outcomes = {"timm:a": "equal", "timm:b": "equal", "timm:c": "refused", "adversarial:d": "equal"}
+    rows = [{"name": name, "source": name.partition(":")[0], "outcome": text} for name, text in outcomes.items()]
+    assert claims(rows)[0].startswith("66.7 % of the third-party models are equal; of all 4 models: 0 WRONG, 0 abort, ")
+    rows[-1]["outcome"] = "WRONG"
+    assert "1 WRONG" in claims(rows)[0]
+
+
 def test_planning_that_takes_too_long_does_not_hide_what_was_run() -> None:
     ran = {"name": "a:b", "source": "a", "outcome": "equal", "phase": "run free", "cpu_s": {"run free": 1.0}}
     row = joined(None, ran, ("run",))
@@ -73,6 +80,8 @@ def test_planning_that_takes_too_long_does_not_hide_what_was_run() -> None:
     assert joined(row, late, ("plan",))["outcome"] == "equal"
     assert joined(row, {**late, "outcome": "traceback"}, ("plan",))["outcome"] == "traceback"
     assert joined(row, {**ran, "outcome": "timeout"}, ("run",))["outcome"] == "timeout"
+    both = joined(None, {**late, "parts": {"run": row["parts"]["run"]}}, ("plan", "run"))
+    assert (both["outcome"], both["parts"]["plan"]["outcome"]) == ("equal", "timeout")
 
 
 def trace() -> Trace:

@@ -20,7 +20,7 @@ from torch import nn
 
 from bench.zoo.lists import PACKAGES, entry_of
 from bench.zoo.packages import declare_vision_ops
-from bench.zoo.rows import Row
+from bench.zoo.rows import Row, started
 from bench.zoo.trial import Options, Trial
 from meshwright.capture import capture
 
@@ -111,9 +111,7 @@ def _kill_group(pid: int) -> None:
 
 def _row(child: Child, code: int, limits: Limits) -> Row:
     path = Path(child.folder.name) / "row.json"
-    row: Row = {"name": child.name, "source": child.name.partition(":")[0], "phase": "start", "cpu_s": {}}
-    if path.exists():
-        row = json.loads(path.read_text(encoding="utf-8"))
+    row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else started(child.name)
     if code == -signal.SIGXCPU:
         row |= {"outcome": "timeout", "text": f"over {limits.cpu_s} CPU seconds"}
     elif code != 0:

@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 from bench.zoo.lists import SOURCES, names_of
-from bench.zoo.rows import Row, versions
+from bench.zoo.rows import Row
 
-FAULTS = ("WRONG", "abort", "traceback", "unnamed", "timeout")
+FAULTS = ("WRONG", "abort", "traceback", "unnamed", "timeout", "broken")
 ADVERSARIAL = "adversarial"
 
 
@@ -40,7 +40,20 @@ def _counts(rows: list[Row]) -> str:
 
 
 def page(rows: list[Row]) -> str:
-    return "\n".join([*HEAD, summary(rows).replace("\n", "\n\n"), "", *_versions(), *_tables(rows)]) + "\n"
+    return (
+        "\n".join([*HEAD, summary(rows).replace("\n", "\n\n"), "", *claims(rows), *_origins(rows), *_tables(rows)])
+        + "\n"
+    )
+
+
+def claims(rows: list[Row]) -> list[str]:
+    """What the rows show of the project's promises, counted."""
+    third = [row for row in rows if row["source"] != ADVERSARIAL]
+    equal = sum(row["outcome"] == "equal" for row in third)
+    counts = Counter(row["outcome"] for row in rows)
+    faults = ", ".join(f"{counts[fault]} {fault}" for fault in FAULTS)
+    share = f"{100 * equal / len(third):.1f} % of the third-party models are equal; of " if third else "Of "
+    return [f"{share}all {len(rows)} models: {faults}.", ""]
 
 
 HEAD = (
@@ -50,8 +63,7 @@ HEAD = (
     "run on two gloo ranks (freely, and under the pin of its row), three AdamW steps on different batches with padded",
     "masks and ignored labels, and compared with plain PyTorch in one process: losses, gradients, parameters, buffers.",
     "Where float32 differs, float64 is compared too, a thousand times as closely. *Refused*: an error that says what",
-    "to do, before anything ran. An empty column: planning for 8 H100 was not timed for that model. Rows are kept from",
-    "run to run (`--resume`, `--parts`): not all of them were run at the same commit.",
+    "to do, before anything ran. The CPU seconds of planning for 8 H100 are those of the machine that ran the row.",
     "",
 )
 
@@ -62,8 +74,13 @@ def write_page(path: Path, text: str) -> None:
     path.write_text(f"{before.partition(HEAD[0])[0].rstrip()}\n\n{text}".lstrip(), encoding="utf-8")
 
 
-def _versions() -> list[str]:
-    return ["Packages: " + ", ".join(f"{name} {text}" for name, text in versions().items()) + ".", ""]
+def _origins(rows: list[Row]) -> list[str]:
+    """With what the rows were run: packages, and the source of meshwright."""
+    used = Counter((name, text) for row in rows for name, text in row.get("ran_with", {}).items())
+    listed = ", ".join(f"{name} {text} ({count} rows)" for (name, text), count in used.items())
+    codes = Counter(row.get("code", "unknown") for row in rows)
+    sources = ", ".join(f"{code} ({count} rows)" for code, count in codes.most_common())
+    return [f"Run with {listed}." if listed else "", "", f"Source of meshwright, by its digest: {sources}.", ""]
 
 
 def _tables(rows: list[Row]) -> list[str]:

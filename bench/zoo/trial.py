@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.zoo.compare import difference
 from bench.zoo.entry import Case, Entry
+from bench.zoo.rows import started
 from bench.zoo.steps import RankError, Trace, kind_of, plain, ranks
 from meshwright.capture import capture
 from meshwright.capture.program import Program
@@ -29,7 +30,7 @@ from meshwright.solve.plan import make_plan
 EIGHT, TWO = "dgx-h100:1", "local:2"
 
 Row = dict[str, Any]
-"""name, source, outcome, phase, note, warned, cpu_s by phase, ops, segments, free, pinned (what was run), text."""
+"""name, source, outcome, phase, warned, cpu_s by phase, ops, segments, free, pinned (what was run), text; see `rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,16 @@ class Trial:
 
     def __init__(self, entry: Entry, path: Path, options: Options) -> None:
         self.entry, self.path, self.options = replace(entry, double=options.double), path, options
-        self.row: Row = {"name": entry.name, "source": entry.source, "outcome": "abort", "phase": "", "cpu_s": {}}
+        self.wanted: Trace | None = None
+        self.row: Row = started(entry.name)
 
     def run(self) -> None:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                self._in_single_or_double()
+                self._parts()
             self.row["warned"] = sorted({str(w.message) for w in caught if "meshwright" in w.category.__module__})
-            self._end("equal", "; ".join(filter(None, map(self.row.pop, ("allowed", "rounding"), ("", "")))))
+            self._end("equal", self._note())
         except UnequalError as error:
             self._end("WRONG", str(error))
         except RankError as error:
@@ -77,29 +79,39 @@ class Trial:
         except BaseException:
             self._end("traceback", traceback.format_exc())
 
-    def _in_single_or_double(self) -> None:
+    def _parts(self) -> None:
+        """What is run comes first: planning for 8 H100 may take too long, and then is told so alone."""
+        program = self._traced()
+        if "run" in self.options.parts:
+            self._in_single_or_double(program)
+            self.row["parts"] = {"run": {"outcome": "equal", "phase": self.row["phase"], "text": self._note()}}
+        if "plan" in self.options.parts:
+            self._phase("plan of 8", lambda: self._plan(program, EIGHT))
+
+    def _note(self) -> str:
+        return "; ".join(self.row[key] for key in ("allowed", "rounding") if key in self.row)
+
+    def _in_single_or_double(self, program: Program) -> None:
         """What differs in float32 is compared again in float64, far more closely: rounding is too small there."""
         try:
-            self._phases()
+            self._runs(program)
         except UnequalError as error:
             if self.entry.double:
                 raise
             self.entry = replace(self.entry, double=True)
-            self.options = replace(self.options, parts=("run",))
-            self._phases()
+            self._runs(self._traced())
             self.row["rounding"] = f"equal in float64; in float32 rounding grows: {error}"
 
-    def _phases(self) -> None:
+    def _traced(self) -> Program:
         case = self._phase("build", self.entry.made)
-        wanted = None if case.reference == "alone" else self._phase("eager", lambda: plain(self.entry))
+        self.wanted = None
+        if case.reference != "alone" and "run" in self.options.parts:
+            self.wanted = self._phase("eager", lambda: plain(self.entry))
         program = self._phase("capture", lambda: self._captured(case))
         self.row |= {"ops": sum(1 for _ in program.ops()), "segments": len(program.segments)}
         if self.options.reuse:
             trainer.capture = lambda *_, **__: program
-        if "plan" in self.options.parts:
-            self._phase("plan of 8", lambda: self._plan(program, EIGHT))
-        if "run" in self.options.parts:
-            self._runs(program, wanted)
+        return program
 
     def _captured(self, case: Case) -> Program:
         """Lines that are refused until they are allowed are, with the entry's answer."""
@@ -114,7 +126,8 @@ class Trial:
                 allow.append(f"{line}={self.entry.answer}")
                 self.row["allowed"] = f"with allow={', '.join(allow)}"
 
-    def _runs(self, program: Program, wanted: Trace | None) -> None:
+    def _runs(self, program: Program) -> None:
+        wanted = self.wanted
         free = self._phase("plan of 2", lambda: self._plan(program, TWO))
         if wanted is None:
             alone = self._plan(program, "local:1")
