@@ -17,6 +17,7 @@ if __name__ == "__main__":  # the folder of this file would hide modules of the 
     sys.path[0] = sys.path[0].rpartition("/")[0]
 
 import argparse
+import gc
 import json
 import time
 from pathlib import Path
@@ -36,6 +37,7 @@ GIB = 1 << 30
 
 def trained(name: str, way: str, rows: int, memory: str, steps: int, device: torch.device) -> dict[str, Any]:
     """The model under one way of offloading, and what its steps took."""
+    gc.collect()  # a trainer's parts know each other
     reference = parse_reference(name)
     torch.manual_seed(0)
     with device:

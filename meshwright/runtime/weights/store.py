@@ -400,6 +400,8 @@ def as_dtensor(local: Tensor, mesh: DeviceMesh, layout: Layout, shape: tuple[int
     strides = [1]
     for length in reversed(shape[1:]):
         strides.insert(0, strides[0] * max(1, length))
-    return DTensor.from_local(
-        local, mesh, layout.placements(), run_check=False, shape=torch.Size(shape), stride=tuple(strides[: len(shape)])
-    )
+    kinds, size, steps = layout.placements(), torch.Size(shape), tuple(strides[: len(shape)])
+    of = local.to("meta")  # `from_local` would copy what lies on the host to the mesh's devices
+    like = DTensor.from_local(of, mesh, kinds, run_check=False, shape=size, stride=steps)
+    found: DTensor = dtensor_like(local, like)
+    return found
