@@ -30,7 +30,7 @@ from meshwright.solve.plan import make_plan
 EIGHT, TWO = "dgx-h100:1", "local:2"
 
 Row = dict[str, Any]
-"""name, source, outcome, phase, warned, cpu_s by phase, ops, segments, free, pinned (what was run), text; see `rows`."""
+"""name, source, outcome, phase, warned, cpu_s, ops, segments, free, pinned (what was run), text (see `rows`)."""
 
 
 @dataclass(frozen=True, slots=True)
