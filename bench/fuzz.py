@@ -2,10 +2,11 @@
 
     python bench/fuzz.py                    # 100,000 mutants of each kind
     python bench/fuzz.py --mutants 3000 --kinds plan,cluster
+    python bench/fuzz.py --jobs 15          # in parts, on so many processes
 
 A fault is a traceback that is not ours, a mutant that takes over 5 CPU seconds, or one that needs over 1 GiB. Mutants
-are numbered: `--first 4711 --mutants 1` makes one again. Each kind runs in a process of its own: a crash is a fault.
-Writes JSON to out/fuzz.json.
+are numbered: `--first 4711 --mutants 1` makes one again. Each part runs in a process of its own: a crash is a fault.
+Faults are printed when their part is over. Writes JSON to out/fuzz.json, or where `-o` says, as the parts come in.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fuzz_mutate import mutant
 
-MUTANTS = 100_000
+MUTANTS, PART = 100_000, 1000
 SECONDS, BYTES = 5.0, 1 << 30
 Read = Callable[[bytes], object]
 
@@ -62,6 +65,19 @@ class Found:
         self.faults[what] += 1
         self.first.setdefault(what, number)
 
+    def add(self, part: Found) -> None:
+        self.mutants += part.mutants
+        self.accepted += part.accepted
+        self.refused += part.refused
+        self.slowest_s = max(self.slowest_s, part.slowest_s)
+        for what, count in part.faults.items():
+            self.faults[what] += count
+            self.first.setdefault(what, part.first[what])
+
+    def as_json(self) -> dict[str, Any]:
+        counts = {"kind": self.kind, "mutants": self.mutants, "read": self.accepted, "refused": self.refused}
+        return counts | {"slowest_s": self.slowest_s, "faults": dict(self.faults), "first": self.first}
+
     def __str__(self) -> str:
         lines = [
             f"{self.kind}: {self.mutants:,} mutants, {self.accepted:,} read, {self.refused:,} refused, "
@@ -79,13 +95,7 @@ def fuzz(kind: Kind, mutants: int, seed: int = 0, first: int = 0) -> Found:
     found, number = Found(kind.name), first
     while number < first + mutants:
         part, number = _in_child(kind, number, first + mutants, seed)
-        found.mutants += part.mutants
-        found.accepted += part.accepted
-        found.refused += part.refused
-        found.slowest_s = max(found.slowest_s, part.slowest_s)
-        for what, count in part.faults.items():
-            found.faults[what] += count
-            found.first.setdefault(what, part.first[what])
+        found.add(part)
     return found
 
 
@@ -164,6 +174,33 @@ def kinds(folder: Path) -> Iterator[Kind]:
     return (Kind(name, tuple(seeds), read) for name, seeds, read in make_kinds(folder))
 
 
+@cache
+def _own_kinds() -> dict[str, Kind]:
+    """Of this process, with files of its own."""
+    return {kind.name: kind for kind in kinds(Path(tempfile.mkdtemp(prefix="fuzz-")))}
+
+
+def _part(part: tuple[str, int, int, int, float]) -> Found:
+    """Of one kind, so many mutants from a first one on; none once it is too late."""
+    name, first, mutants, seed, until_s = part
+    return fuzz(_own_kinds()[name], mutants if time.monotonic() < until_s else 0, seed, first)
+
+
+def _forget_files() -> None:
+    _own_kinds.cache_clear()
+
+
+def _found(parts: Sequence[tuple[str, int, int, int, float]], jobs: int) -> Iterator[Found]:
+    """As they are over. What all of them import is imported before the processes part."""
+    for kind in _own_kinds().values():
+        _try(kind, kind.seeds[0], 0, Found(kind.name))
+    if jobs == 1:
+        yield from map(_part, parts)
+        return
+    with get_context("fork").Pool(jobs, _forget_files) as pool:
+        yield from pool.imap_unordered(_part, parts)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=MUTANTS)
@@ -171,23 +208,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="", help="some of them, with commas")
     parser.add_argument("--show", action="store_true", help="print the mutants")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other part after so long")
+    parser.add_argument("-o", "--out", default="out/fuzz.json")
     args = parser.parse_args(arguments)
-    every: list[dict[str, Any]] = []
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a mutant of a model's name is looked for on no network
+    until_s, last = time.monotonic() + args.seconds, args.first + args.mutants
     with tempfile.TemporaryDirectory() as folder:
-        for kind in kinds(Path(folder)):
-            if args.kinds and kind.name not in args.kinds.split(","):
-                continue
-            if args.show:
-                for number in range(args.first, args.first + args.mutants):
-                    print(mutant(kind.seeds, Random(f"{kind.name} {args.seed} {number}"))[:4000])
-            found = fuzz(kind, args.mutants, args.seed, args.first)
-            print(found, flush=True)
-            every.append({"kind": kind.name, "mutants": found.mutants, "read": found.accepted,
-                          "refused": found.refused, "slowest_s": found.slowest_s,
-                          "faults": dict(found.faults), "first": found.first})  # fmt: skip
-    Path("out").mkdir(exist_ok=True)
-    Path("out/fuzz.json").write_text(json.dumps(every, indent=1) + "\n")
-    return 1 if any(one["faults"] for one in every) else 0
+        tempfile.tempdir = folder
+        names = args.kinds.split(",") if args.kinds else list(_own_kinds())
+        for name in names if args.show else ():
+            for number in range(args.first, last):
+                print(mutant(_own_kinds()[name].seeds, Random(f"{name} {args.seed} {number}"))[:4000])
+        parts = [
+            (name, first, min(PART, last - first), args.seed, until_s)
+            for first in range(args.first, last, PART)
+            for name in names
+        ]
+        whole = {name: Found(name) for name in names}
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        for part in _found(parts, args.jobs):
+            whole[part.kind].add(part)
+            if part.faults:
+                print(part, flush=True)
+            Path(args.out).write_text(json.dumps([found.as_json() for found in whole.values()], indent=1) + "\n")
+    print(*whole.values(), sep="\n", flush=True)
+    return 1 if any(found.faults for found in whole.values()) else 0
 
 
 if __name__ == "__main__":

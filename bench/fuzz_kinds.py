@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 TOML = b"""
@@ -102,6 +103,7 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
+@cache
 def _plans() -> list[bytes]:
     from meshwright.capture import capture
     from meshwright.cluster import load_cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ def _detect(args: argparse.Namespace) -> int:
 
     if not args.timeout > 0:
         raise ClusterError(f"--timeout {args.timeout:g}", "seconds, more than 0")
-    if args.out.is_dir() or not args.out.absolute().parent.is_dir():
+    if os.path.isdir(args.out) or not os.path.isdir(args.out.absolute().parent):
         raise ClusterError(f"--out {args.out}", "a file in a folder that exists")
     found = detect(backend=args.backend, timeout_s=args.timeout)
     if found is not None:  # rank 0 has the answer

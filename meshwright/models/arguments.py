@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,13 +52,13 @@ def check_reference(args: argparse.Namespace) -> None:
         reference_of(args)
         return
     place = name.rpartition(":")[0]
-    if place.endswith(".py") and not Path(place).is_file():
+    if place.endswith(".py") and not os.path.isfile(place):
         raise ModelError(f"no file {place}", "a Python file", "check the path")
 
 
 def check_folder(option: str, path: str | None) -> None:
     """Refuses at once what could not be written after minutes."""
-    if path and path != "-" and not (folder := Path(path).parent).is_dir():
+    if path and path != "-" and not os.path.isdir(folder := Path(path).parent):
         raise ModelError(f"{option} {path}: no folder {folder}", "a folder that is there", "make it, or name another")
 
 

@@ -6,6 +6,7 @@ tensors, of shapes such as `(8, 128)` (float32), or of `(shape, dtype)` pairs.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -52,7 +53,7 @@ def _function(place: str, name: str) -> Callable[[], Any]:
 
 def _load_file(place: str) -> ModuleType:
     path = Path(place)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ModelError(f"no file {place}", "a Python file", "check the path")
     # Under a name of its own, so that functions in it can be found again by `module:function`.
     name = f"meshwright_models_{path.stem}"

@@ -8,9 +8,9 @@ masked-LM head, and what has none of these a classification head.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import ModelError
@@ -47,7 +47,7 @@ def hf_family(model_type: str) -> Family:
 def config_family(place: str) -> Family:
     """Of a folder with `config.json`, or of a hub id."""
     transformers = _transformers()
-    folder = Path(place).is_dir()
+    folder = os.path.isdir(place)
     try:
         found = transformers.AutoConfig.from_pretrained(place, local_files_only=folder)
     except Exception as error:

@@ -11,11 +11,11 @@ package.module:factory
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import ModelError
@@ -102,12 +102,13 @@ def _family(name: str) -> Family:
 
 def _is_config(name: str) -> bool:
     """A folder with a config, or what may be a hub id. A folder without one is refused."""
-    folder = Path(name)
-    if folder.is_dir() and "/" not in name.rstrip("/") and not (folder / "config.json").is_file():
+    folder = os.path.isdir(name)  # False, unlike Path's, for a name that no file can have
+    has_config = os.path.isfile(os.path.join(name, "config.json"))
+    if folder and "/" not in name.rstrip("/") and not has_config:
         return False  # a folder here that is called like what was meant
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    if folder and not has_config:
         raise ModelError(f"{name} has no config.json", "a folder that save_pretrained wrote", "name that one")
-    return folder.is_dir() or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
+    return folder or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
 
 
 def _bad_setting(name: str, setting: str, key: str, known: list[str]) -> ModelError:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import ProblemError
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     check_folder("--json", args.json)
     check(args.seconds, args.work, args.gap, args.method, args.seed)
-    if not Path(args.instance).is_file():
+    if not os.path.isfile(args.instance):
         raise ProblemError(f"no file {args.instance}", "a problem in the contest's JSON form, plain or gzipped")
     problem = load(args.instance)
     printed = args.json != "-"

@@ -154,3 +154,11 @@ def test_transformers_types_are_built_from_their_config() -> None:
     heads = {"bert": "BertForMaskedLM", "t5": "T5ForConditionalGeneration", "vit": "ViTForImageClassification"}
     for name, kind in heads.items():
         assert type(parse_reference(f"hf:{name}?num_hidden_layers=1").meta(1)[0]).__name__ == kind
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 5000, "a" * 5000 + ".py:model", "hf:" + "a" * 3000 + "/b", "gpt\0", "a/" * 3000]
+)
+def test_names_that_no_file_can_have_are_refused(name: str) -> None:
+    with pytest.raises(ModelError):
+        parse_reference(name)

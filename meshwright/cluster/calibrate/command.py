@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     output = Path(args.output)
     if output.suffix != ".json":
         raise ClusterError(f"-o {args.output}", "a path that ends in .json: clusters know a profile by that")
-    if not output.parent.is_dir():
+    if not os.path.isdir(output.parent):
         raise ClusterError(f"-o {args.output}: there is no folder {output.parent}", "a writable path")
     kind = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind == "cuda" and not torch.cuda.is_available():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,13 +71,13 @@ def check_against(args: argparse.Namespace, plan: Plan, world: int | None) -> No
 
 def check_places(args: argparse.Namespace) -> None:
     """That files are there, and others can be written."""
-    if args.json and args.json != "-" and Path(args.json).is_dir():
+    if args.json and args.json != "-" and os.path.isdir(args.json):
         raise RunError(f"--json {args.json} is a folder", "a file to write", "name a file in it")
-    if args.json and args.json != "-" and not Path(args.json).parent.is_dir():
+    if args.json and args.json != "-" and not os.path.isdir(Path(args.json).parent):
         raise RunError(
             f"--json {args.json}: its folder does not exist", "a path that can be written", "make the folder"
         )
-    if args.data and not Path(args.data).is_file():
+    if args.data and not os.path.isfile(args.data):
         raise RunError(f"--data {args.data} is no file", "a text file", "check the path")
     if args.checkpoint_dir and not args.resume:
         from meshwright.runtime.state.folder import latest

@@ -125,11 +125,11 @@ class SafetensorsFiles:
         return found
 
     def _find(self) -> dict[str, Path]:
-        index = self.path / "model.safetensors.index.json" if self.path.is_dir() else self.path
-        if index.name.endswith(".json") and index.exists():
+        index = self.path / "model.safetensors.index.json" if os.path.isdir(self.path) else self.path
+        if index.name.endswith(".json") and os.path.exists(index):
             return {name: index.parent / file for name, file in _listed(index).items()}
-        file = self.path / "model.safetensors" if self.path.is_dir() else self.path
-        if not file.exists():
+        file = self.path / "model.safetensors" if os.path.isdir(self.path) else self.path
+        if not os.path.exists(file):
             raise RunError(f"weights {self.path}", "a safetensors file, its index, or a folder with one", "check it")
         self._open = {}
         return dict.fromkeys(_reader(file).keys(), file)
