@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ from typing import Literal
 from chaos_job import EARLY, MOMENTS, Job
 
 PAUSE_S = 3.0
+QUOTA_BYTES = 12_000
 LATER = tuple(moment for moment in MOMENTS if moment not in EARLY)
 Act = Callable[[Job, Random], "int | None"]
 
@@ -25,7 +27,8 @@ class Fault:
     """Something that happens to a job. act: does it, and gives the rank or host that it happened to.
 
     ends: `late` within the timeout, by message; `soon` within the grace alone; `survives`: the job goes on to its end.
-    names: whether the message has to name the rank. apart: a host that cannot end before it goes on.
+    names: whether the message has to name the rank. apart: a host that cannot end before it goes on. links: it is done
+    to a link between hosts, which have to be network namespaces.
     """
 
     act: Act
@@ -34,6 +37,7 @@ class Fault:
     moments: tuple[str, ...] = MOMENTS
     names: bool = False
     apart: bool = False
+    links: bool = False
     words: tuple[str, ...] = ()
 
 
@@ -159,6 +163,12 @@ def fill_disk(job: Job, random: Random) -> None:
             file.flush()
 
 
+def reach_quota(job: Job, random: Random) -> None:
+    """No rank may write files that are larger than what a log needs."""
+    for process in job.ranks():
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (QUOTA_BYTES, QUOTA_BYTES))
+
+
 def filler(folder: Path) -> Path:
     return folder / "filler"
 
@@ -175,8 +185,9 @@ FAULTS: dict[str, Fault] = {
     "ask it twice": Fault(ask_twice, "soon", (1,)),
     "kill a host": Fault(kill_host, "late", (2, 3)),
     "stop a host": Fault(stop_host, "late", (2, 3), LATER, apart=True),
-    "cut the link": Fault(cut_link, "late", (2, 3), LATER),
-    "cut and restore the link": Fault(cut_and_restore, "survives", (2, 3), LATER),
-    "slow the link": Fault(slow_link, "survives", (2, 3), LATER),
+    "cut the link": Fault(cut_link, "late", (2, 3), LATER, links=True),
+    "cut and restore the link": Fault(cut_and_restore, "survives", (2, 3), LATER, links=True),
+    "slow the link": Fault(slow_link, "survives", (2, 3), LATER, links=True),
     "fill the disk": Fault(fill_disk, "late", (1,), LATER),
+    "reach a quota": Fault(reach_quota, "late", (1,), LATER),
 }

@@ -27,6 +27,8 @@ EARLY = ("ranks start", "torch is imported")
 MOMENTS = (*EARLY, "first step", "a step", "a save", "before the summary")
 """EARLY: those of processes that are started from files; other jobs are copies of a process that has torch."""
 
+_PORTS = 20_000
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -167,10 +169,12 @@ def alive(process: int) -> bool:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        found: int = probe.getsockname()[1]
-    return found
+    """Below those that the system hands out: jobs that run at the same time find others."""
+    for port in range(_PORTS + os.getpid() * 16 % 9000, 32_000):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port is free")
 
 
 @contextmanager

@@ -45,11 +45,11 @@ def why_not() -> str | None:
     probe = f"mw{secrets.token_hex(2)}"
     try:
         _sh(f"ip netns add {probe}")
-    except (subprocess.CalledProcessError, FileNotFoundError) as error:
+    except (subprocess.SubprocessError, OSError) as error:
         return f"cannot make a network namespace: {error}"
     try:
         _shape(probe, "lo", "1gbit")
-    except subprocess.CalledProcessError as error:
+    except (subprocess.SubprocessError, OSError) as error:
         return f"cannot shape a link with tc tbf: {error}"
     finally:
         _sh(f"ip netns del {probe}")
