@@ -6,10 +6,13 @@ import itertools
 import os
 import random
 import secrets
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
 from time import time as clock
 from typing import Any, ClassVar
 
@@ -179,6 +182,20 @@ def test_what_would_be_the_same_in_every_step_is_refused(model: nn.Module, fault
 
 def test_generators_without_a_state_do_no_harm() -> None:
     assert capture(Sampled(lambda self, h: h * random.Random(3).random()), batch())
+
+
+def test_names_of_temporary_files_and_imports_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler's lock, made inside a forward, draws for both."""
+    (tmp_path / "drawn_once.py").write_text("import os\nDRAWN = os.urandom(1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def locked(self: Around, h: Tensor) -> Tensor:
+        monkeypatch.setattr(tempfile, "_name_sequence", None)
+        with tempfile.TemporaryDirectory():
+            import_module("drawn_once")
+            return h
+
+    assert capture(Around(locked), batch())
 
 
 def test_python_has_its_own_functions_back() -> None:

@@ -22,6 +22,8 @@ from meshwright.errors import CaptureError
 _PASSED_ON = (frozenset({"numpy"}) | sys.stdlib_module_names) - {"__main__"}
 """Whose draws are their caller's: `secrets`, `uuid` and `numpy.random.default_rng` read the same bytes."""
 _TRUSTED = frozenset({"torch", "meshwright", "transformers", "sympy"})
+_ONCE = frozenset({"importlib", "tempfile"})
+"""Modules are imported once in eager, too; names of temporary files are no numbers of a forward."""
 
 
 @contextmanager
@@ -59,11 +61,26 @@ def _user() -> FrameType | None:
     """The innermost caller that draws for itself, where that is code of the user's."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        name = _package(frame)
+        if name in _ONCE or name in _TRUSTED:
+            return None
         if name not in _PASSED_ON:
-            return None if name in _TRUSTED else frame
+            return None if _is_imported(frame) else frame
         frame = frame.f_back
     return None
+
+
+def _is_imported(frame: FrameType | None) -> bool:
+    """Whether a frame is of a module that the forward imports."""
+    while frame is not None and (name := _package(frame)) != "meshwright":
+        if name == "importlib":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _refusal(what: str, user: FrameType) -> CaptureError:
