@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ BATCH = 8
 if TYPE_CHECKING:
     from meshwright.cluster import Cluster
     from meshwright.plan import Plan
-    from meshwright.runtime.job.launch import FailedError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,7 +52,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar=AUTO,
         help="go on from the last complete, undamaged checkpoint in --checkpoint-dir; auto: if there is one",
     )
-    add("--max-restarts", type=int, default=0, metavar="N", help="where ranks are lost, go on without them, N times")
+    add(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="where ranks are lost, go on without them, N times",
+    )
     add("--trust", action="store_true", help="read a checkpoint of an older version, which may run anything")
     add("--go-on-at-nan", action="store_true", help="do not stop where the loss is not finite")
     add("--timeout", type=float, metavar="S", help="seconds a rank waits for others before it names them (default 600)")
@@ -87,21 +92,46 @@ def _start(args: argparse.Namespace) -> int:
     check_options(args)
     check_places(args)
     plan = _plan(args, args.nproc, None)
-    for left in range(args.max_restarts, -1, -1):
+    try:
+        if args.max_restarts:
+            return _run_again(args, plan)
+        return _report(args, plan, _run(args, plan))
+    except ToldError:
+        return 2
+    except FailedError as error:
+        raise _with_way_on(error, args.checkpoint_dir) from error
+
+
+def _run_again(args: argparse.Namespace, full: Plan) -> int:
+    """With the ranks that remain where some are lost, up to as often as was said; then with all of them again."""
+    from meshwright.runtime.job.launch import FailedError
+    from meshwright.runtime.job.restarts import Restarts
+
+    left, args.global_batch = args.max_restarts, full.batch
+    planned_here = args.plan == "auto" and not args.cluster
+    make = (lambda world: _plan(args, world, None)) if planned_here else None
+    restarts = Restarts(full, make, Path(args.checkpoint_dir))
+    restarts.prepare()
+    while True:
+        restarts.begin()
         try:
-            return _run(args, plan)
-        except RunError as error:
-            if not left or not isinstance(error, FailedError) or not error.ranks:
-                if isinstance(error, ToldError):
-                    return 2
-                raise _with_way_on(error, args.checkpoint_dir) from error
-            args.resume, args.global_batch = AUTO, plan.batch
-            plan = _without(args, plan, error)
-    raise AssertionError("the last one returns or raises")
+            found = _run(args, restarts.plan, restarts.may_grow)
+        except FailedError as error:
+            if not left or not error.ranks:
+                raise
+            left -= 1
+            plan, why = restarts.lose(len(error.ranks)), f"{error.given}; "
+        else:
+            if not found["left"]:
+                return _report(args, restarts.plan, found)
+            plan, why = restarts.grow(), ""
+        args.resume = AUTO
+        told = f"meshwright: {why}going on with {counted(plan.world_size, 'process')}"
+        print(told, file=sys.stderr, flush=True)
 
 
-def _run(args: argparse.Namespace, plan: Plan) -> int:
-    """Once, on as many processes as the plan has."""
+def _run(args: argparse.Namespace, plan: Plan, leave: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """Once, on as many processes as the plan has: what rank 0 reports. left: the ranks ended because of leave()."""
     from meshwright.runtime.job.launch import launch
     from meshwright.runtime.job.worker import Job
     from meshwright.runtime.watch import default_timeout_s
@@ -110,26 +140,17 @@ def _run(args: argparse.Namespace, plan: Plan) -> int:
         saved, result = Path(folder) / "plan.json", Path(folder) / "result.json"
         plan.save(saved)
         job = Job(str(saved), args.steps, args.lr, args.seed, str(result), args.json == "-", *_rest(args))
+        left = False
         try:
             wait_s = args.timeout or default_timeout_s()
-            launch("meshwright.runtime.job.worker", job.arguments(), plan.world_size, wait_s)
+            left = launch("meshwright.runtime.job.worker", job.arguments(), plan.world_size, wait_s, leave)
         except KeyboardInterrupt:
             if not result.exists():
                 raise
-        return _report(args, plan, json.loads(result.read_text()))
-
-
-def _without(args: argparse.Namespace, plan: Plan, error: FailedError) -> Plan:
-    """A plan for the ranks that remain, where plans are made here and there is one; else the same again."""
-    world = max(1, plan.world_size - len(error.ranks))
-    found = plan
-    if args.plan == "auto" and not args.cluster and world < plan.world_size:
-        with suppress(MeshwrightError):
-            found = _plan(args, world, None)
-    print(
-        f"meshwright: {error.given}; going on with {counted(found.world_size, 'process')}", file=sys.stderr, flush=True
-    )
-    return found
+        if left and not result.exists():  # they were lost as they saved: the last checkpoint is what there is
+            return {"left": True}
+        found: dict[str, Any] = json.loads(result.read_text())
+    return found | {"left": left and found["stopped"]}
 
 
 def _with_way_on(error: RunError, folder: str | None) -> RunError:

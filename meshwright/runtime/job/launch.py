@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -84,11 +84,18 @@ class _Asked:
         self.count += 1
 
 
-def launch(module: str, arguments: Sequence[str], processes: int, timeout_s: float = 600.0) -> None:
+def launch(
+    module: str,
+    arguments: Sequence[str],
+    processes: int,
+    timeout_s: float = 600.0,
+    leave: Callable[[], bool] = lambda: False,
+) -> bool:
     """`python -m module arguments...` on each of n ranks, with torchrun's environment; the first failure ends all.
 
     SIGINT, SIGTERM and SIGHUP are handed on to the ranks, which may save before they leave; KeyboardInterrupt is
-    raised when they have. A second one ends them at once. A rank that says nothing for timeout_s ends all.
+    raised when they have. A second one ends them at once. A rank that says nothing for timeout_s ends all. Once leave()
+    is true, which is asked all the time, the ranks are told to save and leave; returns whether they were.
     """
     ranks: list[_Rank] = []
     with _listening() as asked, _store() as port:
@@ -96,13 +103,16 @@ def launch(module: str, arguments: Sequence[str], processes: int, timeout_s: flo
             for rank in range(processes):
                 if not asked.count:
                     ranks.append(_start(module, arguments, rank, processes, port))
-            _watch(ranks, asked, timeout_s)
+            _watch(ranks, asked, timeout_s, leave)
         except _AskedError:
             _hand_on(ranks, asked)
-            raise KeyboardInterrupt from None
+            if asked.count:
+                raise KeyboardInterrupt from None
+            return True
         finally:
             for one in ranks:
                 one.kill()
+    return False
 
 
 class _AskedError(Exception):
@@ -215,7 +225,7 @@ class _Key:
     text = secrets.token_hex(16)
 
 
-def _watch(ranks: Sequence[_Rank], asked: _Asked, timeout_s: float) -> None:
+def _watch(ranks: Sequence[_Rank], asked: _Asked, timeout_s: float, leave: Callable[[], bool]) -> None:
     """Until all have ended well."""
     looked_s = time.monotonic()
     while True:
@@ -233,6 +243,8 @@ def _watch(ranks: Sequence[_Rank], asked: _Asked, timeout_s: float) -> None:
                 rank.heard_s += paused_s
             rank.listen()
         _check_heard(ranks, timeout_s + LATER_S)
+        if leave():
+            raise _AskedError
         time.sleep(POLL_S)
 
 
