@@ -1,7 +1,8 @@
 """Plans a practitioner would write by hand, priced by the same model: pins on the same space.
 
 Each is taken at its best number of micro-batches, or at that which is pinned, and, where it has one, at its best
-tensor-parallel degree inside a host, everything kept. The solver does not see them.
+tensor-parallel degree inside a host, everything kept. The solver does not see them. What fits is found at prices per
+byte, not to the last byte: a recipe is one way for all layers, and the exact search would take most of planning.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _best(name: str, ways: Mapping[Way, list[Candidate] | PlanError], limit: int
     refused = [error for error in ways.values() if isinstance(error, PlanError)]
     tried: list[tuple[Way, Met]] = []
     try:
-        found = search([one for _, one in offered], limit).simplest
+        found = search([one for _, one in offered], limit, exactly=False).simplest
         tried += [(offered[found.place][0], found)] if found else []
         for way in ways if not tried else ():
             anyhow = anyway([one for other, one in offered if other == way]).simplest

@@ -82,3 +82,14 @@ def test_it_runs_on_two_processes(name: str) -> None:
     done = subprocess.run([*launch, str(FOLDER / name), *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "loss" in done.stdout
+
+
+@pytest.mark.full
+def test_the_demo_shows_what_it_says(tmp_path: Path) -> None:
+    words = [sys.executable, str(FOLDER / "demo.py"), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "all 20 steps agree" in done.stdout
+    headlines = {line.partition(": ")[2] for line in done.stdout.splitlines() if line.startswith("gpt?")}
+    assert len(headlines) == 3, headlines  # by budget and by network
+    assert len(list(tmp_path.glob("*.html"))) == 3
