@@ -5,7 +5,7 @@
 
 Each way is the constraint `offload=`: nothing, half of the optimizer's state, all of it, the weights too. Every way
 trains the same steps from the same start; losses must be equal bit for bit, since copies change no number. Figures: the
-median of `--steps` steps after two (zero_grad, step, fused AdamW), the peak of the allocator over them, both beside
+mean of `--steps` steps after two (zero_grad, step, fused AdamW), the peak of the allocator over them, both beside
 what `plan.predicted` says.
 """
 
@@ -21,7 +21,6 @@ import gc
 import json
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -47,20 +46,18 @@ def trained(name: str, way: str, rows: int, memory: str, steps: int, device: tor
     pins = (f"offload={way}", "recompute=keep", "microbatch=1")
     trainer = mw.fit(model, batch, memory, precision="mixed", pins=pins)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    seconds, losses = [], []
-    for step in range(steps + 2):
-        if step == 2:
-            _reset(device)
-        before = time.perf_counter()
-        optimizer.zero_grad()
-        losses.append(trainer.step(batch))
-        optimizer.step()
-        _wait(device)
-        seconds.append(time.perf_counter() - before)
+    losses = [step(trainer, optimizer, batch) for _ in range(2)]
+    _wait(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    before = time.perf_counter()
+    losses += [step(trainer, optimizer, batch) for _ in range(steps)]
+    _wait(device)
+    seconds = (time.perf_counter() - before) / steps
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     guess = trainer.plan.predicted
     return {
-        "ms": 1e3 * median(seconds[2:]),
+        "ms": 1e3 * seconds,
         "gib": peak / GIB,
         "predicted_ms": 1e3 * guess.step_s,
         "predicted_gib": guess.peak_bytes / GIB,
@@ -73,9 +70,11 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _reset(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+def step(trainer: mw.Trainer, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = trainer.step(batch)
+    optimizer.step()
+    return loss
 
 
 def main() -> int:

@@ -6,8 +6,8 @@
 The models are those of `bench/step/judged.py`. Each is planned for the calibrated device (`fit_curves`), with all the
 memory it wants and in 60 % of that, run by the trainer with a fused AdamW, eager and compiled, in bf16 and fp32. What
 is held against clock and allocator is `plan.predicted` and nothing else. Each model has a process of its own; all
-plan and compile side by side, then they are measured one after the other. Limits: mean error of a step 6 %, worst 12 %,
-bias 3 %; of a peak 2 %.
+plan and compile side by side and are stopped, then they are measured one after the other. Limits: mean error of a step
+6 %, worst 12 %, bias 3 %; of a peak 2 %.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if __name__ == "__main__":  # the folder of this file would hide modules of the 
 import argparse
 import json
 import select
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -56,7 +57,12 @@ class Worker:
                     return json.loads(line[1:])
         return None
 
+    def stop(self) -> None:
+        """So that no thread of it takes a core from the one that is measured."""
+        self.process.send_signal(signal.SIGSTOP)
+
     def go(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
@@ -85,6 +91,7 @@ def measured(jobs: list[tuple[str, str, str]], profile: str, ready_s: float, say
             rows.append({"case": worker.name, "error": "not ready in time, or ended"})
         else:
             ready.append(worker)
+            worker.stop()
     say(f"{len(ready)} of {len(workers)} are ready")
     for worker in ready:
         worker.go()
