@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from bench.zoo import adversarial_autograd, adversarial_layers, adversarial_ops, adversarial_python, adversarial_state
+from bench.zoo import (
+    adversarial_autograd,
+    adversarial_layers,
+    adversarial_ops,
+    adversarial_python,
+    adversarial_state,
+    adversarial_surroundings,
+)
 from bench.zoo.entry import Entry
 
 ENTRIES: list[Entry] = [
@@ -11,4 +18,5 @@ ENTRIES: list[Entry] = [
     *adversarial_autograd.ENTRIES,
     *adversarial_ops.ENTRIES,
     *adversarial_layers.ENTRIES,
+    *adversarial_surroundings.ENTRIES,
 ]

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 
 from meshwright.capture.tracing.lines import own_line
+from meshwright.capture.tracing.swallowed import noted
 from meshwright.capture.tracing.traps import stand_ins
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import compile_questions
@@ -91,7 +92,7 @@ def _refused(truth: Any, refusal: Callable[[], CaptureError], told: Truth) -> Ca
     def refused(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling() or told.for_caller():
             return truth(*args, **kwargs)
-        raise refusal()
+        raise noted(refusal())
 
     return refused
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import _lru_cache_wrapper
-from types import CodeType, FunctionType, ModuleType
+from functools import _lru_cache_wrapper, partial
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -14,6 +14,7 @@ from torch import nn
 from meshwright.torch_compat import forward_hooks
 
 _LIBRARIES = (frozenset({"torch", "numpy", "sympy", "meshwright"}) | sys.stdlib_module_names) - {"__main__"}
+_KNOWN = _LIBRARIES | {"transformers"}
 
 
 def classes_of(model: nn.Module) -> set[type]:
@@ -31,6 +32,64 @@ def modules_of(model: nn.Module, loss: Callable[..., Any] | None) -> list[Module
     """The Python modules that these functions are in."""
     names = {function.__module__ for function in functions_of(model, loss)}
     return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def functions_reached(model: nn.Module, loss: Callable[..., Any] | None) -> list[FunctionType]:
+    """These functions, those that modules hold, hooks, and all of users' modules that they may call by name."""
+    own = functions_of(model, loss)
+    waiting: list[Any] = [loss]
+    waiting += [value for function in own for _, value in (*named_in(function), *around(function))]
+    for module in model.modules():
+        waiting += [*vars(module).values(), *(hook for hooks in forward_hooks(module) for hook in hooks.values())]
+    found = {id(function): function for function in own}
+    kinds: set[type] = set()
+    while waiting:
+        for function in _functions_in(waiting.pop(), kinds):
+            if id(function) not in found:
+                found[id(function)] = function
+                waiting += [value for _, value in named_in(function)]
+                waiting += [value for _, value in around(function)]
+    return list(found.values())
+
+
+def named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Globals that a function names, with their names; of a user's module that it names, what it names of that."""
+    names, waiting = set[str](), [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        names.update(code.co_names)
+        waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+    for name in names & function.__globals__.keys():
+        value = function.__globals__[name]
+        yield f"{name} of {function.__module__}", value
+        if isinstance(value, ModuleType) and not is_installed(value.__name__):
+            yield from ((f"{key} of {value.__name__}", vars(value)[key]) for key in names & vars(value).keys())
+
+
+def _functions_in(value: Any, kinds: set[type]) -> Iterator[FunctionType]:
+    """Of users' code: the function itself, or methods of a class or of an object's class. kinds: that were met."""
+    value = value.func if isinstance(value, partial) else value
+    value = getattr(value, "__func__", value) if isinstance(value, MethodType | staticmethod | classmethod) else value
+    value = value.__wrapped__ if isinstance(value, _lru_cache_wrapper) else value
+    if isinstance(value, FunctionType):
+        if not is_installed(value.__module__ or ""):
+            yield value
+        return
+    kind = value if isinstance(value, type) else type(value)
+    if kind not in kinds and not is_installed(kind.__module__) and not issubclass(kind, nn.Module):
+        kinds.add(kind)
+        yield from (held for held in vars(kind).values() if isinstance(held, FunctionType))
+
+
+def is_library(module: str) -> bool:
+    """Whether it is Python's, torch's or of another package that keeps nothing of a forward."""
+    return module.partition(".")[0] in _KNOWN
+
+
+def is_installed(module: str) -> bool:
+    """Whether it is a library or of another installed package, rather than a file of the user's."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return is_library(module) or "site-packages" in file or "dist-packages" in file
 
 
 def modules_around(model: nn.Module, loss: Callable[..., Any] | None) -> list[ModuleType]:

@@ -16,6 +16,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from meshwright.capture.tracing.lines import own_line
+from meshwright.capture.tracing.swallowed import noted
 from meshwright.capture.tracing.traps import stand_ins
 from meshwright.errors import CaptureError
 
@@ -34,7 +35,7 @@ def refused_entropy(modules: Iterable[ModuleType]) -> Iterator[None]:
     def refused(what: str, drawn: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:
             if get_ident() == thread and (what != SEED or _is_unseeded(args, kwargs)) and (user := _user()):
-                raise _refusal(what, user)
+                raise noted(_refusal(what, user))
             return drawn(*args, **kwargs)
 
         return draw

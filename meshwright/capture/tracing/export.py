@@ -37,6 +37,7 @@ from meshwright.capture.tracing.state import (
     settle_buffers,
     state_of,
 )
+from meshwright.capture.tracing.swallowed import noted_numbers, raised_again
 from meshwright.capture.tracing.traps import eager_paths
 from meshwright.errors import MeshwrightError, ModelError
 from meshwright.models.batch import for_the_loss
@@ -68,7 +69,7 @@ class _WithLoss(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         before, buffers = state_of(self.model, self.given[0]), buffers_of(self.model)
-        with Intercept(self.questions):
+        with raised_again(), noted_numbers(), Intercept(self.questions):
             loss = self._scalar(shaped(self.form, batch))
             settle_buffers(buffers)
         after = state_of(self.model, self.given[0])

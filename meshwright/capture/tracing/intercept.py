@@ -15,12 +15,15 @@ from torch.overrides import TorchFunctionMode
 
 from meshwright.capture.tracing.lines import own_line
 from meshwright.capture.tracing.questions import Questions
+from meshwright.capture.tracing.swallowed import noted
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import DATA_DEPENDENT, is_fake
 
 _DATA: Any = Tensor.data
 _GET_DATA, _SET_DATA = _DATA.__get__, _DATA.__set__
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
+_VALUES = ("item", "tolist", "numpy", "data_ptr", "__int__", "__float__", "__index__", "__complex__", "__array__")
+"""Ways from a tensor to its values."""
 _DERIVATIVES: tuple[Any, ...] = (torch.autograd.grad, Tensor.backward)
 
 
@@ -41,13 +44,13 @@ class Intercept(TorchFunctionMode):
             return _replace(args[0], args[1])
         name = getattr(func, "__name__", "")
         if name in _HOOKS:
-            raise _refuse_hook(f"`{name}` in the forward")
+            raise noted(_refuse_hook(f"`{name}` in the forward"))
         if func in _DERIVATIVES:
-            raise refuse_derivatives()
+            raise noted(refuse_derivatives())
         for arg in args:
             if isinstance(arg, Tensor) and arg.requires_grad and not is_fake(arg):
-                raise _refuse_stray(arg)
-        result = func(*args, **kwargs)
+                raise noted(_refuse_stray(arg))
+        result = _called(func, name, args, kwargs)
         self.questions.note(name, args, result)
         return result
 
@@ -59,15 +62,26 @@ class Intercept(TorchFunctionMode):
         return found if isinstance(found, bool) else self.questions.answer(tensor)
 
 
+def _called(func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    """Its result. Errors that eager would not have raised are noted: a value was asked for, and fakes have none."""
+    try:
+        return func(*args, **kwargs)
+    except DATA_DEPENDENT as error:
+        raise noted(error) from None
+    except Exception as error:
+        raise (noted(error) if name in _VALUES else error) from None
+
+
 def _replace(written: Tensor, value: Tensor) -> None:
     """`x.data = value`: what it holds from now on."""
     if written.shape != value.shape or written.dtype != value.dtype:
         line = own_line(traceback.extract_stack(limit=40))
-        raise CaptureError(
+        error = CaptureError(
             f"`.data` is given a tensor of another shape or dtype, at {line}",
             "a forward that leaves the shapes of its tensors alone",
             "make a new tensor instead",
         )
+        raise noted(error)
     with torch.no_grad():
         written.detach().copy_(value)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
 from pathlib import Path
 
 import torch
 
-LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), contextlib.__file__)
 UNKNOWN_LINE = "an unknown line"
 
 

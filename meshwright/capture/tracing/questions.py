@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from meshwright.capture.tracing.lines import UNKNOWN_LINE, own_frame, place_of
+from meshwright.capture.tracing.swallowed import noted
 from meshwright.errors import CaptureError, ModelError
 
 _DRAWS = frozenset({"rand", "rand_like"})
@@ -72,12 +73,13 @@ class Questions:
             self.checks[f"{place}{text} is left out: it only raises"] = None
             return guarded
         short = place.rpartition("/")[2]
-        raise CaptureError(
+        refusal = CaptureError(
             f"a Python branch asks for a tensor's value, at {place}{text}",
             "a forward whose Python code follows from shapes and settings alone",
             f"choose with `torch.where`; or, where one answer is right in every step, give it: allow='{short}=False' "
             f"or '{short}=True' (--allow on the command line)",
         )
+        raise noted(refusal)
 
 
 def check_allow(allow: str | Iterable[str]) -> tuple[str, ...]:

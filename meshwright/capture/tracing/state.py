@@ -7,28 +7,29 @@ frozen at capture, so it is looked at before and after tracing, and judged by tr
 from __future__ import annotations
 
 import random
-import warnings
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import count
-from types import FunctionType, GeneratorType
+from functools import partial
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from meshwright.capture.tracing.code import around, classes_of, functions_of
+from meshwright.capture.tracing.code import around, classes_of, functions_reached, is_installed, named_in
+from meshwright.capture.tracing.marks import PLAIN, Marker
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import own_buffers
 
-DEEPEST, MOST_ITEMS = 5, 2000
 MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}
 MODULE_STATE |= {"_flat_weights", "_flat_weight_refs"}  # recurrent layers of torch list their weights anew
 MODULE_STATE |= {"_output_capturing_hooks_installed"}  # transformers does so once, when outputs are first asked for
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-_KEPT = (*(kind for kind in _PLAIN if kind is not type(None)), list, dict, set, deque, random.Random)
+_KEPT = (*(kind for kind in PLAIN if kind is not type(None)), list, dict, set, deque, random.Random)
+_KEPT += (Iterator, ContextVar, partial, threading.local, SimpleNamespace)
 _NUMBERS = (bool, int, float, complex, str, bytes)
 Key = tuple[str, str]
 """A module's path and an attribute of it; of what is outside the model, ("", a name)."""
@@ -62,7 +63,7 @@ def state_of(model: nn.Module, loss: Callable[..., Any] | None) -> State:
         attributes |= {(path, f"{key}.requires_grad"): p.requires_grad for key, p in _parameters(module)}
         attributes |= {(path, f"{key} (a parameter)"): p for key, p in _parameters(module)}
     attributes |= {("", name): value for name, value in _outside(model, loss)}
-    marker = _Marker()
+    marker = Marker()
     marks = {key: dict(marker.marks("", value, 0)) for key, value in attributes.items()}
     return State(attributes, marks, marker.held, _random_states())
 
@@ -168,81 +169,29 @@ def _outside(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[tupl
         yield from ((f"{key} of the loss", value) for key, value in vars(loss).items() if key not in MODULE_STATE)
     for kind in classes_of(model):
         for key, value in vars(kind).items():
-            if isinstance(value, _KEPT) and not key.startswith("__"):
+            if _is_kept(value) and not key.startswith("__"):
                 yield f"{key} of the class {kind.__qualname__}", value
-    for function in functions_of(model, loss):
-        held = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-        for name, value in held.items():
-            if isinstance(value, _KEPT):
-                yield f"{name} of {function.__module__}", value
+    for function in functions_reached(model, loss):
+        for name, value in named_in(function):
+            if _is_kept(value):
+                yield name, value
         for name, value in around(function):
             if value is not None:
                 yield f"{name} around {function.__qualname__}", value
-        for name, value in (*held.items(), *around(function)):
-            if isinstance(value, FunctionType) and vars(value):
-                yield f"attributes of the function {name}", vars(value)
+        if vars(function):
+            yield f"attributes of the function {function.__qualname__}", vars(function)
+        for what, defaults in (("", function.__defaults__), ("keyword ", function.__kwdefaults__)):
+            if defaults:
+                yield f"default {what}arguments of {function.__qualname__}", defaults
+
+
+def _is_kept(value: Any) -> bool:
+    """Whether what is in it may be more from one forward to the next: data, and objects of users' classes."""
+    if isinstance(value, _KEPT):
+        return True
+    own = not is_installed(type(value).__module__)
+    return own and not isinstance(value, (Tensor, nn.Module, type, FunctionType))
 
 
 def _random_states() -> dict[str, str]:
     return {"Python's `random`": repr(random.getstate()), "`numpy.random`": repr(np.random.get_state(legacy=False))}
-
-
-def _place(iterator: Iterator[Any]) -> str:
-    """How far an iterator has come, where Python tells."""
-    if isinstance(iterator, GeneratorType):
-        frame = iterator.gi_frame
-        return "" if frame is None else repr((frame.f_lasti, frame.f_locals))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return repr(iterator.__reduce__())
-    except TypeError:
-        return ""
-
-
-class _Marker:
-    """Writes a value down so that two of its states can be compared; each object once."""
-
-    def __init__(self) -> None:
-        self.seen: set[int] = set()
-        self.held: list[Any] = []
-
-    def marks(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, object]]:
-        if isinstance(value, _PLAIN):
-            yield path, value
-            return
-        inner = self._inside(value)
-        self.held.append(value)
-        if isinstance(inner, str):
-            yield path, ("is", id(value), inner)
-            return
-        yield path, ("is", id(value))
-        if id(value) in self.seen or depth >= DEEPEST:
-            return
-        self.seen.add(id(value))
-        yield f"{path} (length)", len(inner)
-        for key, item in list(inner.items())[:MOST_ITEMS]:
-            yield from self.marks(f"{path}[{key!r}]" if isinstance(key, _PLAIN) else f"{path}[...]", item, depth + 1)
-
-    def _inside(self, value: Any) -> Mapping[Any, Any] | str:
-        """What an object consists of, or how it is told from its other states."""
-        if isinstance(value, random.Random):
-            return "" if isinstance(value, random.SystemRandom) else repr(value.getstate())
-        if isinstance(value, np.random.Generator | np.random.RandomState):
-            bits = value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
-            return repr(bits.state)
-        if isinstance(value, np.ndarray):
-            return repr(hash(value.tobytes()))
-        if isinstance(value, count):
-            return repr(value)
-        if isinstance(value, Iterator) and not hasattr(value, "__dict__"):
-            return _place(value)
-        if isinstance(value, Mapping):
-            return value
-        if isinstance(value, list | tuple | deque):
-            return dict(enumerate(value))
-        if isinstance(value, set | frozenset):
-            return {"": repr(sorted(map(repr, value)))}
-        if isinstance(value, Tensor | nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
-            return ""
-        return dict(vars(value))
