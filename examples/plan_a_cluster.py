@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 
 import meshwright as mw
-from meshwright.models.reference import parse_reference
 
 
 def main() -> list[mw.Plan]:
@@ -20,10 +19,9 @@ def main() -> list[mw.Plan]:
     parser.add_argument("--report", metavar="FOLDER", help="write a page for each cluster")
     args = parser.parse_args()
 
-    model, batch, loss = parse_reference(args.model).meta(args.global_batch)
     plans = []
     for cluster in args.clusters.split(","):
-        plan = mw.plan(model, batch, cluster=cluster, loss=loss, precision="mixed", effort="fast")
+        plan = mw.plan(args.model, cluster=cluster, global_batch=args.global_batch, precision="mixed", effort="fast")
         plans.append(plan)
         print(f"{plan!r}")
         if args.report:

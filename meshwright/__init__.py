@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -57,6 +58,9 @@ _HOMES = {
 __version__ = "0.1.0"
 
 logging.getLogger("meshwright").addHandler(logging.NullHandler())  # quiet unless the user asks
+if _level := os.environ.get("MESHWRIGHT_LOG"):  # ranks that a launcher starts have no lines of the user's
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("meshwright").setLevel(logging.getLevelNamesMapping().get(_level.upper(), logging.INFO))
 
 methods.HOMES.update(
     {

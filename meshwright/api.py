@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from torch import Tensor, nn
 
 from meshwright.capture import Batch
 from meshwright.capture.precision import Precision
 from meshwright.cluster import Cluster, load_cluster
+from meshwright.errors import PlanError
+from meshwright.models.reference import parse_reference
 from meshwright.pins.constraints import Constraints
 from meshwright.plan.plan import Plan
 from meshwright.profile import profile_step as profile
 from meshwright.solve.effort import SIMPLER_WITHIN
-from meshwright.solve.of_model import plan_model
+from meshwright.solve.of_model import checked_batch, plan_model
 
 LOGGER = logging.getLogger("meshwright.plan")
+BATCH = 8
+"""Samples of a step of a reference, unless given; as `meshwright plan` has it."""
 
 
 def plan(
-    model: nn.Module,
-    batch: Batch,
+    model: nn.Module | str,
+    batch: Batch | None = None,
     cluster: str | Cluster = "local:1",
     *,
     memory: str | int | None = None,
@@ -37,17 +42,32 @@ def plan(
     gap: float = 0.0,
     headroom: float | None = None,
 ) -> Plan:
-    """The fastest plan that fits. `memory`: bytes per device (`"20GiB"`), taken at its word; without it
-    all of the device but `headroom`, 0.03 of it unless given. `batch` may be on the meta device. `compile`:
-    segments run compiled by inductor, and are priced so. `allow`: answers to lines of the model that ask for a tensor's
-    value, `"file.py:12=False"`, which are refused otherwise; the plan holds them as `answers`.
-    `simpler_within`: of plans whose steps differ by no more than this part the simplest is taken; 0 turns it off.
-    `effort`: how much is searched, `fast`, `default` or `proof`. `gap`: the search ends once its plan is proven to be
-    within this part of the fastest, 0.02 for 2 %; `plan.search_log` says what it did. `pins`: text such as `"tp=2"`, a
-    list of such, or Constraints."""
+    """The fastest plan that fits.
+
+    model: a module, with a batch of it, which may be on the meta device; or a reference such as `"llama3-8b"` or
+    `"hf:qwen3?num_hidden_layers=4"`, of which nothing is allocated, with `global_batch` samples (8).
+    memory: bytes per device (`"20GiB"`), taken at its word; without it all of the device but `headroom`, 0.03 of it
+    unless given.
+    compile: layers run compiled by inductor, and are priced so.
+    pins: text such as `"tp=2"`, a list of such, or Constraints.
+    allow: answers to lines of the model that ask for a tensor's value, `"file.py:12=False"`, which are refused
+    otherwise; the plan holds them as `answers`.
+    simpler_within: of plans whose steps differ by no more than this part the simplest is taken; 0 turns it off.
+    effort: how much is searched, `fast`, `default` or `proof`.
+    gap: the search ends once its plan is proven to be within this part of the fastest, 0.02 for 2 %;
+    `plan.search_log` says what it did.
+    """
+    name = ""
+    if isinstance(model, str):
+        if batch is not None or loss is not None:
+            given = "a batch" if batch is not None else "a loss"
+            raise PlanError(f"{given} with the model {model!r}", "none: a reference has its own", "leave it out")
+        reference = parse_reference(model)
+        name, global_batch = str(reference), BATCH if global_batch is None else global_batch
+        model, batch, loss = reference.meta(checked_batch(global_batch))
     found = plan_model(
         model,
-        batch,
+        cast(Batch, batch),  # None is refused there
         cluster if isinstance(cluster, Cluster) else load_cluster(cluster),
         memory=memory,
         global_batch=global_batch,
@@ -61,6 +81,7 @@ def plan(
         effort=effort,
         gap=gap,
         headroom=headroom,
+        name=name,
     )
     LOGGER.info("%r", found)
     return found

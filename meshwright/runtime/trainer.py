@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -41,6 +43,8 @@ from meshwright.runtime.weights.unchanged import Unchanged
 from meshwright.runtime.world import check_alike, check_device, join_world
 from meshwright.schedule.of_plan import forward_only
 from meshwright.torch_compat import fake_mode, fake_tensor
+
+LOGGER = logging.getLogger("meshwright.run")
 
 WRITERS = ("save_pretrained", "push_to_hub")
 """Methods of models of other libraries that write their weights."""
@@ -244,6 +248,7 @@ class Trainer:
 
     def step(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
         """Forward and backward; returns the loss of the global batch. `batch`: this rank's slice, or the whole."""
+        begun_s = time.perf_counter()
         self._check_call("trainer.step")
         self._unchanged.check()
         frozen = self._frozen()
@@ -259,6 +264,7 @@ class Trainer:
             parameter.grad = gradient
         self._stepping.after()
         self.steps += 1
+        LOGGER.debug("step %d: %.4f s of the host", self.steps, time.perf_counter() - begun_s)
         return loss.as_subclass(StepLoss)
 
     def _frozen(self) -> list[tuple[nn.Parameter, Tensor | None]]:
@@ -376,6 +382,7 @@ def parallelize(
     settings = Settings(seed, wanted, wait_s, unit, given_loss)
     trainer = Trainer(found, list(zip(plans, programs, strict=True)), place, settings)
     trainer.compare_captures(found.model, loss)
+    LOGGER.info("rank %d of %d, stage %d, on %s: %r", trainer.watch.rank, plan.world_size, trainer.stage, place, plan)
     return trainer
 
 

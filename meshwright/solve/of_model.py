@@ -36,12 +36,11 @@ def plan_model(
     effort: str = "default",
     gap: float = 0.0,
     headroom: float | None = None,
+    name: str = "",
 ) -> Plan:
-    """The fastest plan that fits, as `mw.plan` says."""
-    if global_batch is not None and (type(global_batch) is not int or global_batch < 1):
-        raise PlanError(
-            f"global_batch {global_batch!r}", "a whole number of samples, at least 1", "give a larger batch"
-        )
+    """The fastest plan that fits, as `mw.plan` says. name: the model's reference, where it has one."""
+    if global_batch is not None:
+        checked_batch(global_batch)
     effort_of(effort)
     check_part("simpler_within", simpler_within)
     check_part("gap", gap)
@@ -57,6 +56,7 @@ def plan_model(
     return make_plan(
         program,
         cluster,
+        model=name,
         memory_bytes=parse_bytes(memory),
         optimizer=optimizer,
         precision=precision,
@@ -67,6 +67,12 @@ def plan_model(
         gap=gap,
         headroom=headroom,
     )
+
+
+def checked_batch(samples: int) -> int:
+    if type(samples) is not int or samples < 1:
+        raise PlanError(f"global_batch {samples!r}", "a whole number of samples, at least 1", "give a larger batch")
+    return samples
 
 
 def _texts(pins: str | Iterable[str] | Constraints) -> tuple[str, ...]:

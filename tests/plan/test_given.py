@@ -11,6 +11,7 @@ from torch import nn
 
 import meshwright as mw
 from meshwright.cluster import load_cluster
+from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
@@ -90,3 +91,33 @@ def test_paths_models_and_plans_that_are_none(plan: Plan) -> None:
             call()
         assert caught.value.expected
         assert caught.value.todo
+
+
+TINY = "gpt?layers=1&hidden=32&heads=2&ffn=64&vocab=64&seq=16"
+
+
+def test_a_reference_is_a_model() -> None:
+    found = mw.plan(TINY, cluster="local:2", global_batch=4)
+    reference = parse_reference(TINY)
+    model, batch, loss = reference.meta(4)
+    other = mw.plan(model, batch, cluster="local:2", loss=loss)
+    assert found.model == str(reference)
+    assert (found.batch, found.predicted) == (4, other.predicted)
+    assert mw.plan(TINY).batch == 8  # as `meshwright plan` has it
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": TINY, "batch": BATCH}, "a batch with the model"),
+        ({"model": TINY, "loss": loss_of}, "a loss with the model"),
+        ({"model": TINY, "global_batch": 0}, "global_batch 0"),
+        ({"model": "gtp"}, "unknown model 'gtp'"),
+        ({"model": nn.Linear(8, 8)}, "None as the batch"),
+    ],
+)
+def test_a_model_and_what_it_is_planned_with(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(mw.MeshwrightError) as caught:
+        mw.plan(**given)
+    assert caught.value.given.startswith(said)
+    assert caught.value.todo

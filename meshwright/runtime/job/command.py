@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from meshwright.models.arguments import add_json, add_model_arguments, check_ref
 from meshwright.runtime.job.options import AUTO, MUST, check_against, check_joined, check_options, check_places, resumes
 from meshwright.runtime.job.tether import INTERRUPTED
 from meshwright.sizes import parse_bytes
+
+LOGGER = logging.getLogger("meshwright.job")
 
 BATCH = 8
 
@@ -127,6 +130,7 @@ def _run_again(args: argparse.Namespace, full: Plan) -> int:
             plan, why = restarts.grow(), ""
         args.resume = AUTO
         told = f"meshwright: {why}going on with {counted(plan.world_size, 'process')}"
+        LOGGER.info("%sgoing on: %r", why, plan)
         print(told, file=sys.stderr, flush=True)
 
 
@@ -247,7 +251,7 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
                 "one process for each device",
                 f"start {cluster.device_count}, or name a cluster of {world}",
             )
-        return make_plan(
+        plan = make_plan(
             program,
             cluster,
             model=str(reference),
@@ -255,6 +259,8 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
             memory_bytes=parse_bytes(args.memory),
             pins=args.pin,
         )
+        LOGGER.info("planned for %s: %r", counted(cluster.device_count, "process"), plan)
+        return plan
     plan = Plan.load(args.plan)
     check_against(args, plan, world)
     precision = cast(Precision, plan.precision)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor, zeros
 
-from meshwright.errors import RunError
+from meshwright.errors import RunError, counted
 from meshwright.runtime.state.folder import (
     FORMAT,
     Folder,
@@ -39,6 +41,8 @@ from meshwright.runtime.state.sums import DamagedError, SummedReader, SummedWrit
 from meshwright.runtime.trainer import Trainer
 from meshwright.runtime.weights.hosted import hosted_of
 from meshwright.torch_compat import dtensor_like, local_tensor
+
+LOGGER = logging.getLogger("meshwright.checkpoint")
 
 
 class IndexedWriter(SummedWriter):
@@ -79,7 +83,7 @@ def save(
     loader: its position is kept. extra: numbers and texts of one's own. keep: remove all but the newest so many.
     """
     root, name = Path(folder), f"step-{trainer.steps:06d}"
-    scratch = root / f".saving-{name}"
+    scratch, begun_s = root / f".saving-{name}", time.perf_counter()
     with trainer.watch.during("save"):
         on_first(lambda: begin(root, scratch), f"{root} cannot be written")
         tensors = _model_tensors(trainer) | _optimizer_tensors(trainer, optimizer)
@@ -89,6 +93,7 @@ def save(
         summary = _summary(trainer, optimizer, loader, extra or {})
         on_first(lambda: complete(scratch, root / name, summary, keep), f"{root / name} cannot be written")
         release(root)
+    LOGGER.info("step %d saved in %s, in %.2f s", trainer.steps, root / name, time.perf_counter() - begun_s)
     return root / name
 
 
@@ -136,6 +141,7 @@ def load(
             others = every[number + 1 :]
             if others and skip_damaged:
                 passed.append(error.given)
+                LOGGER.warning("passed over: %s", error.given)
                 continue
             todo = f"load {others[0]}, or pass skip_damaged=True" if others else "start anew: there is no other one"
             raise DamagedError(error.given, error.expected, todo) from error
@@ -163,6 +169,8 @@ def _load(
     _set_random(path, base64.b64decode(summary["random"]))
     if loader is not None and summary["loader"] is not None:
         loader.load_state_dict(summary["loader"])
+    saved_by, own = counted(summary["world_size"], "rank"), trainer.plan.world_size
+    LOGGER.info("going on from %s, step %d, saved by %s, on %d", path, summary["step"], saved_by, own)
     return Checkpoint(path, summary["step"], summary["extra"])
 
 
