@@ -21,7 +21,7 @@ if __name__ == "__main__":  # the folder of this file would hide modules of the 
 
 import os
 
-# Before torch is imported: trials fork, and threads do not come along, neither OpenMP's nor autograd's for a GPU.
+# Before torch is imported: trials fork, and threads of OpenMP do not come along.
 os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 import argparse

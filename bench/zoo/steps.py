@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from bench.zoo.entry import Case, Entry, eager_loss
+from bench.zoo.entry import Case, eager_loss
 from meshwright.errors import MeshwrightError
 from meshwright.plan.plan import Plan
 
@@ -93,60 +86,3 @@ def _gradients(named: Any) -> dict[str, Tensor]:
 def _whole(value: Tensor) -> Tensor:
     full = value.detach().full_tensor() if hasattr(value, "full_tensor") else value.detach()
     return full.to_dense() if full.layout is not torch.strided else full
-
-
-def plain(entry: Entry) -> Trace:
-    """`eager_steps` in a process of its own: threads that kernels start here would be missing in forked ranks."""
-    return _forked([lambda folder: eager_steps(entry.made(), entry.optimizer)])[0]
-
-
-def ranks(entry: Entry, plan: Plan, size: int) -> list[Trace]:
-    """`planned_steps` on processes forked here, each with a model of its own."""
-    return _forked([partial(_rank, entry, plan, rank, size) for rank in range(size)])
-
-
-def _rank(entry: Entry, plan: Plan, rank: int, size: int, folder: str) -> Trace:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    found = planned_steps(entry.made(), plan)
-    dist.barrier()
-    return found
-
-
-def _forked(jobs: list[Callable[[str], Trace]]) -> list[Trace]:
-    with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for at, job in enumerate(jobs):
-            if (child := os.fork()) == 0:
-                _answer(job, folder, at)
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        answers = [Path(folder) / f"{at}.pt" for at in range(len(jobs))]
-        found = [torch.load(path, weights_only=False) if path.exists() else None for path in answers]
-    return _checked(found, codes)
-
-
-def _answer(job: Callable[[str], Trace], folder: str, at: int) -> None:
-    answer: Any
-    try:
-        answer = job(folder)
-    except MeshwrightError as error:
-        answer = (kind_of(error), f"{type(error).__name__}: {error}")
-    except BaseException:
-        answer = ("traceback", traceback.format_exc())
-    torch.save(answer, f"{folder}/{at}.part")
-    os.replace(f"{folder}/{at}.part", f"{folder}/{at}.pt")
-    os._exit(0)
-
-
-def _checked(found: list[Any], codes: list[int]) -> list[Trace]:
-    """A rank that failed of itself is told before those that lost it."""
-    failed = [answer for answer in found if isinstance(answer, tuple)]
-    failed.sort(
-        key=lambda answer: ("LostError" in answer[1] or "closed by peer" in answer[1], answer[0] != "traceback")
-    )
-    for kind, text in failed:
-        raise RankError(kind, text)
-    for rank, answer in enumerate(found):
-        if answer is None:
-            raise RankError("abort", f"process {rank} ended with {codes[rank]}")
-    return found

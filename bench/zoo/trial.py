@@ -18,13 +18,13 @@ from typing import Any
 from bench.zoo.compare import difference
 from bench.zoo.entry import Case, Entry
 from bench.zoo.rows import started
-from bench.zoo.steps import RankError, Trace, kind_of, plain, ranks
+from bench.zoo.server import Job, Server
+from bench.zoo.steps import RankError, Trace, kind_of
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.errors import CaptureError, MeshwrightError, PlanError
 from meshwright.plan.plan import Plan
-from meshwright.runtime import trainer
 from meshwright.solve.plan import make_plan
 
 EIGHT, TWO = "dgx-h100:1", "local:2"
@@ -58,6 +58,8 @@ class Trial:
 
     def __init__(self, entry: Entry, path: Path, options: Options) -> None:
         self.entry, self.path, self.options = replace(entry, double=options.double), path, options
+        self.server = Server()
+        self.reused: Program | None = None
         self.wanted: Trace | None = None
         self.row: Row = started(entry.name)
 
@@ -106,11 +108,10 @@ class Trial:
         case = self._phase("build", self.entry.made)
         self.wanted = None
         if case.reference != "alone" and "run" in self.options.parts:
-            self.wanted = self._phase("eager", lambda: plain(self.entry))
+            self.wanted = self._phase("eager", lambda: self._steps(None, 1)[0])
         program = self._phase("capture", lambda: self._captured(case))
         self.row |= {"ops": sum(1 for _ in program.ops()), "segments": len(program.segments)}
-        if self.options.reuse:
-            trainer.capture = lambda *_, **__: program
+        self.reused = program if self.options.reuse else None
         return program
 
     def _captured(self, case: Case) -> Program:
@@ -131,7 +132,7 @@ class Trial:
         free = self._phase("plan of 2", lambda: self._plan(program, TWO))
         if wanted is None:
             alone = self._plan(program, "local:1")
-            wanted = self._phase("alone", lambda: ranks(self.entry, alone, 1)[0])
+            wanted = self._phase("alone", lambda: self._steps(alone, 1)[0])
         self.row["free"] = method_of(free)
         self._run("free", free, wanted)
         for pin, plan in self._phase("pinned plan", lambda: self._pinned(program)):
@@ -170,9 +171,12 @@ class Trial:
         settings = {"memory_bytes": None, "optimizer": self.entry.optimizer, "precision": "fp32"}
         return make_plan(program, load_cluster(cluster), pins=pins, **settings)
 
+    def _steps(self, plan: Plan | None, ranks: int) -> list[Trace]:
+        return self.server.run(Job(self.entry.name, self.entry.double, plan, self.reused), ranks)
+
     def _run(self, name: str, plan: Plan, wanted: Trace) -> None:
         def both() -> None:
-            found = ranks(self.entry, plan, 2)
+            found = self._steps(plan, 2)
             if told := difference(wanted, found, double=self.entry.double):
                 raise UnequalError(f"{name}: {told}")
 
