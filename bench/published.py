@@ -1,6 +1,6 @@
 """How near are predicted steps and memory to published training runs? Scores tables of them, set by set.
 
-    python bench/published.py TABLE.csv [TABLE.csv ...] [--json FILE] [--rows]
+    python bench/published.py TABLE.csv [TABLE.csv ...] [--json FILE] [--rows] [--jobs N]
 
 A table has a row for each run: the model's sizes, the cluster, the layout, the measured step and memory. Every row is
 priced as it stands (`meshwright.configuration`), nothing is searched. Per set: rows, mean absolute error and bias of
@@ -17,6 +17,8 @@ import csv
 import json
 import sys
 from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from published_rows import ImpossibleError, NotModelledError, Row, case_of
 from published_scores import Scored, scores
 
+from meshwright.configuration.reserved import pooled_bytes, waiting_bytes
 from meshwright.configuration.step import Step
 from meshwright.errors import MeshwrightError, PlanError
 
@@ -44,7 +47,9 @@ def priced(row: Row) -> Scored:
     device = case.cluster.devices[0]
     held = found.peak_bytes + (device.reserve_bytes if case.habits.in_use else 0)
     if case.habits.first_rank:
-        held = max(step.first_bytes, min(step.first_bytes + step.first_waiting_bytes, device.usable_bytes))
+        held = max(step.first_bytes, min(step.first_bytes + waiting_bytes(step), device.usable_bytes))
+    if case.habits.last_rank:
+        held = max(step.last_bytes, min(step.last_bytes + pooled_bytes(step), device.usable_bytes))
     return Scored(row, found.step_s, held, not case.refused and found.peak_bytes <= device.usable_bytes)
 
 
@@ -57,27 +62,38 @@ def read_rows(path: Path) -> list[Row]:
         raise SystemExit(f"{path}: {error}; expected a CSV table of training runs") from error
 
 
-def score_tables(tables: list[Path], show: bool = False) -> dict[str, Any]:
+def _outcome(row: Row) -> Scored | NotModelledError | ImpossibleError:
+    try:
+        return priced(row)
+    except (NotModelledError, ImpossibleError) as error:
+        return error
+
+
+def outcomes(rows: list[Row], jobs: int) -> list[Scored | NotModelledError | ImpossibleError]:
+    """Of each row; by several processes if asked for."""
+    if jobs == 1:
+        return list(map(_outcome, rows))
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_outcome, rows, chunksize=8))
+
+
+def score_tables(tables: list[Path], show: bool = False, jobs: int = 1) -> dict[str, Any]:
     found: dict[str, list[Scored]] = defaultdict(list)
     left_out: dict[str, list[str]] = defaultdict(list)
     impossible: dict[str, list[str]] = defaultdict(list)
     names: dict[str, None] = {}
     for path in tables:
-        for place, row in enumerate(read_rows(path)):
+        rows = read_rows(path)
+        for place, (row, one) in enumerate(zip(rows, outcomes(rows, jobs), strict=True)):
             name = row.get("set") or path.stem
             names[name] = None
-            try:
-                found[name].append(priced(row))
-            except NotModelledError as error:
-                left_out[name].append(f"row {row.get('row_id') or place}: {error}")
-            except ImpossibleError as error:
-                if (row.get("status") or "ok") == "ok":
-                    left_out[name].append(f"row {row.get('row_id') or place}: {error}")
-                else:
-                    impossible[name].append(f"row {row.get('row_id') or place}: {error}")
-            else:
+            if isinstance(one, Scored):
+                found[name].append(one)
                 if show:
-                    print(_line(name, found[name][-1]))
+                    print(_line(name, one))
+                continue
+            failed = isinstance(one, ImpossibleError) and (row.get("status") or "ok") != "ok"
+            (impossible if failed else left_out)[name].append(f"row {row.get('row_id') or place}: {one}")
     return {"sets": {name: scores(found[name], left_out[name], impossible[name]) for name in names}}
 
 
@@ -116,8 +132,9 @@ def main() -> int:
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--json", type=Path, help="write the scores here")
     parser.add_argument("--rows", action="store_true", help="print every row too")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that price rows")
     args = parser.parse_args()
-    found = score_tables(args.tables, args.rows)
+    found = score_tables(args.tables, args.rows, max(1, args.jobs))
     show_sets(found)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -17,7 +17,8 @@ Row = dict[str, str]
 @dataclass(frozen=True)
 class Habits:
     """selective: what a row's `selective` recomputation means. dealt: stages get layers as nanotron deals them. in_use:
-    memory is what the driver counts, the context included; first_rank: what PyTorch's allocator has reserved on rank 0.
+    memory is what the driver counts, the context included; first_rank: what PyTorch's allocator has reserved on rank 0,
+    last_rank: on the first rank of the last stage, under FSDP.
     once: gradients are reduced once a step, whatever ZeRO says. network: what all-reduces and other
     collectives reach of the network between hosts of this cluster, and its jitter, where other measurements tell."""
 
@@ -36,6 +37,8 @@ class Habits:
     context: str = "ring"
     dealt: bool = False
     first_rank: bool = False
+    last_rank: bool = False
+    separate: bool = False
     scatter: bool = True
     half_gradients: bool = False
     recorded: bool = False
@@ -72,7 +75,18 @@ are added to a float32 buffer when backward is over. `tensor_parallel/functional
 whole tensors that nothing else holds; its loss is made of single ops.
 The network lies between the best and the mean of the collectives of 256 MB that the playbook shows of 2 to 64 hosts (no
 jitter, and 8e-14)."""
-TORCHTITAN = Habits(Framework("torchtitan", kernels=1.06), selective="ops", context="all_gather", attention="flash2")
+TORCHTITAN = Habits(
+    Framework("torchtitan", kernels=1.06),
+    selective="ops",
+    context="all_gather",
+    attention="flash2",
+    separate=True,
+    last_rank=True,
+    loss="half",
+)
+"""Memory is what PyTorch's allocator has reserved at most, on the rank that has the loss (`metrics.py`). Projections
+are single products, of which selective recomputation keeps every second. The loss is compiled since 2025: its kernel
+reads logits in bfloat16 and writes their gradient; before, it was PyTorch's own in float32."""
 COMPOSER = Habits(Framework("Composer", kernels=1.06), fused=False)
 DEEPSPEED = Habits(
     Framework("DeepSpeed", op_host_s=6.5e-5, kernels=1.4), fused=False, dropout=True, overlap=0.0, in_use=True
@@ -108,6 +122,8 @@ def habits_of(row: Row) -> Habits:
         found = replace(MEGATRON_2021, overlap=0.0, gathers=3)
     if name.startswith("torchtitan") and number_of(row, "pp") > 1:
         found = replace(found, once=True)
+    if name.startswith("torchtitan") and "_2024" in (row.get("source_short") or ""):
+        found = replace(found, loss="eager")
     if "no_compile" in note:
         found = replace(found, fused=False)
     if "mp_mode_pure" in note:

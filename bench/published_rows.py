@@ -160,6 +160,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         gradients=habits.gradients,
         offload=_offload(row.get("stage_offload") or "", pp),
         fused=habits.fused,
+        separate=habits.separate,
         context=row.get("cp_comm") or habits.context,
         stage_layers=stages if len(stages) == pp and sum(stages) == model.layers else (),
         recomputed=recomputed if len(recomputed) == pp else (),

@@ -26,7 +26,8 @@ class Moved:
 class Block:
     """`core`: places of the ops that selective recomputation runs again; `narrow`: linear ops in float8. `kept`: bytes
     of values that are kept otherwise than they are read (a gathered input is kept as its shard). older: attention is
-    FlashAttention-2. by_row: float8 has a scale for each row."""
+    FlashAttention-2. by_row: float8 has a scale for each row. unread: a product's result that no backward reads
+    and that compiled code does not keep."""
 
     dtype: str
     ops: list[Op] = field(default_factory=list)
@@ -39,6 +40,7 @@ class Block:
     moved: list[Moved] = field(default_factory=list)
     older: bool = False
     by_row: bool = False
+    unread: str = ""
 
     def value(self, *shape: int, dtype: str = "", grad: bool = True) -> Value:
         return self._add(f"v{len(self.values)}", shape, dtype or self.dtype, grad)

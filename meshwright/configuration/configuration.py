@@ -14,7 +14,7 @@ PRECISIONS = ("fp32", "tf32", "mixed", "fp16", "fp8", "fp8-rows")
 RECOMPUTE = ("none", "selective", "ops", "full")
 ATTENTION = ("flash", "flash2", "unfused")
 CONTEXT = ("ring", "all_gather", "all_to_all")
-LOSS = ("float32", "steps", "half")
+LOSS = ("float32", "steps", "half", "eager")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,18 @@ class Configuration:
     float8 with one scale a tensor, `fp8-rows` with one a row, found while it runs. attention: `flash2` is
     FlashAttention-2, where `flash` is what was measured of the device. reduce: dtype of the gradients' reduction;
     gradients: that in which they are held until the step; loss: that of the logits in the loss, or `half`, or `steps`
-    where each step of a float32 loss is a kernel. gathers: how often
+    where each step of a float32 loss is a kernel, or `eager` where it is PyTorch's own, uncompiled. gathers: how often
     ZeRO-3 gathers a layer for each micro-batch, 3 where recomputation does so by itself (DeepSpeed). overlap: which
     share of gathers and reductions runs beside compute; tp_overlap: of backward's collectives of tp, beside weights'
     gradients; tp_pipelined: of all of tp, beside the products they belong to. fused: chains of elementwise ops are
-    single kernels. context: how attention sees the whole sequence under cp. stage_layers: layers of each stage, in
+    single kernels. separate: queries, keys and values, and the two products of a gated MLP, are products of their own.
+    context: how attention sees the whole sequence under cp. stage_layers: layers of each stage, in
     order; recomputed: how many of them are recomputed where not all are. offload: the share of the optimizer that
     lives on the host, by stage.
     scatter: ZeRO-1 reduces gradients to shards; else all of them are reduced everywhere. half_gradients: backward makes
     gradients in the compute dtype, all of which are there before they are added to those that are held. recorded:
     whole operands of tensor parallelism's collectives are freed only when the device has run these, so that they pile
-    up while the host runs ahead (`Step.waiting_bytes`).
+    up while the host runs ahead (`reserved.waiting_bytes`).
     """
 
     dp: int = 1
@@ -63,6 +64,7 @@ class Configuration:
     tp_pipelined: float = 0.0
     gradients: str = "float32"
     fused: bool = True
+    separate: bool = False
     context: str = "ring"
     stage_layers: tuple[int, ...] = ()
     recomputed: tuple[int, ...] = ()

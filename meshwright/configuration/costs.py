@@ -86,7 +86,7 @@ def block_cost(block: Block, device: Device) -> BlockCost:
         {
             "none": _kept_bytes(block, frozenset()),
             "selective": _kept_bytes(block, frozenset(block.core)),
-            "ops": sum(block.bytes_of(block.ops[i].name) for i in kept_ops),
+            "ops": sum(block.bytes_of(block.ops[i].name) for i in kept_ops if block.ops[i].name != block.unread),
             "full": 0,
         },
         max(_working_bytes(block, op) for op in block.ops),
@@ -113,8 +113,13 @@ def _op_work(block: Block, place: int, device: Device) -> tuple[Work, OpSeconds]
 
 
 def _narrow_s(block: Block, op: Op, device: Device) -> tuple[float, float, float]:
+    """Its share of one product of all that read the same input, which is quantised once for them."""
     x, weight = (block.values[name].type.sizes for name in op.operands()[:2])
-    return narrow_linear_s(device, prod(x[:-1]), weight[0], weight[1], block.by_row)
+    together = [block.ops[i] for i in block.narrow if block.ops[i].operands()[0] == op.operands()[0]]
+    width = sum(block.values[one.operands()[1]].type.sizes[0] for one in together)
+    forward_s, inputs_s, weights_s = narrow_linear_s(device, prod(x[:-1]), width, weight[1], block.by_row)
+    share = weight[0] / width
+    return share * forward_s, share * inputs_s, share * weights_s
 
 
 def _flops(block: Block, op: Op) -> float:

@@ -51,7 +51,8 @@ class Layers:
 
     def loss(self) -> Block:
         """Of the logits, in float32 unless the configuration says otherwise. By steps, the largest is taken off,
-        exponentials are made and divided by their sum, one after the other."""
+        exponentials are made and divided by their sum, one after the other. PyTorch's eager loss has the logarithms
+        kept, a gradient of zeros but for the targets and the result at once; over ranks the exponentials too."""
         block = Block(self.given.dtype)
         logits = block.value(self.tokens, self._share(self.model.vocab))
         for _ in range(3 if self.given.tp > 1 else 0):  # largest, sum and target of each row
@@ -60,6 +61,11 @@ class Layers:
         for _ in range(3 if self.given.loss == "steps" else 0):
             step = block.value(*wide.type.sizes, dtype=wide.type.dtype, grad=False)
             block.kept[block.pointwise("neg.default", step).name] = 0
+        if self.given.loss == "eager":
+            parts = [block.value(*wide.type.sizes, dtype="float32", grad=False) for _ in range(1 + (self.given.tp > 1))]
+            name = "aten.neg.default" if len(parts) == 1 else "aten.add.Tensor"
+            made = block.call(name, tuple(parts), *wide.type.sizes, dtype="float32")
+            block.kept |= {value.name: 0 for value in (*parts, made)}
         targets = block.value(self.tokens, dtype="int64", grad=False)
         block.call("aten.cross_entropy_loss.default", (wide, targets), 1, dtype=wide.type.dtype)
         return block
@@ -70,6 +76,7 @@ class Layers:
         x = self._joined(block, x, self._attention(block, self._gathered(block, block.norm(x, model.rms))))
         inside = self._gathered(block, block.norm(x, model.rms))
         made = self._experts(block, inside) if routed else self._mlp(block, inside, model.ffn)
+        block.unread = made.name if self.given.fused and not self.model.dropout else ""
         self._joined(block, x, made)
         if self.given.precision.startswith("fp8"):
             block.by_row = self.given.precision == "fp8-rows"
@@ -119,7 +126,8 @@ class Layers:
         if model.latent is not None:
             return self._latent(block, x)
         heads, key_heads, size = model.heads // tp, max(1, model.key_heads // tp), model.head_size
-        block.linear(x, (heads + 2 * key_heads) * size, model.bias)
+        for width in (heads, key_heads, key_heads) if self.given.separate else (heads + 2 * key_heads,):
+            block.linear(x, width * size, model.bias)
         if tp > 1:
             self._backward_reduce(block, x)
         if model.rms:
@@ -206,7 +214,8 @@ class Layers:
             self._column(block, x)
             return block.linear(block.pointwise("gelu.default", up), model.hidden, model.bias)
         if self.given.fused:
-            block.linear(x, 2 * width)
+            for wide in (width, width) if self.given.separate else (2 * width,):
+                block.linear(x, wide)
             self._column(block, x)
             gate, up = block.value(self.tokens, width), block.value(self.tokens, width)
         else:

@@ -50,6 +50,11 @@ class Meshes:
         """Whether collectives over this axis use links that parameters use too."""
         return bool(crosses(self.axis(name)) & crosses(self.data.axes[0]))
 
+    def hosts_of_axis(self, name: str) -> int:
+        """How many members of the cluster's outermost level a group of this axis is spread over."""
+        level = self.cluster.root.level
+        return max((hop.size for hops in self.axis(name).kinds for hop in hops if hop.level == level), default=1)
+
     @property
     def between_hosts(self) -> bool:
         """Whether some stage hands over to one on another host."""

@@ -28,8 +28,6 @@ from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
 _CHOICE = Choice(0, (), (), {})
 DEPARTURES = 4
 """In how many parts the gradients of a layer leave while its backward runs."""
-QUEUE = 1024
-"""Launches that a device takes before its host has to wait."""
 
 
 def predict_configuration(
@@ -70,42 +68,33 @@ class Step:
         return self.one_stage.peak_bytes if self.given.pp == 1 else self.timeline.stages[0].peak_bytes
 
     @property
-    def first_waiting_bytes(self) -> int:
-        """What waits on the first stage, beyond its peak, for collectives that the host has asked for already: their
-        whole operands, two of a layer's forward and two of its backward, where the device has as much left to run as
-        its queue takes. There they are unused, but PyTorch's allocator may not hand them out: it asks for more memory
-        while there is any."""
-        given = self.given
-        if not given.recorded or given.tp == 1:
-            return 0
-        layers = self._run_layers()[0] if given.pp > 1 else self.model.layers
-        cost = self.blocks["dense" if "dense" in self.blocks else "routed"]
-        ahead = 1.0
-        if given.pp > 1 and self.meshes.between_hosts:
-            point = self._point("dense" if "dense" in self.blocks else "routed", given.recompute)
-            host_s = self._stalled(point.forward_host_s + point.backward_host_s)
-            ahead = max(0.0, 1.0 - host_s / (point.forward_s + point.backward_input_s + point.backward_weight_s))
-        queued = QUEUE / (3 * cost.ops + len(cost.moved) + cost.parameters) if given.microbatches > 1 else layers / 2
-        return round(ahead * 4 * queued * self.layers.tokens * self.model.hidden * self.layers.size)
+    def last_bytes(self) -> int:
+        """The same of the last stage."""
+        return self.one_stage.peak_bytes if self.given.pp == 1 else self.timeline.stages[-1].peak_bytes
+
+    @property
+    def layer_name(self) -> str:
+        """The block that most layers are."""
+        return "dense" if "dense" in self.blocks else "routed"
 
     @cached_property
     def one_stage(self) -> Prediction:
-        points = [self._point("embedding"), *self._layer_points(0, self.model.layers)]
-        points += [self._point("head"), self._point("loss")]
+        points = [self.point("embedding"), *self._layer_points(0, self.model.layers)]
+        points += [self.point("head"), self.point("loss")]
         return quick_prediction(points, self.given.microbatches, True)
 
     def _layer_points(self, first: int, end: int, recomputed: int | None = None) -> list[FrontierPoint]:
         """recomputed: how many of them, the first ones, make their activations again; all by the configuration."""
         dense = self.model.layers - self.model.routed_layers
         return [
-            self._point(
+            self.point(
                 "dense" if index < dense else "routed",
                 self.given.recompute if recomputed is None else "full" if index - first < recomputed else "none",
             )
             for index in range(first, end)
         ]
 
-    def _point(self, name: str, policy: str = "none") -> FrontierPoint:
+    def point(self, name: str, policy: str = "none") -> FrontierPoint:
         if (name, policy) not in self.known:
             self.known[name, policy] = self._priced(self.blocks[name], policy, alone=name == "loss")
         return self.known[name, policy]
@@ -163,14 +152,14 @@ class Step:
     def timeline(self) -> Timeline:
         """Of the stages of a pipeline."""
         given = self.given
-        counts = self._run_layers()
+        counts = self.run_layers
         rows, first = [], 0
         for run, count in enumerate(counts):
             stage = run % given.pp
             recomputed = given.recomputed[stage] if given.recomputed else None
             points = self._layer_points(first, first + count, recomputed)
-            points = [self._point("embedding")] * (run == 0) + points
-            points += [self._point("head"), self._point("loss")] if run == len(counts) - 1 else []
+            points = [self.point("embedding")] * (run == 0) + points
+            points += [self.point("head"), self.point("loss")] if run == len(counts) - 1 else []
             rows.append(self._offloaded(self._run_cost(points, stage), stage))
             first += count
         few = [m for m in self._shorter() if m < given.microbatches]
@@ -185,7 +174,8 @@ class Step:
         pp, rest = self.given.pp, self.given.microbatches % self.given.pp
         return 2 * pp + rest, 3 * pp + rest
 
-    def _run_layers(self) -> list[int]:
+    @property
+    def run_layers(self) -> list[int]:
         given, runs = self.given, self.given.pp * self.given.vpp
         if given.stage_layers and given.vpp == 1:
             return list(given.stage_layers)
@@ -203,7 +193,7 @@ class Step:
         sums["backward_transient_bytes"] = max(point.backward_transient_bytes for point in points)
         sums["departures"], sums["spared"] = DEPARTURES, False
         total_s = sums["forward_s"] + sums["backward_input_s"] + sums["backward_weight_s"]
-        slower = max(1.0, self._stalled(sums["forward_host_s"] + sums["backward_host_s"]) / total_s)
+        slower = max(1.0, self.stalled(sums["forward_host_s"] + sums["backward_host_s"]) / total_s)
         for name in ("forward_s", "backward_input_s", "backward_weight_s"):
             sums[name] *= slower
         for name in ("forward_host_s", "backward_host_s", "step_host_s"):
@@ -213,7 +203,7 @@ class Step:
             sums["step_s"] += collective_s("all_reduce", shared, self.meshes.wire(0)) / self.given.vpp
         return SegmentCost.of(FrontierPoint(_CHOICE, **sums))
 
-    def _stalled(self, host_s: float) -> float:
+    def stalled(self, host_s: float) -> float:
         between = self.given.pp > 1 and self.meshes.between_hosts
         return host_s * (1.0 + self.framework.stall * self.given.tp) if between else host_s
 

@@ -157,17 +157,6 @@ def test_stalls_cost_hosts_of_pipelines_between_hosts_alone_and_each_tensor_para
         assert lost / plain == pytest.approx(slower, rel=0.02)
 
 
-def test_operands_of_collectives_wait_while_the_host_runs_ahead() -> None:
-    """Two whole tensors of a layer's forward and two of its backward, of as many layers as the queue takes."""
-    given = Configuration(tp=8, sp=True, global_batch=8, recorded=True)
-    step = Step(SMALL, given, load_cluster("h100:8"), PLAIN)
-    whole = SMALL.seq * SMALL.hidden * 2
-    assert 4 * whole < step.first_waiting_bytes < 4 * whole * 1024
-    one = Step(SMALL, replace(given, global_batch=1), load_cluster("h100:8"), PLAIN)
-    assert one.first_waiting_bytes == 2 * SMALL.layers * whole
-    assert Step(SMALL, replace(given, recorded=False), load_cluster("h100:8"), PLAIN).first_waiting_bytes == 0
-
-
 def test_the_first_stage_holds_what_its_micro_batches_in_flight_keep() -> None:
     given = Configuration(pp=2, global_batch=8, stage_layers=(6, 2))
     few, many = (Step(SMALL, replace(given, global_batch=n), load_cluster("h100:2"), PLAIN).first_bytes for n in (1, 8))

@@ -1,0 +1,79 @@
+"""What PyTorch's allocator reserves beyond the peak, and what losses and projections hold: closed forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cluster import load_cluster
+from meshwright.configuration import Configuration, Transformer
+from meshwright.configuration.costs import block_cost
+from meshwright.configuration.framework import PLAIN
+from meshwright.configuration.layers import Layers
+from meshwright.configuration.reserved import pooled_bytes, waiting_bytes
+from meshwright.configuration.step import Step
+
+SMALL = Transformer(8, 1024, 16, 4096, 32000, 1024)
+LLAMA = Transformer(8, 1024, 16, 4096, 32000, 1024, kv_heads=4, gated=True, rms=True, bias=False)
+WHOLE = 1024 * 1024 * 2
+DEVICE = load_cluster("h100:8").devices[0]
+
+
+def _step(given: Configuration, model: Transformer = SMALL, cluster: str = "h100:8") -> Step:
+    return Step(model, given, load_cluster(cluster), PLAIN)
+
+
+def test_operands_of_collectives_wait_while_the_host_runs_ahead() -> None:
+    given = Configuration(tp=8, sp=True, global_batch=8, recorded=True)
+    assert 4 * WHOLE < waiting_bytes(_step(given)) < 4 * WHOLE * 1024
+    assert waiting_bytes(_step(replace(given, global_batch=1))) == 2 * SMALL.layers * WHOLE
+    assert waiting_bytes(_step(replace(given, recorded=False))) == 0
+
+
+def test_a_first_stage_that_waits_for_others_has_the_operands_of_its_whole_warm_up() -> None:
+    given = Configuration(tp=2, pp=4, sp=True, global_batch=8, recorded=True)
+    assert waiting_bytes(_step(given)) == 2 * 2 * 4 * WHOLE  # two of each layer, two layers, four micro-batches
+    assert waiting_bytes(_step(replace(given, global_batch=2))) == 2 * 2 * 2 * WHOLE
+
+
+def test_a_group_over_many_hosts_does_not_run_ahead() -> None:
+    given = Configuration(tp=16, pp=2, sp=True, global_batch=8, recorded=True)
+    assert waiting_bytes(_step(given, cluster="h100:4x8")) == 2 * 4 * 2 * WHOLE
+    assert waiting_bytes(_step(given, cluster="h100:8x4")) == 4 * WHOLE
+
+
+@pytest.mark.parametrize(("loss", "tp", "copies"), [("half", 1, 1.0), ("eager", 1, 3.0), ("eager", 8, 4.0)])
+def test_logits_are_held_as_often_as_the_loss_has_copies(loss: str, tp: int, copies: float) -> None:
+    """In float32 copies; in half precision the logits and their gradient make one."""
+    given = Configuration(tp=tp, loss=loss, sp=tp > 1)
+    cost = block_cost(Layers(SMALL, given).loss(), DEVICE)
+    held = cost.kept_bytes["none"] + cost.working_bytes
+    assert held == pytest.approx(copies * 4 * 1024 * 32000 / tp, rel=0.01)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_selective_recomputation_of_separate_projections_keeps_every_second_one(fused: bool) -> None:
+    """But compiled code does not keep the last, which no backward reads."""
+    given = Configuration(recompute="ops", separate=True, fused=fused)
+    kept = block_cost(Layers(LLAMA, given).layer(), DEVICE).kept_bytes["ops"]
+    queries, values, gate, down, attention = 1024, 256, 4096, 1024, 1024
+    assert kept == 1024 * 2 * (queries + values + gate + attention + (0 if fused else down))
+
+
+def test_an_input_in_float8_is_quantised_once_for_all_products_that_read_it() -> None:
+    given = Configuration(precision="fp8")
+    joined, parted = (
+        block_cost(Layers(LLAMA, replace(given, separate=separate)).layer(), DEVICE).whole.products
+        for separate in (False, True)
+    )
+    assert parted == pytest.approx(joined)
+
+
+def test_streams_of_fsdp_have_pools_of_their_own() -> None:
+    given = Configuration(dp=8, zero=3, global_batch=8)
+    step = _step(given)
+    outer = step.blocks["head"].weights + step.blocks["embedding"].weights
+    layer = step.blocks["dense"]
+    wanted = 2 * (outer + layer.weights) + 6 * outer * 9 // 8 + layer.working_bytes
+    assert pooled_bytes(step) == wanted
