@@ -36,11 +36,12 @@ Row = dict[str, Any]
 class Worker:
     """A process that plans and builds one model in one precision (`bench/step/worker.py`)."""
 
-    def __init__(self, name: str, precision: str, profile: str, way: str) -> None:
+    def __init__(self, name: str, precision: str, profile: str, way: str, asked_s: float) -> None:
+        """asked_s: of a launch on this host, measured while nothing else ran; 0 where the profile is this host's."""
         self.name = f"{name} {precision} {way}"
         script = str(Path(__file__).parent / "step" / "worker.py")
         self.process = subprocess.Popen(
-            [sys.executable, script, name, precision, profile, way],
+            [sys.executable, script, name, precision, profile, way, str(asked_s)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1,
         )  # fmt: skip
 
@@ -81,9 +82,18 @@ def calibrated(folder: Path) -> str:
     return str(path)
 
 
-def measured(jobs: list[tuple[str, str, str]], profile: str, ready_s: float, say: Any) -> list[Row]:
+def asked_here_s() -> float:
+    """Of a launch on this host."""
+    import torch
+
+    from meshwright.cluster.launch import launch_s
+
+    return launch_s(torch.device("cuda", 0)) if torch.cuda.is_available() else 0.0
+
+
+def measured(jobs: list[tuple[str, str, str]], profile: str, asked_s: float, ready_s: float, say: Any) -> list[Row]:
     """jobs: models, precisions, ways. Those that are not ready in time are not measured, and said."""
-    workers = [Worker(name, precision, profile, way) for name, precision, way in jobs]
+    workers = [Worker(name, precision, profile, way, asked_s) for name, precision, way in jobs]
     until, rows, ready = time.monotonic() + ready_s, list[Row](), list[Worker]()
     for worker in workers:
         if worker.answer(max(until, time.monotonic() + 0.6)) is None:
@@ -97,7 +107,9 @@ def measured(jobs: list[tuple[str, str, str]], profile: str, ready_s: float, say
         worker.go()
         found = worker.answer(time.monotonic() + 60)
         worker.process.kill()
-        rows += found[2] if found else [{"case": worker.name, "error": "ended while it was measured"}]
+        own = found[2] if found else [{"case": worker.name, "error": "ended while it was measured"}]
+        rows += own
+        say(json.dumps(own))  # whatever ends this run too early
     say("measured")
     return rows
 
@@ -153,14 +165,15 @@ def main() -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - start:6.1f} s] {text}", flush=True)
 
+    asked_s = asked_here_s() if args.profile else 0.0
     profile = args.profile or calibrated(folder)
-    say(f"profile {profile}")
+    say(f"profile {profile}" + (f", a launch takes {asked_s * 1e6:.1f} us here" if asked_s else ""))
     names = args.only.split(",") if args.only else list(JUDGED)
     pairs = [(name, precision) for precision in args.precisions.split(",") for name in names]
     compiled = [pair for pair in pairs if args.ways == "all" or ("compiled" in args.ways and pair in COMPILED)]
     jobs = [(*pair, "compiled") for pair in compiled]  # these take longest
     jobs += [(*pair, "eager") for pair in pairs if args.ways != "compiled"]
-    rows = measured(jobs, profile, args.ready, say)
+    rows = measured(jobs, profile, asked_s, args.ready, say)
     found = judged(rows)
     (folder / "step_accuracy.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     every = found.get("all")

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, fx
 
 from bench.step.judged import case_of
-from bench.step.planned import Case, Planned, Steps, measure, with_own_memory
+from bench.step.planned import Case, Planned, Steps, as_here, measure
 from meshwright.cluster import Device
 from meshwright.cost.traced.fusible import tensors_of
 from meshwright.cost.traced.kernels import fusion_groups, loaded
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--eager", action="store_true", help="in bf16, with all memory, alone")
     parser.add_argument("--seconds", type=float, default=180.0, help="no case is begun after so long")
     args = parser.parse_args()
-    start, device = time.perf_counter(), with_own_memory(this_device())
+    start, device = time.perf_counter(), as_here(this_device())
     wanted = args.only.split(",") if args.only else list(CASES)
     found: list[dict[str, Any]] = []
     for name, precision, compiled, tight in jobs(wanted):

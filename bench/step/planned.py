@@ -132,8 +132,9 @@ def start_world(kind: str) -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def with_own_memory(device: Device) -> Device:
-    """The profile's device with the memory of the one that is here."""
+def as_here(device: Device, asked_s: float = 0.0) -> Device:
+    """The profile's device with the memory of the one that is here, and the pace of its host where that is given."""
     if device.kind != "cuda" or not torch.cuda.is_available():
         return device
-    return replace(device, memory_bytes=torch.cuda.get_device_properties(0).total_memory)
+    total = torch.cuda.get_device_properties(0).total_memory
+    return replace(device, memory_bytes=total, launch_s=asked_s or device.launch_s)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from bench.step.judged import case_of
-from bench.step.planned import Case, Planned, Steps, measure, settle, with_own_memory
+from bench.step.planned import Case, Planned, Steps, as_here, measure, settle
 from meshwright.cluster.profile_load import device_of
 
 Job = tuple[Planned, bool, Any, Steps, int]
@@ -33,10 +33,10 @@ Job = tuple[Planned, bool, Any, Steps, int]
 
 
 def main() -> None:
-    name, precision, profile, way = sys.argv[1:5]
+    name, precision, profile, way, asked_s = sys.argv[1:6]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    device = with_own_memory(device_of(profile))
+    device = as_here(device_of(profile), float(asked_s))
     rows: list[dict[str, Any]] = []
     jobs: list[Job] = []
     case = case_of(name, precision, way == "compiled")

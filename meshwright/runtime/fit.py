@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from meshwright.capture import Batch, Precision
 from meshwright.cluster import Device, load_cluster
 from meshwright.cluster.device_table import GPUS
+from meshwright.cluster.launch import launch_s
 from meshwright.plan import Plan
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.by_method import WORD
@@ -95,11 +96,11 @@ def fit_plan(
 
 def this_device() -> Device:
     """The GPU that torch sees first, by its name; a CPU where there is none. An unknown GPU is taken for the fastest
-    one known, with its own memory."""
+    one known. Memory, and the pace of the host that launches its kernels, are this machine's."""
     if not torch.cuda.is_available():
         return load_cluster("local:1").mesh((1,)).device
     words = torch.cuda.get_device_name().replace("NVIDIA", "").split()
     named = [entry.device for name, entry in GPUS.items() if words and name.startswith(words[0])]
     found = named[0] if named else GPUS[REFERENCE].device
     total = torch.cuda.get_device_properties(0).total_memory
-    return replace(found, memory_bytes=total)
+    return replace(found, memory_bytes=total, launch_s=launch_s(torch.device("cuda", torch.cuda.current_device())))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.cluster.detect.probe import RankInfo
+from meshwright.cluster.launch import launch_s
 
 # torch 2.13 renamed these and warns about the old names, which are the only ones that 2.11 has.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -40,7 +41,7 @@ def describe_rank(backend: str, local_world: int) -> RankInfo:
         kind=device.type,
         memory_bytes=memory_bytes,
         memory_bandwidth=_copy_rate(device),
-        launch_s=_launch_s(device),
+        launch_s=launch_s(device),
         matmul_flops=(
             ("float32", _matmul_flops(device, torch.float32)),
             ("bfloat16", _matmul_flops(device, torch.bfloat16)),
@@ -77,11 +78,6 @@ def _copy_rate(device: torch.device) -> float:
     source = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2.0 * n_bytes / _best_s(lambda: target.copy_(source), device)
-
-
-def _launch_s(device: torch.device) -> float:
-    one, n = torch.ones(1, device=device), 200
-    return _best_s(lambda: [one + 1 for _ in range(n)], device) / n
 
 
 class Worker:
