@@ -210,6 +210,10 @@ class Mesh(_SizedOnce):
                     given += f"latency_s {hop.latency_s}, bandwidth {hop.bandwidth}, behind {hop.behind}"
                     expected = "size 2 or more, positive bandwidth, no negative latency_s or behind"
                     raise ClusterError(given, expected, "correct it")
+                for kind, fraction in hop.efficiency:
+                    if not fraction > 0:
+                        given = f"mesh axis {axis.name}: the efficiency of {kind} by {hop.level} is {fraction}"
+                        raise ClusterError(given, "more than 0", "correct it")
         if len(self.ranks) != self.world_size or len(set(self.ranks)) != len(self.ranks):
             given = f"ranks are {list(self.ranks)} on axes of {'x'.join(map(str, self.sizes))}"
             raise ClusterError(given, f"{self.world_size} different ranks", "correct the ranks or the axes' sizes")

@@ -57,7 +57,9 @@ def describe(plan: Plan) -> str:
 
 
 def _role(axis: Axis) -> str:
-    return ROLES[axis.name.rstrip("0123456789")] if axis.size > 1 else "one device, nothing is sharded over it"
+    if axis.size == 1:
+        return "one device, nothing is sharded over it"
+    return ROLES.get(axis.name.rstrip("0123456789"), "a name that says nothing of what is sharded over it")
 
 
 def _parameters(plan: Plan) -> list[str]:

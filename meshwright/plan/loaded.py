@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from meshwright.plan.plan import Plan
     from meshwright.plan.records import Prediction, StagePrediction
 
+MOST_BYTES = 1 << 63
+"""No device holds as many, and no float is needed to print fewer."""
 ROUNDING = 1e-9
 """Of a step: a difference of sums may be this much below zero."""
 
@@ -131,7 +133,7 @@ def _check_chunks(plan: Plan) -> None:
 
 
 def _check_predicted(plan: Plan) -> None:
-    """Seconds, bytes and shares are not negative."""
+    """Seconds, bytes and shares are not negative; bytes can be those of a device; stages are the plan's."""
     least_s = -ROUNDING * abs(plan.predicted.step_s)
     parts: list[tuple[str, Prediction | StagePrediction]] = [("predicted", plan.predicted)]
     parts += [(f"predicted.stages[{number}]", stage) for number, stage in enumerate(plan.predicted.stages)]
@@ -142,6 +144,15 @@ def _check_predicted(plan: Plan) -> None:
                 least = 0 if isinstance(one, int) else least_s if entry.name.endswith("_s") else -ROUNDING
                 if isinstance(one, int | float) and one < least:
                     raise PlanError(f"{where}.{entry.name} is {one}", "zero or more", UNDO)
+                if isinstance(one, int) and one >= MOST_BYTES:
+                    raise PlanError(f"{where}.{entry.name} has {len(str(one))} digits", f"less than {MOST_BYTES}", UNDO)
+    for number, moved in enumerate(plan.predicted.collectives):
+        if not 0 <= moved.bytes < MOST_BYTES:
+            given = f"predicted.collectives[{number}].bytes has {len(str(moved.bytes))} digits"
+            raise PlanError(given, f"zero or more, less than {MOST_BYTES}", UNDO)
+    if plan.predicted.stages and len(plan.predicted.stages) != len(plan.groups):
+        given = f"predicted.stages has {counted(len(plan.predicted.stages), 'stage')}"
+        raise PlanError(given, f"one for each of {counted(len(plan.groups), 'stage')}", UNDO)
 
 
 def _check_memory(plan: Plan) -> None:

@@ -221,6 +221,7 @@ FAULTS = [
     ("memory = 0.9 }", "memroy = 0.9 }", r"line 8: device\.fast\.achievable\.memroy is not a field"),
     ("{ bfloat16", "{ bf16", r"line 7: device\.fast\.peaks\.bf16 is not a field"),
     ('memory = "16GB"', 'memory = "1GB"', r"line 12: device\.slow\.reserve is '1GiB'"),
+    ('memory = "80GiB"', 'memory = "8B"', r"device\.fast\.reserve is [\d,]+ bytes, as of H100-SXM-80GB"),
     ('memory = "16GB"', 'kind = "tpu"\nmemory = "16GB"', r"line 11: device\.slow\.kind is 'tpu'"),
     ("[device.slow]", "[device.fast]", r"not TOML: .*line 10"),
     ('name = "two kinds"', "sources = 3", r"line 1: sources is 3"),

@@ -28,6 +28,19 @@ def plan() -> Plan:
     return make_plan(program, load_cluster("local:2"), model=MODEL, pins=("tp=2",))
 
 
+def _stages(count: int) -> list[dict[str, Any]]:
+    """Predictions of so many stages."""
+    times: dict[str, Any] = {name: [0.0] for name in ("forward_s", "backward_input_s", "backward_weight_s", "send_s")}
+    held = ("in_flight", "static_bytes", "resident_bytes", "transient_bytes", "peak_bytes")
+    times |= dict.fromkeys(("busy_s", "exposed_s", "bubble_s"), 0.0)
+    return [times | dict.fromkeys(held, 1) for _ in range(count)]
+
+
+def _hop(plain: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = plain["stages"][0]["mesh"]["axes"][0]["hops"][0]
+    return found
+
+
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
@@ -43,6 +56,11 @@ def plan() -> Plan:
         (lambda p: p.update(model=""), 0, ""),
         (lambda p: p.update(model="gone.py:make"), 0, "not held against its model gone.py:make: it is code"),
         (lambda p: p.update(model="gone.py:make", memory_bytes=5), 2, "memory_bytes is 5"),
+        (lambda p: p["predicted"].update(peak_bytes=10**400), 2, "predicted.peak_bytes has 401 digits"),
+        (lambda p: p["predicted"]["collectives"][0].update(bytes=10**400), 2, "collectives[0].bytes has 401 digits"),
+        (lambda p: p["predicted"].update(stages=_stages(1)), 0, ""),
+        (lambda p: p["predicted"].update(stages=_stages(2)), 2, "predicted.stages has 2 stages"),
+        (lambda p: _hop(p).update(efficiency=[["all_reduce", 0.0]]), 2, "the efficiency of all_reduce by host is 0.0"),
     ],
 )
 def test_explain_refuses_an_edit_to_nonsense(
@@ -55,6 +73,12 @@ def test_explain_refuses_an_edit_to_nonsense(
     told = capsys.readouterr()
     assert said in told.err
     assert ("predicted step" in told.out) == (code == 0)
+
+
+def test_an_axis_of_a_name_of_its_own_is_described(plan: Plan) -> None:
+    plain = json.loads(plan.to_json())
+    text = json.dumps(plain).replace('"tp"', '"wide"').replace('"tp=2"', '"mesh=2"')
+    assert "axis wide of 2: a name that says nothing" in str(Plan.from_json(text.encode()))
 
 
 EVIL = """

@@ -24,7 +24,8 @@ def read_device(name: str, table: Table, nearest: Nearest) -> Device:
     memory_bytes = int(table.figure("memory", parse_bytes, known.memory_bytes if known else None, positive=True))
     reserve_bytes = int(table.figure("reserve", parse_bytes, known.reserve_bytes if known else 0.0))
     if reserve_bytes >= memory_bytes:
-        raise table.where.error(table.field("reserve"), f"is {table.data['reserve']!r}", "less than `memory`")
+        given = repr(table.data["reserve"]) if "reserve" in table else f"{reserve_bytes:,} bytes, as of {_like(known)},"
+        raise table.where.error(table.field("reserve"), f"is {given}", f"less than `memory`, {memory_bytes:,} bytes")
     return Device(
         name=name,
         kind=table.one_of("kind", DEVICE_KINDS, known.kind if known else "cuda"),
@@ -38,6 +39,10 @@ def read_device(name: str, table: Table, nearest: Nearest) -> Device:
         achievable=known.achievable if known and "achievable" not in table else _achievable(table),
         profile=known.profile if known else "",
     )
+
+
+def _like(known: Device | None) -> str:
+    return known.name if known else "others"
 
 
 def _nearest(name: str, table: Table, nearest: Nearest) -> Device | None:
