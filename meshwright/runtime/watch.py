@@ -48,6 +48,7 @@ class Watch:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.since_s = time.monotonic()
         self._published = ""
+        self.waited_s = 0.0  # in collectives, so far
         self._told: dict[int, tuple[int, str]] = {}
         self._lost = ""
         self.blame: Blame | None = None
@@ -177,11 +178,13 @@ class WatchedTransport(ProcessTransport):
 
     @contextmanager
     def _named(self, kind: str, axis: str) -> Iterator[None]:
+        began_s = time.monotonic()
         if self._watch is not None:
             self._watch.op = f"{kind} over {axis}"
         yield
         if self._watch is not None:
             self._watch.op = ""
+            self._watch.waited_s += time.monotonic() - began_s
 
     def _alone(self, axis: str) -> bool:
         return dist.get_world_size(self.group(axis)) == 1

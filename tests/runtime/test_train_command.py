@@ -80,7 +80,7 @@ def test_it_goes_on_from_a_checkpoint_on_fewer_ranks(tmp_path: Path) -> None:
     again = ["--checkpoint-dir", folder, "--resume"]
     assert main(["train", MODEL, "--lr", "1e-2", "--nproc", "2", "--steps", "8", *again, "--json", str(second)]) == 0
     found = json.loads(second.read_text())
-    assert set(found) == {"losses", "tokens_per_second", "peak_bytes", "plan"}
+    assert set(found) == {"losses", "tokens_per_second", "peak_bytes", "step_s", "spikes", "plan"}
     assert found["losses"] == pytest.approx(json.loads(whole.read_text())["losses"], rel=1e-4)
     assert found["plan"]["batch"] == 6, "the batch is that of the saved run"
     assert found["losses"][-1] < found["losses"][0]

@@ -281,7 +281,7 @@ def _saved_batch(args: argparse.Namespace) -> int | None:
 def _report(args: argparse.Namespace, plan: Plan, found: dict[str, Any]) -> int:
     losses = found["losses"]
     if args.json:
-        figures = {key: found[key] for key in ("losses", "tokens_per_second", "peak_bytes")}
+        figures = {key: found[key] for key in ("losses", "tokens_per_second", "peak_bytes", "step_s", "spikes")}
         text = json.dumps(figures | {"plan": json.loads(plan.to_json())})
         write_json(args.json, text)
     if args.json != "-":

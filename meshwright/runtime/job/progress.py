@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from meshwright.plan import Plan
-from meshwright.plan.units import show_bytes
+from meshwright.plan.units import show_bytes, show_seconds
 from meshwright.profile import profile_step
+from meshwright.runtime.job.observe import Losses, SlowRanks, Spike
 from meshwright.runtime.trainer import Trainer
 
 _WARM = 2
@@ -23,13 +25,16 @@ _WARM = 2
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of a whole run: tokens (or samples, where there are no tokens) per second, bytes at the peak of the fullest rank.
+    """Of a whole run: tokens (or samples, where there are no tokens) per second, bytes at the peak of the fullest rank,
+    seconds of a step after the first few, and losses that jumped or were not finite, with the samples of their batch.
 
     On a GPU the peak is what torch allocated; on a CPU it is the process's, the interpreter and torch included.
     """
 
     tokens_per_second: float
     peak_bytes: int
+    step_s: float
+    spikes: tuple[Spike, ...] = ()
 
 
 class Progress:
@@ -41,10 +46,16 @@ class Progress:
         self.writer = _tensorboard(folder) if dist.get_rank() == 0 and folder else None
         self.flops_s = self._peak_flops()
         self.done, self.begun_s, self.warm_s = 0, time.perf_counter(), 0.0
+        self.losses, self.slow = Losses(), SlowRanks(trainer.watch, len(trainer.plan.stages))
+        self.spikes: list[Spike] = []
 
-    def step(self, loss: float) -> None:
-        """After each step."""
+    def step(self, loss: float, samples: Sequence[int] = ()) -> None:
+        """After each step. samples: the numbers of those in its batch."""
         self.done += 1
+        if found := self.losses.spike(self.trainer.steps, loss, samples):
+            self.spikes.append(found)
+            self._warn(str(found))
+        self._warn(self.slow.look(self.trainer.steps))
         if self.done == _WARM:
             self.warm_s = time.perf_counter()
         number = self.trainer.steps
@@ -60,12 +71,17 @@ class Progress:
         dist.all_reduce(peak, dist.ReduceOp.MAX)
         if self.writer is not None:
             self.writer.close()
-        return Figures(self._rate(), int(peak.item()))
+        return Figures(self._rate(), int(peak.item()), self._step_s(), tuple(self.spikes))
+
+    def _warn(self, text: str) -> None:
+        if text and dist.get_rank() == 0:
+            print(f"meshwright: {text}", file=sys.stderr, flush=True)
 
     def _line(self, loss: float) -> str:
         seen, predicted = seen_bytes(self.trainer.device), self.plan.predicted.peak_bytes
         kind = "" if self.trainer.device.type == "cuda" else " by the process"
         parts = [f"step {self.trainer.steps:>5}/{self.steps}", f"loss {loss:.4f}", f"{self._rate():,.0f} {self.word}/s"]
+        parts.append(f"{show_seconds(self._step_s())} a step, {show_seconds(self.plan.predicted.step_s)} predicted")
         parts.append(f"memory {show_bytes(seen)}{kind}, {show_bytes(predicted)} predicted")
         if self.flops_s:
             used = self.flops_s[0] * self._rate() / (self.tokens * self.plan.batch) / self.flops_s[1]
@@ -74,8 +90,11 @@ class Progress:
 
     def _rate(self) -> float:
         """Tokens per second, of the steps after the first few once there are any."""
+        return self.tokens * self.plan.batch / max(1e-9, self._step_s())
+
+    def _step_s(self) -> float:
         steps, since_s = (self.done - _WARM, self.warm_s) if self.done > _WARM else (self.done, self.begun_s)
-        return self.tokens * self.plan.batch * steps / max(1e-9, time.perf_counter() - since_s)
+        return (time.perf_counter() - since_s) / max(1, steps)
 
     def _peak_flops(self) -> tuple[float, float] | None:
         """FLOPs of a step, and FLOP/s of all devices; on a GPU only, whose peak is known."""

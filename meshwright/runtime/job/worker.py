@@ -19,6 +19,7 @@ from meshwright.models.reference import Reference, parse_reference
 from meshwright.plan import Plan
 from meshwright.runtime.fail import tell
 from meshwright.runtime.job.data import BuiltIn
+from meshwright.runtime.job.observe import named_samples
 from meshwright.runtime.job.progress import Progress
 from meshwright.runtime.job.tether import STOPS
 from meshwright.runtime.state.checkpoint import load, save
@@ -30,8 +31,6 @@ from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.runtime.weights.optimizers import make_optimizer
 
 LR = 1e-3
-MOST_NAMED = 16
-"""Samples that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def _loop(
             told["losses"].append(loss)
             optimizer.step()
             optimizer.zero_grad()
-            progress.step(loss)
+            progress.step(loss, data.numbers)
             if trainer.steps >= job.steps:
                 return False
             if stop.agreed():
@@ -165,8 +164,9 @@ def _loop(
 
 def not_finite(loss: float, step: int, numbers: Sequence[int]) -> RunError:
     """numbers: of the samples in the batch that made it."""
-    named = ", ".join(map(str, numbers[:MOST_NAMED])) + (", ..." if len(numbers) > MOST_NAMED else "")
-    todo = f"lower --lr, look at samples {named} of the data, which are its batch, or pass --go-on-at-nan"
+    todo = (
+        f"lower --lr, look at samples {named_samples(numbers)} of the data, which are its batch, or pass --go-on-at-nan"
+    )
     return RunError(f"the loss is {loss} at step {step}", "a finite loss", todo)
 
 
