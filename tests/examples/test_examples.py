@@ -15,11 +15,12 @@ FOLDER = Path(__file__).parents[2] / "examples"
 LEARNS = {
     "finetune_lora.py": ["--steps", "4", "--layers", "1"],
     "gpipe_five_lines.py": [],
+    "hf_trainer.py": ["--steps", "4", "--layers", "1"],
     "mixture_of_experts.py": ["--steps", "3", "--layers", "1"],
     "vision_batchnorm.py": ["--steps", "4"],
     "vision_language.py": ["--steps", "3", "--layers", "1", "--cluster", ""],
 }
-SLOW = ("mixture_of_experts.py", "vision_language.py")
+SLOW = ("hf_trainer.py", "mixture_of_experts.py", "vision_language.py")
 """Some CPU seconds each."""
 OTHERS = {"demo.py", "memory_budget.py", "plan_a_cluster.py", "pretrain_gpt.py"}
 
