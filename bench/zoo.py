@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--source", default="", help=f"of {', '.join(SOURCES)}")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     parser.add_argument("--limit", type=int, default=240, help="CPU seconds for each process of a model")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no model after this many seconds")
     parser.add_argument("--resume", action="store_true", help="skip models that the JSON has")
     parser.add_argument("--again", default="", help="with --resume: outcomes that are tried again all the same")
     parser.add_argument("--every-pin", action="store_true", help="run tp=2 and zero=3 both, where both are planned")
@@ -53,7 +54,7 @@ def main() -> int:
     path = Path(args.json)
     rows = read(path)
     limits = Limits(args.limit, Options(args.every_pin, args.reuse, tuple(args.parts.split(",")), args.double))
-    for row in run_all(_chosen(args, rows), args.jobs, limits):
+    for row in run_all(_chosen(args, rows), args.jobs, limits, args.seconds):
         rows[row["name"]] = joined(rows.get(row["name"]), row, limits.options.parts)
         write(path, rows)
         print(line(row), flush=True)

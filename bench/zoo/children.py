@@ -42,13 +42,16 @@ class Child:
     late_s: float
 
 
-def run_all(names: Sequence[str], jobs: int, limits: Limits) -> Iterator[Row]:
-    """Rows as they come. Packages are imported here, once, so that children do not pay for it."""
+def run_all(names: Sequence[str], jobs: int, limits: Limits, seconds: float) -> Iterator[Row]:
+    """Rows as they come; none is begun after so many seconds. Packages are imported here, once: children do not pay."""
     torch.set_num_threads(1)
     declare_vision_ops()
     _warm()
     left, running = list(names), dict[int, Child]()
+    end_s = time.monotonic() + seconds
     while left or running:
+        if time.monotonic() > end_s:
+            left.clear()
         while left and len(running) < jobs:
             name = left.pop(0)
             running |= dict([_start(name, limits)])
