@@ -414,6 +414,12 @@ def forward_hooks(module: Any) -> tuple[dict[int, Any], dict[int, Any]]:
     return module._forward_pre_hooks, module._forward_hooks
 
 
+def module_hooks(module: Any) -> tuple[Any, ...]:
+    """All hooks that a module has, around its forward and its backward."""
+    held = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
+    return tuple(hook for hooks in held if hooks for hook in hooks.values())
+
+
 def backward_hooks(module: Any) -> bool:
     """Whether a module has hooks that see, and may change, gradients."""
     return bool(module._backward_hooks or module._backward_pre_hooks)

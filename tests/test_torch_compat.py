@@ -347,6 +347,7 @@ def test_hooks_and_buffers_of_modules_are_where_we_look() -> None:
     assert all(torch_compat.forward_hooks(module))
     module.register_full_backward_hook(lambda *_: None)
     assert torch_compat.backward_hooks(module)
+    assert len(torch_compat.module_hooks(module)) == 3
     module.weight.register_hook(lambda gradient: gradient)
     module.bias.register_post_accumulate_grad_hook(lambda parameter: None)
     assert torch_compat.gradient_hooks(module.weight)

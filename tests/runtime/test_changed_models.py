@@ -27,9 +27,10 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.norm, self.drop = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.0)
         self.last, self.scale, self.longest = nn.Linear(16, 3), 1.0, 0
+        self.act = torch.relu
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.last(self.drop(torch.relu(self.norm(self.first(x))))) * self.scale
+        found: Tensor = self.last(self.drop(self.act(self.norm(self.first(x))))) * self.scale
         if not self.training:
             self.longest = max(self.longest, x.shape[0])
         return found
@@ -100,9 +101,24 @@ def set_scale(own: Net) -> None:
     own.scale = 2.0
 
 
+def halve(own: Net) -> None:
+    own.first.register_forward_hook(lambda module, given, found: found * 0.5)
+
+
+def set_act(own: Net) -> None:
+    own.act = torch.tanh
+
+
+def set_method(own: Net) -> None:
+    own.first.forward = lambda x: x.new_zeros(len(x), 16)  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (halve, "hooks of module 'first' were registered or removed"),
+        (set_act, "'act' of the model was changed since mw.parallelize"),
+        (set_method, "'forward' of module 'first' was changed since mw.parallelize"),
         (nn.Module.eval, "the model is in eval mode, but was planned in train mode"),
         (lambda own: own.norm.eval(), "module 'norm' is in eval mode"),
         (replace_head, "the members of the model were replaced"),
@@ -128,8 +144,14 @@ def test_validation_in_between_and_other_attributes_are_no_change() -> None:
     trainer(batches()[0])
     own.train()
     own.note = torch.ones(3)  # type: ignore[assignment]
+    own.act = torch.nn.functional.relu
+    seen: list[Any] = []
+    handle = own.first.register_forward_hook(lambda module, given, found: seen.append(found.shape))
+    trainer(batches()[0])
+    handle.remove()
     trainer.step(batches()[0])
     assert own.longest == 8
+    assert seen
 
 
 def test_an_average_of_an_adopted_model_gives_outputs() -> None:

@@ -16,6 +16,7 @@ from torch import nn
 
 from meshwright.errors import CaptureWarning, RunError
 from meshwright.runtime.weights.contents import Contents
+from meshwright.torch_compat import module_hooks
 
 _PLAIN = (bool, int, float, str)
 
@@ -30,6 +31,7 @@ class Unchanged:
         self._named = list(model.named_modules())
         self._held: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self._members: list[tuple[nn.Module | None, ...]] = []
+        self._hooks: list[tuple[Any, ...]] = []
         self.note()
 
     @contextmanager
@@ -46,9 +48,18 @@ class Unchanged:
         """From now on, what is there now is expected."""
         self._held = [(dict(vars(module)), tuple(vars(module).values())) for _, module in self._named]
         self._members = [tuple(module._modules.values()) for _, module in self._named]
+        self._hooks = [module_hooks(module) for _, module in self._named]
 
     def check(self) -> None:
-        noticed = False
+        noticed, replaced = False, ""
+        for (name, module), hooks in zip(self._named, self._hooks, strict=True):
+            if module_hooks(module) != hooks:
+                raise _changed(
+                    f"hooks of {_module(name)} were registered or removed since mw.parallelize, and a step runs those "
+                    "that were there when it was planned",
+                    "register them first, then plan; or remove them before trainer.step: trainer(batch) and model(...) "
+                    "under torch.no_grad() run them",
+                )
         for (name, module), (held, values), members in zip(self._named, self._held, self._members, strict=True):
             if tuple(module._modules.values()) != members:
                 raise _changed(
@@ -56,8 +67,10 @@ class Unchanged:
                     "make the change first, then plan and call mw.parallelize",
                 )
             if not _alike(tuple(vars(module).values()), values):
-                self._look(name, module, held)
+                replaced = self._look(name, module, held) or replaced
                 noticed = True
+        if replaced:
+            self._judge(replaced)
         if noticed:
             self.note()
         if changed := self.contents.changed():
@@ -82,10 +95,14 @@ class Unchanged:
         self._asked = True
         self.contents.note()
 
-    def _look(self, name: str, module: nn.Module, held: dict[str, Any]) -> None:
-        """Refuses a plain value that is another one; objects that were replaced are not looked into."""
-        for key, before in held.items():
-            now = vars(module).get(key)
+    def _look(self, name: str, module: nn.Module, held: dict[str, Any]) -> str:
+        """Refuses a plain value that is another one. A function that is, a method above all, is for `_judge`: its name.
+        Other objects that were replaced are not looked into."""
+        replaced = ""
+        for key in held | vars(module):
+            before, now = held.get(key), vars(module).get(key)
+            if now is not before and (callable(before) or callable(now)) and _was_called(module, key, held):
+                replaced = f"{key!r} of {_module(name)}"
             if now is before or not (isinstance(before, _PLAIN) and isinstance(now, _PLAIN)) or now == before:
                 continue
             if key == "training":
@@ -99,6 +116,12 @@ class Unchanged:
                 f"{key!r} of {_module(name)} was {before!r} when it was planned and is {now!r}",
                 "plan again after the change; what changes from step to step is an entry of the batch or a buffer",
             )
+        return replaced
+
+
+def _was_called(module: nn.Module, key: str, held: dict[str, Any]) -> bool:
+    """Whether a forward may have called what is now another function: an attribute, or a method of the class."""
+    return key in held or callable(getattr(type(module), key, None))
 
 
 def _alike(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
