@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import inspect
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -29,6 +30,7 @@ a { color: var(--link); text-decoration: none; } a:hover { text-decoration: unde
 pre { overflow: auto; padding: .8rem; border: 1px solid var(--line); border-radius: 6px; font-size: 13px; }
 table { border-collapse: collapse; display: block; overflow: auto; font-size: 14px; }
 td, th { border: 1px solid var(--line); padding: 4px 8px; text-align: left; vertical-align: top; }
+img { max-width: 100%; height: auto; }
 @media (max-width: 48rem) { body { display: block; } nav { position: static; height: auto; border: 0; } }
 """
 
@@ -44,6 +46,7 @@ def main() -> None:
     for page, title in order:
         _write(folder, page, title, (DOCS / page).read_text(encoding="utf-8"), order)
     _write(folder, "api.md", "API reference", api(), order)
+    shutil.copytree(DOCS / "pictures", folder / "pictures", dirs_exist_ok=True)
     print(f"{len(order) + 1} pages written to {folder}; open {folder / 'index.html'}")
 
 
