@@ -1,6 +1,6 @@
 """The pictures of docs/concepts.md: `python docs/pictures.py` writes docs/pictures/*.svg; a test holds them to it.
 
-They are drawn from data: the pipeline's from the schedule that plans run. Colours follow the reader's light or dark mode.
+They are drawn from data: the pipeline's from the schedule that plans run. Light and dark.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from meshwright.schedule import ORDERS, lists, pipeline
 FOLDER = Path(__file__).parent / "pictures"
 STYLE = """text{font:13px system-ui,sans-serif;fill:#1f2937}.small{font-size:11px}.box{fill:none;stroke:#9ca3af}
 .w{fill:#2563eb}.g{fill:#d97706}.o{fill:#7c3aed}.a{fill:#059669}.none{fill:#9ca3af33}.on{fill:#fff}
-@media (prefers-color-scheme:dark){text{fill:#e5e7eb}.w{fill:#60a5fa}.g{fill:#fbbf24}.o{fill:#a78bfa}.a{fill:#34d399}.on{fill:#111}}"""
+@media (prefers-color-scheme:dark){text{fill:#e5e7eb}.w{fill:#60a5fa}.g{fill:#fbbf24}.o{fill:#a78bfa}.a{fill:#34d399}
+.on{fill:#111}}"""
 Shapes = list[str]
 
 
@@ -142,7 +143,7 @@ def memory() -> str:
         shapes += [
             text(left, 18, name),
             rect(left, floor - 40, 320, 40, "w"),
-            text(left + 6, floor - 16, "state", "on"),
+            text(left + 6, floor - 16, "weights, optimizer state", "on"),
         ]
         for moment in range(16):
             layer = moment if moment < 8 else 15 - moment
