@@ -5,7 +5,8 @@ python bench/fit_kernels.py DIR --holdout > kernels.txt
 python bench/fit_collectives.py collectives.csv --holdout > collectives.txt
 python bench/published.py steps_visible.csv steps2_visible.csv --json published.json
 python bench/published_halves.py steps_visible.csv steps2_visible.csv --json halves.json
-python bench/accuracy_page.py kernels.json kernels.txt collectives.txt published.json halves.json > docs/accuracy.md
+python bench/mist_plans.py mist_chosen_plans.csv steps2_visible.csv --json mist.json
+python bench/accuracy_page.py kernels.json kernels.txt collectives.txt published.json halves.json --mist mist.json
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import re
 from pathlib import Path
 
-from accuracy_steps import scatter_svg, steps_part
+from accuracy_steps import mist_part, scatter_svg, steps_part
 
 HEAD = """\
 # Accuracy
@@ -74,6 +75,7 @@ def main() -> int:
     parser.add_argument("collective_holdout", type=Path)
     parser.add_argument("published", type=Path, help="JSON of bench/published.py")
     parser.add_argument("halves", type=Path, help="JSON of bench/published_halves.py")
+    parser.add_argument("--mist", type=Path, help="JSON of bench/mist_plans.py")
     parser.add_argument("--images", type=Path, default=Path("docs/accuracy"), help="folder for the plots")
     args = parser.parse_args()
     published = json.loads(args.published.read_text(encoding="utf-8"))
@@ -91,6 +93,8 @@ def main() -> int:
     print(HEAD)
     halves = json.loads(args.halves.read_text(encoding="utf-8"))
     print(steps_part(published, halves, args.images.name))
+    if args.mist:
+        print(mist_part(json.loads(args.mist.read_text(encoding="utf-8"))))
     print(KERNELS)
     print("#### Kernels\n")
     print(table(("table", "rows", "median", "mean"), held_out(args.kernel_holdout)))

@@ -84,9 +84,11 @@ TORCHTITAN = Habits(
     last_rank=True,
     loss="half",
 )
-"""Memory is what PyTorch's allocator has reserved at most, on the rank that has the loss (`metrics.py`). Projections
-are single products, of which selective recomputation keeps every second. The loss is compiled since 2025: its kernel
-reads logits in bfloat16 and writes their gradient; before, it was PyTorch's own in float32."""
+"""pytorch/torchtitan, December 2024 to June 2025. Memory is what PyTorch's allocator has reserved at most, on the first
+rank of the last stage (`metrics.py`). Projections are single products, of which selective recomputation keeps every
+second (`parallelize_llama.py`). The loss is compiled with the rest: its kernel reads logits in bfloat16 and writes
+their gradient. In December 2024 that was turned off (e8977b007): PyTorch's own loss in float32, as the memory of those
+rows shows."""
 COMPOSER = Habits(Framework("Composer", kernels=1.06), fused=False)
 DEEPSPEED = Habits(
     Framework("DeepSpeed", op_host_s=6.5e-5, kernels=1.4), fused=False, dropout=True, overlap=0.0, in_use=True
@@ -122,7 +124,7 @@ def habits_of(row: Row) -> Habits:
         found = replace(MEGATRON_2021, overlap=0.0, gathers=3)
     if name.startswith("torchtitan") and number_of(row, "pp") > 1:
         found = replace(found, once=True)
-    if name.startswith("torchtitan") and "_2024" in (row.get("source_short") or ""):
+    if name.startswith("torchtitan") and ("_2024" in (row.get("source_short") or "") or "no_compile" in note):
         found = replace(found, loss="eager")
     if "no_compile" in note:
         found = replace(found, fused=False)

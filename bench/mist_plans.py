@@ -1,0 +1,144 @@
+"""Plans that Mist chose, under our prices, against what our planner chooses for the same model, cluster and memory.
+
+    python bench/mist_plans.py mist_chosen_plans.csv [steps2_visible.csv] [--plans 1,5] [--price-only] [--json FILE]
+
+Both are priced eager, in mixed precision, with fused attention, by the same device and links: Mist's plan as a
+Configuration (`mw.price`), ours by its own prediction. Plans that one of the two cannot express are listed with the
+reason. With a table of steps, Mist's own measured step is held against its plan's price under Mist's habits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from published import priced, read_rows
+from published_rows import Case, NotModelledError, Row, case_of
+
+import meshwright as mw
+from meshwright.configuration.framework import PLAIN
+from meshwright.configuration.step import Step
+from meshwright.errors import MeshwrightError
+
+GIB = 2**30
+
+
+def as_row(plan: Row) -> Row:
+    """The plan in the columns of a table of published steps. Raises NotModelledError where stages differ too much."""
+    lists = {key: plan[key].split("|") for key in plan if key.startswith("stage_")}
+    for key in ("stage_dp", "stage_tp", "stage_zero"):
+        if len(set(lists[key])) > 1:
+            raise NotModelledError(f"{key.removeprefix('stage_')} differs by stage: {plan[key]}")
+    for key in ("stage_offload_activations", "stage_offload_weights", "stage_offload_grads"):
+        if any(float(part) for part in lists[key]):
+            raise NotModelledError(f"{key.removeprefix('stage_').replace('_', ' of ')}")
+    nodes, each = int(plan["nodes"]), int(plan["gpus_per_node"])
+    offload = "|".join(f"0/0/{part}/0" for part in lists["stage_offload_optimizer"])
+    same = ("family", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gated_mlp", "gpu", "global_batch", "pp")
+    return {key: plan[key] for key in same} | {
+        "set": "mist",
+        "row_id": plan["plan_id"],
+        "num_gpus": str(nodes * each),
+        "gpus_per_node": str(each),
+        "dp": lists["stage_dp"][0],
+        "tp": lists["stage_tp"][0],
+        "zero": lists["stage_zero"][0],
+        "micro_batch": plan["micro_batch"],
+        "stage_layers": plan["stage_layers"],
+        "recompute": "partial",
+        "stage_recompute_layers": plan["stage_recompute_layers"],
+        "stage_offload": offload,
+        "precision": "fp16",
+        "attention": "flash" if plan["flash"] == "true" else "unfused",
+        "note": "no_biases" + (";clocks_locked_1050MHz" if plan["gpu"] == "L4" else ""),
+    }
+
+
+def reference(row: Row) -> str:
+    """The model as our planner reads it."""
+    names = ("layers", "hidden", "heads", "ffn", "vocab", "seq")
+    return f"{row['family']}?" + "&".join(f"{name}={row[name]}" for name in names)
+
+
+def mist_price(case: Case) -> tuple[float, float]:
+    """Seconds and bytes of Mist's plan, run as our eager plans are."""
+    given = replace(case.given, fused=False, overlap=1.0, gradients="float32", precision="mixed")
+    found = Step(case.model, given, case.cluster, PLAIN).predict()
+    return found.step_s, found.peak_bytes
+
+
+def measured_steps(path: Path | None) -> dict[str, Row]:
+    """Rows of measured steps by the file of the plan that was measured."""
+    rows = read_rows(path) if path else []
+    return {row["source"].split()[-1]: row for row in rows if row.get("set") == "mist_l4" and row.get("source")}
+
+
+def our_plan(row: Row, case: Case, limit: int) -> dict[str, Any]:
+    begin = process_time()
+    batch = case.given.global_batch
+    ours = mw.plan(reference(row), cluster=case.cluster, global_batch=batch, memory=limit, precision="mixed")
+    found = {"ours_s": ours.predicted.step_s, "ours_bytes": ours.predicted.peak_bytes}
+    return found | {"cpu_s": process_time() - begin}
+
+
+def compare(plan: Row, steps: dict[str, Row], search: bool = True) -> dict[str, Any]:
+    """search: our planner is asked too."""
+    found: dict[str, Any] = {"plan": plan["plan_id"], "model": plan["model"], "gpu": plan["gpu"]}
+    found["gpus"] = int(plan["nodes"]) * int(plan["gpus_per_node"])
+    measured = steps.get(plan["source"].split()[-1])
+    if measured:
+        found["measured_error"] = priced(measured).error
+    try:
+        row = as_row(plan)
+        case = case_of(row)
+        if search and row["attention"] == "unfused":
+            raise NotModelledError("attention that is not fused, which our models do not have")
+        found["mist_s"], found["mist_bytes"] = mist_price(case)
+        if search:
+            found |= our_plan(row, case, round(float(plan["memory_GiB"]) * GIB))
+    except (NotModelledError, MeshwrightError) as error:
+        found["reason"] = str(error).splitlines()[0]
+    return found
+
+
+def line(one: dict[str, Any]) -> str:
+    text = f"{one['plan']:>3} {one['model']:<11} {one['gpus']:>3} {one['gpu']:<14}"
+    if "measured_error" in one:
+        text += f" measured {one['measured_error']:+.1%}"
+    if "mist_s" in one:
+        text += f" Mist's {one['mist_s']:.3g} s, {one['mist_bytes'] / GIB:.3g} GiB"
+    if "ours_s" in one:
+        ratio = one["ours_s"] / one["mist_s"]
+        text += f"; ours {one['ours_s']:.3g} s, {one['ours_bytes'] / GIB:.3g} GiB ({ratio:.3f} of it)"
+        text += f"; {one['cpu_s']:.0f} CPU s"
+    return text + (f" not compared: {one['reason']}" if "reason" in one else "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plans_table", type=Path)
+    parser.add_argument("steps", type=Path, nargs="?", help="measured steps, in the schema of bench/published.py")
+    parser.add_argument("--plans", default="", help="only these plan ids, such as 1,5")
+    parser.add_argument("--price-only", action="store_true", help="leave our planner out")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    steps, only = measured_steps(args.steps), set(filter(None, args.plans.split(",")))
+    found = []
+    for plan in read_rows(args.plans_table):
+        if not only or plan["plan_id"] in only:
+            found.append(compare(plan, steps, not args.price_only))
+            print(line(found[-1]), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"plans": found}, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
