@@ -16,7 +16,10 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
+import meshwright as mw
 from bench.zoo.lists import PACKAGES, entry_of
 from bench.zoo.packages import declare_vision_ops
 from bench.zoo.rows import Row, started
@@ -63,9 +66,21 @@ def run_all(names: Sequence[str], jobs: int, limits: Limits, seconds: float) -> 
 
 
 def _warm() -> None:
-    """Has torch import what exporting and stepping need, which takes seconds. No op is run: see `server`."""
+    """Has torch import what exporting, planning and stepping need, which takes seconds. With torch's CUDA build no op
+    is run: see `server`."""
     for name in ("torch.export", "torch._dynamo", "torch._functorch.aot_autograd", "torch.distributed.tensor"):
         import_module(name)
+    if torch.version.cuda is None:
+        model, batch = nn.Linear(2, 2), (torch.zeros(2, 2),)
+        plan = mw.plan(model, batch, cluster="local:1", loss=_loss)
+        trainer = mw.parallelize(model, plan, _loss)
+        trainer.step(batch)
+        torch.optim.AdamW(trainer.parameters()).step()
+        dist.destroy_process_group()
+
+
+def _loss(output: Tensor, *_: Tensor) -> Tensor:
+    return output.sum()
 
 
 @cache
