@@ -102,15 +102,17 @@ def search(
     same: float = SAME,
     quick: bool = False,
     gap: float = 0.0,
+    hard: bool = True,
 ) -> Found:
     """Faster than `limit_s`, if any is. first: the first that is found is enough. exactly: as for `solve_chain`. same:
     steps closer than this part are equal. quick: values may be recomputed later, so that chains which pay more for
     memory than that takes are of no use. gap: a node is pruned whose bound is within this part of the incumbent.
+    hard: as for `solve_chain`.
 
     Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further.
     """
     floors: dict[int, float] = {}
-    state = _State(budget_bytes, limit_s, log or SearchRecorder(), floors, exactly, same, not quick, gap)
+    state = _State(budget_bytes, limit_s, log or SearchRecorder(), floors, exactly, same, hard and not quick, gap)
     refused: list[PlanError] = []
     for later in (False, True):
         found = []

@@ -28,7 +28,7 @@ def swept(
     exactly: bool = True,
 ) -> Plan | None:
     """The fastest of them, `best` where none is faster. refined: the plan of a sharding under the true budget. exactly:
-    as for `solve_chain`."""
+    as for `solve_chain`; what takes long to make fit with all kept is asked for only while nothing fits otherwise."""
     peak: int | None = None
     for part in parts:
         if peak is not None and peak <= part * budget_bytes:
@@ -36,7 +36,7 @@ def swept(
         known_s = best.predicted.step_s if best else float("inf")
         room = int(part * budget_bytes) if part < inf else 1 << 62
         try:
-            found = search(candidates, room, limit_s=known_s, exactly=exactly).best
+            found = search(candidates, room, limit_s=known_s, exactly=exactly, hard=best is None).best
         except PlanError:
             return best
         if found is None:
