@@ -4,6 +4,8 @@
 2. HiGHS in this process when the integer program is tiny;
 3. HiGHS in a child process on one core beside bound and search (`large`) on the other, each told what the other found;
 4. bound and search on both cores when the integer program is too large for HiGHS to get anywhere.
+
+With a work limit nothing runs beside anything: HiGHS comes first, as far as its nodes go, then bound and search.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from meshwright.select.problem import Problem, no_choice
 # Pair variables up to which HiGHS is used in this process, and in a process of its own.
 SMALL = 3_000
 MIDDLE = 400_000
-# With a work limit HiGHS counts nodes of its tree instead of seconds.
+# With a work limit HiGHS counts nodes of its tree instead of seconds, of larger programs fewer; up to so many pairs.
+IN_TURN = 30_000
 NODES_PER_UNIT = 1
 
 
@@ -37,6 +40,8 @@ def solve(problem: Problem, budget: Budget, constant: float, seed: int, done: li
             _branch(best, done)
         elif pairs <= MIDDLE and budget.work is None:
             _both_sides(best, seed, done)
+        elif pairs <= IN_TURN and _branch(best, done, SMALL / pairs):
+            return best.choice.tolist(), best.bound
         else:
             from meshwright.select import large  # numba takes a second to import: only where it is used
 
@@ -44,11 +49,12 @@ def solve(problem: Problem, budget: Budget, constant: float, seed: int, done: li
     return best.choice.tolist(), best.bound
 
 
-def _branch(best: Best, done: list[str]) -> None:
+def _branch(best: Best, done: list[str], part: float = 1.0) -> bool:
+    """Whether it was solved. part: of the nodes that a work limit allows."""
     from meshwright.select.ilp import branch_and_bound
 
     budget = best.budget
-    nodes = None if budget.work is None else max(1, int(budget.left() * NODES_PER_UNIT))
+    nodes = None if budget.work is None else max(1, int(part * budget.left() * NODES_PER_UNIT))
     solved = branch_and_bound(
         best.problem,
         best.note,
@@ -58,6 +64,7 @@ def _branch(best: Best, done: list[str]) -> None:
         max_nodes=nodes,
     )
     done.append("HiGHS, solved" if solved else "HiGHS, stopped at the limit")
+    return solved
 
 
 def _both_sides(best: Best, seed: int, done: list[str]) -> None:

@@ -234,9 +234,12 @@ def test_a_refusal_names_the_same_bytes_however_slow_the_machine_is(monkeypatch:
 
 
 def test_no_module_of_the_planner_reads_a_clock() -> None:
-    """What is planned or named in a refusal depends on no load; the engine of `intra.exact` still counts seconds."""
+    """What is planned or named in a refusal depends on no load; engines are asked with `work`."""
     for path in sorted(Path(solve.__file__).parent.rglob("*.py")):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         names = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
         names |= {one.name for node in nodes if isinstance(node, ast.Import) for one in node.names}
         assert not names & {"time", "datetime", "timeit"}, f"{path} reads a clock"
+        given = [one.arg for node in nodes if isinstance(node, ast.Call) for one in node.keywords]
+        engines = [node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        assert "solve" not in engines or "seconds" not in given, f"{path} limits the engine in seconds"

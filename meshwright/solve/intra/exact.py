@@ -23,8 +23,8 @@ from meshwright.solve.intra.segment import SegmentProblem
 MOST_OPTIONS = 4000
 """Of all nodes together; more are for the dual prices of `chain`."""
 
-SECONDS = 20.0
-"""Of the engine. Not yet a count of work: with one, problems of middle size would go without HiGHS."""
+WORK = 4000.0
+"""Of the engine, in millions of steps and nodes of HiGHS: the same answer on a busy machine."""
 
 ROUNDS = 6
 """How often less room is given, and each time twice as much less."""
@@ -161,7 +161,7 @@ def _within(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Chain 
     whole = _Whole.of(frontier, budget_bytes)
     segments = range(len(frontier.program.segments))
     try:
-        found = solve(whole.build.build(), seconds=SECONDS)
+        found = solve(whole.build.build(), work=WORK)
     except InfeasibleError:
         return None, float("inf")
     points, options = [], []
