@@ -1,6 +1,6 @@
 """What each constant that steers the planner's search is worth: it is halved, doubled, or cut to its first.
 
-    python bench/ablation.py [--constant solve.joint.WORTH ...] [--request "8b, 40 GiB" ...] [--list]
+    python bench/ablation.py [--constant solve.together.TOO_SLOW ...] [--request "8b, 40 GiB" ...] [--list]
 
 Constants are read off the source (`constants`), so that each has its line here; `OTHERS` names numbers that steer
 nothing. A line has the worst change of the predicted step over the requests, in per cent, and that of the CPU seconds.

@@ -25,9 +25,6 @@ from meshwright.solve.search_log import SearchRecorder, mesh_node, not_below
 from meshwright.solve.sweep import swept
 from meshwright.solve.together import FEWER, Assemble, Together
 
-WORTH = 0.995
-"""A bound closer to what is known than this is not looked into: tracing takes longer than that saves."""
-
 
 def joint_search(
     candidates: list[Candidate],
@@ -52,7 +49,8 @@ def joint_search(
         state.sweep(candidates)
         state.look_at(list(entries(candidates, budget_bytes, state.known_s)))
     else:
-        roomy = search(candidates, 1 << 62, limit_s=(1 - max(SAME, simpler_within, gap)) * state.known_s)
+        near = max(min(SAME, effort.near), simpler_within, gap)
+        roomy = search(candidates, 1 << 62, limit_s=(1 - near) * state.known_s, same=min(SAME, near))
         if roomy.best is None:  # more memory would not make it faster, nor does recomputing
             bound_s = min(state.known_s, roomy.bound_s)
             state.log.pruned("all meshes, recomputing", "no plan is faster even with unlimited memory", bound_s)
@@ -127,7 +125,7 @@ class _State:
 
     def _why_pruned(self, entry: Entry) -> str:
         """Empty where the node is to be expanded."""
-        cutoff_s = min(WORTH, 1 - self.gap) * self.known_s
+        cutoff_s = (1 - max(self.effort.near, self.gap)) * self.known_s
         if len(self.glanced) >= self.effort.probed:
             return f"the effort allows {self.effort.probed} probes"
         if entry.bound.seconds >= cutoff_s:
@@ -151,7 +149,7 @@ class _State:
         for number, (step_s, entry, together) in enumerate(order[: self.effort.settled]):
             promising = number == 0 or step_s == inf or step_s <= self.effort.slower * self.known_s
             promising &= not (STOP.asked and self.best)
-            if promising and entry.bound.seconds < min(WORTH, 1 - self.gap) * self.known_s:
+            if promising and entry.bound.seconds < (1 - max(self.effort.near, self.gap)) * self.known_s:
                 before_s, together.known_s = self.known_s, self.cutoff_s(entry.candidate.axes)
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
                 self.log.expanded(_node(entry), "searched with mixtures of shardings", entry.bound.seconds, step_s)

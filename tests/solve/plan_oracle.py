@@ -76,15 +76,28 @@ class Oracle:
         return space(graph, segment.params, self.program.batch, self.mesh, Pins(), self.setting)
 
     def _segment(self, index: int) -> dict[Boundary, list[Way]]:
-        segment = self.program.segments[index]
         made = self._space(index)
         found: dict[Boundary, list[Way]] = {}
+        for layouts, choice in self._choices(index, made):
+            point = price_segment(made.graph, choice, {}, self.mesh, self.setting, {})
+            for texts, more in self._weights(index, made, choice.parameters):
+                way = (
+                    point.seconds(self.setting.microbatches) + more[0],
+                    point.held_bytes + more[1],
+                    point.transient_bytes + more[2],
+                )
+                found.setdefault(tuple(sorted({**layouts, **texts}.items())), []).append(way)
+        return {key: pareto(labels) for key, labels in found.items()}
+
+    def _choices(self, index: int, made: Space) -> Iterator[tuple[dict[str, str], Choice]]:
+        """Every Choice of a segment, with the layouts of its boundary by name."""
+        segment = self.program.segments[index]
         crossing = [*(value.name for value in made.graph.inputs), *made.graph.outputs]
         names = [*segment.inputs, *segment.outputs]
         layouts = [boundary_layouts(made, n) for n in crossing]
+        cut = len(made.graph.inputs)
         for edge in product(*layouts):
             given = tuple(str(layout) for layout in edge)
-            cut = len(made.graph.inputs)
             for picked in product(*(range(len(one)) for one in made.strategies)):
                 strategies = {
                     op.name: made.strategies[i][at].text
@@ -94,17 +107,7 @@ class Oracle:
                     continue
                 for computes in self._computes(index, made, picked):
                     choice = Choice(segment.graph, given[:cut], given[cut:], strategies, computes)
-                    point = price_segment(made.graph, choice, {}, self.mesh, self.setting, {})
-                    for texts, more in self._weights(index, made, computes):
-                        way = (
-                            point.seconds(self.setting.microbatches) + more[0],
-                            point.held_bytes + more[1],
-                            point.transient_bytes + more[2],
-                        )
-                        found.setdefault(
-                            tuple(sorted({**dict(zip(names, given, strict=True)), **texts}.items())), []
-                        ).append(way)
-        return {key: pareto(labels) for key, labels in found.items()}
+                    yield dict(zip(names, given, strict=True)), choice
 
     def _weights(self, index: int, made: Space, computes: dict[str, str]) -> Iterator[tuple[dict[str, str], Way]]:
         """Every storage of every weight that computes so; tied ones by name, paid for by the first that reads them."""
