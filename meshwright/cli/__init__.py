@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from meshwright import __version__
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, PlanError
 
 COMMANDS = {
     "plan": ("meshwright.cli.plan", "find the fastest plan that fits, and show what others would cost"),
@@ -81,8 +81,22 @@ def _main(arguments: list[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:  # argparse takes names only where they stand together
         parsed.names = [*parsed.names, *more]
+    for name in ("plan", "against"):  # before torch is imported
+        _check_readable(getattr(parsed, name, None))
     parsed.parsers = lambda: {name: parser_for(name) for name in COMMANDS}
     return int(parsed.run(parsed))
+
+
+def _check_readable(path: str | None) -> None:
+    """A plan file that is not there is refused at once; auto: a plan is made."""
+    if path in (None, "auto"):
+        return
+    try:
+        with open(str(path), "rb"):
+            pass
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise PlanError(f"{path} cannot be read: {why}", "a plan file", "check the path") from error
 
 
 if __name__ == "__main__":

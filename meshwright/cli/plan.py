@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     check_part("--simpler-within", args.simpler_within)
     check_part("--gap", args.gap)
     headroom_of(args.memory, args.headroom)
+    _check_pins(args, None)  # their words, before the cluster's tables are read
     cluster = cluster_for(args.cluster)
     args.precision = precision_for(args, cluster)
     _check_pins(args, cluster)
@@ -120,7 +121,7 @@ def _check_model(args: argparse.Namespace) -> None:
         raise ModelError("no model", "a family, a named size, hf:TYPE or file.py:function", todo)
 
 
-def _check_pins(args: argparse.Namespace, cluster: Cluster) -> None:
+def _check_pins(args: argparse.Namespace, cluster: Cluster | None) -> None:
     if args.pin:
         from meshwright.pins.spelling import check_spelling
 

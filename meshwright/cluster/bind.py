@@ -9,8 +9,6 @@ from itertools import accumulate, combinations
 from math import prod
 from typing import Protocol
 
-import numpy as np
-
 from meshwright.caches import CACHES
 from meshwright.cluster.device import Device, slowest
 from meshwright.cluster.mesh import FLAT, Axis, Hop, Mesh, ranks_behind
@@ -122,6 +120,8 @@ def _bind_axis(
     levels: tuple[str, ...], load: _Load, shape: tuple[int, ...], which: tuple[int, ...]
 ) -> list[tuple[Hop, ...]]:
     """The different hops that ranks make in the groups that vary along the axes `which`, the slowest first."""
+    import numpy as np  # a mistake in a cluster's name is refused without it
+
     grid = np.arange(prod(shape)).reshape(shape).transpose(*(i for i in range(len(shape)) if i not in which), *which)
     order = grid.ravel()
     row = np.arange(len(order)) // prod(shape[i] for i in which) * load.ids
@@ -180,6 +180,8 @@ class _Load:
     """
 
     def __init__(self, used: list[_Place]) -> None:
+        import numpy as np
+
         self.in_group = Counter(group for place in used for group in place.groups)
         self.behind = Counter(child for place in used for child in place.children)
         numbers: dict[_Reach, int] = {}

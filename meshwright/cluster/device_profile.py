@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import log
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from meshwright.cluster.kernel_table import MeasuredKernels
 from meshwright.cluster.profile_tables import Grid, Tables
@@ -23,7 +22,9 @@ from meshwright.cluster.rooflines import (
     product_base_s,
     row_base_s,
 )
-from meshwright.cluster.scatter import Scatter
+
+if TYPE_CHECKING:
+    from meshwright.cluster.scatter import Scatter
 
 Place = tuple[int, ...]
 
@@ -263,6 +264,8 @@ class DeviceProfile:
             return 1.0, 1.0
         reached = self.tables.reached[name] * self._peak(dtype) / _peak_of(self.tables.peaks, dtype) * self._reach
         shares, *columns = zip(*table, strict=True)
+        import numpy as np  # only where a profile is used
+
         products, moves = (float(np.interp(rate / reached, shares, column)) for column in columns)
         return products, moves
 

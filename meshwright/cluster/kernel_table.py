@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.caches import CACHES
-from meshwright.cluster.scatter import Scatter
 from meshwright.errors import ClusterError
+
+if TYPE_CHECKING:
+    from meshwright.cluster.scatter import Scatter
 
 KERNELS = Path(__file__).parent / "kernels"
 _PRODUCT_START_S, _ATTENTION_START_S, _MIXTURE_START_S = 2e-6, 6e-6, 15e-6
@@ -67,6 +69,8 @@ class KernelTable:
 
 
 def _scatters(by_dtype: Mapping[str, Any]) -> dict[str, Scatter]:
+    from meshwright.cluster.scatter import Scatter  # which imports numpy
+
     return {
         dtype: Scatter(one["points"], {"forward": one["ratios"]}, one["weights"], noise=one["noise"])
         for dtype, one in by_dtype.items()

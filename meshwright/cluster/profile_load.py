@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.caches import CACHES
 from meshwright.cluster.device import Achievable, Device
 from meshwright.cluster.device_profile import WEIGHTS, DeviceProfile, window_place
 from meshwright.cluster.kernel_table import PARTS, MeasuredKernels, kernel_table, measured_kernels
 from meshwright.cluster.profile_tables import Curve, Grid, OptimizerCost, Tables
-from meshwright.cluster.scatter import Scatter
 from meshwright.errors import ClusterError
 
 SCHEMA = 2
@@ -35,6 +34,9 @@ _KNOWN = (
     *("schema", "name", "kind", "like", "peaks", "achievable", "reached", "host_link", "measured", "sources"),
     *("pairs", "units", "measured_kernels"),
 )
+
+if TYPE_CHECKING:
+    from meshwright.cluster.scatter import Scatter
 
 
 def shipped() -> list[str]:
@@ -252,6 +254,8 @@ def scatter_of(name: str, dtype: str, data: Mapping[str, Any]) -> Scatter:
     points = data["points"]
     if name == "convolution.window":
         points = [window_place(2 if dtype == "bfloat16" else 4, *point) for point in points]
+    from meshwright.cluster.scatter import Scatter  # which imports numpy
+
     return Scatter(points, data["ratios"], weights_of(name), data.get("doubts"))
 
 

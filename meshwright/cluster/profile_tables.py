@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import exp, log
+from typing import TYPE_CHECKING
 
-from meshwright.cluster.scatter import Scatter
+if TYPE_CHECKING:
+    from meshwright.cluster.scatter import Scatter
+
 
 Axes = tuple[tuple[str, tuple[int, ...]], ...]
 

@@ -86,6 +86,9 @@ MISTAKES = [
     (["plan", "gpt", "--optimizer", "lion"], "adamw"),
     (["plan", "nothere.py:model"], "check the path"),
     (["train", "gtp"], "did you mean gpt?"),
+    (["train", "gpt", "--plan", "nothere.json"], "nothere.json cannot be read"),
+    (["explain", "nothere.json"], "nothere.json cannot be read"),
+    (["plan", "gpt", "--cluster", "h10:8"], "'h10'"),
 ]
 
 
