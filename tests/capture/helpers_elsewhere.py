@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-CALLS = 0
+CALLS, SCALE = 0, 1.0
 
 
 def counted(x: Tensor) -> Tensor:

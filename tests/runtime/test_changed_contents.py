@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,24 @@ from torch import Tensor, nn
 import meshwright as mw
 from meshwright.capture.tracing.code import names_reached
 from meshwright.errors import CaptureWarning, RunError
+from tests.capture import helpers_elsewhere
 
 SETTINGS = {"scale": 1.0}
+
+
+class Schedule:
+    """An object that is called."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def __call__(self) -> float:
+        return self.value
+
+
+SHARED = Schedule()
 
 
 class Configured(nn.Module):
@@ -26,11 +43,13 @@ class Configured(nn.Module):
         self.first, self.config = nn.Linear(4, 3), SimpleNamespace(scale=1.0, inner={"power": [1.0]}, name="a")
         self.factors, self.shift, self.extra = [1.0, 2.0], torch.zeros(3), None
         self.history: list[float] = []
+        self.schedule, self.held = Schedule(), partial(dict.get, {"scale": 1.0}, "scale")
 
     def forward(self, x: Tensor) -> Tensor:
         found = self.first(x) * self.config.scale * self.factors[0] + self.shift
         if self.extra is not None:
             found = found + self.extra
+        found = found * self.schedule() * self.held() * SHARED() * helpers_elsewhere.SCALE
         return self.powered(found) * SETTINGS["scale"]
 
     def powered(self, x: Tensor) -> Tensor:
@@ -61,7 +80,23 @@ def set_extra(own: Configured, value: float) -> None:
     own.extra = torch.ones(3) if value > 1 else None  # type: ignore[assignment]
 
 
+def set_schedule(own: Configured, value: float) -> None:
+    own.schedule.value = value
+
+
+def set_shared(own: Configured, value: float) -> None:
+    SHARED.value = value
+
+
+def set_helper(own: Configured, value: float) -> None:
+    helpers_elsewhere.SCALE = value
+
+
 CHANGES: list[tuple[Change, str]] = [
+    (set_schedule, "'schedule' of the model was changed"),
+    (lambda own, value: own.held.args[0].update(scale=value), "'held' of the model was changed"),
+    (set_shared, "SHARED of .* was changed"),
+    (set_helper, "SCALE of .*helpers_elsewhere was changed"),
     (lambda own, value: vars(own.config).update(scale=value), "'config' of the model was changed"),
     (lambda own, value: own.config.inner["power"].__setitem__(0, value), "'config' of the model was changed"),
     (lambda own, value: own.factors.__setitem__(0, value), "'factors' of the model was changed"),

@@ -54,6 +54,11 @@ def functions_reached(model: nn.Module, loss: Callable[..., Any] | None) -> list
 
 def named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Globals that a function names, with their names; of a user's module that it names, what it names of that."""
+    yield from ((f"{key} of {name}", held[key]) for name, held, key in places_in(function))
+
+
+def places_in(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Where these globals are: the module's name, its variables and the global's name."""
     names, waiting = set[str](), [function.__code__]
     while waiting:
         code = waiting.pop()
@@ -61,9 +66,9 @@ def named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
         waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
     for name in names & function.__globals__.keys():
         value = function.__globals__[name]
-        yield f"{name} of {function.__module__}", value
+        yield function.__module__, function.__globals__, name
         if isinstance(value, ModuleType) and not is_installed(value.__name__):
-            yield from ((f"{key} of {value.__name__}", vars(value)[key]) for key in names & vars(value).keys())
+            yield from ((value.__name__, vars(value), key) for key in names & vars(value).keys())
 
 
 def _functions_in(value: Any, kinds: set[type]) -> Iterator[FunctionType]:

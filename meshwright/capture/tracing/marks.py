@@ -79,18 +79,23 @@ class Marker:
             return dict(enumerate(value))
         if isinstance(value, set | frozenset):
             return {"": repr(sorted(map(repr, value)))}
-        if isinstance(value, partial):
-            return {"function": value.func, "args": value.args, "keywords": value.keywords}
-        if isinstance(value, MethodType):
-            return {"self": value.__self__}
-        if isinstance(value, ContextVar):
-            return {"value": value.get(None)}
-        if isinstance(value, (Tensor, nn.Module, type, ModuleType, *_CODE)):
-            return ""
-        own = not is_library(type(value).__module__)
-        if not own and (callable(value) or not hasattr(value, "__dict__")):
-            return ""
-        return {**(vars(value) if hasattr(value, "__dict__") else {}), **(_slots(value) if own else {})}
+        return parts_of(value)
+
+
+def parts_of(value: Any) -> Mapping[str, Any] | str:
+    """What an object holds: its attributes, or what a bound function is bound to. Text of what is not looked into."""
+    if isinstance(value, partial):
+        return {"function": value.func, "args": value.args, "keywords": value.keywords}
+    if isinstance(value, MethodType):
+        return {"self": value.__self__}
+    if isinstance(value, ContextVar):
+        return {"value": value.get(None)}
+    if isinstance(value, (Tensor, nn.Module, type, ModuleType, *_CODE)):
+        return ""
+    own = not is_library(type(value).__module__)
+    if not own and (callable(value) or not hasattr(value, "__dict__")):
+        return ""
+    return {**(vars(value) if hasattr(value, "__dict__") else {}), **(_slots(value) if own else {})}
 
 
 def _slots(value: Any) -> dict[str, Any]:

@@ -10,13 +10,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from itertools import islice
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from meshwright.capture.tracing.code import around, functions_of, names_reached
+from meshwright.capture.tracing.code import (
+    around,
+    functions_of,
+    functions_reached,
+    is_installed,
+    names_reached,
+    places_in,
+)
+from meshwright.capture.tracing.marks import parts_of
 from meshwright.capture.tracing.state import MODULE_STATE
 from meshwright.torch_compat import writes_seen
 
@@ -79,19 +90,28 @@ def _of_loss(loss: Callable[..., Any] | None) -> Iterator[Place]:
 
 
 def _around_code(model: nn.Module, loss: Callable[..., Any] | None, names: set[str]) -> Iterator[Place]:
-    """Globals and variables around functions that hold numbers, lists, dicts and sets."""
+    """Globals and variables around functions that hold numbers, lists, dicts, sets and objects of users' classes."""
     kept = (bool, int, float, str, list, dict, set, deque)
     seen: set[tuple[int, str]] = set()
-    for function in functions_of(model, loss):
-        for name in names.intersection(function.__code__.co_names):
-            held = function.__globals__
-            if isinstance(held.get(name), kept) and (id(held), name) not in seen:
+    own = {id(function) for function in functions_of(model, loss)}
+    for function in functions_reached(model, loss):
+        for module, held, name in places_in(function):
+            if (id(held), name) in seen or (id(function) in own and name not in names):
+                continue
+            if isinstance(held[name], kept) or _is_users_object(held[name]):
                 seen.add((id(held), name))
-                yield f"{name} of {function.__module__}", _Key(held, name)
+                yield f"{name} of {module}", _Key(held, name)
         for name, value in around(function):
             if isinstance(value, (*kept, Tensor)):
                 cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
                 yield f"{name} around {function.__qualname__}", _Cell(cell)
+
+
+def _is_users_object(value: Any) -> bool:
+    if isinstance(value, ContextVar | partial):
+        return True
+    code = (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType)
+    return not isinstance(value, code) and not is_installed(type(value).__module__)
 
 
 class _Key:
@@ -117,11 +137,8 @@ def _is_looked_at(value: Any) -> bool:
     """Plain values are compared by `unchanged`; modules, functions and objects of torch are let alone."""
     if value is None or isinstance(value, (Tensor, *_LISTS, Mapping, set)):
         return True
-    return not (isinstance(value, (*_PLAIN, nn.Module, type)) or callable(value)) and _has_own_state(value)
-
-
-def _has_own_state(value: Any) -> bool:
-    return hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in ("torch", "logging")
+    torchs = type(value).__module__.partition(".")[0] in ("torch", "logging")
+    return not (torchs or isinstance(value, (*_PLAIN, nn.Module, type))) and bool(parts_of(value))
 
 
 def _mark(value: Any, depth: int, seen: dict[int, Any]) -> Any:
@@ -144,5 +161,7 @@ def _mark_inside(value: Any, depth: int, seen: dict[int, Any]) -> Any:
         return (len(value), *(_mark(item, depth, seen) for item in islice(value, _MOST_ITEMS)))
     if isinstance(value, set):
         return frozenset(map(repr, value))
-    held = value if isinstance(value, Mapping) else vars(value)
+    held = value if isinstance(value, Mapping) else parts_of(value)
+    if isinstance(held, str):
+        return id(value)
     return (len(held), *((repr(key), _mark(item, depth, seen)) for key, item in islice(held.items(), _MOST_ITEMS)))
