@@ -69,7 +69,7 @@ class _Reader:
             return CONSTANT
         op = self.makers.get(name)
         if op is None:
-            raise _refuse(f"is {name!r}, which earlier segments make")
+            raise _refuse(f"is {name!r}, which earlier layers make")
         return self._read_op(op)
 
     def _read_op(self, op: Op) -> Averaging:

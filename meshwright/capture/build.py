@@ -202,7 +202,7 @@ def _notes(flat: Flat, batch: int, segments: Sequence[Segment]) -> tuple[str, ..
     if not varies(flat, batch):
         notes.append("the batch cannot vary: export fixed it")
     if len(segments) == 1:
-        notes.append("the model could not be cut; it is one segment")
+        notes.append("the model could not be cut; it is one layer")
     return tuple(notes)
 
 

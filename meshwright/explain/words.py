@@ -198,7 +198,7 @@ def _hosted(plan: Plan) -> list[str]:
 
 
 HOSTED = {
-    "optimizer": "have their optimizer state on the host: it comes to the device, segment by segment, for the update",
+    "optimizer": "have their optimizer state on the host: it comes to the device, layer by layer, for the update",
     "weight": "live on the host with their gradients and optimizer state: a copy comes for each use",
 }
 

@@ -186,7 +186,7 @@ def check_chunkable(program: Program, chunks: int, batch: int) -> Averaging:
     coupled = [str(found) for found in program.couples_samples if found.segment == last.name]
     if program.graphs[last.graph].updates or coupled:
         raise PlanError(
-            f"{chunks} chunks of a last segment in which {coupled[0] if coupled else 'buffers are updated'}",
+            f"{chunks} chunks of a last layer in which {coupled[0] if coupled else 'buffers are updated'}",
             "one whose samples are independent",
             "plan without chunks",
         )

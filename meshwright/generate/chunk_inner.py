@@ -112,7 +112,7 @@ def slices(whole: Halves, part: Halves, inputs: int, chunks: int) -> tuple[dict[
     of_part = {node.name: node for node in part.second.graph.nodes if node.op == "placeholder"}
     names = [node for node in whole.second.graph.nodes if node.op == "placeholder"]
     if [node.name for node in names] != list(of_part):
-        raise PlanError(f"{chunks} chunks of a segment that reads other values then", "the same", "plan without chunks")
+        raise PlanError(f"{chunks} chunks of a layer that reads other values then", "the same", "plan without chunks")
     for node in names:
         found[node.name] = _is_cut(node, of_part[node.name], chunks)
     pairs = zip(outputs_of(whole.second)[:inputs], outputs_of(part.second)[:inputs], strict=True)
@@ -142,7 +142,7 @@ def check_inner_chunks(program: Program, index: int, chunks: int, batch: int) ->
     drawn = [op.name for op in graph.ops if op.target in DRAWN]
     why = coupled or drawn or (["buffers are updated"] if graph.updates else [])
     if why:
-        raise PlanError(f"{chunks} chunks of a segment with {why[0]}", "one whose samples are independent")
+        raise PlanError(f"{chunks} chunks of a layer with {why[0]}", "one whose samples are independent")
     if batch % chunks:
         raise PlanError(f"{chunks} chunks of a batch of {batch}", "a divisor of the batch", "choose another number")
 

@@ -10,7 +10,7 @@ from meshwright.errors import PlanError
 Steps = tuple[tuple[str, int], ...]
 """What is done with which segment."""
 
-RUNS = "passes, then one forward, then one backward of each segment"
+RUNS = "passes, then one forward, then one backward of each layer"
 
 
 def parse_order(order: Sequence[str], segments: int) -> Steps:
@@ -31,7 +31,7 @@ def parse_order(order: Sequence[str], segments: int) -> Steps:
         found.append((kind, segment))
     missing = [segment for segment in range(segments) if ran.get(segment, 0) != 2]
     if missing:
-        raise PlanError(f"order lacks segment {missing[0]}", RUNS, "undo the edit")
+        raise PlanError(f"order lacks layer {missing[0]}", RUNS, "undo the edit")
     return tuple(found)
 
 

@@ -126,7 +126,7 @@ class Plan:
         for stage in self.stages:
             if stage.first <= segment < stage.end:
                 return stage
-        raise PlanError(f"segment {segment}", f"one of {len(self.segments)}")
+        raise PlanError(f"layer {segment}", f"one of {len(self.segments)}")
 
     def stage_at(self, rank: int) -> int:
         """The number of a rank's physical stage, in `groups`."""
@@ -231,7 +231,7 @@ class Plan:
         if not self.stages or firsts != [0, *ends[:-1]] or ends[-1] != len(self.segments):
             raise PlanError(
                 f"stages cover {list(zip(firsts, ends, strict=True))}",
-                f"all {counted(len(self.segments), 'segment')}",
+                f"all {counted(len(self.segments), 'layer')}",
             )
         if self.batch < 1:
             raise PlanError(f"batch is {self.batch}", "at least 1", "undo the edit")

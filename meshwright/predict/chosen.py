@@ -126,7 +126,7 @@ class _Ways:
         found = tail_way(self.graphs[index], part, choice.chunks, self.costs, self.traced)
         if (found.recompute, found.keep) != (choice.recompute, choice.keep):
             raise PlanError(
-                f"the last segment recomputes {list(choice.recompute)} in {choice.chunks} chunks",
+                f"the last layer recomputes {list(choice.recompute)} in {choice.chunks} chunks",
                 f"{list(found.recompute)}, which is fastest",
                 "undo the edit, or plan again",
             )

@@ -41,7 +41,7 @@ def _device_costs(
             continue
         if kept is None and choice.chunks > 1:
             raise PlanError(
-                f"segment {program.segments[index].name} runs backward in {choice.chunks} chunks",
+                f"layer {program.segments[index].name} runs backward in {choice.chunks} chunks",
                 f"one of its {len(options)} ways between keeping all and recomputing all",
                 "undo the edit, or plan again",
             )

@@ -125,7 +125,7 @@ def _check_tied_replicas(plan: Plan, program: Program) -> None:
 
 def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGraph) -> None:
     if choice.graph != segment.graph:
-        raise PlanError(f"{field}.graph is {choice.graph}", f"{segment.graph}, for segment {segment.name}")
+        raise PlanError(f"{field}.graph is {choice.graph}", f"{segment.graph}, for layer {segment.name}")
     if (len(choice.inputs), len(choice.outputs)) != (len(graph.inputs), len(graph.outputs)):
         given = f"{field} has {len(choice.inputs)} inputs and {len(choice.outputs)} outputs"
         raise PlanError(given, f"{len(graph.inputs)} and {len(graph.outputs)}", "undo the edit")
@@ -134,11 +134,11 @@ def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGr
     unknown = [name for name in named if _CONVERTED.sub("", name) not in made]
     if unknown:
         given = f"{field}.recompute, .keep or .offload names {', '.join(unknown)}"
-        raise PlanError(given, "values of the segment, or `op~0` for what else an op makes", "undo the edit")
+        raise PlanError(given, "values of the layer, or `op~0` for what else an op makes", "undo the edit")
     _check_offload(choice, field, graph)
     extra = sorted(set(choice.strategies) - {op.name for op in graph.ops})
     if extra:
-        raise PlanError(f"{field}.strategies names {', '.join(extra)}", "ops of the segment", "undo the edit")
+        raise PlanError(f"{field}.strategies names {', '.join(extra)}", "ops of the layer", "undo the edit")
 
 
 def _check_offload(choice: Choice, field: str, graph: SegmentGraph) -> None:
@@ -148,7 +148,7 @@ def _check_offload(choice: Choice, field: str, graph: SegmentGraph) -> None:
     wrong = [name for name in choice.offload if name in stay or name in choice.recompute]
     if wrong:
         given = f"{field}.offload names {', '.join(wrong)}"
-        expected = "values that the segment makes or is handed, and keeps: no weights, batch or buffers"
+        expected = "values that the layer makes or is handed, and keeps: no weights, batch or buffers"
         raise PlanError(given, expected, "undo the edit, or plan again")
 
 
@@ -160,8 +160,8 @@ def _check_handover(
         given, source = made[name]
         if source is stage and given != layout:
             raise PlanError(
-                f"{field}.inputs reads {layout} in segment {segment.name}",
-                f"{given}, in which the segment before hands it over",
+                f"{field}.inputs reads {layout} in layer {segment.name}",
+                f"{given}, in which the layer before hands it over",
                 "make the two the same",
             )
         if source is not stage and "P" in given + layout:

@@ -96,7 +96,7 @@ def _read(op: Op, values: Mapping[str, Value], choice: Choice, mesh: Mesh, at: t
     text = choice.strategies.get(op.name)
     if text is None:
         given = f"choices[].strategies of graph {choice.graph} has none for op {op.name}"
-        raise PlanError(given, "one for each op of the segment", "undo the edit, or plan again")
+        raise PlanError(given, "one for each op of the layer", "undo the edit, or plan again")
     try:
         return strategy(op, values, mesh, text, at=at)
     except RuleError as error:

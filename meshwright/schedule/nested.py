@@ -29,7 +29,7 @@ def drops(steps: Steps, reads: Reads) -> list[list[int]]:
         if kind != "backward":
             missing = [maker for maker, reader in reads if reader == segment and maker not in there]
             if missing:
-                expected = f"what segment {missing[0]} makes, before it"
+                expected = f"what layer {missing[0]} makes, before it"
                 raise PlanError(f"order has the step '{kind} {segment}'", expected, "undo the edit")
             there.add(segment)
         gone = [maker for maker in there if not _read_later(maker, steps[at + 1 :], readers.get(maker, set()))]

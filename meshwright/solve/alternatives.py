@@ -104,7 +104,7 @@ def op_of(plan: Plan, program: Program, name: str) -> tuple[int, Op, SegmentGrap
     op = next((one for one in graph.ops if one.name == op_name), None)
     if op is None:
         expected = f"one of its ops: {_nearest(op_name, graph)}"
-        raise PlanError(f"segment {where} has no op {op_name!r}", expected, "name one of these")
+        raise PlanError(f"layer {where} has no op {op_name!r}", expected, "name one of these")
     return index, op, graph
 
 
@@ -116,7 +116,7 @@ def _no_such(plan: Plan, program: Program, name: str) -> PlanError:
     near = get_close_matches(where or name, segments, n=1) or [program.segments[-1].name]
     ops = _nearest(op_name, program.graph(segments[near[0]]))
     return PlanError(
-        f"{name!r} is no parameter and no `segment:op` of the plan",
+        f"{name!r} is no parameter and no `layer:op` of the plan",
         f"a parameter such as {next(iter(plan.parameters), '-')}, or {near[0]}:OP, where OP is one of {ops}",
         f"did you mean {' or '.join(close)}?" if close else "name one of these",
     )

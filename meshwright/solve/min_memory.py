@@ -57,7 +57,7 @@ def needed_by(plan: Plan) -> MemoryNeeded:
     """What a plan takes, and how."""
     how = "everything kept"
     if plan.order:
-        how = "segments run forward more than once"
+        how = "layers run forward more than once"
     elif plan.recomputes:
         how = "values recomputed"
     stages = len(plan.groups)

@@ -45,7 +45,7 @@ def _least_any(plan: Plan, program: Program, ways: Ways, method: str, refused_by
         return budget >= flat.bytes or refine_nested(plan, program, ways, budget) is not None
 
     nested = least_where(fits, max(refused_bytes, ways.static_bytes), flat.bytes, len(program.segments))
-    return min(flat, MemoryNeeded(nested, "segments run forward more than once", plan.microbatches))
+    return min(flat, MemoryNeeded(nested, "layers run forward more than once", plan.microbatches))
 
 
 def _least_ordered(plan: Plan, program: Program, ways: Ways, method: str, refused_bytes: int) -> int:

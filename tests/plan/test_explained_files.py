@@ -115,7 +115,7 @@ def test_names_may_stand_after_options(plan: Plan, tmp_path: Path, capsys: pytes
         (["--limit", "0", UP], "--limit 0"),
         (["--limit", "-1", UP], "--limit -1"),
         (["nosuch"], "or head:OP, where OP is one of "),
-        (["tokens:nosuch"], "segment tokens has no op 'nosuch'\n  expected: one of its ops: "),
+        (["tokens:nosuch"], "layer tokens has no op 'nosuch'\n  expected: one of its ops: "),
         (["token:liner_1"], "or tokens:OP, where OP is one of linear_1, "),
         (["--what-if", "dp="], "pin 'dp=' drops a pin that there is not\n  expected: one of the plan's own: tp=2"),
     ],

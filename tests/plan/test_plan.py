@@ -53,7 +53,7 @@ def edited(plan: Plan, change: Any) -> bytes:
         (lambda p: p.update(rules={"foo": ["x"]}), "rules names foo"),
         (lambda p: p.update(order=["x"]), "order has the step 'x'"),
         (lambda p: p.update(order=["forward 0", "forward 0"]), "order has the step 'forward 0', out of turn"),
-        (lambda p: p.update(order=["forward 0", "backward 0"]), "order lacks segment 1"),
+        (lambda p: p.update(order=["forward 0", "backward 0"]), "order lacks layer 1"),
         (lambda p: p.update(routed_via_stages=[1]), r"routed_via_stages is \[1\] with 1 stage"),
         (lambda p: p["stages"][0]["mesh"]["device"].update(kind="tpu"), r"stages\[0\].mesh: .* kind is 'tpu'"),
         (lambda p: p.update(batch="many"), r"batch"),

@@ -109,5 +109,5 @@ def test_an_order_that_does_not_run_each_segment_is_refused(order: list[str]) ->
 
 
 def test_a_value_that_is_not_there_is_named() -> None:
-    with pytest.raises(PlanError, match="what segment 0 makes"):
+    with pytest.raises(PlanError, match="what layer 0 makes"):
         drops(parse_order(["forward 1", "backward 1", "forward 0", "backward 0"], 2), [(0, 1)])

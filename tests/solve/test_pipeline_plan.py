@@ -269,7 +269,7 @@ def test_interleaved_stages_of_two_device_types_are_refused(gpt: Program, tmp_pa
 
 
 def test_interleaved_stages_of_too_few_segments_are_refused(gpt: Program) -> None:
-    fault = "pp=1+1+1+1+1, schedule=interleaved for a model of 8 segments\n  expected: at least 10 segments"
+    fault = "pp=1+1+1+1+1, schedule=interleaved for a model of 8 layers\n  expected: at least 10 layers"
     with pytest.raises(PlanError, match=re.escape(fault)):
         make_plan(gpt, load_cluster("local:5"), pins=("pp=1+1+1+1+1", "schedule=interleaved"))
 

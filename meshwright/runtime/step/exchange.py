@@ -131,7 +131,7 @@ class Exchange:
             total = self.edges[size].form(name, self.stage).spread(total, self.shapes[size][name])
             found = total if found is None else found + total
         if found is None:
-            raise RunError(f"no gradient of {name}", "one from a segment that reads it")
+            raise RunError(f"no gradient of {name}", "one from a layer that reads it")
         return found
 
     def _whole_gradient(self, name: str, edge: Edge, micro: MicroBatch) -> Tensor:

@@ -70,7 +70,7 @@ def _weighed(frontier: Frontier, index: int, step: _Step, reached: Floats, price
 def _check(frontier: Frontier, index: int, reached: Floats) -> None:
     if not np.isfinite(reached).any():
         name = frontier.program.segments[index].name
-        raise PlanError(f"no way is left to run segment {name}", "pins that agree", "drop one of them")
+        raise PlanError(f"no way is left to run layer {name}", "pins that agree", "drop one of them")
 
 
 def _steps(frontier: Frontier) -> list[_Step]:
@@ -90,7 +90,7 @@ def _made(frontier: Frontier) -> list[_Step]:
         here = (*alive, *(name for name in names if name not in alive))
         if prod(widths[name] for name in here) > MOST_STATES:
             raise PlanError(
-                f"{len(here)} values alive at segment {segment.name}, with too many combinations of layouts",
+                f"{len(here)} values alive at layer {segment.name}, with too many combinations of layouts",
                 f"at most {MOST_STATES:,.0f} combinations",
                 "pin dp or tp, or plan for fewer mesh axes",
             )

@@ -103,7 +103,7 @@ def order_by(chained: Chained, method: str, room_bytes: int) -> Nested | None:
     twice = [index for kind, index in steps if kind == "pass" and index in chained.once]
     if twice:
         name = chained.program.segments[twice[0]].name
-        raise PlanError(f"sqrt runs segment {name} twice", f"segments that may: {chained.once[twice[0]]}", "use rotor")
+        raise PlanError(f"sqrt runs layer {name} twice", f"layers that may: {chained.once[twice[0]]}", "use rotor")
     return played(chained, steps, kept)
 
 

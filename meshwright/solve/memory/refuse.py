@@ -57,5 +57,5 @@ class Least:
     def _more(self, method: str) -> str:
         if self.all == self.flat or method != "auto":
             return ""
-        how = "values wait on the host" if self.all == self.away else "segments run forward more than once"
+        how = "values wait on the host" if self.all == self.away else "layers run forward more than once"
         return f", {how} ({show_bytes(self.flat)} without)"

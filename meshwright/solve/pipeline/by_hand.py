@@ -30,7 +30,7 @@ def equal_cuts(segments: int, stages: int) -> tuple[int, ...]:
     """Ends of so many runs of segments, as equal as can be."""
     if not 1 <= stages <= segments:
         raise PlanError(
-            f"{counted(stages, 'stage')} of {counted(segments, 'segment')}", f"1 to {segments}", "ask for fewer stages"
+            f"{counted(stages, 'stage')} of {counted(segments, 'layer')}", f"1 to {segments}", "ask for fewer stages"
         )
     return tuple(segments * (number + 1) // stages for number in range(stages))
 

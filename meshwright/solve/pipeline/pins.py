@@ -95,8 +95,8 @@ def check_pins(asked: PipelinePins, program: Program, cluster: Cluster) -> None:
     segments, devices = len(program.segments), cluster.device_count
     if asked.stages is not None and asked.stages > min(segments, devices):
         raise PlanError(
-            f"pin {asked.pp} for {counted(segments, 'segment')} on {counted(devices, 'device')}",
-            f"at most {counted(min(segments, devices), 'stage')}: each has a segment and a device",
+            f"pin {asked.pp} for {counted(segments, 'layer')} on {counted(devices, 'device')}",
+            f"at most {counted(min(segments, devices), 'stage')}: each has a layer and a device",
             "change the pin",
         )
     if asked.sizes is not None and sum(asked.sizes) != devices:
@@ -148,9 +148,9 @@ def _check_interleaved(asked: PipelinePins, segments: int, devices: int) -> None
     stages, runs = asked.stages or 2, asked.runs or FEWEST_RUNS
     if segments < runs * stages:
         raise PlanError(
-            f"no pipeline with {asked.text} for a model of {counted(segments, 'segment')}",
-            f"at least {runs * stages} segments: each of {stages} stages has {runs} runs of them or more",
-            f"ask for another schedule{', fewer stages' if stages > 2 else ''} or a model of more segments",
+            f"no pipeline with {asked.text} for a model of {counted(segments, 'layer')}",
+            f"at least {runs * stages} layers: each of {stages} stages has {runs} runs of them or more",
+            f"ask for another schedule{', fewer stages' if stages > 2 else ''} or a model of more layers",
         )
     if len(set(asked.sizes or ())) > 1 or (asked.stages and devices % asked.stages):
         raise PlanError(

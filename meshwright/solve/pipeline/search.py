@@ -286,7 +286,7 @@ class _Search:
         node = f"pipelines, {counted(count, 'micro-batch')}"
         table = self._table(count)
         if table is None:
-            self.log.pruned(node, "no chain of segments fits on any submesh")
+            self.log.pruned(node, "no chain of layers fits on any submesh")
             return inf
         floor_s = count * float(table.least_work[-1]) / self.cluster.device_count
         guess_s = inf if self.pins.sizes else start_s(table, self.pins.stages)
