@@ -34,7 +34,7 @@ class SearchRecorder:
         self._add(node, "pruned", why, bound_s)
 
     def stopped(self, node: str, why: str) -> None:
-        """The search ended here by request, not by proof."""
+        """The search ended here by request or for its effort, not by proof."""
         self._add(node, "stopped", why)
 
     def log(self) -> SearchLog:

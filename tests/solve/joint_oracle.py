@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations, product
 from math import inf, prod
 
@@ -36,6 +37,9 @@ from meshwright.solve.intra.mix import Chain
 
 MOST_ASKED = 400
 """Predictions of one model."""
+
+MOST_VALUES = 8
+"""That a segment may keep or recompute."""
 
 Labels = list[tuple[float, tuple[Point, ...]]]
 """Seconds of compute so far, and the points."""
@@ -156,25 +160,31 @@ def _kept(plan: Plan, program: Program, most: int) -> Iterator[list[Choice]]:
     """A Choice for every segment, for all that may be kept and recomputed."""
     traced = traced_for(plan.mesh.device)
     segments = [traced(graph) for graph in sharded_segments(program, plan)]
-    ways = [_ways(joint, plan.choice(index), most) for index, joint in enumerate(segments)]
+    ways = [_ways(joint, plan.choice(index)) for index, joint in enumerate(segments)]
     if prod(map(len, ways)) > most:
         raise TooManyError
     return map(list, product(*ways))
 
 
-def _ways(joint: Joint, choice: Choice, most: int) -> list[Choice]:
+def _ways(joint: Joint, choice: Choice) -> list[Choice]:
+    return [replace(choice, recompute=recompute, keep=keep) for recompute, keep in _sets(joint)]
+
+
+@cache
+def _sets(joint: Joint) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """(what is recomputed, what is kept besides) for every set of values that forward can hand to backward; first that
+    which keeps all."""
     standard = [joint.names[node] for node in read_by_backward(joint)]
     anyway = in_memory_anyway(joint)
     names = [name for name in dict.fromkeys(joint.names.values()) if name not in anyway]
-    if 1 << len(names) > most:
+    if len(names) > MOST_VALUES:
         raise TooManyError
-    found: dict[tuple[str, ...], Choice] = {}
+    found: dict[tuple[str, ...], None] = {}
     for size in reversed(range(len(names) + 1)):
         for kept in combinations(names, size):
-            recompute = tuple(name for name in standard if name not in kept and name not in anyway)
-            keep = tuple(name for name in kept if name not in standard)
-            saved = cut_at(joint, recompute, keep, run=False).saved
-            recompute = tuple(name for name in standard if name not in saved)
-            keep = tuple(name for name in saved if name not in standard)
-            found.setdefault(saved, replace(choice, recompute=recompute, keep=keep))
-    return list(found.values())
+            recompute = [name for name in standard if name not in kept and name not in anyway]
+            found[cut_at(joint, recompute, kept, run=False).saved] = None
+    return [
+        (tuple(name for name in standard if name not in saved), tuple(name for name in saved if name not in standard))
+        for saved in found
+    ]

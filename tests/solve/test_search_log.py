@@ -16,6 +16,7 @@ from meshwright.cli import main
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
+from meshwright.plan.cutting import batch_cuts
 from meshwright.plan.search_log import WORDS
 from meshwright.solve.plan import make_plan
 
@@ -46,6 +47,15 @@ def test_the_log_has_incumbents_that_fall_and_ends_with_the_plan() -> None:
     for event in events:  # what is pruned by its bound is no faster than what was found
         if event.what == "pruned" and event.bound_s is not None:
             assert event.bound_s >= free().predicted.step_s * (1 - free().predicted.gap) * (1 - 1e-9)
+
+
+def test_numbers_of_microbatches_that_no_bound_covers_are_named() -> None:
+    plan = make_plan(layers(), load_cluster("h100:2"), pins=("pp=2",))
+    nodes = [event.node for event in plan.search_log if event.node.startswith("pipelines, ")]
+    told = [int(text) for node in nodes for text in node.split(maxsplit=1)[1].split(" micro")[0].split(", ")]
+    assert sorted(set(told)) == batch_cuts(16)
+    untried = [event.node for event in plan.search_log if "not tried" in event.why]
+    assert untried == ["pipelines, 16 micro-batches"]
 
 
 def test_the_log_is_saved_and_is_no_part_of_equality() -> None:

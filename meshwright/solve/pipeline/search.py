@@ -186,6 +186,7 @@ class PipelineSearch:
             search.loosen(again=True)
         if (self._first or STOP.asked) and search.best is not None:
             return search.best, search.bound_s
+        search.log_untried()
         search.reorder()
         best = None if search.best is None else route_far_values(search.best, search.program)
         return (predicted(best, search.program) if best and self._exact else best), search.bound_s
@@ -213,6 +214,7 @@ class _Search:
     first_s: float | None = None
     meshes: list[StageMesh] = field(default_factory=list)
     useful: set[int] = field(default_factory=set)
+    tried: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
     offered: dict[tuple[int, int], list[Offer]] = field(default_factory=dict)
     wires: Wires = field(init=False)
@@ -281,9 +283,17 @@ class _Search:
             if known_s < first_s:
                 return
 
+    def log_untried(self) -> None:
+        """Numbers of micro-batches that the bound does not cover."""
+        untried = [count for count in self.counts() if count not in self.tried]
+        if untried:
+            node = f"pipelines, {', '.join(map(str, untried))} micro-batches"
+            self.log.stopped(node, "not tried, since those next to them were no faster: the bound does not cover them")
+
     def try_count(self, count: int) -> float:
         """The simulated step of the best pipeline of so many micro-batches; infinite where none beats what is known."""
         node = f"pipelines, {counted(count, 'micro-batch')}"
+        self.tried.add(count)
         table = self._table(count)
         if table is None:
             self.log.pruned(node, "no chain of layers fits on any submesh")
