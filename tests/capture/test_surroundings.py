@@ -8,7 +8,9 @@ import random
 import secrets
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from importlib import import_module
@@ -164,6 +166,7 @@ REFUSED: list[tuple[nn.Module, str]] = [
     (Around(lambda self, h: h * (h.__class__ is Tensor)), r"`\.__class__` is compared .*test_surroundings\.py:\d+"),
     (Around(lambda self, h: h * (h.__class__ == torch.Tensor)), r"`\.__class__` is compared .*test_surroundings"),
     (Around(lambda self, h: h * os.urandom(1)[0]), r"`os\.urandom`.*test_surroundings\.py"),
+    (Around(lambda self, h: h * (uuid.uuid4().int % 1000003)), "computes with uuid"),
     (Around(lambda self, h: h * secrets.randbelow(9)), r"`os\.urandom`.*test_surroundings\.py"),
     (Around(lambda self, h: h * float(np.random.default_rng().random())), r"`os\.urandom`"),
     (Around(lambda self, h: h * random.Random().random()), r"an unseeded `random\.Random\(\)`"),
@@ -196,6 +199,20 @@ def test_names_of_temporary_files_and_imports_do_no_harm(tmp_path: Path, monkeyp
             return h
 
     assert capture(Around(locked), batch())
+
+
+def named_only(self: Any, h: Tensor) -> Tensor:
+    """What libraries do: names from `uuid`, and tables by size, without one where sizes are symbols."""
+    name = f"unnamed.{uuid.uuid4().int}"
+    with suppress(TypeError):
+        return h * {len(h): 2.0, name: 3.0}[len(h)]
+    return h * 2.0
+
+
+def test_names_and_sizes_that_cannot_be_hashed_do_no_harm() -> None:
+    model, given = Around(named_only), batch()
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    torch.testing.assert_close(run(capture(model, given), tensors, given, torch.device("cpu"))[0], model(**given))
 
 
 def test_python_has_its_own_functions_back() -> None:

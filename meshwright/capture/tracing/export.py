@@ -159,11 +159,11 @@ def export(
                 forgotten_caches(model, loss),
                 watched_clock(modules, later_s) as clocks,
                 as_one_process(modules, compiled) as asked,
-                refused_entropy(modules),
+                refused_entropy(modules) as named,
                 eager_kinds(modules),
             ):
                 found = _export(model, batch, loss, form, precision, once, vary, allow, state or {})
-            return replace(found, clocks=tuple(clocks), compiled=compiled)
+            return replace(found, clocks=(*clocks, *named), compiled=compiled)
         except Exception as error:
             if asked and not isinstance(error, NotAlikeError):
                 compiled = True  # eager's own path cannot be exported: the other one is all there is

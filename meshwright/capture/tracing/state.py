@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from meshwright.capture.tracing.code import around, classes_of, functions_reached, is_installed, named_in
+from meshwright.capture.tracing.code import around, classes_of, functions_reached, is_installed, is_library, named_in
 from meshwright.capture.tracing.marks import PLAIN, Marker
 from meshwright.errors import CaptureError
 from meshwright.torch_compat import own_buffers
@@ -176,7 +176,8 @@ def _outside(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[tupl
             if _is_kept(value):
                 yield name, value
         for name, value in around(function):
-            if value is not None:
+            file = type(value).__module__
+            if value is not None and (is_library(file) or not is_installed(file)):
                 yield f"{name} around {function.__qualname__}", value
         if vars(function):
             yield f"attributes of the function {function.__qualname__}", vars(function)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from meshwright.capture.tracing.traps import stand_ins
+from meshwright.torch_compat import has_unbacked_symbol
 
 _Error = TypeVar("_Error", bound=Exception)
 _NOTED: ContextVar[list[Exception] | None] = ContextVar("noted", default=None)
@@ -48,6 +49,8 @@ def _noting(ask: Callable[..., Any]) -> Callable[..., Any]:
     def asked(number: Any) -> Any:
         try:
             return ask(number)
+        except TypeError as error:  # sizes of the batch cannot be hashed: who handles that goes on as eager does
+            raise (noted(error) if has_unbacked_symbol(number) else error) from None
         except Exception as error:
             user = not str(sys._getframe(1).f_globals.get("__name__", "")).startswith(("torch.", "sympy."))
             raise (noted(error) if user else error) from None
