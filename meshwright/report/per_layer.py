@@ -7,7 +7,7 @@ activations do not explain is temporary: buffers of the running layer, gathered 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.capture.program import Program
@@ -53,12 +53,26 @@ def per_layer(plan: Plan, program: Program) -> tuple[list[LayerUse], list[StageP
     rows: list[LayerUse] = []
     peaks: list[StagePeak] = []
     for number, group in enumerate(plan.groups):
-        own = [_use(plan, program, played, number, index) for stage in group for index in stage.segments]
+        places = [index for stage in group for index in stage.segments]
+        own = _with_ties(program, places, [_use(plan, program, played, number, index) for index in places])
         rows += own
         peak = played.timeline.stages[number].peak_bytes
         held = sum(row.weights_bytes + row.gradients_bytes + row.activations_bytes for row in own)
         peaks.append(StagePeak(number, peak, peak - held, *_running(plan, program, played.timeline, number)))
     return rows, peaks
+
+
+def _with_ties(program: Program, places: list[int], rows: list[LayerUse]) -> list[LayerUse]:
+    """A tied weight is stored with the first layer that reads it, its gradient made by the last: what that one is short
+    of is the first one's."""
+    found, params = list(rows), [set(program.segments[index].params) for index in places]
+    for place, row in enumerate(rows):
+        sharers = [other for other in range(place) if params[other] & params[place]]
+        if row.weights_bytes < 0 and sharers:
+            first = found[sharers[0]]
+            found[sharers[0]] = replace(first, weights_bytes=first.weights_bytes + row.weights_bytes)
+            found[place] = replace(row, weights_bytes=0)
+    return found
 
 
 def _use(plan: Plan, program: Program, played: Played, stage: int, index: int) -> LayerUse:

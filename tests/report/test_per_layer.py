@@ -44,3 +44,12 @@ def test_profile_takes_a_plan_file(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(json.loads((tmp_path / "p.json").read_text())["layers"]) == 5
     assert main(["explain", str(file)]) == 0
     assert "by layer, on one device" in capsys.readouterr().out
+
+
+def test_a_tied_weight_is_counted_once_and_nowhere_less_than_nothing() -> None:
+    program = capture(*parse_reference("gpt?layers=1&hidden=64&heads=2&ffn=128&vocab=512&seq=32").meta(8))
+    plan = make_plan(program, load_cluster("h100:2"), pins=("dp=2", "zero=2"), effort="fast")
+    rows, peaks = per_layer(plan, program)
+    assert all(row.weights_bytes >= 0 for row in rows)
+    held = sum(row.weights_bytes + row.gradients_bytes + row.activations_bytes for row in rows)
+    assert held + peaks[0].temporary_bytes == peaks[0].peak_bytes
