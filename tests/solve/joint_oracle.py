@@ -38,6 +38,9 @@ from meshwright.solve.intra.mix import Chain
 MOST_ASKED = 400
 """Predictions of one model."""
 
+MOST_CHAINS = 300_000
+"""That are made of one segment more."""
+
 MOST_VALUES = 8
 """That a segment may keep or recompute."""
 
@@ -109,6 +112,8 @@ class Whole(Oracle):
         alive: dict[Boundary, Labels] = {(): [(0.0, ())]}
         for index in range(len(self.program.segments)):
             here = self._offered(index, limit_s)
+            if sum(map(len, alive.values())) * sum(map(len, here.values())) > MOST_CHAINS:
+                raise TooManyError
             following: dict[Boundary, Labels] = {}
             for (before, labels), (boundary, offered) in product(alive.items(), here.items()):
                 after = self._after(index, dict(before), dict(boundary))

@@ -99,4 +99,4 @@ def test_no_plan_is_faster_than_a_bound() -> None:
 @pytest.mark.full
 def test_no_plan_of_a_hundred_models_is_faster_than_a_bound() -> None:
     """Claims of a gap of zero are rare: what cannot be hidden of a first gather and a last reduction is in no bound."""
-    assert sum(holds(seed) is not None for seed in range(100, 500)) >= 100
+    assert sum(holds(seed) is not None for seed in range(100, 600)) >= 100
