@@ -29,7 +29,7 @@ def build(flat: Flat, batch: int, *, max_ops: int = 24, fine: bool = False) -> P
     flat = replace(flat, ops=tuple(fuse(without_lenders(flat.ops), _all_values(flat), kept)))
     chain, common = split_common(flat)
     _check_loss(flat, chain)
-    natural = cut(chain, max_ops)
+    natural = cut(chain, flat.loss, max_ops)
     spans = [(i, i + 1) for i in range(len(natural))] if fine else merge(natural, max_ops)
     bodies = [[op for piece in natural[start:end] for op in piece] for start, end in spans]
     inner = [_inner_cuts(natural[start:end]) for start, end in spans]

@@ -46,13 +46,17 @@ def split_common(flat: Flat) -> tuple[list[Op], list[Op]]:
     return chain, common
 
 
-def cut(chain: Sequence[Op], max_ops: int) -> list[tuple[Op, ...]]:
-    """The chain in pieces: cut wherever one value is alive, and where that leaves long stretches, carrying some."""
+def cut(chain: Sequence[Op], loss: str, max_ops: int) -> list[tuple[Op, ...]]:
+    """The chain in pieces: cut wherever one value is alive, and where that leaves long stretches, carrying some.
+
+    Nothing is cut behind the op that makes the loss: what follows it (a buffer's new value) belongs to its segment.
+    """
     lives = spans(chain)
-    edges = [0, *cuts_without(chain, lives, 0, len(chain), None), len(chain)]
+    behind = 1 + next(i for i, op in enumerate(chain) if any(value.name == loss for value in op.results))
+    edges = [0, *cuts_without(chain, lives, 0, behind, None), len(chain)]
     found = []
     for start, end in pairwise(edges):
-        inner = _carrying(chain, lives, start, end, max_ops) if end - start > 2 * max_ops else []
+        inner = _carrying(chain, lives, (start, end), behind, max_ops) if end - start > 2 * max_ops else []
         found += [tuple(chain[a:b]) for a, b in pairwise([start, *inner, end])]
     return found
 
@@ -91,13 +95,15 @@ def cuts_without(chain: Sequence[Op], lives: Lives, start: int, end: int, limit:
     return found
 
 
-def _carrying(chain: Sequence[Op], lives: Lives, start: int, end: int, max_ops: int) -> list[int]:
+def _carrying(chain: Sequence[Op], lives: Lives, stretch: tuple[int, int], behind: int, max_ops: int) -> list[int]:
+    """Where to cut a stretch; nowhere from position `behind` on."""
+    start, end = stretch
     lengths = {last - made for made, last in lives.values() if last > start and made < end}
     alive = _alive(lives, len(chain))
     best: list[int] = []
     least = _score(chain, alive, start, [], end, max_ops)
     for limit in sorted((length for length in lengths if length >= SHORTEST_CARRY), reverse=True):
-        cuts = cuts_without(chain, lives, start, end, limit)
+        cuts = cuts_without(chain, lives, start, min(end, behind), limit)
         if not cuts or cuts == best:
             continue
         score = _score(chain, alive, start, cuts, end, max_ops)
