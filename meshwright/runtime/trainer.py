@@ -32,7 +32,7 @@ from meshwright.runtime.step.units import check_unit
 from meshwright.runtime.step_loss import StepLoss
 from meshwright.runtime.variants import check_storage, fits, smaller_for
 from meshwright.runtime.watch import Watch, default_timeout_s
-from meshwright.runtime.weights.adoption import Adopted, Cut, places_of, settled
+from meshwright.runtime.weights.adoption import Adopted, Cut, check_no_gradients, places_of, settled
 from meshwright.runtime.weights.clip import clip_gradients
 from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole, ordinary_tensors
 from meshwright.runtime.weights.hosted import mark_hosted
@@ -355,15 +355,17 @@ def parallelize(
     by the one that was made for its sizes; one of fewer samples by the same choices, where the axes divide them.
 
     model: one with weights; or a function that builds one, whose weights are then made one at a time, from `seed`,
-    and never all on one rank; or one on the meta device, with `weights`. weights: safetensors, a file or a folder, of
-    which each rank reads its part. debug: compare what ranks read that should read the same (also MESHWRIGHT_DEBUG=1).
-    timeout_s: how long a rank waits for others before it names those that are late and ends (600). compile: by
-    inductor, each distinct `segment` or `run` of segments, whichever is faster unless named; as the plan says unless
-    given. device: `cuda` or `cpu`;
-    by default CUDA where it is, unless the backend is gloo.
+    and never all on one rank; or one on the meta device, with `weights`. seed: of such weights, and of the random
+    numbers that steps draw (dropout), whatever `torch.manual_seed` was called with. weights: safetensors, a file or a
+    folder, of which each rank reads its part. debug: compare what ranks read that should read the same (also
+    MESHWRIGHT_DEBUG=1). timeout_s: how long a rank waits for others before it names those that are late and ends (600).
+    compile: by inductor, each distinct `segment` or `run` of segments, whichever is faster unless named; as the plan
+    says unless given. device: `cuda` or `cpu`; by default CUDA where it is, unless the backend is gloo.
     """
     plans: list[Plan] = list(plan) if isinstance(plan, list | tuple) else [cast(Plan, plan)]
     _check_given(model, plans)
+    if isinstance(model, nn.Module) and not copy:
+        check_no_gradients(model)
     plan = plans[0]
     unit = check_unit(plan.compile if compile is None else compile)
     wait_s = default_timeout_s() if timeout_s is None else timeout_s

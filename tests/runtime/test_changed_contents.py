@@ -120,6 +120,72 @@ def test_a_change_that_matters_is_refused() -> None:
         assert trainer.step(batch).item() == before
 
 
+class Weighted:
+    """A loss of a user's own, called or by its method, with a weight of the object and one of the class."""
+
+    every = 1.0
+
+    def __init__(self) -> None:
+        self.own = 1.0
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).square().mean() * self.own
+
+    def by_class(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).square().mean() * Weighted.every
+
+
+def losses() -> list[tuple[Callable[..., Tensor], Callable[[], object]]]:
+    """Losses that read something, and what changes it."""
+    space, weighted, smooth = SimpleNamespace(weight=1.0), Weighted(), nn.SmoothL1Loss()
+    return [
+        (lambda output, target: (output - target).abs().mean() * space.weight, lambda: vars(space).update(weight=2.0)),
+        (lambda output, target: weighted(output, target), lambda: vars(weighted).update(own=2.0)),
+        (weighted, lambda: vars(weighted).update(own=3.0)),
+        (weighted.__call__, lambda: vars(weighted).update(own=4.0)),
+        (weighted.by_class, lambda: setattr(Weighted, "every", 2.0)),
+        (lambda output, target: Weighted.every * (output - target).mean(), lambda: setattr(Weighted, "every", 3.0)),
+        (lambda output, target: smooth(output, target), lambda: vars(smooth).update(beta=0.5)),
+    ]
+
+
+@pytest.mark.parametrize("which", range(7))
+def test_what_a_loss_reads_is_looked_at(which: int) -> None:
+    loss, change = losses()[which]
+    own, batch = nn.Linear(4, 3), (torch.ones(4, 4), torch.zeros(4, 3))
+    trainer = mw.parallelize(own, mw.plan(own, batch, loss=loss, cluster="local:1"), loss)
+    trainer.step(batch)
+    change()
+    with pytest.raises(RunError, match="was changed since"):
+        trainer.step(batch)
+
+
+class Classed(nn.Linear):
+    factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean() * self.factor
+
+
+def test_what_a_models_class_holds_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, batch = Classed(4, 3), {"x": torch.ones(4, 4)}
+    trainer = mw.parallelize(own, mw.plan(own, batch, cluster="local:1"))
+    trainer.step(batch)
+    monkeypatch.setattr(Classed, "factor", 2.0)
+    with pytest.raises(RunError, match="'factor' of class Classed was changed"):
+        trainer.step(batch)
+
+
+def test_gradients_that_wait_for_an_optimizer_are_refused() -> None:
+    own, batch = Classed(4, 3), {"x": torch.ones(4, 4)}
+    plan = mw.plan(own, batch, cluster="local:1")
+    own(**batch).backward()
+    with pytest.raises(RunError, match="'weight' and 1 more have gradients"):
+        mw.parallelize(own, plan)
+    own.zero_grad(set_to_none=False)
+    assert mw.parallelize(own, plan).step(batch).isfinite()
+
+
 def test_changes_that_do_not_matter_are_accepted() -> None:
     own, trainer, batch = adopted()
     for step in range(3):

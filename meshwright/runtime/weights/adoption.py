@@ -52,6 +52,19 @@ def places_of(model: nn.Module) -> dict[int, list[Place]]:
     return found
 
 
+def check_no_gradients(model: nn.Module) -> None:
+    """Refuses gradients that an optimizer has still to take: a trainer begins without any."""
+    given = {name: parameter.grad for name, parameter in model.named_parameters() if not parameter.is_meta}
+    found = [name for name, gradient in given.items() if gradient is not None and bool(gradient.any())]
+    if found:
+        more = f" and {len(found) - 1} more have gradients" if found[1:] else " has a gradient"
+        raise RunError(
+            f"parameter {found[0]!r}{more}, which a trainer would not add to its own",
+            "a model without gradients",
+            "let the optimizer take its step, or call model.zero_grad(), before mw.parallelize; copy=True leaves them",
+        )
+
+
 def skeleton(model: nn.Module) -> nn.Module:
     """A copy of the model whose parameters are on the meta device; buffers are copied."""
     memo: dict[int, Any] = {}

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import islice
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from meshwright.capture.tracing.code import (
     functions_of,
     functions_reached,
     is_installed,
+    named_in,
     names_reached,
     places_in,
 )
@@ -44,6 +45,7 @@ class Contents:
     def __init__(self, model: nn.Module, loss: Callable[..., Any] | None) -> None:
         names = names_reached(model, loss)
         self._places = [*_attributes(model, names), *_of_loss(loss), *_around_code(model, loss, names)]
+        self._places += _of_classes(model, loss, names)
         self._held: list[Any] = []
         self.note()
 
@@ -80,31 +82,66 @@ def _attributes(model: nn.Module, names: set[str]) -> Iterator[Place]:
 
 
 def _of_loss(loss: Callable[..., Any] | None) -> Iterator[Place]:
-    for module in loss.modules() if isinstance(loss, nn.Module) else ():
+    """Of a module its attributes; of an object that is called, of a method and of a `partial` what they hold."""
+    bound = loss.__self__ if isinstance(loss, MethodType) else loss
+    if isinstance(bound, nn.Module):
+        yield from _inside_module(bound, "the loss")
+    elif loss is not None and not isinstance(loss, FunctionType):
+        yield "what the loss holds", lambda: loss
+
+
+def _inside_module(held_module: nn.Module, name: str) -> Iterator[Place]:
+    for module in held_module.modules():
         for held in (vars(module), module._buffers):
             yield from (
-                (f"{key!r} of the loss", _Key(held, key))
+                (f"{key!r} of {name}", _Key(held, key))
                 for key, value in held.items()
                 if key not in MODULE_STATE and (isinstance(value, _PLAIN) or _is_looked_at(value))
             )
 
 
 def _around_code(model: nn.Module, loss: Callable[..., Any] | None, names: set[str]) -> Iterator[Place]:
-    """Globals and variables around functions that hold numbers, lists, dicts, sets and objects of users' classes."""
-    kept = (bool, int, float, str, list, dict, set, deque)
+    """Globals and variables around functions that hold numbers, lists, dicts, sets, modules and users' objects."""
     seen: set[tuple[int, str]] = set()
+    members = set(model.modules())
     own = {id(function) for function in functions_of(model, loss)}
     for function in functions_reached(model, loss):
         for module, held, name in places_in(function):
             if (id(held), name) in seen or (id(function) in own and name not in names):
                 continue
-            if isinstance(held[name], kept) or _is_users_object(held[name]):
-                seen.add((id(held), name))
-                yield f"{name} of {module}", _Key(held, name)
+            seen.add((id(held), name))
+            yield from _looked_into(f"{name} of {module}", held[name], _Key(held, name), members)
         for name, value in around(function):
-            if isinstance(value, (*kept, Tensor)):
-                cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
+            cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
+            if isinstance(value, Tensor):
                 yield f"{name} around {function.__qualname__}", _Cell(cell)
+            else:
+                yield from _looked_into(f"{name} around {function.__qualname__}", value, _Cell(cell), members)
+
+
+def _looked_into(name: str, value: Any, get: Callable[[], Any], members: set[nn.Module]) -> Iterator[Place]:
+    """members: modules of the model, which are looked at as such."""
+    if isinstance(value, nn.Module):
+        yield from _inside_module(value, name) if value not in members else ()
+    elif isinstance(value, (bool, int, float, str, list, dict, set, deque, SimpleNamespace)) or _is_users_object(value):
+        yield name, get
+
+
+def _of_classes(model: nn.Module, loss: Callable[..., Any] | None, names: set[str]) -> list[Place]:
+    """What users' classes hold: of the model's modules, of the loss, and those that their code names."""
+    values: list[Any] = [type(module) for module in model.modules()]
+    values.append(loss.__self__ if isinstance(loss, MethodType) else loss)
+    names = set(names)
+    for function in functions_reached(model, loss):
+        values += [value for _, value in (*named_in(function), *around(function))]
+        names.update(function.__code__.co_names)
+    found: dict[tuple[type, str], Place] = {}
+    for value in values:
+        for kind in (value if isinstance(value, type) else type(value)).__mro__:
+            for key, held in () if is_installed(kind.__module__) else vars(kind).items():
+                if key in names and (isinstance(held, (*_PLAIN, list, dict, set, deque)) or _is_users_object(held)):
+                    found[kind, key] = f"{key!r} of class {kind.__qualname__}", _Key(vars(kind), key)
+    return list(found.values())
 
 
 def _is_users_object(value: Any) -> bool:
