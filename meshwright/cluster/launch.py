@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from functools import lru_cache
 
 import torch
+
+from meshwright.caches import CACHES
 
 _CALLS, _ROUNDS = 200, 9
 
 
-@lru_cache
+@CACHES.memoized(maxsize=8)
 def launch_s(device: torch.device) -> float:
-    """Seconds of one launch, as profiles have them (`Device.launch_s`): the second quickest of a few rounds, two digits
-    of it, so that plans made on one machine are alike."""
+    """Seconds of one launch, as profiles have them (`Device.launch_s`)."""
+    return measured_s(device)
+
+
+def measured_s(device: torch.device) -> float:
+    """The second quickest of a few rounds, two digits of it, so that plans made on one machine are alike."""
     one = torch.ones(1, device=device)
     rounds = sorted(_round_s(one) for _ in range(_ROUNDS))
     return float(f"{rounds[1] / _CALLS:.2g}")

@@ -118,7 +118,7 @@ def test_a_failing_rank_ends_the_run_with_its_message(capfd: pytest.CaptureFixtu
         ("plan", "mlp", "-o"),
         ("plan", "mlp", "--json"),
         ("frontier", "mlp", "--json"),
-        ("simulate", "p.json", "--trace"),
+        ("simulate", __file__, "--trace"),
     ],
 )
 def test_a_folder_that_is_not_there_is_refused_at_once(
