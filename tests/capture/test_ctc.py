@@ -59,6 +59,7 @@ def test_a_captured_model_trains_as_eager() -> None:
     loss = model(*batch)
     loss.backward()
     true = model.last.weight.grad
+    model.zero_grad()
     trainer = mw.parallelize(model, mw.plan(model, batch, cluster="local:1"))
     torch.testing.assert_close(trainer.step(batch), loss.detach())
     torch.testing.assert_close(model.last.weight.grad.to_local(), true)  # type: ignore[union-attr]
