@@ -162,6 +162,7 @@ def test_a_choice_is_a_point_of_the_integer_program_with_its_cost() -> None:
             assert model.lower[i] - 1e-9 <= value <= model.upper[i] + 1e-9
 
 
+@pytest.mark.full
 def test_without_numba_everything_still_works() -> None:
     """Kernels run as plain Python in a process where numba is switched off, and take the same path."""
     script = "\n".join(

@@ -35,6 +35,7 @@ def test_a_node_with_two_intervals_is_split_and_costs_the_same(tmp_path: Path) -
     assert found.cost == again.cost == 5.0, "the cheaper choice of 4 needs 11 bytes in the second row"
 
 
+@pytest.mark.full
 def test_the_problem_of_a_plan_has_its_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
     program = capture(model, {"input": torch.zeros(8, 16), "y": torch.zeros(8, 16)}, nn.functional.mse_loss)
