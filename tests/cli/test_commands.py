@@ -90,8 +90,12 @@ def test_bad_batch_cluster_and_memory(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--global-batch 0" in refused(capsys, "plan", SMALL, "--global-batch", "0")
     refused(capsys, "plan", SMALL, "--cluster", "moon")
     assert "memory 'some'" in refused(capsys, "plan", SMALL, "--memory", "some")
-    assert "no plan fits in 1,024 bytes" in refused(capsys, "plan", SMALL, "--memory", "1KiB")
     assert "optimizer 'lion'" in refused(capsys, "plan", SMALL, "--optimizer", "lion")
+
+
+@pytest.mark.full
+def test_memory_in_which_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no plan fits in 1,024 bytes" in refused(capsys, "plan", SMALL, "--memory", "1KiB")
 
 
 def test_a_world_size_or_model_that_is_not_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
