@@ -1,11 +1,11 @@
 """Kernel by kernel, what planned steps take and what they were priced at, to see where prices are wrong.
 
-    python bench/step/diagnose.py --out OUT [--only NAME,...]
+    python bench/step/diagnose.py --out OUT [--only NAME,...] [--eager] [--precision fp32]
 
 Models that no accuracy is judged by, or that were judged before (`judged.py`). Per case: the step, the bytes at its
 peak, every kernel of a step; of an eager one every node of every distinct segment, its device seconds (by the profiler)
 and its host seconds (of the same model at a size that leaves the device nothing to do). All of it is written as JSON
-beside the prices.
+beside the prices; the ops whose prices are furthest off are printed.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="out")
     parser.add_argument("--only", default="")
-    parser.add_argument("--eager", action="store_true", help="in bf16, with all memory, alone")
+    parser.add_argument("--eager", action="store_true", help="with all memory, alone")
+    parser.add_argument("--precision", default="bf16", choices=("bf16", "fp32"), help="of --eager")
     parser.add_argument("--seconds", type=float, default=180.0, help="no case is begun after so long")
     args = parser.parse_args()
     start, device = time.perf_counter(), as_here(this_device())
     wanted = args.only.split(",") if args.only else list(CASES)
     found: list[dict[str, Any]] = []
-    for name, precision, compiled, tight in jobs(wanted):
-        if args.eager and (compiled or tight or precision != "bf16"):
-            continue
+    asked = [(name, args.precision, False, False) for name in wanted] if args.eager else jobs(wanted)
+    for name, precision, compiled, tight in asked:
         if time.perf_counter() - start > args.seconds:
             break
         case, small = case_of(name, precision, compiled), ""
@@ -85,6 +85,8 @@ def main() -> int:
             row = {"error": traceback.format_exc()[-1500:]}
         found.append({"name": name, "precision": precision, "compiled": compiled, "tight": tight} | row)
         print(f"[{time.perf_counter() - start:5.1f} s] {name} {precision} {compiled} {summary(row)}", flush=True)
+        for line in furthest(row):
+            print(f"          {line}", flush=True)
         with gzip.open(Path(args.out) / "diagnosis.json.gz", "wt", encoding="utf-8") as file:
             json.dump(found, file)
     return 0
@@ -112,6 +114,19 @@ def summary(row: dict[str, Any]) -> str:
         f"({100 * (guess['step_s'] / real['step_s'] - 1):+.1f} %), peak {real['peak_bytes'] / 2**30:.2f} GiB, "
         f"predicted {guess['peak_bytes'] / 2**30:.2f}; small {small * 1e3:.2f} ms"
     )
+
+
+def furthest(row: dict[str, Any], most: int = 12) -> Iterator[str]:
+    """Ops by how far their prices are from the device's seconds, over all instances of a step."""
+    found: dict[str, list[float]] = {}
+    for segment in row.get("segments", ()):
+        for node in (node for half in ("first", "second") for node in segment.get(half, {}).get("nodes", ())):
+            if "device_s" in node:
+                own = found.setdefault(f"{node['target']} {[shape for shape, _, _ in node['makes']]}", [0, 0.0, 0.0])
+                for index, value in enumerate((1, node["priced_s"], node["device_s"])):
+                    own[index] += segment["instances"] * value
+    for name, (count, priced, device) in sorted(found.items(), key=lambda pair: -abs(pair[1][1] - pair[1][2]))[:most]:
+        yield f"{priced * 1e3:7.3f} ms priced, {device * 1e3:7.3f} measured, {count:.0f} of {name[:110]}"
 
 
 def diagnose(case: Case, device: Device, small: str, tight: bool) -> dict[str, Any]:
