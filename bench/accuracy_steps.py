@@ -34,9 +34,9 @@ rows than it scores; devices, network and habits stay fitted on all. No row has 
   at a locked clock come from single ops that Mist measured, not from steps.
 - *Network*: 0.55 of the nominal bandwidth between two hosts, falling with their number to the power 0.25. It lies
   between the best and the mean of the HF playbook's collectives and was chosen by the steps of the HF sweep. That
-  sweep itself is priced with 0.8 of the bandwidth for all-reduces, 0.6 for others and a jitter of 5e-14 s for each byte
-  and rank, which lie in the playbook's range too: groups with one rank in a host then keep most of their card, as
-  its steps show, and groups of all ranks do not. Presets do not have it yet.
+  sweep itself is priced with the means of the playbook's collectives and no step: 0.6 of the bandwidth for all-reduces,
+  0.8 for others, 35 us for each rank that a ring passes and a jitter of 6e-14 s for each byte and rank (18 points of 2
+  to 64 hosts, off by 13 % on average). Presets do not have it: it is a shared cluster's.
 - *Memory*: which launches stand in a device's queue (1,024; three for a collective) and which pipelines run ahead, on
   the HF sweep; nothing on other sets.
 - *Habits* of a framework (what it overlaps, which stage has how many layers, FlashAttention-2 or 3, in which dtype
@@ -55,11 +55,14 @@ MISSES = """
 - HF sweep, pipelines on several hosts: each tensor-parallel rank adds 2.3 ms to each layer of a stage, whatever the
   micro-batch, and nothing without tensor parallelism or on one host. Ranks that lose time at random and wait for each
   other would do so, and little memory waits there, as where the host is behind; why hosts lose it we do not know.
-- HF sweep, regret: 0 in five of seven groups. 95 % on 64 GPUs is one row that took twice its neighbours' time. On 512
-  GPUs most steps are several times longer than on 256, with stalls of about 1.1 s for each micro-batch of pipelines;
-  some smaller jobs have them too. No configuration foretells a bad host.
+- HF sweep, regret: 0 in five of seven groups. 95 % on 64 GPUs is one row (data parallel alone, two samples at a time)
+  that took twice its neighbours' time; the same on 8 and 128 GPUs is priced within 3 %. On 512 GPUs no row has an MFU
+  above 0.042: most steps are several times longer than on 256, with stalls of about 1.1 s for each micro-batch of
+  pipelines, whatever their stages and ranks; the second row takes two thirds longer than the fastest. Some smaller jobs
+  stall too. No configuration foretells a bad host.
 - HF sweep, rank correlation: 0.94 to 0.99, but 0.89 on 256 GPUs; 8 stages are predicted up to 25 % too slow (51 % on
-  one host), and tensor parallelism over 16 and 32 ranks 10 to 40 % too fast where micro-batches are small.
+  one host), and tensor parallelism over 16 and 32 ranks too fast where micro-batches are small: its collectives of
+  17 MB take 0.9 and 2.1 ms, about 60 us for each rank, where those of 256 MB show 35.
 - HF sweep, memory: what is predicted is what PyTorch's allocator has reserved on rank 0. Operands of collectives that
   wait are most of it beside the peak: of the whole warm-up where another stage has as many layers as the first
   (8 stages: 46 to 50 of them measured, 48 priced), of the queue in one stage. Six runs of one stage on 32 to 128 GPUs

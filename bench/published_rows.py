@@ -18,7 +18,7 @@ from meshwright.configuration.transformer import LatentAttention
 from meshwright.errors import MeshwrightError
 
 Row = dict[str, str]
-Reached = tuple[float, float, float] | None
+Reached = tuple[float, float, float, float] | None
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "num_gpus", "global_batch")
 FIGURES = ("step_time_s", "peak_mem_GB", "mfu", "inter_node_GBps_per_gpu")
 """What a row may leave out, but not have wrong."""
@@ -225,15 +225,21 @@ def _built(gpu: str, hosts: int, each: int, network: str, locked: str, tf32: boo
     if tf32 and "tf32" in dict(device.peaks):
         peaks = dict(device.peaks) | {"float32": dict(device.peaks)["tf32"]}
         device = replace(device, peaks=tuple(peaks.items()))
-    root = found.root
+    root, members = found.root, [(member.of, member.count) for member in found.root.members]
     if network and hosts > 1:
         link = HOSTS[ALIASES[name]].network
         wanted = float(network) * 1e9 * each / link.count
         if reached:
             fractions = tuple((kind, reached[kind != "all_reduce"]) for kind, _ in link.efficiency)
-            link = replace(link, efficiency=fractions, taper=0.0, jitter=reached[2])
-        root = Group(root.level, replace(link, bandwidth=wanted), tuple(Member(m.of, m.count) for m in root.members))
+            link = replace(link, efficiency=fractions, taper=0.0, jitter=reached[2], latency_s=reached[3])
+            members = [(_with_step(of, reached[3]), count) for of, count in members]
+        root = Group(root.level, replace(link, bandwidth=wanted), tuple(Member(of, count) for of, count in members))
     return replace(found, devices=(device,), root=root)
+
+
+def _with_step(host: str | Group, latency_s: float) -> str | Group:
+    """A host whose part in a ring through several takes so long a step; groups inside it are measured ones."""
+    return replace(host, link=replace(host.link, latency_s=latency_s)) if isinstance(host, Group) else host
 
 
 def _at_clock(device: Device, mhz: float) -> Device:

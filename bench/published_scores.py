@@ -48,7 +48,7 @@ class Scored:
 
 def scores(found: Sequence[Scored], not_modelled: Sequence[str], impossible: Sequence[str] = ()) -> dict[str, Any]:
     """Of one set. Rows that the table flags as mfu_low (latency and jitter, by its notes) are not in errors of time;
-    regrets are given without them too."""
+    regrets are given without them too, and of the groups that rank correlations are taken of (`ranked`)."""
     timed = [one for one in found if one.error is not None and not one.flagged]
     errors = [one.error for one in timed if one.error is not None]
     busy = [one.error for one in timed if one.error is not None and one.mfu > 0.1]
@@ -70,6 +70,7 @@ def scores(found: Sequence[Scored], not_modelled: Sequence[str], impossible: Seq
         "median_regret": median(regrets) if regrets else None,
         "worst_regret": max(regrets, default=None),
         "worst_regret_unflagged": max(_regrets([one for one in found if not one.flagged]), default=None),
+        "worst_regret_ranked": max(_regrets(found, LEAST_RANKED, LEAST_MFU), default=None),
         "memory_error": _mean([abs(error) for error in memory]),
         "memory_bias": _mean(memory),
         "not_modelled": list(not_modelled),
@@ -93,21 +94,21 @@ def _groups(found: Sequence[Scored]) -> list[list[Scored]]:
     return list(groups.values())
 
 
-def _regrets(found: Sequence[Scored]) -> list[float]:
-    """In published time, how much slower the row is that we would choose than the fastest of its group."""
+def _regrets(found: Sequence[Scored], least: int = 2, mfu: float = 0.0) -> list[float]:
+    """In published time, how much slower the row is that we would choose than the fastest of its group; of groups with
+    at least so many rows above this MFU."""
     regrets = []
-    for group in _groups(found):
-        if len(group) > 1:
+    for group in _groups([one for one in found if one.mfu > mfu]):
+        if len(group) >= least:
             chosen = min([one for one in group if one.fits] or group, key=lambda one: one.step_s)
             regrets.append((chosen.published_s or 0.0) / min(one.published_s or 0.0 for one in group) - 1.0)
     return regrets
 
 
 def _rank_correlations(found: Sequence[Scored]) -> list[float]:
-    groups = [[one for one in group if one.mfu > LEAST_MFU] for group in _groups(found)]
     return [
         spearman([one.step_s for one in group], [one.published_s or 0.0 for one in group])
-        for group in groups
+        for group in _groups([one for one in found if one.mfu > LEAST_MFU])
         if len(group) >= LEAST_RANKED
     ]
 
