@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import ModelError
 from meshwright.models.family import Family, Settings, Shapes
+from meshwright.models.hub import cache_alone, unreadable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,10 +47,11 @@ def hf_family(model_type: str) -> Family:
 
 def config_family(place: str) -> Family:
     """Of a folder with `config.json`, or of a hub id."""
-    transformers = _transformers()
     folder = os.path.isdir(place)
+    local = folder or cache_alone(place)
+    transformers = _transformers()
     try:
-        found = transformers.AutoConfig.from_pretrained(place, local_files_only=folder)
+        found = transformers.AutoConfig.from_pretrained(place, local_files_only=local)
     except Exception as error:
         raise _unread(place, folder, error) from error
 
@@ -66,11 +68,7 @@ def _unread(place: str, folder: bool, error: Exception) -> ModelError:
         return ModelError(
             f"{place}: {said}", expected, "save the model there with save_pretrained, or correct the file"
         )
-    return ModelError(
-        f"{place} cannot be read from the hub: {said}",
-        "a hub id that can be reached from here, or a folder with its config.json",
-        f"where there is a network: `hf download {place} config.json --local-dir DIR`; then name DIR here",
-    )
+    return unreadable(place, said)
 
 
 def _merged(tree: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
