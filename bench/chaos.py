@@ -3,6 +3,7 @@
     python bench/chaos.py --runs 200          # at least 200 for a figure to be quoted
     python bench/chaos.py --first 17 --runs 1 # one of them again
     python bench/chaos.py --jobs 12           # several at a time
+    python bench/chaos.py --done a.json b.json # what earlier runs found: counted, and not done again
 
 A run starts `meshwright train` under a ZeRO-3, tensor or pipeline plan on 2 to 6 ranks, does something to it at some
 moment, waits for its end, and starts the same command again with `--resume auto`. Hosts are network namespaces, each
@@ -10,7 +11,8 @@ with a torchrun of its own; where these cannot be made (`--no-namespaces`), they
 are neither cut nor slowed. It counts as a fault of ours where a process outlives `--timeout` by 10 s (hang), a rank its
 launcher by 10 s (orphan), a job ends that should have gone on (ended), the message does not name the rank that stood
 still (unnamed), the second begins before the last complete checkpoint (lost), its losses are not those of a run that
-nothing was done to, bit for bit (wrong), or somebody prints a traceback. Writes out/chaos.json after each run.
+nothing was done to, bit for bit (wrong), a job with `--max-restarts` needs 15 s more than a plain start until it trains
+on (late), or somebody prints a traceback. Writes out/chaos.json after each run.
 """
 
 from __future__ import annotations
@@ -46,11 +48,15 @@ PLANS = {"zero": ("zero=3",), "tensor": ("mesh={n}", "tp={n}"), "pipeline": ("pp
 RANKS = {"zero": (2, 2, 3, 4, 6), "tensor": (2, 2, 3, 6), "pipeline": (2, 2, 4)}
 DAMAGES = ("nothing", "nothing", "nothing", "a byte", "a file", "the summary")
 """What happens to the newest checkpoint before the job is started again."""
+BACK_S = 15.0
+"""How much longer than a plain start a job may need to train on after a rank was killed."""
+KINDS = ("hang", "orphan", "ended", "unnamed", "lost", "wrong", "not resumed", "late", "traceback")
 
 
 @dataclass(slots=True)
 class Run:
-    """What was done, and what became of it. faults: ours. reached: the job was there at that moment."""
+    """What was done, and what became of it. faults: ours. reached: the job was there at that moment. back_s: from a
+    killed rank until the job trains on; plain_s: from a start of the same job until it trains."""
 
     number: int
     setting: str
@@ -60,6 +66,8 @@ class Run:
     reached: bool = False
     end_s: float = 0.0
     again_s: float = 0.0
+    back_s: float | None = None
+    plain_s: float | None = None
     faults: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -91,7 +99,7 @@ class Bench:
     def __init__(self, folder: Path, grace_s: float, namespaces: bool) -> None:
         self.folder, self.grace_s, self.namespaces = folder, grace_s, namespaces
         self.disks = _mounts(folder)
-        self._expected: dict[tuple[str, int], list[float]] = {}
+        self._expected: dict[tuple[str, int], tuple[list[float], float]] = {}
 
     def plan(self, kind: str, ranks: int) -> Path:
         path = self.folder / f"{kind}-{ranks}.json"
@@ -101,25 +109,31 @@ class Bench:
             subprocess.run([sys.executable, "-m", "meshwright", "plan", *words], check=True, capture_output=True)
         return path
 
-    def expected(self, kind: str, ranks: int) -> list[float]:
+    def expected(self, kind: str, ranks: int) -> tuple[list[float], float]:
+        """Losses, and the seconds from a start until it trains."""
         folder = self.folder / f"whole-{kind}-{ranks}"
-        if (kind, ranks) not in self._expected and (told := folder.with_suffix(".json")).exists():
-            self._expected[kind, ranks] = json.loads(told.read_text())["losses"]
-        if (kind, ranks) not in self._expected:
+        if (kind, ranks) not in self._expected and not (kept := folder.with_suffix(".kept")).exists():
             with job(self.plan(kind, ranks), Setting(kind, ranks, 1, True), folder) as whole:
                 assert whole.end(PATIENCE_S) == "", whole.text()
                 assert whole.codes() == [0], whole.text()
-                self._expected[kind, ranks] = json.loads(whole.result.read_text())["losses"]
+                assert whole.trains_s is not None
+                losses = json.loads(whole.result.read_text())["losses"]
+                kept.write_text(json.dumps([losses, whole.trains_s - whole.began_s]))
+        if (kind, ranks) not in self._expected:
+            self._expected[kind, ranks] = tuple(json.loads(folder.with_suffix(".kept").read_text()))
         return self._expected[kind, ranks]
 
     def run(self, number: int, seed: int) -> Run:
         random, fault, setting, found = drawn(number, seed, self.namespaces, self.disks)
         with _alone(self.folder / f"{setting.kind}-{setting.ranks}.lock"):
-            expected, plan = self.expected(setting.kind, setting.ranks), self.plan(setting.kind, setting.ranks)
+            (expected, plain_s), plan = (
+                self.expected(setting.kind, setting.ranks),
+                self.plan(setting.kind, setting.ranks),
+            )
         folder = self.folder / f"run-{number}"
         with _hosts(setting, self.namespaces) as network, _small_disk(folder, found.fault == "fill the disk"):
             with job(plan, setting, folder, network) as first:
-                self._disturb(first, fault, random, found)
+                self._disturb(first, fault, random, found, plain_s)
             steps = _complete(folder)
             if found.damage != "nothing" and len(steps) > 1:
                 _damage(folder / f"step-{steps[-1]:06d}", found.damage, random)
@@ -130,7 +144,7 @@ class Bench:
             shutil.rmtree(folder, ignore_errors=True)
         return found
 
-    def _disturb(self, first: Job, fault: Fault, random: Random, found: Run) -> None:
+    def _disturb(self, first: Job, fault: Fault, random: Random, found: Run, plain_s: float) -> None:
         found.reached = first.reach(found.moment, random)
         began, hit = time.monotonic(), None
         if found.reached:
@@ -141,6 +155,10 @@ class Bench:
         apart = [hit] if fault.apart and hit is not None else []
         found.faults += filter(None, [first.end(limit_s, apart)])
         found.end_s = time.monotonic() - began
+        if first.went_on and first.trains_s is not None:
+            found.back_s, found.plain_s = first.trains_s - began, plain_s
+            if found.back_s > plain_s + BACK_S:
+                found.faults.append(f"late: trains on after {found.back_s:.1f} s, a plain start takes {plain_s:.1f} s")
         if apart:
             _go_on(first, apart[0])
             found.faults += filter(None, [first.end(limit_s)])
@@ -250,24 +268,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--grace", type=float, default=GRACE_S, help="seconds that an end may take; more on a machine that is busy")
     add("--keep", help="a folder for plans and undisturbed runs, which others may use again")
     add("-o", "--out", default="out/chaos.json")
+    add("--done", nargs="+", default=[], help="files of earlier runs: they are counted, and not done again")
     add("--jobs", type=int, default=1, help="runs at a time")
     add("--no-namespaces", action="store_true", help="several hosts share the loopback interface; no links are cut")
     args = parser.parse_args(arguments)
-    done: list[Run] = []
+    done = [Run(**run) for path in args.done for run in json.loads(Path(path).read_text())]
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     warm(MODEL)
     numbers = args.only or range(args.first, args.first + args.runs)
+    numbers = [number for number in numbers if number not in {run.number for run in done}]
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(args.keep or folder)
         kept.mkdir(parents=True, exist_ok=True)
-        bench = Bench(kept, args.grace, not args.no_namespaces and why_not() is None)
+        why = "--no-namespaces" if args.no_namespaces else why_not()
+        if why is not None:
+            print(f"hosts share the loopback interface, and links are neither cut nor slowed: {why}", flush=True)
+        bench = Bench(kept, args.grace, why is None)
         for found in _runs(bench, numbers, args.seed, time.monotonic() + args.seconds, args.jobs):
             done.append(found)
             print(found, flush=True)
             Path(args.out).write_text(json.dumps([asdict(run) for run in done], indent=1) + "\n")
+    print(summary(done))
+    return 1 if any(run.faults for run in done) else 0
+
+
+def summary(done: Sequence[Run]) -> str:
     kinds = Counter(fault.partition(":")[0] for run in done for fault in run.faults)
-    print(f"{len(done)} runs, {sum(run.reached for run in done)} disturbed, {kinds.total()} faults {dict(kinds)}")
-    return 1 if kinds else 0
+    found = ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS)
+    more_s = [run.back_s - run.plain_s for run in done if run.back_s is not None and run.plain_s is not None]
+    back = f"; back at most {max(more_s):.1f} s later than a plain start ({len(more_s)} restarts)" if more_s else ""
+    return f"{len(done)} runs, {sum(run.reached for run in done)} disturbed: {found}{back}"
 
 
 def _runs(bench: Bench, numbers: Sequence[int], seed: int, until_s: float, jobs: int) -> Iterator[Run]:

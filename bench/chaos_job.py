@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -56,6 +57,8 @@ class Job:
         words += ["--json", str(self.result), *setting.words]
         self.began_s = time.monotonic()
         self.seen: set[int] = set()
+        self.trains_s: float | None = None  # since it has trained, or trained on
+        self.went_on = False
         self.launchers: list[Any] = []
         if setting.hosts == 1:
             self.launchers.append(chaos_warm.train(words, self.log) if setting.warm else self._started(words))
@@ -125,6 +128,7 @@ class Job:
         waited = [launcher for number, launcher in enumerate(self.launchers) if number not in apart]
         while any(launcher.poll() is None for launcher in waited):
             self.ranks()
+            self._look()
             if time.monotonic() > deadline:
                 return "hang"
             time.sleep(0.05)
@@ -135,6 +139,12 @@ class Job:
                 return "orphan"
             time.sleep(0.05)
         return ""
+
+    def _look(self) -> None:
+        """When it has trained: its first step, or the first after it went on with other ranks."""
+        *before, text = self.text().split("going on with")
+        if re.search(r"step +\d+/", text) and (self.trains_s is None or (before and not self.went_on)):
+            self.trains_s, self.went_on = time.monotonic(), bool(before)
 
     def clear(self) -> None:
         self.ranks()
