@@ -58,7 +58,8 @@ class Server:
             codes = self._requests.recv()
             answers = [Path(folder) / f"{rank}.pt" for rank in range(ranks)]
             found = [torch.load(path, weights_only=False) if path.exists() else None for path in answers]
-        return _checked(found, codes)
+            said = [path.with_suffix(".said").read_text(encoding="utf-8", errors="replace")[-600:] for path in answers]
+        return _checked(found, codes, said)
 
 
 def _serve(asked: Connection) -> None:
@@ -89,6 +90,7 @@ def _steps(job: Job, rank: int, ranks: int, folder: str) -> Trace:
 
 def _answer(job: bytes, rank: int, ranks: int, folder: str) -> None:
     answer: Any
+    os.dup2(os.open(f"{folder}/{rank}.said", os.O_CREAT | os.O_WRONLY), 2)
     try:
         answer = _steps(pickle.loads(job), rank, ranks, folder)
     except MeshwrightError as error:
@@ -100,15 +102,16 @@ def _answer(job: bytes, rank: int, ranks: int, folder: str) -> None:
     os._exit(0)
 
 
-def _checked(found: list[Any], codes: list[int]) -> list[Trace]:
-    """A rank that failed of itself is told before those that lost it."""
+def _checked(found: list[Any], codes: list[int], said: list[str]) -> list[Trace]:
+    """A rank that failed of itself is told before one that died, and that before those that lost it."""
     failed = [answer for answer in found if isinstance(answer, tuple)]
-    failed.sort(
-        key=lambda answer: ("LostError" in answer[1] or "closed by peer" in answer[1], answer[0] != "traceback")
-    )
-    for kind, text in failed:
+    lost = [answer for answer in failed if "LostError" in answer[1] or "closed by peer" in answer[1]]
+    died = [
+        ("abort", f"process {rank} ended with {codes[rank]}: {said[rank]}")
+        for rank, answer in enumerate(found)
+        if answer is None
+    ]
+    own = sorted((answer for answer in failed if answer not in lost), key=lambda answer: answer[0] != "traceback")
+    for kind, text in (*own, *died, *lost):
         raise RankError(kind, text)
-    for rank, answer in enumerate(found):
-        if answer is None:
-            raise RankError("abort", f"process {rank} ended with {codes[rank]}")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from types import CellType, FunctionType
 from typing import Any
@@ -27,7 +28,9 @@ def shadow_of(
         memo[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
     for tensor in (*model.buffers(), *_made(model)):
         memo[id(tensor)] = fake_tensor(tuple(tensor.shape), dtype_in(tensor, precision), mode)
-    shadow = copy.deepcopy(model, memo)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, about copies of itertools
+        shadow = copy.deepcopy(model, memo)
     for holder in _holders(shadow):
         for key, value in holder.items():
             if isinstance(value, FunctionType):
