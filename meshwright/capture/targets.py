@@ -32,6 +32,10 @@ def resolve(target: str) -> Callable[..., Any]:
     return operator
 
 
+_AS_RUN = {"aten.view.default": "aten.reshape.default"}
+"""The strides that a view relied on are those of the kernel that capture saw; another may have run."""
+
+
 def call(op: Op, values: Mapping[str, Tensor], device: torch.device) -> tuple[Tensor, ...]:
     """Run one op on the values it names."""
 
@@ -43,7 +47,7 @@ def call(op: Op, values: Mapping[str, Tensor], device: torch.device) -> tuple[Te
         return device if isinstance(arg, RunDevice) else arg
 
     args = map_leaves(op.args, leaf)
-    result = resolve(op.target)(*args, **{key: map_leaves(arg, leaf) for key, arg in op.kwargs})
+    result = resolve(_AS_RUN.get(op.target, op.target))(*args, **{key: map_leaves(arg, leaf) for key, arg in op.kwargs})
     return tuple(_tensors(result)) if isinstance(result, list | tuple) else (result,)
 
 
