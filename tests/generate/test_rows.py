@@ -86,9 +86,7 @@ def test_the_numbers_are_plain_pytorchs() -> None:
         assert torch.allclose(entry.grad.full_tensor(), true[name], rtol=1e-10), name  # type: ignore[union-attr]
 
 
-def test_eager_gpus_are_given_images_channels_last() -> None:
-    single, _ = made(Channels(), {"images": torch.randn(4, 8, 8, 8)})
-    assert any(map(lies_last, single.graphs)), "channels that are convolved one by one"
+def test_eager_gpus_are_given_images_of_half_precision_channels_last() -> None:
     dense = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 12 * 12, 1))
 
     class Mean(nn.Module):
@@ -100,5 +98,7 @@ def test_eager_gpus_are_given_images_channels_last() -> None:
             loss: Tensor = self.inner(images).mean()
             return loss
 
-    program, _ = made(Mean(), {"images": torch.randn(4, 3, 16, 16)})
-    assert not any(map(lies_last, program.graphs)), "float32 as it comes"
+    for model, images in ((Channels(), torch.randn(4, 8, 8, 8)), (Mean(), torch.randn(4, 3, 16, 16))):
+        single, half = (capture(model, {"images": images}, precision=precision) for precision in ("fp32", "bf16"))
+        assert not any(map(lies_last, single.graphs)), "float32 as it comes"
+        assert any(map(lies_last, half.graphs))
