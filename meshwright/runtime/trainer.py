@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,6 +17,8 @@ from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
 from meshwright.errors import MeshwrightError, RunError, what_is
+from meshwright.layout import Layout
+from meshwright.layout.states import I
 from meshwright.models.form import shaped
 from meshwright.models.joined import Joined, joined
 from meshwright.plan import Plan
@@ -24,7 +26,7 @@ from meshwright.price.check import check_plan
 from meshwright.runtime.device import own_device
 from meshwright.runtime.outputs import Loss, arguments, caster, eval_mode, shared_out
 from meshwright.runtime.step.batches import Index
-from meshwright.runtime.step.parts import make_parts, shared_parts
+from meshwright.runtime.step.parts import Part, make_parts, shared_parts
 from meshwright.runtime.step.peers import check_peers
 from meshwright.runtime.step.ranges import check_ranges, explained
 from meshwright.runtime.step.run import Maker, Run
@@ -32,13 +34,14 @@ from meshwright.runtime.step.units import check_unit
 from meshwright.runtime.step_loss import StepLoss
 from meshwright.runtime.variants import check_storage, fits, smaller_for
 from meshwright.runtime.watch import Watch, default_timeout_s
-from meshwright.runtime.weights.adoption import Adopted, Cut, check_no_gradients, places_of, settled
+from meshwright.runtime.weights.adoption import Adopted, Cut, check_no_gradients, idle_names
 from meshwright.runtime.weights.clip import clip_gradients
 from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole, ordinary_tensors
 from meshwright.runtime.weights.hosted import mark_hosted
 from meshwright.runtime.weights.optimizers import expect_optimizer
 from meshwright.runtime.weights.sources import Weights, weights_of
 from meshwright.runtime.weights.stepping import Stepping
+from meshwright.runtime.weights.store import as_dtensor
 from meshwright.runtime.weights.unchanged import Unchanged
 from meshwright.runtime.world import check_alike, check_device, join_world
 from meshwright.schedule.of_plan import forward_only
@@ -82,7 +85,6 @@ class Trainer:
         first = self._maker.make(plan, program, lambda place: make_parts(weights, plan, program, place), buffers)
         self.stage, self.instructions, self._batches = first.stage, first.instructions, first.batches
         self._interpreter, self._last, self._runs = first.interpreter, first.interpreter, [first]
-        expect_optimizer(self.parameters(), plan.optimizer)
         firsts = {parameter.name: program.uses_of(parameter.name)[0] for parameter in program.parameters}
         for part in first.interpreter.parts:
             mark_hosted(part.store.stored, plan, firsts, part.store.memory)
@@ -118,9 +120,12 @@ class Trainer:
     def _adopt(self, weights: Weights, cuts: dict[str, Cut]) -> None:
         """The model's parameters and buffers become those that are stored here."""
         self.model = weights.model.model if isinstance(weights.model, Joined) else weights.model
-        self._unused = _idle(weights, self.program)
-        stored = dict(self.named_parameters())
-        old = {parameter.name: weights.named[parameter.name] for parameter in self.program.parameters}
+        names = idle_names(weights.model, self.program)
+        self._unused, idle_cuts = _idle(weights, names, self._interpreter.parts[0])
+        self._idle_names, cuts = names, cuts | idle_cuts
+        stored = dict(self.named_parameters()) | self._unused
+        expect_optimizer(stored, self.plan.optimizer, cuts)
+        old = {name: weights.named[name] for name in (*(p.name for p in self.program.parameters), *names)}
         self._stepping = Stepping(stored, old if weights.adopts else {}, () if weights.adopts else old.values())
         self._adopted = Adopted(weights.model, self.program, stored, cuts)
         self._adopted.keep_buffers(self._interpreter.buffers)
@@ -154,14 +159,14 @@ class Trainer:
         return iter([(p.name, stored[p.name]) for p in self.program.parameters if p.name in stored])
 
     def idle_parameters(self) -> Iterator[nn.Parameter]:
-        """The model's parameters that the loss does not depend on: plain tensors, which no step trains."""
+        """The model's parameters that the loss does not depend on: whole on every rank, and no step trains them."""
         return iter(self._unused.values())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters (DTensors) and buffers under the model's own names, tied ones under each of theirs: those of this
         rank's stage.
 
-        Parameters that the loss does not depend on are there too, as plain tensors: they are not trained.
+        Parameters that the loss does not depend on are there too: they are not trained.
         """
         found: dict[str, Tensor] = {}
         stored = dict(self.named_parameters())
@@ -169,7 +174,8 @@ class Trainer:
             if parameter.name in stored:
                 for name in (parameter.name, *parameter.aliases):
                     found[name] = stored[parameter.name].data
-        return found | self._own_buffers() | {name: parameter.data for name, parameter in self._unused.items()}
+        idle = {name: self._unused[first].data for first, names in self._idle_names.items() for name in names}
+        return found | self._own_buffers() | idle
 
     def _own_buffers(self) -> dict[str, Tensor]:
         """Those that this rank's segments keep up to date, and those that no segment changes; not those that the model
@@ -318,19 +324,19 @@ def _buffers(weights: Weights, program: Program, device: torch.device) -> dict[s
     return found
 
 
-def _idle(weights: Weights, program: Program) -> dict[str, nn.Parameter]:
-    """Parameters that the loss does not depend on, on the trainer's device: they stay the model's own."""
-    used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
-    places = places_of(weights.model)
-    made: dict[int, nn.Parameter] = {}
+def _idle(weights: Weights, names: Iterable[str], part: Part) -> tuple[dict[str, nn.Parameter], dict[str, Cut]]:
+    """Parameters that the loss does not depend on, whole on every rank: DTensors as the others are, so that what takes
+    a list of tensors takes all of the model's parameters."""
+    mesh = part.store.device_mesh
+    layout = Layout.of(*[I] * mesh.ndim)
     found: dict[str, nn.Parameter] = {}
-    for name, parameter in list(weights.model.named_parameters(remove_duplicate=False)):
-        if name in used:
-            continue
-        if id(parameter) not in made:
-            made[id(parameter)] = settled(parameter, weights.whole(name).to(weights.device), places[id(parameter)])
-        found[name] = made[id(parameter)]
-    return found
+    cuts: dict[str, Cut] = {}
+    for name in names:
+        whole = weights.whole(name).to(weights.device).contiguous()
+        like = as_dtensor(whole, mesh, layout, tuple(whole.shape))
+        found[name] = nn.Parameter(like, requires_grad=weights.named[name].requires_grad)
+        cuts[name] = Cut(layout, part.stage.mesh.sizes, part.at, like)
+    return found, cuts
 
 
 def parallelize(

@@ -205,7 +205,7 @@ class Idle(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layer, self.idle = nn.Linear(6, 6).double(), nn.Parameter(torch.ones(3))
+        self.layer, self.idle = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).double(), nn.Parameter(torch.ones(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x).square().mean()
@@ -230,3 +230,43 @@ def test_an_optimizer_over_idle_parameters_too_is_saved_and_loaded(tmp_path: Pat
             losses.append(trainer.evaluate(batch).item())
     assert losses[2] == pytest.approx(losses[3], rel=1e-12), "it goes on where it was"
     assert losses[4] < losses[3]
+
+
+def averaged(rank: int, plan_json: bytes, steps: int = 3) -> dict[str, torch.Tensor]:
+    """The weights, and their average by foreach ops over all of the model's parameters, idle ones too."""
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    model, batch = Idle(), {"x": torch.linspace(-1, 1, 24).double().reshape(4, 6)}
+    early = adamw(model.parameters())
+    trainer = mw.parallelize(model, Plan.from_json(plan_json)) if plan_json else None
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(steps):
+        if trainer is None:
+            model(**batch).backward()
+        else:
+            trainer.step(batch, global_batch=True)
+        early.step()
+        early.zero_grad()
+        average.update_parameters(model)
+    if trainer is not None:
+        assert all(isinstance(one, DTensor) for one in model.parameters())
+        with torch.no_grad(), trainer.gathered() as plain:
+            assert type(plain.idle.data) is torch.Tensor
+            plain.idle.mul_(2)
+        assert model.idle.full_tensor().tolist() == [2, 2, 2]
+    return {**whole(average.state_dict()), **{f"own {key}": one for key, one in whole(model.state_dict()).items()}}
+
+
+@pytest.mark.parametrize("pin", ["zero=3", "pp=2"])
+def test_weights_are_averaged_where_the_loss_does_not_depend_on_some(
+    pin: str, ranks: Callable[[int], GlooPool]
+) -> None:
+    plan = mw.plan(Idle(), {"x": torch.zeros(4, 6).double()}, cluster="local:2", pins=(pin,))
+    true = averaged(0, b"")
+    true["own idle"] = 2 * true["own idle"]
+    found: dict[str, torch.Tensor] = {}
+    for one in ranks(2).run(averaged, plan.to_json()):
+        found |= one
+    assert found.keys() == true.keys()
+    for key, tensor in true.items():
+        torch.testing.assert_close(found[key], tensor, rtol=1e-12, atol=1e-14)

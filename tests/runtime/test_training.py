@@ -150,7 +150,7 @@ def test_an_optimizer_that_keeps_more_than_was_planned_is_refused() -> None:
 
     parameters = [torch.nn.Parameter(torch.ones(4))]
     parameters[0].grad = torch.ones(4)
-    expect_optimizer(parameters, "momentum")
+    expect_optimizer({"ones": parameters[0]}, "momentum", {})
     planned = make_optimizer("momentum", parameters, 0.1)
     watch(planned)
     planned.step()
@@ -162,9 +162,8 @@ def test_an_optimizer_that_keeps_more_than_was_planned_is_refused() -> None:
         with pytest.raises(RunError, match=rf"keeps {kept} tensors of state"):
             wrong.step()
     sparse = torch.optim.SparseAdam(parameters)
-    watch(sparse)
     with pytest.raises(RunError, match="whose gradients are dense"):
-        sparse.step()
+        watch(sparse)
     for smaller in (torch.optim.SGD(parameters), torch.optim.Adagrad(parameters)):
         watch(smaller)
         smaller.step()

@@ -75,20 +75,22 @@ def skeleton(model: nn.Module) -> nn.Module:
 
 
 class Adopted:
-    """What a model's places hold. stored: this rank's parameters by name; elsewhere: those of other stages, which are
-    meta tensors and no parameters of the model; buffers: by name, with the objects that the model keeps."""
+    """What a model's places hold. stored: this rank's parameters by name, idle ones too; elsewhere: those of other
+    stages, which are meta tensors and no parameters of the model; buffers: by name, with the objects that the model
+    keeps."""
 
     def __init__(
         self, model: nn.Module, program: Program, stored: Mapping[str, nn.Parameter], cuts: Mapping[str, Cut]
     ) -> None:
         self.model, self.cuts, self.stored = model, cuts, dict(stored)
         named, held = dict(model.named_parameters(remove_duplicate=False)), places_of(model)
-        olds = {parameter.name: named[parameter.name] for parameter in program.parameters}
-        self.places = {name: held[id(old)] for name, old in olds.items()}
         self.names = {parameter.name: (parameter.name, *parameter.aliases) for parameter in program.parameters}
+        self.names |= idle_names(model, program)
+        olds = {name: named[name] for name in self.names}
+        self.places = {name: held[id(old)] for name, old in olds.items()}
         self.elsewhere = {
-            parameter.name: torch.empty(parameter.type.sizes, dtype=old.dtype, device="meta")
-            for parameter, old in zip(program.parameters, olds.values(), strict=True)
+            parameter.name: torch.empty(parameter.type.sizes, dtype=olds[parameter.name].dtype, device="meta")
+            for parameter in program.parameters
             if parameter.name not in stored
         }
         self.buffers: dict[str, tuple[nn.Module, str, Tensor]] = {}
@@ -186,15 +188,14 @@ class Adopted:
         held.data = given.detach().to(held.device, held.dtype, copy=True)
 
 
-def settled(parameter: nn.Parameter, value: Tensor, places: Iterable[Place]) -> nn.Parameter:
-    """A parameter with this value: the same object, unless it is on the meta device."""
-    if not parameter.is_meta:
-        parameter.data = value
-        return parameter
-    made = nn.Parameter(value, requires_grad=parameter.requires_grad)
-    for module, leaf in places:
-        setattr(module, leaf, made)
-    return made
+def idle_names(model: nn.Module, program: Program) -> dict[str, tuple[str, ...]]:
+    """Parameters that the loss does not depend on: the first name of each, with all that it has."""
+    used = {name for parameter in program.parameters for name in (parameter.name, *parameter.aliases)}
+    found: dict[int, tuple[str, ...]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name not in used:
+            found[id(parameter)] = (*found.get(id(parameter), ()), name)
+    return {names[0]: names for names in found.values()}
 
 
 def _updated(program: Program, segment: Segment) -> Iterator[str]:

@@ -50,8 +50,7 @@ class Gathering:
         """On every rank, in memory of its own where it is stored in pieces; a rank of its stage tells the others."""
         stored = self.adopted.stored.get(name)
         found = None if stored is None else whole(self._piece(stored.detach()).to(dtype))
-        if len(self.plan.stages) == 1:
-            assert found is not None
+        if found is not None and (len(self.plan.stages) == 1 or name not in self._types):
             return found
         first = self.plan.home(self.program, name).mesh.ranks[0]
         if found is None:
@@ -74,7 +73,8 @@ class Gathering:
     def everything(self) -> Iterator[nn.Module]:
         """All parameters whole, in the dtype that is stored, and buffers as the model came with them. What is changed
         inside is taken over: change it alike on every rank."""
-        stored = {name: getattr(torch, self.plan.parameters[name].dtype) for name in self.adopted.places}
+        entries, own = self.plan.parameters, self.adopted.stored
+        stored = {n: getattr(torch, entries[n].dtype) if n in entries else own[n].dtype for n in self.adopted.places}
         inside = ExitStack()
         with self._entered(), ordinary_tensors():
             if self.unchanged is not None:
@@ -115,7 +115,8 @@ class Gathering:
                 self.adopted.put_stored()
 
     def _compute(self, name: str) -> torch.dtype:
-        found: torch.dtype = self._types[name][1]
+        """That of the step; an idle parameter has its own."""
+        found: torch.dtype = self._types[name][1] if name in self._types else self.adopted.stored[name].dtype
         return found
 
     def _before(self, names: Sequence[str]) -> Callable[..., None]:

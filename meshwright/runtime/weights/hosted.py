@@ -89,9 +89,13 @@ def on_device(tensor: DTensor, device: torch.device) -> DTensor:
     return found
 
 
+_SCALARS = ("step", "eta", "mu", "mu_product", "RMS")
+"""Keys of state that is one number, of a parameter without dims too."""
+
+
 def is_state(key: str, value: object, piece: Tensor) -> bool:
-    """Whether a value of an optimizer's state is as large as the parameter: step counts are not."""
-    return isinstance(value, Tensor) and key != "step" and value.shape == piece.shape
+    """Whether a value of an optimizer's state has an entry for each of the parameter's: counts and factors have not."""
+    return isinstance(value, Tensor) and key not in _SCALARS and value.shape == piece.shape
 
 
 State = defaultdict[Any, dict[str, Any]]
@@ -136,7 +140,7 @@ class GroupedStep:
             for group, pieces in zip(self.optimizer.param_groups, self.lists, strict=True):
                 group["params"] = [stand_ins[id(one)] for one in pieces if id(one) in stand_ins]
             if stand_ins:
-                with _standing_aside(self.optimizer):
+                with standing_aside(self.optimizer):
                     type(self.optimizer).step(self.optimizer)
         finally:
             self.optimizer.state = before
@@ -228,7 +232,8 @@ _ASIDE: set[int] = set()
 
 
 @contextmanager
-def _standing_aside(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def standing_aside(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Inside, hooks of ours do nothing: a part of its step runs."""
     _ASIDE.add(id(optimizer))
     try:
         yield

@@ -1,8 +1,9 @@
 """An optimizer's step on this rank's own pieces, in place of DTensors.
 
-Adam, AdamW and SGD treat every element by itself: on the pieces alone they compute the same, and a DTensor's way to
-each of its ops costs the host more than the op. So while such a step runs, the optimizer is handed the pieces, with its
-state in pieces too; before and after, parameters and state are DTensors, for schedulers, checkpoints and whoever looks.
+Most optimizers of torch treat every element by itself: on the pieces alone they compute the same, and a DTensor's way
+to each of its ops costs the host more than the op. So while such a step runs, the optimizer is handed the pieces, with
+its state in pieces too; before and after, parameters and state are DTensors, for schedulers, checkpoints and whoever
+looks.
 """
 
 from __future__ import annotations
@@ -18,11 +19,24 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.errors import RunError
 from meshwright.runtime.weights.hosted import GroupedStep, hosted_of, is_state
+from meshwright.runtime.weights.whole_step import give_back, is_of_matrices, step_whole
 from meshwright.torch_compat import dtensor_like, has_step_hooks, local_tensor
 
 HOOKS = 1
 """How many hooks of ours stand before an optimizer's step, and after it (`optimizers`)."""
-ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+IN_GROUPS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+"""Those whose state may lie on the host."""
+ELEMENTWISE = (
+    *IN_GROUPS,
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+)
 _PIECE = "meshwright_piece"
 
 
@@ -103,8 +117,11 @@ def lend_pieces(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     """Before a step; nothing where it may look at more than one element at a time, or somebody else looks at it."""
     closure = any(one is not None for one in (*args[1:], *kwargs.values()))  # the first is the optimizer
     watched = has_step_hooks(optimizer, HOOKS) or hasattr(optimizer, "grad_scale")
-    if type(optimizer) not in ELEMENTWISE or closure or watched:
+    if type(optimizer) not in IN_GROUPS or closure or watched:
         _check_here(optimizer)
+    if is_of_matrices(optimizer) and not closure:
+        step_whole(optimizer)
+    if type(optimizer) not in ELEMENTWISE or closure or watched:
         return
     lending = _LENDING.get(optimizer)
     if lending is None or not lending.fits(optimizer):
@@ -115,7 +132,7 @@ def lend_pieces(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 def _check_here(optimizer: torch.optim.Optimizer) -> None:
     """Refuses a step that needs all state at once where the plan keeps it on the host."""
     if any(hosted_of(one) for group in optimizer.param_groups for one in group["params"]):
-        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        names = ", ".join(kind.__name__ for kind in IN_GROUPS)
         raise RunError(
             f"{type(optimizer).__name__} steps on all parameters at once; the plan keeps optimizer state on the host",
             f"one of {names}, without a closure, hooks around its step or a GradScaler: it is stepped in groups",
@@ -128,3 +145,4 @@ def take_back(optimizer: torch.optim.Optimizer) -> None:
     lending = _LENDING.get(optimizer)
     if lending is not None and lending.stored is not None:
         lending.take_back(optimizer)
+    give_back(optimizer)

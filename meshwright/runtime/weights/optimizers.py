@@ -6,17 +6,21 @@ Only optimizers that hold a trainer's parameters are watched (`stepping` finds t
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
 
 from meshwright.capture.optimizer import STATES
 from meshwright.errors import RunError
+from meshwright.runtime.weights.adoption import Cut
 from meshwright.runtime.weights.hosted import in_groups
 from meshwright.runtime.weights.local_step import ELEMENTWISE, lend_pieces, prepare, take_back
+from meshwright.runtime.weights.whole_step import keep_cut
 
 _PLANNED = "meshwright_optimizer"
 
@@ -28,11 +32,13 @@ def make_optimizer(name: str, parameters: Iterable[nn.Parameter], lr: float) -> 
     return torch.optim.SGD(parameters, lr=lr, momentum=0.9 if name == "momentum" else 0.0, fused=True)
 
 
-def expect_optimizer(parameters: Iterable[nn.Parameter], planned: str) -> None:
+def expect_optimizer(parameters: Mapping[str, nn.Parameter], planned: str, cuts: Mapping[str, Cut]) -> None:
     """A watched optimizer that keeps more state than planned on these parameters raises RunError when it steps."""
-    for parameter in parameters:
+    for name, parameter in parameters.items():
         setattr(parameter, _PLANNED, planned)
         prepare(parameter)
+        if name in cuts:
+            keep_cut(parameter, cuts[name])
 
 
 _STEPS: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
@@ -42,6 +48,7 @@ _STEPS: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
 def watch(optimizer: torch.optim.Optimizer) -> None:
     """Hooks of this one optimizer, and of no other: its state is checked, and it steps on pieces where it can."""
     if optimizer not in _STEPS:
+        _check_kind(optimizer)
         _STEPS[optimizer] = 0
         optimizer.register_step_pre_hook(_before)
         optimizer.register_step_post_hook(_after)
@@ -76,12 +83,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if in_groups(optimizer):
         return
     take_back(optimizer)
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise RunError(
-            "SparseAdam on parameters of a trainer, whose gradients are dense, those of Embedding(sparse=True) too",
-            "an optimizer of dense gradients",
-            "use AdamW or SGD; SparseAdam leaves rows that no batch names alone, they decay their moments",
-        )
+    _check_kind(optimizer)
     for group in optimizer.param_groups:
         expected = _of_class(optimizer, group)
         if expected is None:
@@ -91,6 +93,43 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if planned is not None and expected > STATES[planned]:
                 raise _refuse(optimizer, expected, planned)
     lend_pieces(optimizer, args, kwargs)
+
+
+def _check_kind(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses optimizers that cannot train what a trainer stores."""
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise RunError(
+            "SparseAdam on parameters of a trainer, whose gradients are dense, those of Embedding(sparse=True) too",
+            "an optimizer of dense gradients",
+            "use AdamW or SGD; SparseAdam leaves rows that no batch names alone, they decay their moments",
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        _check_flat([one for one in held(optimizer) if is_stored(one)])
+
+
+def _check_flat(stored: list[Tensor]) -> None:
+    """LBFGS takes products over all parameters as one vector: each rank has to have all of them, in even pieces."""
+    for parameter in stored:
+        tensor = parameter.data
+        if not isinstance(tensor, DTensor):
+            continue
+        if parameter.grad is None:
+            raise RunError(
+                f"LBFGS over a parameter of shape {tuple(tensor.shape)} that has no gradient",
+                "parameters that the loss depends on",
+                "make it over trainer.parameters()",
+            )
+        if tensor.device_mesh.size() != dist.get_world_size():
+            raise RunError(
+                "LBFGS on the parameters of a pipeline's stage", "all parameters on every rank", "plan with pp=1"
+            )
+        for axis, placement in enumerate(tensor.placements):
+            if isinstance(placement, Shard) and tensor.shape[placement.dim] % tensor.device_mesh.size(axis):
+                raise RunError(
+                    f"LBFGS on a parameter of shape {tuple(tensor.shape)}, of which ranks store uneven pieces",
+                    "pieces of one size: LBFGS makes one vector of all parameters",
+                    "plan with zero=0 and without tp, or use another optimizer",
+                )
 
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -111,16 +150,23 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _of_class(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> int | None:
-    if type(optimizer) in (torch.optim.AdamW, torch.optim.Adam):
-        return 3 if group["amsgrad"] else 2
-    if type(optimizer) is torch.optim.SGD:
+    """Tensors of state per parameter."""
+    kind = type(optimizer)
+    if kind is torch.optim.SGD:
         return 1 if group["momentum"] else 0
-    return None
+    if kind is torch.optim.RMSprop:
+        return 1 + bool(group["momentum"]) + bool(group["centered"])
+    if kind in (torch.optim.Adagrad, torch.optim.ASGD):
+        return 1
+    return 2 + bool(group.get("amsgrad")) if kind in ELEMENTWISE else None
 
 
 def _refuse(optimizer: torch.optim.Optimizer, kept: int, planned: str) -> RunError:
+    roomy = [name for name, count in STATES.items() if count >= kept]
+    most = max(STATES.values())
+    again = f"plan again with optimizer={roomy[-1]!r}" if roomy else f"no plan has room for more than {most}"
     return RunError(
         f"{type(optimizer).__name__} keeps {kept} tensors of state per parameter",
         f"at most {STATES[planned]}, as {planned} does, for which the memory was planned",
-        "use the optimizer that was planned, or plan again with the one you use",
+        f"use the optimizer that was planned; {again}",
     )

@@ -36,7 +36,7 @@ class Stepping:
         self._replaced = {id(old): (ref(old), name) for name, old in replaced.items()}
         self._copied = {id(old): ref(old) for old in copied}
         self._known: WeakSet[Optimizer] = WeakSet()
-        self._steps = self._writes = 0
+        self._steps = self._writes = self._found = 0
         self._fruitless = self._left = 0
 
     def before(self) -> None:
@@ -60,7 +60,9 @@ class Stepping:
         """After a step, before the user's optimizer takes its own."""
         self._writes = 0 if self._known else self._count_writes()
         steps = sum(map(steps_of, self._known))
-        if self._known and steps != self._steps:
+        if len(self._known) < self._found:  # one is gone: another may have taken its place
+            self._fruitless = 0
+        elif self._known and steps != self._steps:
             self._steps, self._fruitless = steps, 0
             return
         self._fruitless += 1
@@ -71,6 +73,7 @@ class Stepping:
             if optimizer not in self._known and any(id(one) in self._own for one in held(optimizer)):
                 watch(optimizer)
                 self._known.add(optimizer)
+        self._found = len(self._known)
 
     def hand_over(self, cuts: Mapping[str, Cut]) -> None:
         """Optimizers over the parameters that the model had before get the stored ones in their place, and keep their

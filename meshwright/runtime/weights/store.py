@@ -105,6 +105,7 @@ class Store:
         first = next((local.device for local in self.locals.values()), torch.device("cpu"))
         self.device = origin.device or first
         self.memory, self._host_homes = HostMemory(self.device), dict[str, tuple[Tensor, int]]()
+        self.device_mesh = origin.mesh
         self._load(own, origin.mesh)
         self.homes, self.scratch = Homes(self.stored), Scratch()
         self.overlap = Overlap(origin.beside, self.device, origin.thread, alone=bool(self.on_host))
@@ -114,7 +115,7 @@ class Store:
         by side when they are gathered."""
         self.stored, self.locals, self.like, self._flats = other.stored, other.locals, other.like, other._flats
         self.device, self.homes, self.scratch, self.overlap = other.device, other.homes, other.scratch, other.overlap
-        self.memory, self._host_homes = other.memory, other._host_homes
+        self.memory, self._host_homes, self.device_mesh = other.memory, other._host_homes, other.device_mesh
 
     def _handed(self, segment: int) -> tuple[str, ...] | None:
         """A segment's parameters, where all of its gradients come as they are stored and nothing is to be moved."""
