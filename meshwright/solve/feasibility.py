@@ -98,7 +98,7 @@ def feasible_swept(
         return None
 
     try:
-        swept(candidates, budget_bytes, refined, None, PARTS if ours else (*PARTS, 1.0))
+        swept(candidates, budget_bytes, refined, None, PARTS if ours else (*PARTS, 1.0), exactly=not ours)
     except _EnoughError as enough:
         return needed_by(enough.plan)
     return None

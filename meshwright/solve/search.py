@@ -112,7 +112,8 @@ def search(
     Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further.
     """
     floors: dict[int, float] = {}
-    state = _State(budget_bytes, limit_s, log or SearchRecorder(), floors, exactly, same, hard and not quick, gap)
+    hard = hard and not quick
+    state = _State(budget_bytes, limit_s, log or SearchRecorder(), floors, exactly, same, hard, gap, first)
     refused: list[PlanError] = []
     for later in (False, True):
         found = []
@@ -200,6 +201,7 @@ class _State:
     same: float = SAME
     hard: bool = True
     gap: float = 0.0
+    first: bool = False
     met: list[Met] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     price: float = 0.0
@@ -243,7 +245,7 @@ class _State:
         if place not in self.leasts:  # pruned at first, and among the simpler ones now
             self.leasts[place] = Least.of(candidate.frontier(candidate.microbatches[0]))
         for number in candidate.microbatches:
-            if STOP.asked and self.met:
+            if (self.first or STOP.asked) and self.met:
                 break
             node = mesh_node(candidate.name, number)
             least = self.leasts[place].bytes_at(number)
@@ -283,11 +285,11 @@ class _State:
             free, proven_s = True, floor
             for weight in candidate.weights:
                 here = frontier.weighed(weight)
-                chain, bound_s = solve_chain(here, self.budget_bytes, cutoff_s, self.exactly, self.hard)
+                chain, bound_s = solve_chain(here, self.budget_bytes, cutoff_s, self.exactly, self.hard, self.first)
                 self._take(place, candidate, chain, frontier)
                 free &= chain is not None and not chain.price
                 proven_s, cutoff_s = max(proven_s, bound_s), self.cutoff_s(candidate, number)
-                if proven_s >= cutoff_s or (chain is None and not self.hard):
+                if proven_s >= cutoff_s or (chain is None and not self.hard) or (chain is not None and self.first):
                     break
             self.bounds.append(proven_s)
             self._log_expanded(node, proven_s, free)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import meshwright.solve.intra.chain as chains
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
@@ -16,6 +18,7 @@ from meshwright.solve.candidates import allowed_meshes, candidates_on
 from meshwright.solve.intra.chain import chain_at, floor_s, solve_chain
 from meshwright.solve.intra.exact import exact_chain
 from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.leanest import Leanest
 from meshwright.solve.plan import make_plan
 from meshwright.solve.together import Together
 
@@ -69,6 +72,20 @@ def test_a_sharding_is_found_at_hardly_more_than_the_weights() -> None:
     assert found is not None
     assert found.peak_bytes <= LEAST
     assert bound_s <= found.seconds
+
+
+def test_a_question_whether_anything_fits_is_not_solved_to_optimality(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain that fits is found without the exact search, and fewer bytes than any moment needs are refused by proof,
+    as that search would."""
+    lean = Leanest.of(frontier(16))
+    fewest = int(lean.least_bytes)
+    assert lean.chain(fewest - 1, 0.0) == (None, True)
+    assert exact_chain(frontier(16), fewest - 1, 0.0) == (None, float("inf"))
+    monkeypatch.setattr(chains, "exact_chain", None)
+    found, _ = solve_chain(frontier(16), LEAST, first=True)
+    assert found is not None
+    assert found.peak_bytes <= LEAST
+    assert solve_chain(frontier(16), fewest - 1, first=True) == (None, float("inf"))
 
 
 def test_ops_need_no_more_than_the_weights_leave() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from meshwright.solve.intra.exact import exact_chain, is_small
 from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.leanest import Leanest
 from meshwright.solve.intra.mix import Chain, mixed
 from meshwright.solve.intra.walk import least_cost, walk
 
@@ -92,12 +93,17 @@ def bound_at(frontier: Frontier, price: float, budget_bytes: int) -> float:
 
 
 def solve_chain(
-    frontier: Frontier, budget_bytes: int, known_s: float = float("inf"), exactly: bool = True, hard: bool = True
+    frontier: Frontier,
+    budget_bytes: int,
+    known_s: float = float("inf"),
+    exactly: bool = True,
+    hard: bool = True,
+    first: bool = False,
 ) -> tuple[Chain | None, float]:
     """(the fastest chain that fits, or None if none was found faster than `known_s`; a bound on all that fit).
 
     exactly: of a small program, also where prices per byte do not find it, which takes longer. hard: also where nothing
-    fits at the dearest price."""
+    fits at the dearest price. first: any chain that fits is enough."""
     search = _Search(frontier, budget_bytes, budget_bytes - frontier.least_transient())
     free = search.ask(0.0)
     if search.fits(free) or search.bound_s >= known_s:
@@ -114,20 +120,36 @@ def solve_chain(
                 return None, search.bound_s
             least = _lower(search, least)
     if search.fits(least):
+        if first:
+            return least, search.bound_s
         _bracket(search, free, least, known_s)
         if search.bound_s >= known_s:
             return None, search.bound_s
+    small = exactly and is_small(frontier)
+    lean = _lean(search, least.price) if small and first else None
+    if lean is not None:
+        return lean, search.bound_s
     met = search.chains + mixed(search.frontier, search.chains, budget_bytes)
     fitting = [chain for chain in met if search.fits(chain)]
     best = min(fitting, key=lambda chain: chain.seconds, default=None)
-    is_open = best is None or best.seconds > search.bound_s * (1 + CLOSED)
-    if exactly and is_open and is_small(frontier):
+    if first or not small:
+        return best, search.bound_s
+    best = best or _lean(search, least.price)
+    if best is not None and best.seconds > search.bound_s * (1 + CLOSED):
         exact, bound_s = exact_chain(frontier, budget_bytes, least.price)
-        if exact is not None and (best is None or exact.seconds < best.seconds):
+        if exact is not None and exact.seconds < best.seconds:
             best = exact
         if frontier.bounds:
-            search.bound_s = max(search.bound_s, min(bound_s, best.seconds if best else bound_s))
+            search.bound_s = max(search.bound_s, min(bound_s, best.seconds))
     return best, search.bound_s
+
+
+def _lean(search: _Search, price: float) -> Chain | None:
+    """Of a small program, any chain that fits; the bound is infinite where it is proven that there is none."""
+    chain, none = Leanest.of(search.frontier).chain(search.budget_bytes, price)
+    if none:
+        search.bound_s = float("inf")
+    return chain
 
 
 def least_bytes(frontier: Frontier) -> int:

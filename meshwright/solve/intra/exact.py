@@ -7,7 +7,8 @@ which its ops hold up. One row per segment: all that is held, and what that segm
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,19 +36,18 @@ def is_small(frontier: Frontier) -> bool:
 
 
 @dataclass(slots=True)
-class _Whole:
+class Whole:
     """The Problem in the making. firsts: of each segment, the number of its first node. begins: of each boundary value
     or tied weight, the first node that stands for it."""
 
     frontier: Frontier
-    budget_bytes: int
     build: ProblemBuilder = field(default_factory=ProblemBuilder)
     firsts: list[int] = field(default_factory=list)
     begins: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, frontier: Frontier, budget_bytes: int) -> _Whole:
-        whole = cls(frontier, budget_bytes)
+    def of(cls, frontier: Frontier) -> Whole:
+        whole = cls(frontier)
         for index in range(len(frontier.program.segments)):
             whole.add(index)
         whole.limit()
@@ -73,7 +73,7 @@ class _Whole:
                 self.build.edge(before, node, np.where(np.eye(len(side.layouts), dtype=bool), 0.0, np.inf))
 
     def limit(self) -> None:
-        rows = [self.build.row(self.budget_bytes) for _ in self.firsts]
+        rows = [self.build.row(np.inf) for _ in self.firsts]
         for index, first in enumerate(self.firsts):
             own = self.frontier.problem(index)
             for option in np.flatnonzero(own.held):
@@ -137,38 +137,55 @@ class _Whole:
         self.build.edge(level, between, np.where(np.arange(count)[:, None] == at[None, :], 0.0, np.inf))
         self.build.edge(reader, between, np.where(levels[at][None, :] >= rows[row].T, 0.0, np.inf))
 
+    def problem(self) -> Problem:
+        """Without limits. Costs are seconds times `frontier.scale`, rows are bytes, one row a segment."""
+        return self.build.build()
+
+    def chain(self, choice: Sequence[int], price: float) -> Chain:
+        """What a choice of the Problem stands for. price: for the Chain."""
+        points, options = [], []
+        for index, first in enumerate(self.firsts):
+            own = self.frontier.problem(index)
+            picked = list(choice[first : first + own.problem.nodes])
+            options.append(tuple(int(picked[side.node]) for side in own.boundary))
+            answer = own.answer(picked, self.frontier.program.segments[index].graph, 0.0)
+            points.append(self.frontier.priced(index, answer))
+        return Chain(tuple(points), tuple(options), self.frontier.setting.microbatches, price)
+
+
+def limited(problem: Problem, budget_bytes: int) -> Problem:
+    """The same with so many bytes at every moment."""
+    return replace(problem, limits=np.full(len(problem.limits), float(budget_bytes)))
+
 
 def whole_problem(frontier: Frontier, budget_bytes: int) -> Problem:
-    """The whole chain as one Problem. Costs are seconds times `frontier.scale`, rows are bytes."""
-    return _Whole.of(frontier, budget_bytes).build.build()
+    """The whole chain as one Problem."""
+    return limited(Whole.of(frontier).problem(), budget_bytes)
 
 
 def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
-    """(the fastest chain that fits, None where none was found; a bound on all of them). price: for the Chain. What is
-    gathered early and waits for its reduction is no part of the Problem: where it takes too much there is less room."""
-    room, bound_s = budget_bytes, float("inf")
+    """(the fastest chain that fits, None where none was found; a bound on all of them). price: for the Chain."""
+    whole = Whole.of(frontier)
+    problem, bounds = whole.problem(), [float("inf")]
+
+    def within(room_bytes: int) -> Chain | None:
+        try:
+            found = solve(limited(problem, room_bytes), work=WORK)
+        except InfeasibleError:
+            return None
+        bounds.append(found.bound / frontier.scale)
+        return whole.chain(found.choice, price)
+
+    return with_less_room(within, budget_bytes), bounds[min(1, len(bounds) - 1)]
+
+
+def with_less_room(within: Callable[[int], Chain | None], budget_bytes: int) -> Chain | None:
+    """within: of a number of bytes, a chain that fits. What is gathered early and waits for its reduction is no part of
+    the Problem: where it takes too much there is less room."""
+    room_bytes = budget_bytes
     for number in range(ROUNDS):
-        chain, found_s = _within(frontier, room, price)
-        bound_s = found_s if number == 0 else bound_s
+        chain = within(room_bytes)
         if chain is None or chain.peak_bytes <= budget_bytes:
-            return chain, bound_s
-        room -= (chain.peak_bytes - budget_bytes) << number
-    return None, bound_s
-
-
-def _within(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
-    """The fastest whose held bytes and transients fit."""
-    whole = _Whole.of(frontier, budget_bytes)
-    segments = range(len(frontier.program.segments))
-    try:
-        found = solve(whole.build.build(), work=WORK)
-    except InfeasibleError:
-        return None, float("inf")
-    points, options = [], []
-    for index, first in zip(segments, whole.firsts, strict=True):
-        own = frontier.problem(index)
-        picked = list(found.choice[first : first + own.problem.nodes])
-        options.append(tuple(int(picked[side.node]) for side in own.boundary))
-        points.append(frontier.priced(index, own.answer(picked, frontier.program.segments[index].graph, 0.0)))
-    chain = Chain(tuple(points), tuple(options), frontier.setting.microbatches, price)
-    return chain, found.bound / frontier.scale
+            return chain
+        room_bytes -= (chain.peak_bytes - budget_bytes) << number
+    return None
