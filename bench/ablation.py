@@ -36,6 +36,7 @@ OTHERS = {
     "solve.one_device.LOSS_BYTES": "measured of allocators",
     "solve.one_stage.ROUNDING": "rounding of sums",
     "solve.pipeline.by_hand.UNPROVEN": "a gap that is not known",
+    "solve.plan.MOST_DEVICES": "more are refused",
     "solve.pipeline.offers.SUMS": "columns of a table",
     "solve.pipeline.pins.FEWEST_RUNS": "what an interleaved schedule is",
     "solve.stages.bound.ROUGHLY": "rounding of sums",

@@ -44,6 +44,8 @@ from meshwright.solve.search_log import Progress, SearchRecorder
 
 ONE_STAGE_FIRST = 64
 """Devices up to which plans of one stage are looked for before pipelines."""
+MOST_DEVICES = 65_536
+"""A cluster of so many was planned for in 43 CPU seconds (`docs/limits.md`); of more, the time is not bounded."""
 
 
 def make_plan(
@@ -79,6 +81,12 @@ def make_plan(
     """
     check_part("simpler_within", simpler_within)
     check_part("gap", gap)
+    if cluster.device_count > MOST_DEVICES:
+        raise PlanError(
+            f"a cluster of {cluster.device_count:,} devices",
+            f"at most {MOST_DEVICES:,}, beyond which planning takes no known time",
+            "plan for a part of it, and add data parallel replicas of that",
+        )
     request = PlanRequest(
         program=program,
         cluster=cluster,

@@ -20,6 +20,12 @@ from meshwright.solve.min_memory import EXACT, MemoryNeeded
 from meshwright.solve.plan import make_plan
 
 
+def test_a_cluster_without_bound_is_refused_with_the_bound() -> None:
+    program = capture(*small_model("narrow"))
+    with pytest.raises(PlanError, match="65,544 devices\n  expected: at most 65,536"):
+        make_plan(program, load_cluster("dgx-h100:8193"))
+
+
 @pytest.mark.parametrize(
     ("count", "pins", "named"),
     [
