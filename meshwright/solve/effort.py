@@ -25,6 +25,7 @@ class Effort:
     shardings: traced for a node that is settled.
     sweeps: whether shardings for larger budgets are tried on the probed nodes too, once something fits.
     to_the_end: nodes are settled even after one that brought nothing.
+    enumerated: partial choices of every sharding of a tiny program, once the search is over; none where it has more.
     near: a bound that is nearer to the incumbent than this part is not looked into: tracing takes longer than it saves.
     """
 
@@ -35,12 +36,15 @@ class Effort:
     sweeps: bool
     to_the_end: bool
     near: float = 5e-3
+    enumerated: int = 0
 
 
 EFFORTS = {
     "fast": Effort(probed=3, settled=1, slower=1.0, shardings=4, sweeps=False, to_the_end=False),
     "default": Effort(probed=10, settled=3, slower=1.06, shardings=8, sweeps=True, to_the_end=False),
-    "proof": Effort(probed=30, settled=6, slower=1.5, shardings=12, sweeps=True, to_the_end=True, near=0.0),
+    "proof": Effort(
+        probed=30, settled=6, slower=1.5, shardings=12, sweeps=True, to_the_end=True, near=0.0, enumerated=20_000
+    ),
 }
 
 

@@ -23,6 +23,7 @@ from meshwright.solve.feasibility import (
     min_memory_plan,
 )
 from meshwright.solve.infeasible import does_not_fit, least_of, state_bytes, usable_bytes
+from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.chain import least_bytes
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
@@ -36,6 +37,7 @@ from meshwright.solve.min_memory import (
     minimum_budget,
 )
 from meshwright.solve.min_memory_by_method import least_by_method, no_room
+from meshwright.solve.proof import prove
 from meshwright.solve.request import PlanRequest
 from meshwright.solve.search import Candidate, Found, anyway, search
 from meshwright.solve.search_log import SearchRecorder
@@ -131,7 +133,24 @@ class OneStageSearch:
                 if more.best or more.slower != found.slower:
                     return self.search(best, more)
             best = best or min_memory_plan(self.first, budget, self.program, self.drafted, self.method)
+        if self.recompute and self.effort.enumerated and not STOP.asked:
+            best, bound_s = self._proven(best, bound_s)
         return best, bound_s
+
+    def _proven(self, best: Plan | None, bound_s: float) -> tuple[Plan | None, float]:
+        """Of a tiny program, with every sharding looked at."""
+        best, proven_s = prove(
+            self.candidates,
+            self.program,
+            self.budget,
+            self.drafted,
+            best,
+            self.log,
+            self.effort.enumerated,
+            self.simpler_within,
+            self.method == "flat",
+        )
+        return best, max(bound_s, proven_s)
 
     def found(self, budget_bytes: int, limit_s: float = inf, quick: bool = False) -> Found:
         """Everything kept, on all meshes that the pins allow."""

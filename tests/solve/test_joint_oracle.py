@@ -93,10 +93,20 @@ def holds(seed: int) -> bool | None:
 
 
 def test_no_plan_is_faster_than_a_bound() -> None:
-    assert [holds(seed) is not None for seed in (7, 15, 16)] == [True, True, True]
+    assert [holds(seed) for seed in (7, 15, 16)] == [True, True, False]
+
+
+def test_a_sharding_that_fits_by_the_clock_alone_is_found() -> None:
+    """By the search's rough count of peaks no sharding fits with everything kept; by the clock one does, and it is 2.4
+    times faster than the best that recomputes."""
+    found = judged(18)
+    assert found is not None
+    assert found.best_s >= found.step_s * (1 - ROUNDING)
 
 
 @pytest.mark.full
 def test_no_plan_of_a_hundred_models_is_faster_than_a_bound() -> None:
-    """Claims of a gap of zero are rare: what cannot be hidden of a first gather and a last reduction is in no bound."""
-    assert sum(holds(seed) is not None for seed in range(100, 600)) >= 100
+    """A gap of zero is claimed where every sharding that is faster was looked at and fits as it is, or takes too much
+    for its weights alone."""
+    claims = [holds(seed) for seed in range(100, 600)]
+    assert sum(claim is not None for claim in claims) >= 100

@@ -1,0 +1,94 @@
+"""Every sharding of a tiny program, in the order of their steps with everything kept: what searches by rough counts of
+peaks overlook is found here, and a bound is raised to the step of the first sharding that was not fitted as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwright.capture.program import Program
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+from meshwright.solve.intra.chain import CLOSED
+from meshwright.solve.intra.every import TooManyError, every_chain
+from meshwright.solve.intra.frontier import Frontier
+from meshwright.solve.intra.mix import Chain
+from meshwright.solve.refine import refine
+from meshwright.solve.search import Candidate
+from meshwright.solve.search_log import SearchRecorder, mesh_node
+from meshwright.solve.together import FEWER, Assemble
+
+
+def prove(
+    candidates: Sequence[Candidate],
+    program: Program,
+    budget_bytes: int,
+    assemble: Assemble,
+    best: Plan | None,
+    log: SearchRecorder,
+    most: int,
+    simpler_within: float,
+    flat: bool,
+) -> tuple[Plan | None, float]:
+    """(the fastest plan; a bound on all of them, zero where there are too many). most: partial choices that are
+    enumerated; one sharding in five hundred of these is refined. simpler_within: a plan has to be faster than `best` by
+    more than this part. flat: as for `refine`."""
+    bounds, tries = [], most // 500
+    for candidate in candidates:
+        for number in candidate.microbatches:
+            known_s = best.predicted.step_s if best else float("inf")
+            try:
+                frontier = candidate.frontier(number).weighed(candidate.weights[0])
+                chains = every_chain(frontier, known_s, most) if best else []
+            except PlanError:
+                continue
+            except TooManyError:
+                return best, 0.0
+            fitted = _Fitted(frontier, program, budget_bytes, assemble, known_s, simpler_within, flat)
+            fitted.look_at(chains, tries)
+            tries -= fitted.tried
+            if fitted.best is not None:
+                best = fitted.best
+                log.incumbent(mesh_node(candidate.name, number), fitted.known_s)
+            bounds.append(fitted.bound_s)
+            why = f"{len(chains)} shardings enumerated, {fitted.tried} of them with what they recompute"
+            log.expanded(mesh_node(candidate.name, number), why, min(fitted.bound_s, fitted.known_s))
+    if best is None:
+        return None, 0.0
+    return best, min([best.predicted.step_s, *bounds])
+
+
+@dataclass(slots=True)
+class _Fitted:
+    """best: a plan faster than what is known. bound_s: what no plan of these shardings is faster than, infinite where
+    none is faster than the best. tried: shardings that were refined."""
+
+    frontier: Frontier
+    program: Program
+    budget_bytes: int
+    assemble: Assemble
+    known_s: float
+    simpler_within: float
+    flat: bool
+    best: Plan | None = None
+    bound_s: float = float("inf")
+    tried: int = 0
+
+    def look_at(self, chains: list[Chain], most: int) -> None:
+        """Recomputing only adds to a step: a sharding that fits as it is has no faster plan."""
+        for chain in sorted(chains, key=lambda one: one.seconds):
+            if chain.seconds >= self.known_s * (1 - CLOSED):
+                return
+            if chain.static_bytes > self.budget_bytes:
+                continue
+            if self.tried >= most:
+                self.bound_s = min(self.bound_s, chain.seconds)
+                return
+            self.tried += 1
+            plan = refine(self.assemble(chain, self.frontier), self.program, self.budget_bytes, FEWER, self.flat)
+            step_s = plan.predicted.step_s if plan else float("inf")
+            if step_s < self.known_s * (1 - self.simpler_within):
+                self.best, self.known_s = plan, step_s
+                if step_s <= chain.seconds * (1 + CLOSED):
+                    return
+            self.bound_s = min(self.bound_s, chain.seconds)
