@@ -16,6 +16,7 @@ from meshwright.models.reference import parse_reference
 from meshwright.pins.constraints import Constraints
 from meshwright.plan.plan import Plan
 from meshwright.profile import profile_step as profile
+from meshwright.runtime.fail import tell_uncaught
 from meshwright.solve.effort import SIMPLER_WITHIN
 from meshwright.solve.of_model import checked_batch, plan_model
 
@@ -57,6 +58,7 @@ def plan(
     gap: the search ends once its plan is proven to be within this part of the fastest, 0.02 for 2 %;
     `plan.search_log` says what it did.
     """
+    tell_uncaught()
     name = ""
     if isinstance(model, str):
         if batch is not None or loss is not None:

@@ -7,6 +7,8 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
 
 import torch.distributed as dist
 
@@ -22,6 +24,36 @@ WAIT_S = 5.0
 
 class LostError(RunError):
     """Another rank of the job failed or is gone; this one has nothing of its own to tell."""
+
+
+_HOOK = "meshwright_one_message"
+
+
+def tell_uncaught() -> None:
+    """On ranks that somebody else started (torchrun): an error of ours that nobody catches is one message of one rank,
+    with the user's line, in place of a traceback of each. Other errors go where they went."""
+    before = sys.excepthook
+    if "RANK" not in os.environ or hasattr(before, _HOOK):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, MeshwrightError) or os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0"):
+            before(kind, error, trace)
+        elif isinstance(error, LostError):
+            print(f"meshwright: rank {os.environ['RANK']}: {error}", file=sys.stderr, flush=True)
+        elif _first():
+            print(f"meshwright: {error}{_users_line(trace)}", file=sys.stderr, flush=True)
+
+    setattr(hook, _HOOK, True)
+    sys.excepthook = hook
+
+
+def _users_line(trace: TracebackType | None) -> str:
+    """The last line that is in no installed package and not here."""
+    own = str(Path(__file__).parents[1])
+    frames = [one for one in traceback.extract_tb(trace) if not one.filename.startswith(own)]
+    users = [one for one in frames if "site-packages" not in one.filename and "<frozen" not in one.filename]
+    return f"\n  at: {users[-1].filename}:{users[-1].lineno}  {users[-1].line}" if users else ""
 
 
 def tell(error: BaseException) -> int:

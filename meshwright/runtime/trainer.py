@@ -24,6 +24,7 @@ from meshwright.models.joined import Joined, joined
 from meshwright.plan import Plan
 from meshwright.price.check import check_plan
 from meshwright.runtime.device import own_device
+from meshwright.runtime.fail import tell_uncaught
 from meshwright.runtime.outputs import Loss, arguments, caster, eval_mode, shared_out
 from meshwright.runtime.step.batches import Index
 from meshwright.runtime.step.parts import Part, make_parts, shared_parts
@@ -40,6 +41,7 @@ from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole, 
 from meshwright.runtime.weights.hosted import mark_hosted
 from meshwright.runtime.weights.optimizers import expect_optimizer
 from meshwright.runtime.weights.sources import Weights, weights_of
+from meshwright.runtime.weights.state_hooks import hook_state
 from meshwright.runtime.weights.stepping import Stepping
 from meshwright.runtime.weights.store import as_dtensor
 from meshwright.runtime.weights.unchanged import Unchanged
@@ -130,6 +132,7 @@ class Trainer:
         self._adopted = Adopted(weights.model, self.program, stored, cuts)
         self._adopted.keep_buffers(self._interpreter.buffers)
         self._gathering = Gathering(self._adopted, self.plan, self.program, self.device, self.model)
+        hook_state(self._adopted, self._gathering)
         self.model.forward = Forward(self.model, self._gathering, caster(self.device, self.plan.precision))
         for name in WRITERS:
             if callable(getattr(self.model, name, None)):
@@ -176,6 +179,14 @@ class Trainer:
                     found[name] = stored[parameter.name].data
         idle = {name: self._unused[first].data for first, names in self._idle_names.items() for name in names}
         return found | self._own_buffers() | idle
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Whole plain tensors in the host's memory, for `torch.save` and `load_state_dict` of a plain model. Call it on
+        every rank; a model of which no host has room for a copy is written by `mw.export`."""
+        found = self._gathering.full_state(self._saved)
+        if isinstance(self._adopted.model, Joined):
+            return {name.removeprefix("model."): one for name, one in found.items() if name.startswith("model.")}
+        return found
 
     def _own_buffers(self) -> dict[str, Tensor]:
         """Those that this rank's segments keep up to date, and those that no segment changes; not those that the model
@@ -368,6 +379,7 @@ def parallelize(
     compile: by inductor, each distinct `segment` or `run` of segments, whichever is faster unless named; as the plan
     says unless given. device: `cuda` or `cpu`; by default CUDA where it is, unless the backend is gloo.
     """
+    tell_uncaught()
     plans: list[Plan] = list(plan) if isinstance(plan, list | tuple) else [cast(Plan, plan)]
     _check_given(model, plans)
     if isinstance(model, nn.Module) and not copy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -50,7 +51,7 @@ class Configured(nn.Module):
         if self.extra is not None:
             found = found + self.extra
         found = found * self.schedule() * self.held() * SHARED() * helpers_elsewhere.SCALE
-        return self.powered(found) * SETTINGS["scale"]
+        return self.powered(found) * SETTINGS["scale"] * float(os.environ.get("SCALE_OF_TESTS", "1.0"))
 
     def powered(self, x: Tensor) -> Tensor:
         power: float = self.config.inner["power"][0]
@@ -101,13 +102,16 @@ CHANGES: list[tuple[Change, str]] = [
     (lambda own, value: own.config.inner["power"].__setitem__(0, value), "'config' of the model was changed"),
     (lambda own, value: own.factors.__setitem__(0, value), "'factors' of the model was changed"),
     (lambda own, value: own.shift.fill_(value - 1.0), "'shift' of the model was changed"),
+    (lambda own, value: own.shift.data.fill_(value - 1.0), "'shift' of the model was changed"),
+    (lambda own, value: os.environ.update(SCALE_OF_TESTS=str(value)), "the environment .* was changed"),
     (set_extra, "'extra' of the model was changed"),
     (lambda own, value: SETTINGS.update(scale=value), "SETTINGS of .* was changed"),
     (lambda own, value: WEIGHTS.__setitem__(0, value), "WEIGHTS of .* was changed"),
 ]
 
 
-def test_a_change_that_matters_is_refused() -> None:
+def test_a_change_that_matters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALE_OF_TESTS", "1.0")
     own, trainer, batch = adopted()
     before = trainer.step(batch).item()
     for change, words in CHANGES:

@@ -59,16 +59,22 @@ def named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 def places_in(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Where these globals are: the module's name, its variables and the global's name."""
-    names, waiting = set[str](), [function.__code__]
-    while waiting:
-        code = waiting.pop()
-        names.update(code.co_names)
-        waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+    names = names_in(function.__code__)
     for name in names & function.__globals__.keys():
         value = function.__globals__[name]
         yield function.__module__, function.__globals__, name
         if isinstance(value, ModuleType) and not is_installed(value.__name__):
             yield from ((value.__name__, vars(value), key) for key in names & vars(value).keys())
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Globals and attributes that it names, code inside it too."""
+    names, waiting = set[str](), [code]
+    while waiting:
+        one = waiting.pop()
+        names.update(one.co_names)
+        waiting += [each for each in one.co_consts if isinstance(each, CodeType)]
+    return names
 
 
 def _functions_in(value: Any, kinds: set[type]) -> Iterator[FunctionType]:

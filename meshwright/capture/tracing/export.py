@@ -170,7 +170,7 @@ def export(
                 continue
             if isinstance(error, MeshwrightError | NotAlikeError):
                 raise
-            raise refusal(model, batch, error) from error
+            raise refusal(model, batch, error, loss) from error
 
 
 def _export(
@@ -201,8 +201,8 @@ def _export(
     inputs = {name: fake(tensor) for name, tensor in batch.items()}
     dims = {name: {0: Dim.AUTO} if vary and tensor.shape[:1] == (size,) else {} for name, tensor in batch.items()}
     with eager_paths(batch), grouped_matmuls(), ctc_losses(), kept_whole() as whole, warnings.catch_warnings():
-        # `nn.LSTM` puts its own weights in a list when it runs.
-        warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights")
+        # What a forward leaves in lists is judged by `state`; `nn.LSTM` puts its own weights in one when it runs.
+        warnings.filterwarnings("ignore", message=r"The tensor attributes? .* assigned during export")
         graph = torch.export.export(wrapper, (inputs,), dynamic_shapes=(dims,), strict=False)
     notes = (*(f"{name} is kept as one op" for name in whole), *questions.checks)
     return Exported(graph, shadow, notes, tuple(questions.answered), wrapper.changes)

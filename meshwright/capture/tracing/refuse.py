@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,9 @@ from meshwright.torch_compat import DATA_DEPENDENT, backward_hooks, global_backw
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-def refusal(model: nn.Module, batch: Mapping[str, Tensor], error: Exception) -> MeshwrightError:
+def refusal(
+    model: nn.Module, batch: Mapping[str, Tensor], error: Exception, loss: Callable[..., Any] | None = None
+) -> MeshwrightError:
     """What to say of an error that export raised."""
     name, line = type(model).__name__, own_line(traceback.extract_tb(error.__traceback__))
     place = "" if line == UNKNOWN_LINE else f", at {line}"
@@ -34,12 +38,26 @@ def refusal(model: nn.Module, batch: Mapping[str, Tensor], error: Exception) -> 
             "every tensor of the model registered",
             "register it with `register_buffer`",
         )
+    if loss is not None and _is_in(loss, error):
+        return CaptureError(
+            f"the loss function could not be captured: {_said(error)}{place}",
+            "a function of the model's output and of entries of the batch",
+            "let the forward return what the loss needs (auxiliary losses too): the loss function is given its output",
+        )
     shapes = ", ".join(f"{key} {tuple(tensor.shape)}" for key, tensor in batch.items())
     return CaptureError(
         f"{name} could not be captured with the batch {shapes}: {_said(error)}{place}",
         "a forward that torch.export can follow on this batch",
         "check that the batch fits the model and that no Python branch depends on tensor values",
     )
+
+
+def _is_in(loss: Callable[..., Any], error: Exception) -> bool:
+    """Whether the error came from the loss rather than from the model."""
+    called = getattr(loss, "forward" if isinstance(loss, nn.Module) else "__call__")
+    function = loss.func if isinstance(loss, partial) else loss
+    codes = [getattr(getattr(one, "__func__", one), "__code__", None) for one in (function, called)]
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def check_model(model: nn.Module) -> None:

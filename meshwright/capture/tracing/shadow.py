@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator
-from types import CellType, FunctionType
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
 from meshwright.capture.precision import Precision, dtype_in
+from meshwright.capture.tracing.code import places_in
 from meshwright.torch_compat import FakeMode, fake_tensor, forward_hooks
 
 
@@ -20,7 +22,8 @@ def shadow_of(
     """The copy, and the loss as it sees the copy. Shared tensors stay shared.
 
     Functions that modules hold (`self.head = lambda x: x @ self.embedding.weight.T`), hooks and the loss may close over
-    the model: `deepcopy` leaves these as they are, so they are rebuilt around the copy.
+    the model, or name it (an auxiliary loss that a layer keeps, a norm of weights): `deepcopy` leaves these as they
+    are, so they are rebuilt around the copy.
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
@@ -35,7 +38,7 @@ def shadow_of(
         for key, value in holder.items():
             if isinstance(value, FunctionType):
                 holder[key] = _around(value, memo)
-    return shadow, _around(loss, memo) if isinstance(loss, FunctionType) else loss
+    return shadow, _seeing(loss, memo)
 
 
 def _made(model: nn.Module) -> Iterator[Tensor]:
@@ -50,13 +53,40 @@ def _holders(model: nn.Module) -> Iterator[dict[Any, Any]]:
         yield from forward_hooks(module)
 
 
+def _seeing(loss: Any, memo: dict[int, Any]) -> Any:
+    """The loss as it is for the copy: it may read the model by variables, arguments of a `partial`, attributes."""
+    if isinstance(loss, FunctionType):
+        return _around(loss, memo)
+    if isinstance(loss, partial):
+        args = [memo.get(id(one), one) for one in loss.args]
+        return partial(_seeing(loss.func, memo), *args, **{k: memo.get(id(v), v) for k, v in loss.keywords.items()})
+    if isinstance(loss, MethodType):
+        return MethodType(loss.__func__, _holding(loss.__self__, memo))
+    return _holding(loss, memo)
+
+
+def _holding(holder: Any, memo: dict[int, Any]) -> Any:
+    """The object, or one like it that holds the copy where it holds the model or a part of it."""
+    held = {key: memo[id(value)] for key, value in getattr(holder, "__dict__", {}).items() if id(value) in memo}
+    if not held or isinstance(holder, type):
+        return holder
+    made = copy.copy(holder)
+    vars(made).update(held)
+    return made
+
+
 def _around(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """The function with the model's own modules and tensors, among the variables around it, replaced by the copy's."""
-    cells = function.__closure__ or ()
-    if not any(id(_contents(cell)) in memo for cell in cells):
+    """The function with the model's own modules and tensors, among the variables around it and the globals that it
+    names, replaced by the copy's."""
+    cells, names = function.__closure__ or (), function.__globals__
+    read = {key: names[key] for _, held, key in places_in(function) if held is names}
+    named = {key: memo[id(value)] for key, value in read.items() if id(value) in memo}
+    if not named and not any(id(_contents(cell)) in memo for cell in cells):
         return function
     changed = tuple(CellType(memo.get(id(_contents(cell)), _contents(cell))) for cell in cells)
-    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, changed)
+    made = FunctionType(
+        function.__code__, names | named if named else names, function.__name__, function.__defaults__, changed
+    )
     made.__kwdefaults__ = function.__kwdefaults__
     return made
 

@@ -7,7 +7,7 @@ A Parameter object cannot become a DTensor, so the places in the modules that ho
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,12 +95,11 @@ class Adopted:
         }
         self.buffers: dict[str, tuple[nn.Module, str, Tensor]] = {}
         self.precise: dict[str, Tensor] = {}
-        self._made = {name for segment in program.segments for name in _updated(program, segment)}
+        self._made = {name for segment in program.segments for name in updated(program, segment)}
         self._starts = {name: local_tensor(parameter).data_ptr() for name, parameter in stored.items()}
         for old in olds.values():
             forget(old)
         self.put_stored()
-        model.register_load_state_dict_pre_hook(_Cutting(self.names, cuts, set(self.elsewhere)))  # type: ignore[no-untyped-call]
 
     def put_stored(self) -> None:
         """Every place holds what this rank stores."""
@@ -198,7 +197,7 @@ def idle_names(model: nn.Module, program: Program) -> dict[str, tuple[str, ...]]
     return {names[0]: names for names in found.values()}
 
 
-def _updated(program: Program, segment: Segment) -> Iterator[str]:
+def updated(program: Program, segment: Segment) -> Iterator[str]:
     """Buffers that a segment changes."""
     graph = program.graph(segment)
     local = dict(zip((value.name for value in graph.buffers), segment.buffers, strict=True))
@@ -219,41 +218,9 @@ def forget(old: Tensor) -> None:
         old.data = old.data.new_empty(0)
 
 
-class _Cutting:
-    """A hook that lets `load_state_dict` take whole plain tensors; those of other stages are left out."""
-
-    def __init__(self, names: Mapping[str, tuple[str, ...]], cuts: Mapping[str, Cut], elsewhere: set[str]) -> None:
-        self.names, self.cuts, self.elsewhere = names, cuts, elsewhere
-
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> _Cutting:
-        return self
-
-    def __reduce__(self) -> Any:
-        raise not_pickled()
-
-    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        for name, key in _keys(self.names, prefix):
-            found: Any = state.get(key)
-            cut = self.cuts.get(name)
-            if name in self.elsewhere:
-                state.pop(key, None)
-            elif cut is not None and _is_plain(found) and found.shape == cut.like.shape:
-                state[key] = cut.piece(found)
-
-
-def _is_plain(found: Any) -> bool:
-    return isinstance(found, Tensor) and not isinstance(found, DTensor)
-
-
 def not_pickled() -> RunError:
     return RunError(
         "an adopted model is pickled (torch.save(model), or sent to another process)",
         "its weights: a state_dict, or a checkpoint",
-        "save model.state_dict() inside `with trainer.gathered() as model:`, or call mw.save or mw.export",
+        "torch.save what trainer.full_state_dict() gives, or call mw.save or mw.export",
     )
-
-
-def _keys(names: Mapping[str, Iterable[str]], prefix: str) -> Iterator[tuple[str, str]]:
-    for name, every in names.items():
-        for own in every:
-            yield name, prefix + own

@@ -7,6 +7,7 @@ code that the forward may reach are looked at; whether a change matters is for a
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,10 +22,12 @@ from torch import Tensor, nn
 
 from meshwright.capture.tracing.code import (
     around,
+    code_reached,
     functions_of,
     functions_reached,
     is_installed,
     named_in,
+    names_in,
     names_reached,
     places_in,
 )
@@ -34,7 +37,7 @@ from meshwright.torch_compat import writes_seen
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _LISTS = (list, tuple, deque)
-_DEEPEST, _MOST_ITEMS = 3, 200
+_DEEPEST, _MOST_ITEMS, _DIGESTED_BYTES = 3, 200, 1 << 16
 Place = tuple[str, Callable[[], Any]]
 """What it is called, and how it is had."""
 
@@ -45,7 +48,7 @@ class Contents:
     def __init__(self, model: nn.Module, loss: Callable[..., Any] | None) -> None:
         names = names_reached(model, loss)
         self._places = [*_attributes(model, names), *_of_loss(loss), *_around_code(model, loss, names)]
-        self._places += _of_classes(model, loss, names)
+        self._places += [*_of_classes(model, loss, names), *_environment(model, loss)]
         self._held: list[Any] = []
         self.note()
 
@@ -144,11 +147,27 @@ def _of_classes(model: nn.Module, loss: Callable[..., Any] | None, names: set[st
     return list(found.values())
 
 
+def _environment(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[Place]:
+    """All of it, where users' code reads some."""
+    users = [one.__code__ for one in functions_reached(model, loss) if not is_installed(one.__module__ or "")]
+    if any({"environ", "getenv"} & names_in(code) for code in (*users, *code_reached(model, loss))):
+        yield "the environment (os.environ)", lambda: "\0".join(f"{key}={value}" for key, value in os.environ.items())
+
+
 def _is_users_object(value: Any) -> bool:
     if isinstance(value, ContextVar | partial):
         return True
     code = (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType)
     return not isinstance(value, code) and not is_installed(type(value).__module__)
+
+
+def _digest(value: Tensor) -> int:
+    """Of what a small tensor on the CPU holds: writes through `.data` are not counted."""
+    if type(value) is not Tensor or value.device.type != "cpu" or not 0 < value.nbytes <= _DIGESTED_BYTES:
+        return 0
+    if value.layout is not torch.strided:
+        return 0
+    return hash(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 class _Key:
@@ -191,7 +210,7 @@ def _mark(value: Any, depth: int, seen: dict[int, Any]) -> Any:
 
 def _mark_inside(value: Any, depth: int, seen: dict[int, Any]) -> Any:
     if isinstance(value, Tensor):
-        return (id(value), 0 if value.is_inference() else writes_seen(value))
+        return (id(value), 0 if value.is_inference() else writes_seen(value), _digest(value))
     if depth > _DEEPEST or not _is_looked_at(value):
         return id(value)
     if isinstance(value, _LISTS):

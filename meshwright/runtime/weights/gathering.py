@@ -6,7 +6,7 @@ root's. A forward holds the root's parameters and those of one unit at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import update_wrapper
 from types import MethodType
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.capture.program import Program
 from meshwright.errors import RunError
 from meshwright.plan import Plan
-from meshwright.runtime.weights.adoption import Adopted, not_pickled
+from meshwright.runtime.weights.adoption import Adopted, not_pickled, updated
 from meshwright.runtime.weights.hosted import on_device
 from meshwright.runtime.weights.unchanged import Unchanged
 from meshwright.runtime.weights.whole import whole
@@ -45,6 +45,44 @@ class Gathering:
         self.unchanged: Unchanged | None = None
         self._types = {p.name: (p.type.sizes, getattr(torch, p.type.dtype)) for p in program.parameters}
         self._units = _units(adopted)
+        self.buffer_homes: dict[str, int] = {}
+        self.own_buffers: set[str] = set()
+        for stage in plan.stages if len(plan.stages) > 1 else ():
+            changed = {name for index in stage.segments for name in updated(program, program.segments[index])}
+            self.buffer_homes.update(dict.fromkeys(sorted(changed), stage.mesh.ranks[0]))
+            if dist.get_rank() in stage.mesh.ranks:
+                self.own_buffers |= changed
+
+    def _share_buffers(self) -> None:
+        """Buffers that a stage's steps change are as they are there on every rank."""
+        for name, first in self.buffer_homes.items():
+            held = self.adopted.buffers[name][2]
+            told = held.contiguous()
+            dist.broadcast(told, first)
+            if told is not held:
+                held.copy_(told)
+
+    def full_state(self, saved: Collection[str]) -> dict[str, Tensor]:
+        """Whole, in the host's memory, under every name; one parameter at a time is whole on the device. saved: names
+        that the model's `state_dict` has."""
+        found: dict[str, Tensor] = {}
+        with self._entered(), ordinary_tensors():
+            self._share_buffers()
+            for name, every in self.adopted.names.items():
+                tensor = self.whole(name, self._stored_dtype(name))
+                found.update(dict.fromkeys(every, tensor.detach().cpu().clone()))
+            before = self.adopted.precise_buffers()
+            for name, (module, leaf, _) in self.adopted.buffers.items():
+                value = module._buffers[leaf]
+                if name in saved and value is not None:
+                    found[name] = value.detach().cpu().clone()
+            self.adopted.put_buffers(before)
+        return found
+
+    def _stored_dtype(self, name: str) -> torch.dtype:
+        planned = self.plan.parameters.get(name)
+        found: torch.dtype = self.adopted.stored[name].dtype if planned is None else getattr(torch, planned.dtype)
+        return found
 
     def whole(self, name: str, dtype: torch.dtype) -> Tensor:
         """On every rank, in memory of its own where it is stored in pieces; a rank of its stage tells the others."""
@@ -73,13 +111,12 @@ class Gathering:
     def everything(self) -> Iterator[nn.Module]:
         """All parameters whole, in the dtype that is stored, and buffers as the model came with them. What is changed
         inside is taken over: change it alike on every rank."""
-        entries, own = self.plan.parameters, self.adopted.stored
-        stored = {n: getattr(torch, entries[n].dtype) if n in entries else own[n].dtype for n in self.adopted.places}
         inside = ExitStack()
         with self._entered(), ordinary_tensors():
             if self.unchanged is not None:
                 inside.enter_context(self.unchanged.contents.expected_inside())  # `generate` sets up its configuration
-            found = self.put(list(stored), stored.__getitem__)
+            self._share_buffers()
+            found = self.put(list(self.adopted.places), self._stored_dtype)
             counts = {name: writes_seen(parameter) for name, parameter in found.items()}
             buffers = self.adopted.precise_buffers()
         try:
@@ -103,6 +140,7 @@ class Gathering:
         handles: list[Any] = []
         with self._entered(), torch.no_grad():
             try:
+                self._share_buffers()
                 self.put(self._units.get(None, ()), self._compute)
                 for unit, names in self._units.items():
                     if unit is not None:

@@ -1,0 +1,106 @@
+"""An adopted model's own `state_dict` and `load_state_dict`: pieces come out; pieces or whole plain tensors go in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+from weakref import ref
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from meshwright.errors import RunError
+from meshwright.models.joined import Joined
+from meshwright.runtime.weights.adoption import Adopted, not_pickled
+from meshwright.runtime.weights.gathering import Gathering
+
+
+def hook_state(adopted: Adopted, gathering: Gathering) -> None:
+    """Of the user's modules: the model, and a loss that has parameters."""
+    model = adopted.model
+    roots = {"model.": model.model, "loss.": model.loss} if isinstance(model, Joined) else {"": model}
+    away = set(gathering.buffer_homes) - gathering.own_buffers
+    for path, root in roots.items():
+        own = {name for name in away if name.startswith(path)}
+        root.register_load_state_dict_pre_hook(_Taking(adopted, gathering, path, own))  # type: ignore[no-untyped-call]
+        root.register_state_dict_post_hook(_Giving(gathering, path, own))  # type: ignore[no-untyped-call]
+
+
+class _Hook:
+    """path: of the module in what was adopted. away: buffers that other stages change. Copies of models have it."""
+
+    def __init__(self, gathering: Gathering, path: str, away: Collection[str]) -> None:
+        self._gathering, self.path, self.away = ref(gathering), path, away
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise not_pickled()
+
+    @property
+    def is_whole(self) -> bool:
+        gathering = self._gathering()
+        return gathering is not None and gathering.open
+
+    def key(self, name: str, prefix: str) -> str:
+        return prefix + name.removeprefix(self.path)
+
+
+class _Taking(_Hook):
+    """Before `load_state_dict`: whole plain tensors are cut; what lives on other stages is left out."""
+
+    def __init__(self, adopted: Adopted, gathering: Gathering, path: str, away: Collection[str]) -> None:
+        super().__init__(gathering, path, away)
+        self.names = {name: every for name, every in adopted.names.items() if name.startswith(path)}
+        self.cuts, self.elsewhere, self.buffers = adopted.cuts, set(adopted.elsewhere), adopted.buffers
+
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        if self.is_whole:
+            return
+        for name, key in self._keys(prefix):
+            found: Any = state.get(key)
+            cut = self.cuts.get(name)
+            if name in self.elsewhere:
+                state.pop(key, None)
+            elif cut is not None and _is_plain(found) and found.shape == cut.like.shape:
+                state[key] = cut.piece(found)
+        for name in self.away:
+            if name in self.buffers:
+                state.setdefault(self.key(name, prefix), self.buffers[name][2])
+
+    def _keys(self, prefix: str) -> Iterator[tuple[str, str]]:
+        for name, every in self.names.items():
+            yield from ((name, self.key(own, prefix)) for own in every)
+
+
+class _Giving(_Hook):
+    """After `state_dict`: without buffers that other stages keep up to date, and not to be pickled."""
+
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        if self.is_whole:
+            return
+        for name in self.away:
+            state.pop(self.key(name, prefix), None)
+        with suppress(AttributeError):  # of a dict that the user gives
+            state.in_pieces = _InPieces()  # type: ignore[attr-defined]
+
+
+class _InPieces:
+    """In a `state_dict`: pickling it would save the pieces of one rank, which nothing can load."""
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise RunError(
+            "torch.save of the state_dict of a model that mw.parallelize has adopted: it holds one rank's pieces",
+            "whole weights, or a checkpoint of all ranks",
+            "call state = trainer.full_state_dict() on every rank and torch.save(state, path) on one; mw.save and "
+            "torch.distributed.checkpoint write the pieces of all ranks",
+        )
+
+
+def _is_plain(found: Any) -> bool:
+    return isinstance(found, Tensor) and not isinstance(found, DTensor)

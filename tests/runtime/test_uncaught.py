@@ -1,0 +1,59 @@
+"""Under torchrun an error that nobody catches is one message, not a traceback of each rank."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import RunError
+from meshwright.runtime.fail import LostError, tell_uncaught
+
+SCRIPT = """
+import torch, meshwright as mw
+model, batch = torch.nn.Linear(4, 4), {"input": torch.randn(4, 4)}
+loss = lambda output, target: output.square().mean()
+plan = mw.plan(model, batch, cluster="local:2", loss=loss, pins=("dp=2",))
+trainer = mw.parallelize(model, plan, loss)
+model.eval()
+trainer.step(batch, global_batch=True)
+"""
+
+
+def test_errors_of_ours_are_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    others: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: others.append(error))
+    tell_uncaught()
+    before = sys.excepthook
+    monkeypatch.setenv("RANK", "0")
+    tell_uncaught()
+    assert sys.excepthook is not before, "on a rank that somebody started, and not without one"
+    installed = sys.excepthook
+    tell_uncaught()
+    assert sys.excepthook is installed, "once"
+    for error in (RunError("given", "expected", "do"), LostError("rank 1 is gone"), ValueError("a user's own")):
+        try:
+            raise error
+        except Exception as caught:
+            sys.excepthook(type(caught), caught, caught.__traceback__)
+    told = capsys.readouterr().err
+    assert "meshwright: given\n  expected: expected\n  to do: do\n  at: " in told
+    assert "raise error" in told
+    assert "meshwright: rank 0: rank 1 is gone" in told
+    assert "Traceback" not in told
+    assert [type(one) for one in others] == [ValueError]
+
+
+@pytest.mark.full
+def test_two_ranks_of_torchrun_say_it_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(tmp_path / "train.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert run.returncode != 0
+    assert run.stderr.count("the model is in eval mode, but was planned in train mode") == 1
+    assert "train.py:8  trainer.step(batch, global_batch=True)" in run.stderr
+    assert "trainer.py" not in run.stderr, "no traceback through meshwright"
