@@ -19,6 +19,8 @@ PRECISIONS = {
     "bfloat16": "bf16",
     "mixed": "mixed",
     "bf16-mixed": "mixed",
+    "fp16": "fp16",
+    "float16": "fp16",
 }
 """As people write them, and as plans have them."""
 OPTIMIZERS = ("adamw", "momentum", "sgd")
@@ -33,7 +35,8 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add(
         "--precision",
         metavar="P",
-        help="mixed (bf16 compute, fp32 weights; default on GPUs), bf16, or fp32 (default on CPUs)",
+        help="mixed (bf16 compute, fp32 weights; default on GPUs), bf16, fp16 (fp32 weights, loss scaling), or fp32"
+        " (default on CPUs)",
     )
 
 

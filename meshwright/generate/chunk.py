@@ -190,6 +190,12 @@ def check_chunkable(program: Program, chunks: int, batch: int) -> Averaging:
             "one whose samples are independent",
             "plan without chunks",
         )
+    if any(parameter.type.dtype == "float16" for parameter in program.parameters):
+        raise PlanError(
+            f"{chunks} chunks of a last layer in float16, whose gradients are kept before the loss is scaled",
+            "another precision, or a last layer in one piece",
+            "plan without chunks",
+        )
     if batch % chunks:
         raise PlanError(f"{chunks} chunks of a batch of {batch}", "a divisor of the batch", "choose another number")
     try:

@@ -33,7 +33,7 @@ ROUNDING = 1e-9
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "searched")
 """What plans of several stages may say; those of one are `one-stage`."""
 
-PRECISIONS = ("fp32", "bf16", "mixed")
+PRECISIONS = ("fp32", "bf16", "mixed", "fp16")
 
 UNDO = "undo the edit, or plan again"
 

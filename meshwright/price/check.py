@@ -6,6 +6,7 @@ import re
 
 from meshwright.capture.coupling.parts import check_in_parts
 from meshwright.capture.optimizer import check_optimizer
+from meshwright.capture.precision import precisions_of
 from meshwright.capture.program import Program, Segment, SegmentGraph
 from meshwright.cluster import Mesh
 from meshwright.errors import LayoutError, PlanError
@@ -28,8 +29,7 @@ def check_plan(plan: Plan, program: Program) -> None:
     given = f"microbatches is {plan.microbatches} with a batch of {plan.batch}"
     check_cut(given, plan.batch, plan.microbatches, "undo the edit")
     check_in_parts(program, plan.microbatches)
-    half = any(parameter.type.dtype == "bfloat16" for parameter in program.parameters)
-    known = ("bf16", "mixed") if half else ("fp32",)
+    known = precisions_of({parameter.type.dtype for parameter in program.parameters})
     if plan.precision not in known:
         raise PlanError(f"precision is {plan.precision!r}", f"{' or '.join(known)} for this model", "undo the edit")
     orders: tuple[str, ...] = ("one-stage",) if len(plan.stages) == 1 else SCHEDULES

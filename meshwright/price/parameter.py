@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from meshwright.caches import CACHES
 from meshwright.capture.optimizer import STATES
+from meshwright.capture.precision import WIDENED
 from meshwright.capture.program import ITEM_BYTES, Value
 from meshwright.cluster import Mesh, collective_s
 from meshwright.cost.optimizer import update_s
@@ -45,7 +46,7 @@ class Setting:
 
     def storage_dtype(self, dtype: str) -> str:
         """In which dtype a parameter that computes in `dtype` is stored, its gradient and states alike."""
-        return "float32" if self.precision == "mixed" and dtype in ("bfloat16", "float16") else dtype
+        return "float32" if self.precision in WIDENED and dtype in ("bfloat16", "float16") else dtype
 
 
 @dataclass(frozen=True, slots=True)

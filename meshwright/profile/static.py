@@ -9,7 +9,7 @@ from math import prod
 from typing import Literal
 
 from meshwright.capture.optimizer import STATES
-from meshwright.capture.precision import Precision
+from meshwright.capture.precision import WIDENED, Precision
 from meshwright.capture.program import Parameter
 from meshwright.errors import ModelError
 from meshwright.profile.saved import DeviceKind
@@ -75,7 +75,7 @@ def static(
     device: DeviceKind,
     implementation: Implementation,
 ) -> Static:
-    around, mixed = rounding(device), precision == "mixed"
+    around, mixed = rounding(device), precision in WIDENED
     if optimizer not in STATES:
         raise ModelError(f"optimizer {optimizer!r}", f"one of {', '.join(STATES)}", "name one of these")
     given = count_alike(parameters)

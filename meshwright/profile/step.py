@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from meshwright.capture.precision import Precision
+from meshwright.capture.precision import WIDENED, Precision, compute_dtype, precisions_of
 from meshwright.capture.program import FLOATS, Program
 from meshwright.errors import ModelError, what_is
 from meshwright.profile.chain import Chain, Link, walk
@@ -48,7 +48,7 @@ def profile_step(
     )
     batch_bytes = sum(around(type_bytes(value.type.at(program.batch))) for value in program.inputs)
     saved_bytes = sum(w * link.live.saved_bytes for link, w in zip(chain.links, short.weights, strict=True))
-    widened = 2 if chosen == "mixed" else 1
+    widened = 2 if chosen in WIDENED else 1
     moments = _moments(chain, program, short, held, widened)
     worst = tuple(_peak(moments[phase], held, batch_bytes) for phase in PHASES)
     peak = max(worst, key=lambda moment: moment.bytes)
@@ -79,16 +79,14 @@ def _check_given(program: object) -> None:
 
 def _precision(program: Program, wanted: Precision | None) -> Precision:
     dtypes = {value.type.dtype for graph in program.graphs for value in graph.params} & FLOATS
-    half = "bfloat16" in dtypes
-    found: Precision = "bf16" if half else "fp32"
-    if wanted is None or wanted == found or (wanted == "mixed" and half):
-        return wanted or found
-    if wanted not in ("fp32", "bf16", "mixed"):
-        raise ModelError(f"precision {wanted!r}", "fp32, bf16 or mixed", "name one of these")
+    found = precisions_of(dtypes)
+    if wanted is None or wanted in found:
+        return wanted or found[0]
+    compute_dtype(wanted)
     raise ModelError(
         f"precision {wanted} of a Program whose parameters are {', '.join(sorted(dtypes))}",
         "a Program captured in the dtype it computes in",
-        f"capture it with precision={wanted!r}" if not half else "capture the model in float32",
+        f"capture it with precision={wanted!r}" if found == ("fp32",) else "capture the model in float32",
     )
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwright.capture.precision import COMPUTES
 from meshwright.errors import RunError
 from meshwright.models.batch import batch_names, for_the_loss
 
@@ -53,12 +54,12 @@ def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 def caster(device: torch.device, precision: str) -> Callable[[Any], Any]:
     """Tensors of a batch where and in which dtype a step has them."""
-    half = precision in ("bf16", "mixed")
+    half = COMPUTES.get(precision)
 
     def cast(item: Any) -> Any:
         if not isinstance(item, Tensor):
             return item
-        return item.to(device, torch.bfloat16) if half and item.is_floating_point() else item.to(device)
+        return item.to(device, half if item.is_floating_point() else None)
 
     return lambda tree: map_tree(tree, cast)
 

@@ -40,6 +40,7 @@ from meshwright.runtime.weights.clip import clip_gradients
 from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole, ordinary_tensors
 from meshwright.runtime.weights.hosted import mark_hosted
 from meshwright.runtime.weights.optimizers import expect_optimizer
+from meshwright.runtime.weights.scaling import LossScale
 from meshwright.runtime.weights.sources import Weights, weights_of
 from meshwright.runtime.weights.state_hooks import hook_state
 from meshwright.runtime.weights.stepping import Stepping
@@ -80,6 +81,7 @@ class Trainer:
         plan, program = self.plan, self.program = plans[0]
         self.device = device
         self.seed, self.debug, self.steps, self._loss = settings.seed, settings.debug, 0, settings.loss
+        self.loss_scale = LossScale() if plan.precision == "fp16" else None
         self.watch = Watch(settings.timeout_s)
         self._saved = frozenset(weights.model.state_dict())
         self._maker, self._keeps_last = Maker(device, self.watch, settings.unit), False
@@ -264,17 +266,26 @@ class Trainer:
         return {name: self._batches.index(name) for name in self._batches.names}
 
     def step(self, batch: Batch, *, global_batch: bool = False) -> Tensor:
-        """Forward and backward; returns the loss of the global batch. `batch`: this rank's slice, or the whole."""
+        """Forward and backward; returns the loss of the global batch. `batch`: this rank's slice, or the whole.
+
+        With precision="fp16" gradients come divided by `loss_scale.scale`; of a step whose gradients are not finite
+        there are none, and optimizers do nothing.
+        """
         begun_s = time.perf_counter()
         self._check_call("trainer.step")
         self._unchanged.check()
         frozen = self._frozen()
         self._stepping.before()
         run = self._run_for(batch, global_batch)
+        if self.loss_scale is not None:
+            self.loss_scale.check_empty(self.parameters())
+            run.interpreter.segments.loss_scale = self.loss_scale.scale
         with ordinary_tensors(), self.watch.during(f"step {self.steps}"), explained(run.ranges, run.batches, batch):
             parts = self._parts(run, batch, global_batch)
             random = RandomState(self.seed, self.steps)
             loss = run.interpreter.run(run.instructions, parts, random)
+            if self.loss_scale is not None:
+                self.loss_scale.finish(self.parameters(), self.device)
         self._last = run.interpreter
         self._adopted.take_buffers(self._interpreter.buffers)
         for parameter, gradient in frozen:
@@ -313,7 +324,7 @@ class Trainer:
             raise RunError(
                 f"{call} inside torch.autocast",
                 f"no autocast: the plan says what is computed in which dtype (precision={self.plan.precision!r})",
-                "leave the `with torch.autocast`; plan with precision='mixed' or 'bf16' for half precision",
+                "leave the `with torch.autocast`; plan with precision='mixed', 'bf16' or 'fp16' for half precision",
             )
         self._adopted.check()
 

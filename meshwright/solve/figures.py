@@ -49,4 +49,5 @@ def unserved(program: Program) -> str:
 
 
 def _dtype(program: Program) -> str:
-    return "bfloat16" if any(p.type.dtype == "bfloat16" for p in program.parameters) else "float32"
+    found = {parameter.type.dtype for parameter in program.parameters}
+    return next((half for half in ("bfloat16", "float16") if half in found), "float32")

@@ -71,7 +71,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="when planning now: a preset or TOML file (default: this machine, or, started"
         " on several hosts, what is measured there)",
     )
-    add("--precision", choices=("fp32", "bf16", "mixed"), default="fp32", help="when planning now (default fp32)")
+    add(
+        "--precision",
+        choices=("fp32", "bf16", "mixed", "fp16"),
+        default="fp32",
+        help="when planning now (default fp32)",
+    )
     add("--memory", metavar="SIZE", help="limit per device, such as 20GiB, when planning now")
     add("--pin", action="append", default=[], help="a pin, when planning now; see `meshwright plan -h`")
     add_json(parser, "losses, speed, memory and plan")

@@ -114,6 +114,7 @@ def _summary(
         "random": base64.b64encode(bytes(torch.get_rng_state().tolist())).decode(),
         "loader": loader.state_dict() if loader is not None else None,
         "extra": _plain(extra),
+        "loss_scale": trainer.loss_scale.state_dict() if trainer.loss_scale is not None else None,
     }
 
 
@@ -166,6 +167,8 @@ def _load(
     if optimizer is not None:
         _restore(trainer, optimizer, states, summary)
     trainer.steps, trainer.seed = summary["step"], summary["seed"]
+    if trainer.loss_scale is not None and summary.get("loss_scale"):
+        trainer.loss_scale.load_state_dict(summary["loss_scale"])
     _set_random(path, base64.b64decode(summary["random"]))
     if loader is not None and summary["loader"] is not None:
         loader.load_state_dict(summary["loader"])

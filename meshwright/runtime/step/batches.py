@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.capture.precision import HALVES
 from meshwright.errors import RunError
 from meshwright.layout import Layout
 from meshwright.models.form import FlatBatch, entries_of, tensors_in
@@ -138,7 +139,7 @@ class Batches:
     def _checked(self, name: str, tensor: object, whole: bool) -> Tensor:
         entry = self.plan.inputs[name]
         dtype = getattr(torch, entry.dtype)
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and dtype == torch.bfloat16:
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and dtype in HALVES:
             tensor = tensor.to(dtype)  # the step computes in it; data sets seldom come in it
         if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
             kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__

@@ -42,7 +42,7 @@ class Segments:
         self.program, self.parts, self.exchange, self.batches = program, parts, exchange, batches
         self.buffers, self.device, self.plan = buffers, batches.device, batches.plan
         self.part_of = {index: part for part in parts for index in part.stage.segments}
-        self.host = Host(self.device)
+        self.host, self.loss_scale = Host(self.device), 1.0
         self.last_pairs: dict[int, Pair] = {}
         self._links: dict[tuple[int, int], Link] = {}
         self._pieces: dict[tuple[int, bool], Pieces | WholePieces] = {}
@@ -234,7 +234,7 @@ class Segments:
     def _gradient(self, name: str, part: Part, micro: MicroBatch) -> Tensor:
         if name == self.program.loss:
             assert micro.loss is not None
-            return torch.full_like(micro.loss, micro.weight)
+            return torch.full_like(micro.loss, micro.weight * self.loss_scale)
         return self.exchange.gradient(name, part, micro)
 
     def _hand_back(self, link: Link, inputs: Gradients, micro: MicroBatch) -> None:
