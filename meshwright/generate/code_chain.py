@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from itertools import count
 from textwrap import indent, wrap
 
 from meshwright.capture.program import Program, SegmentGraph, TensorType, Value
-from meshwright.cluster import load_cluster
-from meshwright.errors import ClusterError
 from meshwright.generate.rolled import python_loops
 from meshwright.layout import I, Layout, conversion
 from meshwright.plan import ParameterPlan, Plan
+from meshwright.plan.loaded import preset_named
 from meshwright.plan.stages import stage_commons
 from meshwright.plan.units import show_spans
 
@@ -22,7 +22,11 @@ Message = tuple[str, End, End, Value]
 
 INDENT = "    "
 WIDTH = 118
-TAKEN = ("torch", "dist", "aten", "cluster", "device", "convert", "hand_over", "parameters", "loss", "prologue")
+OWN = "its axes, with the bandwidth (bytes/s) and latency (s) of each link that they cross"
+TAKEN = (
+    *("os", "torch", "dist", "aten", "cluster", "mesh", "device", "convert", "convert_layout", "hand_over"),
+    *("load_cluster", "Achievable", "Axis", "Device", "Hop", "Layout", "Mesh", "parameters", "loss", "prologue"),
+)
 """Names that a segment's function may not have."""
 
 
@@ -32,10 +36,7 @@ def header(plan: Plan, modules: list[str], alone: int | None = None) -> str:
     pieces = f" in {plan.microbatches} micro-batches" if plan.microbatches > 1 else ""
     several = len(plan.stages) > 1
     stages = f", in {len(plan.stages)} stages" if several else ""
-    meshes = [
-        f"{mesh_name(plan, number)} = cluster.mesh({stage.mesh.sizes}, {stage.mesh.names}, ranks={stage.mesh.ranks})"
-        for number, stage in enumerate(plan.stages)
-    ]
+    names, meshes = _meshes(plan)
     system = "" if plan.stages[0].mesh.device.kind == "cpu" else "import os\n\n"
     extra = "import torch.distributed as dist\n" if several else ""
     hand = "from meshwright.generate.hand_over import hand_over\n" if several else ""
@@ -54,13 +55,12 @@ buffers.
 {system}import torch
 {extra}
 {imports}
-from meshwright.cluster import load_cluster
+from meshwright.cluster import {names}
 {hand}from meshwright.layout import Layout
 from meshwright.layout.convert import convert as convert_layout
 
 aten = torch.ops.aten
-cluster = load_cluster("{_cluster(plan)}")
-{chr(10).join(meshes)}
+{meshes}
 device = {_device(plan)}
 
 
@@ -68,13 +68,38 @@ def convert(x, source, target, mesh, **options):
     return convert_layout(x, Layout.parse(source), Layout.parse(target), mesh, **options)'''
 
 
-def _cluster(plan: Plan) -> str:
-    """The plan's own, where it is known by its name; else as many processes."""
-    try:
-        known = load_cluster(plan.cluster).device_count == plan.world_size
-    except ClusterError:
-        known = False
-    return plan.cluster if known else f"local:{plan.world_size}"
+def _meshes(plan: Plan) -> tuple[str, str]:
+    """What to import, and the mesh of each stage: of the cluster that the plan names where it has these meshes, else
+    with the links and the device that the plan has."""
+    cluster = preset_named(plan.cluster)
+    known = cluster is not None and all(
+        mesh.world_size <= cluster.device_count and cluster.mesh(mesh.sizes, mesh.names, ranks=mesh.ranks) == mesh
+        for mesh in (stage.mesh for stage in plan.stages)
+    )
+    lines = [f'cluster = load_cluster("{plan.cluster}")'] if known else [f"# the cluster {plan.cluster!r}: {OWN}"]
+    for number, mesh in enumerate(stage.mesh for stage in plan.stages):
+        made = f"cluster.mesh({mesh.sizes}, {mesh.names}, ranks={mesh.ranks})" if known else literal(mesh)
+        lines.append(f"{mesh_name(plan, number)} = {made}")
+    return "load_cluster" if known else "Achievable, Axis, Device, Hop, Mesh", "\n".join(lines)
+
+
+def literal(value: object, before: str = "") -> str:
+    """Python that makes the value again: dataclasses without fields that are as by default, wrapped in lines."""
+    if is_dataclass(value):
+        shown = [f for f in fields(value) if f.default is MISSING or getattr(value, f.name) != f.default]
+        return _bracketed(f"{type(value).__name__}(", [(f"{f.name}=", getattr(value, f.name)) for f in shown], before)
+    if isinstance(value, tuple) and any(not isinstance(item, int) for item in value):
+        return _bracketed("(", [("", item) for item in value], before, "," if len(value) == 1 else "")
+    return repr(value)
+
+
+def _bracketed(head: str, items: list[tuple[str, object]], before: str, end: str = "") -> str:
+    line = f"{head}{', '.join(name + literal(item) for name, item in items)}{end})"
+    if "\n" not in line and len(before + line) <= WIDTH - len(INDENT):
+        return line
+    inside = before + INDENT
+    lines = [f"{inside}{name}{literal(item, inside)}," for name, item in items]
+    return "\n".join([head, *lines, f"{before})"])
 
 
 def _device(plan: Plan) -> str:

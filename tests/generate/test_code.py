@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from small_models import small_model
 from torch import Tensor, nn
 
 from meshwright.capture.execute import run_graph
+from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.generate.code import code
 from meshwright.generate.program import sharded_segments
 from meshwright.layout.threads import simulate
 from meshwright.models.gpt import GPT
 from meshwright.models.moe import MoE
+from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
 
@@ -35,6 +38,45 @@ def model_of(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
 def test_the_printed_code_computes_what_the_sharded_segment_does(name: str, pin: str) -> None:
     program = capture(*model_of(name))
     plan = make_plan(program, load_cluster("local:2"), pins=(pin,))
+    assert_the_text_computes(program, plan)
+
+
+OWN = """
+name = "bench"
+backend = "gloo"
+[device.box]
+kind = "cpu"
+memory = "4GiB"
+memory_bandwidth = "10GB/s"
+peaks = { float32 = "100G" }
+launch = "3us"
+[level.desk]
+bandwidth = "1GB/s"
+latency = "50us"
+shared = true
+[level.room]
+bandwidth = "0.1GB/s"
+latency = "200us"
+[[host]]
+count = 2
+device = "box"
+devices = 1
+"""
+
+
+@pytest.mark.parametrize("name", ["bench", "local:2"])
+def test_a_cluster_of_ones_own_is_printed_with_its_links(name: str, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(OWN.replace("bench", name).replace("box", "cpu"))
+    program = capture(*small_model("gpt"))
+    plan = make_plan(program, load_cluster(tmp_path / "own.toml"), pins=("tp=2",))
+    scope, text = assert_the_text_computes(program, plan)
+    assert scope["mesh"] == plan.mesh
+    assert "load_cluster" not in text
+    assert "bandwidth=100000000.0" in text
+
+
+def assert_the_text_computes(program: Program, plan: Plan) -> tuple[dict[str, Any], str]:
+    """A layer of the printed file, on two simulated ranks, against the sharded layer."""
     text = code(program, plan)
     scope: dict[str, Any] = {}
     exec(compile(text, "generated", "exec"), scope)
@@ -53,6 +95,7 @@ def test_the_printed_code_computes_what_the_sharded_segment_does(name: str, pin:
 
     assert all(simulate({plan.mesh.names[0]: 2}, rank))
     assert "convert(" in text
+    return scope, text
 
 
 def given_in_order(graph: Any, given: dict[str, Any]) -> list[Any]:
