@@ -27,7 +27,7 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     from meshwright.plan.units import show_bytes, show_seconds
 
     cut = any(text.startswith(("microbatch=", "microbatches=")) for text in plan.pins)
-    number = "in as many micro-batches" if cut else "each at its best number of micro-batches"
+    number = "in as many micro-batches" if cut else "each in as many micro-batches as suit it"
     found = plan.predicted
     rows = [("this plan", show_seconds(found.step_s), "1.00x", show_bytes(found.peak_bytes), "fits")]
     for other in others:
@@ -38,7 +38,7 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
         fits = "fits" if other.fits else "does not fit"
         rows.append((other.name, show_seconds(other.step_s), ratio, show_bytes(other.peak_bytes), fits))
     wide = [max(len(row[place]) for row in rows) for place in range(4)]
-    lines = [f"recipes people know, by the same prices, {number}:"]
+    lines = [f"recipes people know, by the same prices, {number}, activations kept unless said otherwise:"]
     for name, seconds, ratio, held, fits in rows:
         lines.append(f"  {name:<{wide[0]}}  {seconds:>{wide[1]}}  {ratio:>{wide[2]}}  {held:>{wide[3]}}  {fits}")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ states keep their letters, always beside the plain word.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -157,8 +157,8 @@ def recipe_of(plan: Plan, stage: Stage, weights: Mapping[str, int] | None = None
 
 def headline(plan: Plan, weights: Mapping[str, int] | None = None) -> str:
     """One line: how the model is parallelised, what saves memory."""
-    recipes = Counter(str(recipe_of(plan, stage, weights)) for stage in plan.stages)
-    inside = " or ".join(recipes)
+    recipes = [recipe_of(plan, stage, weights) for stage in plan.stages]
+    inside = str(recipes[0]) if len(set(map(str, recipes))) == 1 else _of_unlike_stages(recipes)
     parts = [inside] if inside != "one device" or len(plan.groups) == 1 else []
     if len(plan.groups) > 1:
         virtual = len(plan.stages) // len(plan.groups)
@@ -169,6 +169,19 @@ def headline(plan: Plan, weights: Mapping[str, int] | None = None) -> str:
     if plan.microbatches > 1:
         parts.append(f"{plan.microbatches} micro-batches of {plan.microbatch}")
     return " + ".join(parts)
+
+
+def _of_unlike_stages(recipes: Sequence[Recipe]) -> str:
+    """What stages do that do not do the same: degrees from the least to the most."""
+    levels = {one.level for recipe in recipes for one in recipe.storages if one.level}
+    parts = [SHARDED[level].split(" (g")[0].split(" (o")[0] for level in sorted(levels, reverse=True)]
+    for role, word in ROLES.items():
+        sizes = [recipe.degrees.get(role, 1) for recipe in recipes]
+        few, many = min(sizes), max(sizes)
+        if many > 1:
+            over = f"over {many}" if few == many else f"over {few} to {many}" if few > 1 else f"over up to {many}"
+            parts.append(f"{word} {over}")
+    return f"{' + '.join(parts) or 'one device'} (stages differ)"
 
 
 def saving(plan: Plan) -> list[str]:

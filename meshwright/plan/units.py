@@ -8,6 +8,8 @@ __all__ = ["UNITS", "parse_bytes", "show_bytes", "show_gap", "show_seconds", "sh
 
 
 def show_seconds(value: float) -> str:
+    if value >= 999.5:
+        return f"{value:,.0f} s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if value >= scale:
             return f"{value / scale:.3g} {unit}"
@@ -15,7 +17,7 @@ def show_seconds(value: float) -> str:
 
 
 def show_bytes(value: int) -> str:
-    for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+    for scale, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if value >= scale:
             return f"{value / scale:{'.3g' if value < 999.5 * scale else '.0f'}} {unit}"
     return f"{value} B"

@@ -42,6 +42,7 @@ def page_data(
         "tokens_per_s": tokens(plan) / found.step_s if found.step_s else 0.0,
         "mfu": None if program is None else mfu(plan, program),
         "time": _time(plan),
+        "overlapped_s": min(found.hidden_s, found.parameters_s),
         "memory": [{"name": name, "bytes": size} for name, size in found.parts],
         "peak_bytes": found.peak_bytes,
         "limit_bytes": limit_bytes(plan),
@@ -63,13 +64,16 @@ def _time(plan: Plan) -> list[dict[str, Any]]:
     parts = {
         "forward": found.forward_s,
         "backward": found.backward_s,
-        "gathers and reductions": found.parameters_s,
+        "communication that is not overlapped": max(0.0, found.parameters_s - found.hidden_s),
         "optimizer": found.optimizer_s,
         "waiting for the host": found.host_s,
     }
-    rows: list[dict[str, Any]] = [{"name": name, "seconds": seconds} for name, seconds in parts.items() if seconds > 0]
-    if found.hidden_s > 0:
-        rows.append({"name": "less what is overlapped", "seconds": -found.hidden_s})
+    least_s = 1e-6 * found.step_s  # what is shown as nothing is left out
+    rows: list[dict[str, Any]] = [
+        {"name": name, "seconds": seconds} for name, seconds in parts.items() if seconds > least_s
+    ]
+    if found.hidden_s > found.parameters_s:
+        rows.append({"name": "less what else is overlapped", "seconds": found.parameters_s - found.hidden_s})
     waits_s = found.step_s - sum(row["seconds"] for row in rows)
     if len(plan.groups) > 1 and waits_s > 0:
         rows.append({"name": "pipeline bubble and waiting", "seconds": waits_s})

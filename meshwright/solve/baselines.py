@@ -1,8 +1,10 @@
 """Plans a practitioner would write by hand, priced by the same model: pins on the same space.
 
 Each is taken at its best number of micro-batches, or at that which is pinned, and, where it has one, at its best
-tensor-parallel degree inside a host, everything kept. The solver does not see them. What fits is found at prices per
-byte, not to the last byte: a recipe is one way for all layers, and the exact search would take most of planning.
+tensor-parallel degree inside a host; activations are kept, unless its name says otherwise. The solver does not see
+them. Those of data parallelism alone are predicted as plans are. Of others peaks are what the search counts, some
+percent too high, but for those near the limit. Which number of micro-batches fits is found at prices per byte, not to
+the last byte: a recipe is one way for all layers, and the exact search would take most of planning.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from meshwright.cluster import Cluster, collective_s
 from meshwright.cluster.enumerate import per_host
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.predict import predict, predicted
+from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.solve.assemble import draft
 from meshwright.solve.candidates import allowed_meshes, candidates_on
 from meshwright.solve.effort import HEADROOM
+from meshwright.solve.one_device import one_device_search
 from meshwright.solve.pipeline.baselines import Baseline, pipelines
+from meshwright.solve.plan import look
+from meshwright.solve.request import PlanRequest
 from meshwright.solve.search import Candidate, Met, anyway, search
 
 AXES = 3
@@ -29,7 +34,11 @@ Way = tuple[str, ...]
 """Pins that leave one of the known ways."""
 
 SERVER = "parameter server"
-
+FSDP = "FSDP (ZeRO-3)"
+ROUGH = 1.25
+"""What a search counts of a peak may be so many times what it is."""
+CHECKPOINTING = "full checkpointing"
+ONE_DEVICE = {"no checkpointing": "keep", "selective checkpointing": "selective", CHECKPOINTING: "full"}
 
 __all__ = ["Baseline", "baselines"]
 
@@ -50,6 +59,8 @@ def baselines(
     setting = Setting(optimizer, precision, compile=compile)
     limit = cluster.mesh((cluster.device_count,)).device.limit_bytes(memory_bytes, headroom)
     cut = tuple(text for text in pins if text.startswith(("microbatch=", "microbatches=")))
+    if cluster.device_count == 1:
+        return _on_one_device(program, cluster, setting, memory_bytes, cut, headroom)
     found: list[Baseline] = []
     ddp = None
     for name, ways in _ways(cluster):
@@ -58,22 +69,55 @@ def baselines(
             continue
         searched = {way: _candidates(program, cluster, (*way, *cut), setting) for way in ways}
         best, met = _best(name, searched, limit)
-        if met is not None and (compile or cluster.device_count == 1):
-            plan = replace(draft(program, cluster, met.chain, met.frontier), compile=compile)
-            best = _traced(best, plan, program, limit)
-        ddp = ddp if found else met
+        if met is not None and (compile or _is_cheap(best, limit)):
+            plan = predicted(replace(draft(program, cluster, met.chain, met.frontier), compile=compile), program)
+            ddp = ddp or (plan if name == "DDP" else None)
+            best = _priced(best, plan, limit)
         found.append(best)
-    made = (
-        predicted(replace(draft(program, cluster, ddp.chain, ddp.frontier), compile=compile), program) if ddp else None
-    )
-    found.insert(1, _parameter_server(found[0], made))
+        if name == FSDP:
+            found.append(_checkpointed(program, cluster, memory_bytes, setting, (*ways[0], *cut), headroom))
+    found.insert(1, _parameter_server(found[0], ddp))
     return [*found, *pipelines(program, cluster, setting, limit, cut)] if stages else found
 
 
-def _traced(baseline: Baseline, plan: Plan, program: Program, limit: int) -> Baseline:
-    """Priced as such plans are: by traced pairs."""
-    found = predict(plan, program)
-    return replace(baseline, step_s=found.step_s, peak_bytes=found.peak_bytes, fits=found.peak_bytes <= limit)
+def _is_cheap(baseline: Baseline, limit: int) -> bool:
+    """To predict as a plan: its layers are traced already, for other recipes do the same work; or worth it, where
+    what the search counts is slightly over the limit."""
+    alone = not any(text.startswith("tp=") for text in baseline.pins)
+    return alone or limit < (baseline.peak_bytes or 0) <= limit * ROUGH
+
+
+def _priced(baseline: Baseline, plan: Plan, limit: int) -> Baseline:
+    made = plan.predicted
+    return replace(baseline, step_s=made.step_s, peak_bytes=made.peak_bytes, fits=made.peak_bytes <= limit)
+
+
+def _checkpointed(
+    program: Program, cluster: Cluster, memory_bytes: int | None, setting: Setting, pins: Way, headroom: float
+) -> Baseline:
+    """FSDP in which every layer keeps what it is given and recomputes the rest."""
+    name, way = f"FSDP + {CHECKPOINTING}", (*pins, "recompute=full")
+    request = PlanRequest(program, cluster, memory_bytes=memory_bytes, setting=setting, pins=way, headroom=headroom)
+    try:
+        plan = look(request)
+    except PlanError as error:
+        why = "it fits in no number of micro-batches" if "fits" in error.given else _why(error)
+        return Baseline(name, way, why=why)
+    return Baseline(name, way, plan.predicted.step_s, plan.predicted.peak_bytes, True)
+
+
+def _on_one_device(
+    program: Program, cluster: Cluster, setting: Setting, memory_bytes: int | None, cut: Way, headroom: float
+) -> list[Baseline]:
+    """Nothing is shared there: what people keep of the activations."""
+    limit, found = cluster.devices[0].limit_bytes(memory_bytes, headroom), []
+    for name, method in ONE_DEVICE.items():
+        request = PlanRequest(
+            program, cluster, memory_bytes=memory_bytes, setting=setting, fit=False, headroom=headroom
+        )
+        plan = one_device_search(request, cut, method)
+        found.append(_priced(Baseline(name, (*cut, f"recompute={method}")), plan, limit))
+    return found
 
 
 def _candidates(
@@ -116,8 +160,7 @@ def _ways(cluster: Cluster) -> Iterator[tuple[str, list[Way] | str]]:
     n = cluster.device_count
     yield "DDP", [(f"mesh={n}", f"dp={n}", "zero=0")]
     for stage in (1, 2, 3):
-        name = "FSDP (ZeRO-3)" if stage == 3 else f"ZeRO-{stage}"
-        yield name, [(f"mesh={n}", f"dp={n}", f"zero={stage}")]
+        yield FSDP if stage == 3 else f"ZeRO-{stage}", [(f"mesh={n}", f"dp={n}", f"zero={stage}")]
     inner = per_host(cluster)
     hybrid: list[Way] = [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}")] if 1 < inner < n else []
     yield "HSDP", hybrid or _alone(n, inner, "one host has no others to be whole on")

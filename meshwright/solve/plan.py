@@ -110,6 +110,12 @@ def make_plan(
         return replace(plan, search_log=log.log())
 
 
+def look(request: PlanRequest) -> Plan:
+    """The fastest plan that fits; PlanError at once where none does, without what would."""
+    with PLANNING, STOP.heeded():
+        return _planned(request, SearchRecorder(), only_look=True)
+
+
 def _compiled(request: PlanRequest, log: SearchRecorder) -> Plan:
     """On several devices: the fastest eager plan, settled and predicted compiled."""
     check_words(request.pins, request.cluster)

@@ -52,6 +52,7 @@ def test_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         "ZeRO-1",
         "ZeRO-2",
         "FSDP (ZeRO-3)",
+        "FSDP + full checkpointing",
         "HSDP",
         "TP",
         "TP + SP",

@@ -138,6 +138,22 @@ def test_a_pinned_number_of_micro_batches_holds_for_the_baselines() -> None:
     first = baselines(program, cluster, pins=("microbatch=3",))[0]
     alone = make_plan(program, cluster, pins=("mesh=2", "dp=2", "zero=0", "microbatch=3"), recompute=False)
     assert first.step_s == pytest.approx(alone.predicted.step_s, rel=1e-9)
+    assert first.peak_bytes == alone.predicted.peak_bytes  # as a plan's own, not what the search counts
+
+
+def test_on_one_device_the_baselines_are_ways_to_checkpoint() -> None:
+    program, cluster = gpt(), load_cluster("local:1")
+    kept, selective, full = baselines(program, cluster, memory_bytes=1 << 30)
+    assert [kept.name, selective.name, full.name] == [
+        "no checkpointing",
+        "selective checkpointing",
+        "full checkpointing",
+    ]
+    for one, pin in ((kept, "keep"), (full, "full")):
+        alone = make_plan(program, cluster, pins=(f"recompute={pin}",), memory_bytes=1 << 30)
+        assert (one.step_s, one.peak_bytes) == (alone.predicted.step_s, alone.predicted.peak_bytes)
+    assert (kept.step_s or 0) < (full.step_s or 0)
+    assert (kept.peak_bytes or 0) > (full.peak_bytes or 0)
 
 
 def test_storage_can_be_pinned_by_name() -> None:

@@ -63,6 +63,9 @@ function table(head, rows, caption, tall) {
       node("thead", {}, node("tr", {}, head.map((one) => cell("th", one)))),
       node("tbody", {}, rows.map((row) => row instanceof Node ? row : node("tr", {}, row.map((one) => cell("td", one)))))));
 }
+function chart(svg) {
+  return svg ? node("div", { class: "chart", tabindex: "0", role: "group", "aria-label": "chart" }, svg) : null;
+}
 function folded(summary, open, ...children) {
   return node("details", { open: open ? "" : null }, node("summary", {}, summary), ...children);
 }

@@ -36,11 +36,11 @@ function launch() {
 
 function timeCard() {
   const rows = data.time, whole = rows.reduce((sum, row) => sum + Math.max(0, row.seconds), 0);
-  const tones = { forward: "forward", backward: "backward", "weights and gradients": "gather", optimizer: "optimizer" };
+  const tones = { forward: "forward", backward: "backward", "communication that is not overlapped": "gather", "pipeline bubble and waiting": "wait", optimizer: "optimizer" };
   const bar = stackedBar(rows.filter((row) => row.seconds > 0).map((row) =>
     [row.name, row.seconds, tones[row.name] || "wait", seconds(row.seconds)]), whole,
   rows.map((row) => `${row.name} ${seconds(row.seconds)}`).join(", "));
-  return card("Where the time goes", `Of a step of ${seconds(data.step_s)}, on the busiest device.`, bar,
+  return card("Where the time goes", `Of a step of ${seconds(data.step_s)}, on the busiest device${data.overlapped_s ? `; ${seconds(data.overlapped_s)} of communication run while it computes` : ""}.`, bar,
     table(["part", right("time"), right("of the step")], rows.map((row) =>
       [node("span", {}, node("i", { class: "dot", style: `background:${colour(row.seconds < 0 ? "idle" : tones[row.name] || "wait")}` }),
         row.name), right(seconds(row.seconds)), right(percent(row.seconds / data.step_s))]), "parts of the step"));

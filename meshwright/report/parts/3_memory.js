@@ -17,7 +17,7 @@ function memoryOverTime() {
   return node("div", { class: "curves" },
     node("p", { class: "soft about" }, "Over one step: weights and optimizer state below, activations, gradients and temporary buffers above"
       + (shown.length < stages.length ? `; the first ${shown.length} of ${stages.length} stages.` : ".")),
-    shown.map((stage, number) => memoryCurve(stage, number, many, many ? 92 : 170)));
+    shown.map((stage, number) => chart(memoryCurve(stage, number, many, many ? 92 : 170))));
 }
 
 function memoryCurve(stage, number, many, high) {

@@ -7,8 +7,8 @@ function alternativesCard() {
     [node("span", { class: `badge ${one.fits ? "good" : "bad"}` }, place + 1), one.name, right(seconds(one.step_s)),
       right(`${(one.step_s / data.step_s).toFixed(2)}×`), right(bytes(one.peak_bytes)),
       node("span", { class: one.fits ? "ok" : "no" }, one.fits ? "fits" : "does not fit")]));
-  return card("Against the recipes people know", "Each at its best number of micro-batches, priced as this plan is; lower left is better.",
-    alternativesPlot(), table(["", "recipe", right("step"), right("against this plan"), right("peak memory"), ""], rows, "known recipes under the same prices"));
+  return card("Against the recipes people know", "Priced as this plan is, each in as many micro-batches as suit it, activations kept unless its name says otherwise. Lower left is better.",
+    chart(alternativesPlot()), table(["", "recipe", right("step"), right("against this plan"), right("peak memory"), ""], rows, "known recipes under the same prices"));
 }
 
 function alternativesPlot() {
@@ -21,6 +21,8 @@ function alternativesPlot() {
   const fastest = Math.min(...points.map((one) => one.step_s)) * (slowest > 1.6 * data.step_s ? 0.6 : 0.85);
   const x = (size) => left + Math.min(size, most) / most * (width - left - 24);
   const y = (time) => top + (1 - (Math.min(time, slowest) - fastest) / (slowest - fastest)) * (high - low - top);
+  const inside = points.filter((one) => one.peak_bytes <= most && one.step_s <= slowest), outside = points.length - inside.length;
+  if (inside.length < 2) return null;
   const bottom = high - low, ticks = [0.25, 0.5, 0.75, 1];
   const frontier = points.filter((one) => one.fits).sort((a, b) => a.peak_bytes - b.peak_bytes)
     .reduce((kept, one) => !kept.length || one.step_s < kept[kept.length - 1].step_s ? [...kept, one] : kept, []);
@@ -39,8 +41,9 @@ function alternativesPlot() {
   shape("text", { x: width - 24, y: high - 6, "text-anchor": "end", class: "soft" }, "peak memory per device →"),
   shape("text", { x: 0, y: 11, class: "soft" }, "↑ step time"),
   frontier.length > 1 ? shape("polyline", { points: frontier.map((one) => `${x(one.peak_bytes)},${y(one.step_s)}`).join(" "), fill: "none", stroke: colour("accent"), "stroke-opacity": 0.5, "stroke-width": 2 }) : null,
-  points.map((one) => [shape("circle", { cx: x(one.peak_bytes), cy: y(one.step_s), r: one.mine ? 12 : one.peak_bytes > most || one.step_s > slowest ? 12 : 9,
+  outside ? shape("text", { x: width - 30, y: top + 16, "text-anchor": "end", class: "soft" }, `${plural(outside, "recipe")} beyond the edges, in the table`) : null,
+  inside.map((one) => [shape("circle", { cx: x(one.peak_bytes), cy: y(one.step_s), r: one.mine ? 12 : 9,
     fill: one.mine ? colour("accent") : one.fits ? colour("good") : colour("bad"), stroke: colour("card"), "stroke-width": 2 },
   shape("title", {}, `${one.name}: ${seconds(one.step_s)}, ${bytes(one.peak_bytes)}`)),
-  shape("text", { x: x(one.peak_bytes), y: y(one.step_s) + 4, "text-anchor": "middle", class: "mark" }, `${one.mark}${one.peak_bytes > most ? "→" : ""}${one.step_s > slowest ? "↑" : ""}`)]));
+  shape("text", { x: x(one.peak_bytes), y: y(one.step_s) + 4, "text-anchor": "middle", class: "mark" }, one.mark)]));
 }

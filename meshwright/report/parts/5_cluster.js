@@ -1,6 +1,7 @@
 const MOST_DRAWN = 64;
 
 function clusterCard() {
+  if (data.devices === 1) return null;
   const many = data.stages.length > 1;
   const rows = data.stages.map((stage) => [stage.number, layersOf(stage), stage.device_words, axesOf(stage) || "no axis",
     right(bytes(stage.peak_bytes)), right(stage.bubble_s === undefined ? "" : percent(stage.bubble_s / data.step_s))]);

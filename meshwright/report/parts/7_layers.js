@@ -43,7 +43,7 @@ function layerDetail(layer, kind, same, names) {
   const timed = (value, tone) => node("span", { class: "timed" }, node("i", { style: `width:${60 * value / slowest}px;background:${colour(tone)}` }), value ? seconds(value) : "–");
   const row = (op) => [
     op.others.length ? folded(node("span", { class: "mono", title: op.module }, op.name), false, othersOf(op)) : node("span", { class: "mono", title: op.module }, op.name),
-    node("span", { class: "mono soft" }, op.target.replace(/^aten\./, "").replace(/\.default$/, "")), op.shape.join(" × "), tiles(op.layout, names),
+    node("span", { class: "mono soft" }, op.target.replace(/^aten\./, "").replace(/\.default$/, "")), node("span", { class: "whole" }, op.shape.join(" × ")), tiles(op.layout, names),
     right(timed(op.forward_s, "forward")), right(timed(op.backward_s, "backward")),
     [op.collectives.join(", ").replaceAll("_", "-"), op.recomputed ? "recomputed" : ""].filter(Boolean).join("; ")];
   const head = ["operator", "kind", "shape", names.length ? `layout over ${names.join(", ")}` : "layout", right("forward"), right("backward"), ""];
