@@ -1,4 +1,4 @@
-"""Fine-tune a model of transformers with LoRA: its weights are frozen, small low-rank ones beside them are trained.
+"""Fine-tune a model of transformers with LoRA: its weights are frozen, small low-rank ones are added and trained.
 
 One process, or several: torchrun --nproc-per-node=2 examples/finetune_lora.py
 A real run loads weights: LlamaForCausalLM.from_pretrained("path/to/model").

@@ -22,7 +22,7 @@ COMMANDS = {
     "explain": ("meshwright.cli.explain", "explain a plan, a part of it, or how two plans differ"),
     "compare": (
         "meshwright.cli.compare",
-        "show two plans, or a plan and a profiler trace of its run, beside each other",
+        "compare two plans, or a plan with a profiler trace of its run",
     ),
     "simulate": ("meshwright.cli.simulate", "play a plan with predicted durations and show where time goes"),
     "code": ("meshwright.generate.command", "print the Python that a plan makes each rank run"),

@@ -7,12 +7,10 @@ from typing import Any
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "compare", help="show two plans, or a plan and a trace of its run, beside each other"
-    )
+    parser = subparsers.add_parser("compare", help="compare two plans, or a plan with a trace of its run")
     parser.add_argument("plan", help="a plan file")
     parser.add_argument("other", help="another plan file, or a torch profiler's trace of the plan's run")
-    parser.add_argument("--report", metavar="FILE", help="write the first as a page, with the other beside it")
+    parser.add_argument("--report", metavar="FILE", help="write the first as a page, compared with the other")
     parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
     parser.set_defaults(run=run)
 

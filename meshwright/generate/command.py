@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         print(code(program, plan, args.rank), end="")
         return 0
     if not 0 <= args.pair < len(program.segments):
-        raise PlanError(f"--pair {args.pair}", f"a segment from 0 to {len(program.segments) - 1}")
+        raise PlanError(f"--pair {args.pair}", f"a layer from 0 to {len(program.segments) - 1}")
     pair = generate(program, plan, stage=plan.stage_of(args.pair)).pairs[args.pair]
     if not isinstance(pair, SegmentPair):
         pair = pair.part

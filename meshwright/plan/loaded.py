@@ -90,7 +90,7 @@ def _check_routed(plan: Plan) -> None:
     if routed and len(plan.stages) == 1:
         raise PlanError(f"routed_via_stages is {routed} with 1 stage", "none: values go to no other stage", UNDO)
     if any(not 0 <= segment < len(plan.segments) for segment in routed):
-        raise PlanError(f"routed_via_stages is {routed}", f"segments from 0 to {len(plan.segments) - 1}", UNDO)
+        raise PlanError(f"routed_via_stages is {routed}", f"layers from 0 to {len(plan.segments) - 1}", UNDO)
 
 
 def _check_order(plan: Plan) -> None:
@@ -161,7 +161,7 @@ def _check_memory(plan: Plan) -> None:
         expected = f"at least predicted.peak_bytes, {peak}" if limit > 0 else "a size in bytes, or null for no limit"
         raise PlanError(f"memory_bytes is {limit}", expected, UNDO)
     if not 0 <= plan.headroom < 1 or (plan.headroom and limit is not None):
-        raise PlanError(f"headroom is {plan.headroom}", "from 0 to less than 1, and 0 beside a memory limit", UNDO)
+        raise PlanError(f"headroom is {plan.headroom}", "from 0 to less than 1, and 0 with a memory limit", UNDO)
 
 
 def preset_named(name: str) -> Cluster | None:
@@ -209,7 +209,7 @@ def _check_stages(plan: Plan) -> None:
     for key, value in map(pin_parts, plan.pins):
         runs = {len(group) for group in plan.groups}
         if key == "vpp" and runs != {int(value)}:
-            raise PlanError(f"pin vpp={value}", f"the plan's own runs of segments a stage, {sorted(runs)}")
+            raise PlanError(f"pin vpp={value}", f"the plan's own runs of layers in a stage, {sorted(runs)}")
         if key != "pp":
             continue
         parts = value.split("+")

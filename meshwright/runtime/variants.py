@@ -23,7 +23,7 @@ def check_storage(first: Plan, other: Plan) -> None:
     cuts = [[(stage.first, stage.end) for stage in plan.stages] for plan in (first, other)]
     if stages[0] != stages[1] or (len(first.stages) > 1 and cuts[0] != cuts[1]):
         raise PlanError(
-            f"a plan of stages {stages[1]} beside one of {stages[0]}",
+            f"a plan of stages {stages[1]} together with one of {stages[0]}",
             "the same meshes and stages in all plans of one trainer",
             f"pin the mesh of the first plan (mesh={'x'.join(map(str, first.stages[0].mesh.sizes))}) in the others",
         )

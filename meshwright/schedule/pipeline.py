@@ -93,7 +93,7 @@ class Pipeline:
         if not self.runs or [run.first for run in self.runs] != [0, *ends[:-1]]:
             raise PlanError(f"runs {[(run.first, run.end) for run in self.runs]}", "runs that tile the chain")
         if any(run.end <= run.first for run in self.runs):
-            raise PlanError(f"runs {[(run.first, run.end) for run in self.runs]}", "a segment in each")
+            raise PlanError(f"runs {[(run.first, run.end) for run in self.runs]}", "a layer in each")
         if {run.stage for run in self.runs} != set(range(self.stages)):
             raise PlanError(f"runs on stages {sorted({run.stage for run in self.runs})}", "stages 0, 1, 2, ...")
         if self.microbatches < 1:
@@ -101,14 +101,14 @@ class Pipeline:
         _check_pairs(self.reads)
         for producer, reader in self.all_reads():
             if not 0 <= producer < reader < self.segments:
-                raise PlanError(f"segment {reader} reads what {producer} makes", "what a segment before it makes")
+                raise PlanError(f"layer {reader} reads what {producer} makes", "what a layer before it makes")
 
 
 def _check_pairs(reads: object) -> None:
     if reads is not None and not (isinstance(reads, Sequence) and all(map(_is_pair, reads))):
         raise PlanError(
             f"reads={reads!r}",
-            "pairs (a segment, one that reads what it makes)",
+            "pairs (a layer, one that reads what it makes)",
             "write reads=((0, 1), (1, 2), (0, 2)), every pair of them",
         )
 

@@ -172,9 +172,9 @@ class Costs:
         """Raises PlanError unless these are costs of so many stages and segments, none of them less than nothing."""
         if len(self.segments) != segments:
             raise PlanError(
-                f"costs of {counted(len(self.segments), 'segment')}",
-                f"{segments}, one for each segment of the lists",
-                "give one SegmentCost a segment, in order",
+                f"costs of {counted(len(self.segments), 'layer')}",
+                f"{segments}, one for each layer of the lists",
+                "give one SegmentCost for each layer, in order",
             )
         if self.ranks is not None and len(self.ranks) != stages:
             raise PlanError(
@@ -184,7 +184,7 @@ class Costs:
             )
         for index, cost in enumerate(self.segments):
             if not cost.is_possible:
-                raise _not_seconds(f"segment {index}", cost)
+                raise _not_seconds(f"layer {index}", cost)
         for key, transfer in self.transfers.items():
             if not transfer.seconds >= LEAST_S <= transfer.latency_s:
                 raise _not_seconds(f"transfer {key}", transfer)

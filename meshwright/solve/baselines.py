@@ -184,7 +184,7 @@ def _split(n: int, tp: int) -> Way:
 def _parameter_server(ddp: Baseline, plan: Plan | None) -> Baseline:
     """Data parallelism through one device: every gradient goes there, every parameter comes back, over its own link."""
     if plan is None or plan.world_size == 1:
-        return Baseline(SERVER, why=ddp.why or "one device has no server beside it")
+        return Baseline(SERVER, why=ddp.why or "one device has no server")
     axis, found = plan.mesh.axes[0], plan.predicted
     # In DDP's buckets. All wait for the server, so a message takes no less than handing the same to everyone at once.
     sent = [item.bytes for item in found.collectives if item.kind == "all_reduce"]

@@ -64,7 +64,7 @@ def test_one_segment_is_named_and_many_are_counted(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"memory_bytes": 1 << 40}, "memory limit: the device's own less 3 % -> 1024 GiB"),
+        ({"memory_bytes": 1 << 40}, "memory limit: the device's own less 3 % -> 1 TiB"),
         ({"pins": ()}, "constraints: dp=2 -> none"),
         ({"order": ("forward 0", "backward 0")}, "order: every layer once -> 2 steps, 0 of them passes"),
         ({"routed_via_stages": (1,)}, "values passed on from stage to stage, by layer: none -> 1"),

@@ -108,7 +108,7 @@ def test_a_browser_draws_it(planned: tuple[Plan, Program], tmp_path: Path) -> No
         "Memory at the peak",
         "Where the time goes",
         "Against the recipes",
-        "Beside another plan",
+        "Against another plan",
         "How it was found",
         "Where each figure comes from",
         "Who works with whom",

@@ -114,7 +114,7 @@ def test_zero_bubble_holds_no_more_than_the_first_stage_of_1f1b() -> None:
 def test_what_does_not_make_a_pipeline_is_refused() -> None:
     with pytest.raises(PlanError, match="the same number of runs"):
         pipeline([1, 2, 3], 4, stages=2)
-    with pytest.raises(PlanError, match="a segment in each"):
+    with pytest.raises(PlanError, match="a layer in each"):
         pipeline([1, 1, 3], 4)
     with pytest.raises(PlanError, match="0 micro-batches"):
         pipeline([1, 2], 0)
@@ -212,7 +212,7 @@ LISTS = lists(MADE, ORDERS["1f1b"](MADE))
         (lambda: ORDERS["searched"], "call searched(pipeline, durations, in_flight)"),
         (lambda: ORDERS["2f2b"], "schedule '2f2b'\n  expected: one of gpipe, 1f1b"),
         (lambda: in_flight("searched", 4, 8), "a searched order holds what it is given"),
-        (lambda: pipeline([1, 2, 3], 2, reads={0: [1]}), "reads={0: [1]}\n  expected: pairs (a segment, one that"),
+        (lambda: pipeline([1, 2, 3], 2, reads={0: [1]}), "reads={0: [1]}\n  expected: pairs (a layer, one that"),
         (lambda: pipeline([1, 2, 3], 2, reads=[0, 1]), "reads=[0, 1]\n  expected: pairs"),
         (lambda: verify_lists(LISTS, in_flight=[4]), "in_flight=[4] for 3 stages\n  expected: 3 numbers"),
         (lambda: verify_lists(LISTS, buffers=-1), "buffers=-1\n  expected: a whole number from 0"),

@@ -261,10 +261,10 @@ def test_slices_of_a_track_follow_one_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("costs", "fault"),
     [
-        (Costs([SegmentCost(1.0, 1.0, 1.0)]), "costs of 1 segment\n  expected: 2, one for each"),
+        (Costs([SegmentCost(1.0, 1.0, 1.0)]), "costs of 1 layer\n  expected: 2, one for each"),
         (Costs([SegmentCost(1.0, 1.0, 1.0)] * 2, ranks=[8]), "ranks=[8] for 2 stages\n  expected: 2 numbers"),
-        (Costs([SegmentCost(1.0, 1.0, 1.0), SegmentCost(1.0, -1.0, 1.0)]), "segment 1 has backward_input_s=-1.0"),
-        (Costs([SegmentCost(1.0, 1.0, 1.0), SegmentCost(1.0, 1.0, nan)]), "segment 1 has backward_weight_s=nan"),
+        (Costs([SegmentCost(1.0, 1.0, 1.0), SegmentCost(1.0, -1.0, 1.0)]), "layer 1 has backward_input_s=-1.0"),
+        (Costs([SegmentCost(1.0, 1.0, 1.0), SegmentCost(1.0, 1.0, nan)]), "layer 1 has backward_weight_s=nan"),
         (Costs([SegmentCost(1.0, 1.0, 1.0)] * 2, {(0, 0, 1): Transfer(-1.0)}), "(0, 0, 1) has seconds=-1.0"),
     ],
 )

@@ -48,9 +48,9 @@ function timeCard() {
 
 function againstCard() {
   if (!data.against || !data.against.length) return null;
-  return card("Beside another plan", null, data.against.map((other) => node("div", {},
+  return card("Against another plan", null, data.against.map((other) => node("div", {},
     table(["", "this plan", other.name], other.rows.map(([name, mine, theirs]) => node("tr", { class: mine === theirs ? "same" : null },
-      cell("td", name), cell("td", mine), cell("td", theirs))), `this plan beside ${other.name}`),
+      cell("td", name), cell("td", mine), cell("td", theirs))), `this plan against ${other.name}`),
     folded("What they decide differently", other.differs.length < 20,
       node("pre", { tabindex: "0", "aria-label": "differences" }, other.differs.join("\n"))))));
 }

@@ -78,7 +78,7 @@ class Curves:
         if choice.chunks == 1 and not choice.offload:
             return self._measured(index, choice)
         raise PlanError(
-            f"segment {self.program.segments[index].name} recomputes {list(choice.recompute)} and keeps "
+            f"layer {self.program.segments[index].name} recomputes {list(choice.recompute)} and keeps "
             f"{list(choice.keep)} in {choice.chunks} chunks",
             f"one of its {len(self.options[index])} ways between keeping all and recomputing all",
             "undo the edit, or plan again",
