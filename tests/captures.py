@@ -1,9 +1,19 @@
-"""Captures that are made once for all tests of a process: they take most of the time of a small model's run."""
+"""Captures that are made once for all tests, ranks of pools included: else they take a third of the suite's time.
+
+`share` puts this in the place of `meshwright.capture.capture`. Tests of the capture itself are told apart by `fresh`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
+from types import FunctionType
 
 from torch import Tensor, nn
 
@@ -11,7 +21,13 @@ from meshwright.capture import Program
 from meshwright.capture import capture as captured
 
 Key = tuple[object, ...]
+FOLDER = "MESHWRIGHT_TEST_CAPTURES"
+"""The environment variable that names a folder, in which processes of one session find each other's captures."""
 _OF_TORCH = frozenset(vars(nn.Module()))
+
+
+class _Sharing:
+    on = True
 
 
 def remembering(capture: Callable[..., Program]) -> Callable[..., Program]:
@@ -19,17 +35,38 @@ def remembering(capture: Callable[..., Program]) -> Callable[..., Program]:
     known: dict[Key, Program] = {}
 
     @wraps(capture)
-    def found(model: nn.Module, batch: Mapping[str, Tensor], loss: object = None, **options: object) -> Program:
+    def found(model: nn.Module, batch: object, loss: object = None, **options: object) -> Program:
         try:
-            key = (*_modules(model), *map(_tensor, batch.values()), *batch, loss, *sorted(options.items()))
-            again = known.get(key)
+            key = (*_modules(model), *_batch(batch), loss, *sorted(options.items()))
+            again = known.get(key) if _Sharing.on else None
         except (AttributeError, TypeError):  # something that a key cannot hold
             return capture(model, batch, loss, **options)
+        if not _Sharing.on:
+            return capture(model, batch, loss, **options)
         if again is None:
-            again = known[key] = capture(model, batch, loss, **options)
+            file = _file(key)
+            again = _read(file) or capture(model, batch, loss, **options)
+            if not getattr(again, "warnings", ()):  # else each of them is to warn
+                known[key] = again
+                _write(file, again)
         return again
 
     return found
+
+
+@contextmanager
+def fresh() -> Iterator[None]:
+    """Every capture is made anew."""
+    _Sharing.on = False
+    try:
+        yield
+    finally:
+        _Sharing.on = True
+
+
+def share() -> None:
+    """Called before anything else imports the function."""
+    sys.modules["meshwright.capture"].capture = capture  # type: ignore[attr-defined]
 
 
 def _modules(model: nn.Module) -> Iterator[object]:
@@ -54,8 +91,48 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value)}")
 
 
+def _batch(batch: object) -> Iterator[object]:
+    named = dict(enumerate(batch)) if isinstance(batch, Sequence) else batch
+    if not isinstance(named, Mapping):
+        raise TypeError(f"{type(batch)}")
+    return iter((type(batch), *named, *map(_tensor, named.values())))
+
+
 def _tensor(tensor: Tensor) -> Key:
     return (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+
+
+def _file(key: Key) -> Path | None:
+    """Where other processes look for it; None of what has another name there, or none."""
+    folder = os.environ.get(FOLDER)
+    with suppress(TypeError):
+        return Path(folder, hashlib.sha256(_named(key).encode()).hexdigest()) if folder else None
+    return None
+
+
+def _named(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({','.join(map(_named, value))})"
+    if isinstance(value, type | FunctionType):
+        if "<" in value.__qualname__ or value.__module__ == "__main__":
+            raise TypeError(value.__qualname__)
+        return f"{value.__module__}.{value.__qualname__}"
+    if callable(value):
+        raise TypeError(f"{type(value)}")
+    return repr(value)
+
+
+def _read(file: Path | None) -> Program | None:
+    with suppress(OSError):
+        return pickle.loads(file.read_bytes()) if file else None  # type: ignore[no-any-return]
+    return None
+
+
+def _write(file: Path | None, program: Program) -> None:
+    if file is not None and not file.exists():
+        made = file.with_suffix(f".{os.getpid()}")
+        made.write_bytes(pickle.dumps(program))
+        made.replace(file)
 
 
 capture = remembering(captured)

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +14,13 @@ from hypothesis import HealthCheck, settings
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1]))  # for `bench`
 
+import captures
 from processes import GlooPool
+
+if captures.FOLDER not in os.environ:  # the first process of the session: those that it starts know of it
+    os.environ[captures.FOLDER] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ[captures.FOLDER])
+captures.share()
 
 # The same examples on every run, however slow the machine.
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

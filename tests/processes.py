@@ -40,13 +40,11 @@ def copies() -> Any:
 
 
 def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
+    import captures
     import torch.distributed as dist
-    from captures import capture
-
-    from meshwright.runtime import trainer
 
     torch.set_num_threads(1)
-    trainer.capture = capture  # type: ignore[attr-defined]
+    captures.share()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     while (task := pipe.recv()) is not None:
         function, arguments = task

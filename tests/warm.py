@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
+import captures
 import torch
 from torch import Tensor, nn
-
-import meshwright.runtime.trainer
-from meshwright.capture import capture
-from meshwright.generate.pair import make_pair
 
 
 class Line(nn.Module):
@@ -19,7 +18,10 @@ class Line(nn.Module):
         return (self.weight * x).sum()
 
 
-assert meshwright.runtime.trainer
+captures.share()
+import_module("meshwright.runtime.trainer")
 torch.set_num_threads(1)  # copies have no threads but the one that was copied
 if torch.version.cuda is None:  # else backward has threads, and a copy of a process that ran it cannot run it
-    make_pair(capture(Line(), {"x": torch.ones(2, 2)}).graphs[0].at(2))
+    import_module("meshwright.generate.pair").make_pair(
+        captures.captured(Line(), {"x": torch.ones(2, 2)}).graphs[0].at(2)
+    )
