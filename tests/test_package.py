@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import meshwright
 
 ROOT = Path(meshwright.__file__).parent
@@ -136,10 +138,19 @@ def test_imports_that_hide_are_found(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_planning_loads_no_searchers_of_the_survey() -> None:
+@pytest.fixture(scope="module")
+def in_a_new_process() -> str:
+    """The modules that planning loads, and what two names are once packages of these names are loaded."""
+    script = (
+        "import sys, meshwright.api, meshwright.runtime.fit; print(*sys.modules)\n"
+        "import meshwright as mw, meshwright.plan.plan, meshwright.capture.build; print(mw.plan, mw.capture)"
+    )
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+
+def test_planning_loads_no_searchers_of_the_survey(in_a_new_process: str) -> None:
     """They are there for `meshwright solve --method`, `plan --stage-method` and the benches."""
-    script = "import sys, meshwright.api, meshwright.runtime.fit; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    found = in_a_new_process.splitlines()[0].split()
     searchers = ("meshwright.select.methods", "meshwright.select.contest", "meshwright.solve.stages.survey")
     assert [name for name in found if name.startswith(searchers)] == []
 
@@ -167,10 +178,8 @@ def test_exported_names() -> None:
         assert getattr(meshwright, name) is not None
 
 
-def test_functions_are_not_hidden_by_packages_of_the_same_name() -> None:
-    script = "import meshwright as mw, meshwright.plan.plan, meshwright.capture.build; print(mw.plan, mw.capture)"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.count("<function") == 2
+def test_functions_are_not_hidden_by_packages_of_the_same_name(in_a_new_process: str) -> None:
+    assert in_a_new_process.splitlines()[1].count("<function") == 2
 
 
 def test_help_answers_without_torch_in_under_300_ms() -> None:

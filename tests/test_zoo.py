@@ -17,10 +17,8 @@ from bench.zoo.rows import joined
 from bench.zoo.steps import Trace
 
 ROOT = Path(__file__).parents[1]
-EQUAL = (
-    "transformers:gpt2", "adversarial:codebook-ema", "adversarial:tied-weights", "adversarial:rounded-function",
-)  # fmt: skip
-REFUSED = ("adversarial:data-dependent-shape", "adversarial:max-norm")
+EQUAL = ("transformers:gpt2", "adversarial:codebook-ema")
+REFUSED = ("adversarial:data-dependent-shape",)
 
 
 def run_zoo(folder: Path, *args: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from meshwright.cluster.kernel_table import kernel_table, measured_kernels
 from meshwright.cluster.profile_load import device_of, profile_of, shipped
 from meshwright.errors import ClusterError
 
-ROOT = Path(__file__).parents[2]
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+import kernels
 
 
 def test_products_take_what_was_measured() -> None:
@@ -78,14 +78,14 @@ H100-SXM-80GB,bfloat16,4096,4096,x,200
 """
 
 
-def test_the_bench_lists_what_it_cannot_score_and_scores_the_rest(tmp_path: Path) -> None:
+def test_the_bench_lists_what_it_cannot_score_and_scores_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "gemm.csv").write_text(BAD)
     (tmp_path / "moe.csv").write_text("gpu,tokens,experts\nH100-SXM-80GB,1,1\n")
     tables = [str(tmp_path / name) for name in ("gemm.csv", "moe.csv", "missing.csv")]
-    command = [sys.executable, str(ROOT / "bench" / "kernels.py"), *tables, "--json", str(tmp_path / "out.json")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT)}, timeout=120
-    )
+    monkeypatch.setattr(sys, "argv", ["kernels.py", *tables, "--json", str(tmp_path / "out.json")])
+    assert kernels.main() == 0
     found = json.loads((tmp_path / "out.json").read_text())
     assert set(found["groups"]) == {"H100-SXM-80GB/gemm/bfloat16", "H100-SXM-80GB/gemm/fp8"}
     assert all(group["rows"] == 1 and group["mean_abs_error"] < 0.5 for group in found["groups"].values())
@@ -93,4 +93,4 @@ def test_the_bench_lists_what_it_cannot_score_and_scores_the_rest(tmp_path: Path
     assert len(reasons) == 7
     for text in ("TPU-v9", "int3", "m is 0", "time_us is -1", "k is 'x'", "without the columns hidden", "missing.csv"):
         assert any(text in reason for reason in reasons), text
-    assert "left out: 7" in done.stdout
+    assert "left out: 7" in capsys.readouterr().out

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from published import score_tables, show_sets
+
 ROW = {
     "set": "mine", "row_id": "0", "family": "llama", "layers": "4", "hidden": "1024", "heads": "16", "kv_heads": "8",
     "ffn": "4096", "vocab": "32000", "seq": "2048", "gated_mlp": "true", "gpu": "H100-80GB", "gpus_per_node": "8",
@@ -23,15 +23,15 @@ KEYS = (
 
 
 def _score(path: Path, rows: list[dict[str, str]]) -> dict[str, object]:
-    table, scores = path / "table.csv", path / "scores.json"
+    table = path / "table.csv"
     with table.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
-    command = [sys.executable, str(ROOT / "bench/published.py"), str(table), "--json", str(scores)]
-    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
-    found: dict[str, object] = json.loads(scores.read_text(encoding="utf-8"))["sets"]
-    return found
+    found = score_tables([table], False, 1)
+    show_sets(found)
+    sets: dict[str, object] = found["sets"]
+    return sets
 
 
 def test_rows_that_cannot_be_modelled_are_listed_and_the_rest_scored(tmp_path: Path) -> None:

@@ -4,60 +4,57 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from processes import copies
 from small_models import small_model
 
+import meshwright as mw
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import RunError
 from meshwright.runtime.step.ranges import Range, ranges_of
 from meshwright.solve.plan import make_plan
 
-RANK = """
-import sys, time
-sys.path.insert(0, sys.argv[2])
-import torch, torch.distributed as dist
-import meshwright as mw
-from small_models import small_model
-model, batch = small_model("gpt")
-trainer = mw.parallelize(model, mw.Plan.load(sys.argv[1]))
-rows = slice(3 * dist.get_rank(), 3 * dist.get_rank() + 3)
-part = {name: tensor[rows].clone() for name, tensor in batch.items()}
-trainer.step(part)
-if dist.get_rank() == 1:
-    part["targets"][1, :2] = torch.tensor([0, 500])
-    if "stay" in sys.argv:
-        try:
-            trainer.step(part)
-        except mw.MeshwrightError:
+
+def rank_of(rank: int, port: str, folder: Path, stay: bool) -> None:
+    """One rank, whose second batch is bad if it is rank 1. stay: it then does something else, for long."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with (folder / f"errors-{rank}").open("w") as errors:
+        os.dup2(errors.fileno(), 2)
+    model, batch = small_model("gpt")
+    trainer = mw.parallelize(model, mw.Plan.load(folder / "plan.json"))
+    part = {name: tensor[3 * rank : 3 * rank + 3].clone() for name, tensor in batch.items()}
+    trainer.step(part)
+    if rank == 1:
+        part["targets"][1, :2] = torch.tensor([0, 500])
+        if stay:
+            with suppress(mw.MeshwrightError):
+                trainer.step(part)
             time.sleep(600)
-trainer.step(part)
-"""
+    trainer.step(part)
 
 
-def run(folder: Path, *words: str) -> list[tuple[int, str]]:
+def run(folder: Path, *, stay: bool = False) -> list[tuple[int | None, str]]:
     """Exit code and errors of each of two ranks, which nobody ends."""
     plan = make_plan(capture(*small_model("gpt")), load_cluster("local:2"), pins=["dp=2", "mesh=2"])
     plan.save(folder / "plan.json")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    ranks = []
-    for rank in range(2):
-        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, "-c", RANK, str(folder / "plan.json"), str(Path(__file__).parents[1]), *words]
-        environment = os.environ | place | {"OMP_NUM_THREADS": "1"}
-        ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    ranks = [copies().Process(target=rank_of, args=(rank, port, folder, stay)) for rank in range(2)]
     try:
-        first = ranks[0].communicate(timeout=180)[1]
-        if words:
+        for process in ranks:
+            process.start()
+        ranks[0].join(180)
+        if stay:
             ranks[1].kill()
-        return [(ranks[0].returncode, first), (ranks[1].wait(180), ranks[1].communicate()[1])]
+        ranks[1].join(180)
+        return [(one.exitcode, (folder / f"errors-{rank}").read_text()) for rank, one in enumerate(ranks)]
     finally:
         for process in ranks:
             process.kill()
@@ -74,7 +71,7 @@ def test_others_name_the_rank_whose_batch_is_bad(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_others_end_though_the_rank_stays(tmp_path: Path) -> None:
-    (code, waiting), _ = run(tmp_path, "stay")
+    (code, waiting), _ = run(tmp_path, stay=True)
     assert waiting.startswith("meshwright: rank 1 failed: batch tensor 'targets'")
     assert code == 3
 

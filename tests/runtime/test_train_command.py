@@ -88,17 +88,20 @@ def test_it_goes_on_from_a_checkpoint_on_fewer_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ignored", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_ctrl_c_saves_and_leaves(tmp_path: Path, ignored: bool) -> None:
+def test_it_learns_and_ctrl_c_saves_and_leaves(tmp_path: Path, ignored: bool) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
-    run = start("--nproc", "2", "--steps", "100000", "--checkpoint-dir", str(tmp_path), "--every", "1")
+    saving = ["--checkpoint-dir", str(tmp_path), "--every", "6", "--json", str(tmp_path / "run.json")]
+    run = start("--nproc", "2", "--steps", "100000", "--lr", "1e-2", *saving)
     signal.signal(signal.SIGINT, before)
-    wait_for(run, tmp_path, "step-*")
+    wait_for(run, tmp_path, "step-000012")
     ranks = ranks_of(run.pid)
     run.send_signal(signal.SIGINT)
     out, error = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 130, error
     assert "go on with --resume" in out
     assert "Traceback" not in error
+    losses = json.loads((tmp_path / "run.json").read_text())["losses"]
+    assert losses[11] < losses[0] - 0.5
     assert len(ranks) == 2
     assert not any(map(alive, ranks))
 

@@ -54,14 +54,14 @@ def test_elimination_gives_up_beyond_the_entries_it_may_take() -> None:
 
 def test_message_passing_never_bounds_above_the_optimum() -> None:
     tight = 0
-    for problem in feasible_problems(range(120)):
+    for problem in feasible_problems(range(60)):
         ascent = Ascent(lay_out(problem))
         for _ in range(30):
             ascent.step()
         best = enumerate_optimum(problem)
         assert ascent.bound <= best + 1e-9 * abs(best)
         tight += ascent.bound > 0.9 * best
-    assert tight > 20
+    assert tight > 10
 
 
 def test_narrow_encloses_the_optimum_when_rows_bind() -> None:
@@ -135,7 +135,7 @@ def test_a_child_process_solves_and_can_be_killed() -> None:
 def test_a_solve_ends_in_time_and_its_gap_is_true() -> None:
     problem = grid(14, 8, limit=4000.0)
     began = time.perf_counter()
-    selection = solve(problem, seconds=10, gap=0.002)
+    selection = solve(problem, seconds=4, gap=0.002)
     assert time.perf_counter() - began < 30  # a loaded machine starts processes slowly
     assert selection.feasible
     assert selection.bound <= selection.cost
