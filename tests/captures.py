@@ -131,8 +131,9 @@ def _read(file: Path | None) -> Program | None:
 def _write(file: Path | None, program: Program) -> None:
     if file is not None and not file.exists():
         made = file.with_suffix(f".{os.getpid()}")
-        made.write_bytes(pickle.dumps(program))
-        made.replace(file)
+        with suppress(OSError):  # others capture it themselves
+            made.write_bytes(pickle.dumps(program))
+            made.replace(file)
 
 
 capture = remembering(captured)
