@@ -55,9 +55,10 @@ def joint_search(
             bound_s = min(state.known_s, roomy.bound_s)
             state.log.pruned("all meshes, recomputing", "no plan is faster even with unlimited memory", bound_s)
             return best, bound_s
-        state.look_at(list(entries(candidates, budget_bytes, state.known_s)))
+        found = list(entries(candidates, budget_bytes, state.known_s))
         if effort.sweeps:
-            state.sweep(_only(candidates, [entry for _, entry, _ in state.glanced]))
+            state.sweep(_only(candidates, state.promising(found)))
+        state.look_at(found)
     state.settle()
     state.refine_best()
     return state.best, min(state.bounds, default=state.known_s)
@@ -118,10 +119,16 @@ class _State:
             if self.best is None:
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
             else:
-                self.glanced.append((together.glance(entry.bound.price), entry, together))
+                most_s = self.effort.slower * self.known_s
+                self.glanced.append((together.glance(entry.bound.price, most_s), entry, together))
                 self._take(entry, together.best)
             found_s = self.glanced[-1][0] if known_s < inf else self.known_s
             self.log.expanded(_node(entry), "probed with one sharding", entry.bound.seconds, found_s)
+
+    def promising(self, found: list[Entry]) -> list[Entry]:
+        """Those whose bound is low enough to be looked at, and lower than that of any mesh of fewer axes."""
+        cutoff_s = (1 - max(self.effort.near, self.gap)) * self.known_s
+        return [one for one in found if one.bound.seconds < cutoff_s and not self._has_simpler(one, found)]
 
     def _why_pruned(self, entry: Entry) -> str:
         """Empty where the node is to be expanded."""
@@ -130,31 +137,31 @@ class _State:
             return f"the effort allows {self.effort.probed} probes"
         if entry.bound.seconds >= cutoff_s:
             return not_below(cutoff_s, self.known_s)
-        return "a mesh of fewer axes has as low a bound" if self._has_simpler(entry) else ""
+        fitting = [other for step_s, other, _ in self.glanced if step_s < inf]
+        return "a mesh of fewer axes has as low a bound" if self._has_simpler(entry, fitting) else ""
 
-    def _has_simpler(self, entry: Entry) -> bool:
-        """Whether a mesh of fewer axes was glanced at, in as many micro-batches, whose bound is as low."""
+    def _has_simpler(self, entry: Entry, others: list[Entry]) -> bool:
+        """Whether one of the others is a mesh of fewer axes, in as many micro-batches, whose bound is as low."""
         reach_s = entry.bound.seconds * (1 + self.simpler_within)
         return self.simpler_within > 0 and any(
-            step_s < inf
-            and other.microbatches == entry.microbatches
+            other.microbatches == entry.microbatches
             and other.candidate.axes < entry.candidate.axes
             and other.bound.seconds <= reach_s
-            for step_s, other, _ in self.glanced
+            for other in others
         )
 
     def settle(self) -> None:
         """The most promising of what was glanced at; of what did not fit, more micro-batches."""
         order = sorted(self.glanced, key=lambda one: (one[0], -one[1].microbatches))
-        for number, (step_s, entry, together) in enumerate(order[: self.effort.settled]):
-            promising = number == 0 or step_s == inf or step_s <= self.effort.slower * self.known_s
+        for step_s, entry, together in order[: self.effort.settled]:
+            promising = step_s == inf or step_s <= self.effort.slower * self.known_s
             promising &= not (STOP.asked and self.best)
             if promising and entry.bound.seconds < (1 - max(self.effort.near, self.gap)) * self.known_s:
                 before_s, together.known_s = self.known_s, self.cutoff_s(entry.candidate.axes)
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
                 self.log.expanded(_node(entry), "searched with mixtures of shardings", entry.bound.seconds, step_s)
-                if self.known_s == before_s < inf and not self.effort.to_the_end:
-                    return  # what promised most has kept nothing of it
+                if (1 - self.effort.near) * before_s < self.known_s < inf and not self.effort.to_the_end:
+                    return  # what promised most has kept little of it
 
     def refine_best(self) -> None:
         """With backwards in more chunks."""

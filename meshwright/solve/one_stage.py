@@ -166,7 +166,8 @@ class OneStageSearch:
         candidates = [one.below(found.slower.get(place)) for place, one in enumerate(self.candidates)]
         first = [candidates[place] for place in sorted(found.tight) if not candidates[place].later]
         later = sorted((found.floors[place], place) for place in found.tight if candidates[place].later)
-        chosen = [candidates[place] for floor, place in later[:FEW] if floor < known_s]
+        kept: dict[str, Any] = {"drop": lambda: None}  # they are few, and asked again and again
+        chosen = [replace(candidates[place], **kept) for floor, place in later[:FEW] if floor < known_s]
         self.jointly = first + chosen
         best, bound_s = joint_search(
             self.jointly,

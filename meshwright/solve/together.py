@@ -102,15 +102,22 @@ class Together:
                 break
         return self.best
 
-    def glance(self, price: float) -> float:
+    def glance(self, price: float, most_s: float) -> float:
         """The step of a sharding that may be the best of them, or else of one that takes less memory; infinite where
-        none of those fits."""
+        none of those fits. most_s: of one that takes longer with all kept no more is asked, and it is not traced."""
         bases = weighed(self.frontier)
         middle, scale = bases[len(bases) // 2], floor_s(self.frontier) / self.budget_bytes
         prices = (price, sqrt(max(price, scale) * FACTORS[-1] * scale), FACTORS[-1] * scale)
-        chains = (self._lean(middle, chain_at(middle, asked * middle.scale)) for asked in prices)
-        steps = (self.look_at(chain, slow=True) for chain in chains)
-        return next((step_s for step_s in steps if step_s < inf), inf)
+        for asked in prices:
+            chain = self._lean(middle, chain_at(middle, asked * middle.scale))
+            if chain.static_bytes > self.budget_bytes:
+                continue  # it does not fit whatever it recomputes
+            if chain.seconds > most_s:
+                return chain.seconds
+            step_s = self.look_at(chain, slow=True)
+            if step_s < inf:
+                return step_s
+        return inf
 
     def look_at(self, chain: Chain, mixed: Mixture | None = None, slow: bool = False) -> float:
         """The sharding with what it keeps settled, or as the mixture has it; it becomes the best if it is. Returns its
