@@ -193,7 +193,8 @@ def _forget_files() -> None:
 def _found(parts: Sequence[tuple[str, int, int, int, float]], jobs: int) -> Iterator[Found]:
     """As they are over. What all of them import is imported before the processes part."""
     for kind in _own_kinds().values():
-        _try(kind, kind.seeds[0], 0, Found(kind.name))
+        for seed in kind.seeds:
+            _try(kind, seed, 0, Found(kind.name))
     if jobs == 1:
         yield from map(_part, parts)
         return
