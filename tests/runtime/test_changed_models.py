@@ -178,7 +178,7 @@ def test_an_average_of_an_adopted_model_gives_outputs() -> None:
 
 def test_an_adopted_model_is_not_pickled() -> None:
     own, trainer = adopted()
-    with pytest.raises(RunError, match=r"save model\.state_dict"):
+    with pytest.raises(RunError, match=r"torch\.save what trainer\.full_state_dict\(\) gives"):
         torch.save(own, io.BytesIO())
     assert trainer.step(batches()[0])
 
@@ -188,7 +188,9 @@ def saved_and_copied(rank: int, plan_json: bytes, folder: str) -> list[bool]:
     own = model()
     trainer = mw.parallelize(own, Plan.from_json(plan_json), LOSS)
     trainer.step(batches()[0], global_batch=True)
-    torch.save(own.state_dict(), f"{folder}/{rank}.pt")
+    with pytest.raises(RunError, match=r"torch\.save of the state_dict"):
+        torch.save(own.state_dict(), f"{folder}/{rank}.pt")
+    torch.save(dict(own.state_dict()), f"{folder}/{rank}.pt")
     again = torch.load(f"{folder}/{rank}.pt", weights_only=False)
     found = [torch.equal(again[key].to_local(), parameter.to_local()) for key, parameter in own.named_parameters()]  # type: ignore[operator]
     copied = copy.deepcopy(own).eval()
@@ -202,6 +204,20 @@ def test_pieces_are_saved_and_copied_one_by_one(ranks: Callable[[int], GlooPool]
     for found in ranks(2).run(saved_and_copied, plan.to_json(), str(tmp_path)):
         assert len(found) == 7
         assert all(found)
+
+
+def test_the_only_rank_saves_a_state_that_a_plain_model_loads() -> None:
+    own, trainer = adopted()
+    trainer.step(batches()[0])
+    file = io.BytesIO()
+    torch.save(own.state_dict(), file)
+    file.seek(0)
+    plain = model()
+    plain.load_state_dict(torch.load(file))
+    torch.testing.assert_close(plain.eval()(batches()[0][0]), trainer((batches()[0][0],)))
+    doubled = {name: 2 * value for name, value in plain.state_dict().items()}
+    own.load_state_dict(doubled)
+    assert all(torch.equal(value, own.state_dict()[name]) for name, value in doubled.items())
 
 
 class Writes(Net):

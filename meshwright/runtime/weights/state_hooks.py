@@ -1,4 +1,5 @@
-"""An adopted model's own `state_dict` and `load_state_dict`: pieces come out; pieces or whole plain tensors go in."""
+"""An adopted model's own `state_dict` and `load_state_dict`: pieces come out, or plain tensors where there is one rank;
+pieces or whole plain tensors go in."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 from weakref import ref
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -76,10 +78,20 @@ class _Taking(_Hook):
 
 
 class _Giving(_Hook):
-    """After `state_dict`: without buffers that other stages keep up to date, and not to be pickled."""
+    """After `state_dict`: without buffers that other stages keep up to date, and not to be pickled. The only rank of a
+    job has whole weights, which are plain tensors there."""
+
+    def __init__(self, gathering: Gathering, path: str, away: Collection[str]) -> None:
+        super().__init__(gathering, path, away)
+        self.alone = dist.get_world_size() == 1
 
     def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         if self.is_whole:
+            return
+        if self.alone:
+            for key, value in state.items():
+                if isinstance(value, DTensor) and not value.requires_grad:
+                    state[key] = value.to_local()
             return
         for name in self.away:
             state.pop(self.key(name, prefix), None)
