@@ -88,7 +88,7 @@ def _import(package: str) -> None:
     with suppress(ImportError):
         found = import_module(package)
         if package == "transformers":
-            _ = found.AutoModelForCausalLM  # what all of them share
+            _ = found.AutoModelForCausalLM, found.PreTrainedModel  # what all of them share
 
 
 def _start(name: str, limits: Limits) -> tuple[int, Child]:
