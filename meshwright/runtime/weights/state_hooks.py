@@ -25,8 +25,8 @@ def hook_state(adopted: Adopted, gathering: Gathering) -> None:
     away = set(gathering.buffer_homes) - gathering.own_buffers
     for path, root in roots.items():
         own = {name for name in away if name.startswith(path)}
-        root.register_load_state_dict_pre_hook(_Taking(adopted, gathering, path, own))  # type: ignore[no-untyped-call]
-        root.register_state_dict_post_hook(_Giving(gathering, path, own))  # type: ignore[no-untyped-call]
+        root.register_load_state_dict_pre_hook(_BeforeLoad(adopted, gathering, path, own))  # type: ignore[no-untyped-call]
+        root.register_state_dict_post_hook(_AfterStateDict(gathering, path, own))  # type: ignore[no-untyped-call]
 
 
 class _Hook:
@@ -50,8 +50,8 @@ class _Hook:
         return prefix + name.removeprefix(self.path)
 
 
-class _Taking(_Hook):
-    """Before `load_state_dict`: whole plain tensors are cut; what lives on other stages is left out."""
+class _BeforeLoad(_Hook):
+    """Whole plain tensors are cut; what lives on other stages is left out."""
 
     def __init__(self, adopted: Adopted, gathering: Gathering, path: str, away: Collection[str]) -> None:
         super().__init__(gathering, path, away)
@@ -77,8 +77,8 @@ class _Taking(_Hook):
             yield from ((name, self.key(own, prefix)) for own in every)
 
 
-class _Giving(_Hook):
-    """After `state_dict`: without buffers that other stages keep up to date, and not to be pickled. The only rank of a
+class _AfterStateDict(_Hook):
+    """The state is without buffers that other stages keep up to date, and not to be pickled. The only rank of a
     job has whole weights, which are plain tensors there."""
 
     def __init__(self, gathering: Gathering, path: str, away: Collection[str]) -> None:

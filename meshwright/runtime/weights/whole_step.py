@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -57,18 +58,18 @@ def step_whole(optimizer: torch.optim.Optimizer) -> None:
         optimizer.state = stored
         for group, params in zip(optimizer.param_groups, lists, strict=True):
             group["params"] = params
-    _ASIDE[id(optimizer)] = gradients
+    _STEPPED[optimizer] = gradients
     for one in gradients:
         one.grad = None
 
 
-_ASIDE: dict[int, Mapping[nn.Parameter, Tensor]] = {}
-"""Gradients of parameters that were stepped already, by the identity of the optimizer, until its step is over."""
+_STEPPED: WeakKeyDictionary[torch.optim.Optimizer, Mapping[nn.Parameter, Tensor]] = WeakKeyDictionary()
+"""Gradients of parameters that were stepped already, until the optimizer's step is over."""
 
 
 def give_back(optimizer: torch.optim.Optimizer) -> None:
     """After a step: gradients are there until somebody clears them."""
-    for one, gradient in _ASIDE.pop(id(optimizer), {}).items():
+    for one, gradient in _STEPPED.pop(optimizer, {}).items():
         if one.grad is None:
             one.grad = gradient
 
