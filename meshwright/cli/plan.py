@@ -16,6 +16,7 @@ from meshwright.cli.options import (
     cluster_for,
     precision_for,
 )
+from meshwright.errors import counted
 from meshwright.models.arguments import add_json, add_model_arguments, check_folder, reference_of, write_json
 from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
 
@@ -142,7 +143,9 @@ def _planned(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> 
     capture_s = time.process_time()
     program = capture(*reference.meta(args.global_batch), precision=args.precision, allow=args.allow)
     capture_s = time.process_time() - capture_s
-    progress.doing(f"searching plans of {len(program.segments)} layers on {cluster.device_count} devices")
+    progress.doing(
+        f"searching plans of {counted(len(program.segments), 'layer')} on {counted(cluster.device_count, 'device')}"
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "no rule was found", RuleWarning)  # it is printed with the plan
         plan = make_plan(

@@ -56,7 +56,7 @@ def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> str:
     text += f", reads {', '.join(tied)} of an earlier stage" if tied else ""
     if plan.predicted.stages:
         found = plan.predicted.stages[number]
-        text += f"; {found.in_flight} forward passes in flight, peak {show_bytes(found.peak_bytes)}"
+        text += f"; {counted(found.in_flight, 'forward pass')} in flight, peak {show_bytes(found.peak_bytes)}"
     return text
 
 
