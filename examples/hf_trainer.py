@@ -28,7 +28,7 @@ class PlannedTrainer(Trainer):
             "gradient_accumulation_steps": args.gradient_accumulation_steps != 1,
             "bf16 or fp16 (the plan's precision says it)": args.bf16 or args.fp16,
             "save_strategy (use mw.save in a callback)": args.save_strategy != "no",
-            "gradient_checkpointing (the plan says what is recomputed)": args.gradient_checkpointing,
+            "activation_checkpointing (the plan says what is recomputed)": args.gradient_checkpointing,
         }
         for name, given in refused.items():
             if given:
