@@ -3,8 +3,8 @@
 mesh=2x4        the sizes of the mesh axes, outermost first
 dp=2            axes of 2 together are given to batch factors: boundaries sharded over samples, weights used whole;
                 no other axis is, and with dp=1 none
-tp=2            axes of 2 together are not given to a batch factor, and every weight of a matmul that can be split is;
-                with tp=1 all axes are given to batch factors
+tp=2            axes of 2 together are not given to a batch factor, and every weight of a matmul that can be split is,
+                over no other axes (but experts, which may be spread); with tp=1 all axes are given to batch factors
 sp=on|off       between segments, values are sharded over the tp axes (sequence parallel), or whole there
 zero=0..3       where parameters used whole are stored: 0 whole; 1, 2 sharded; 3 sharded and gathered per use
 zero=3:8        the same over the axis of 8 only, whole over the others (hybrid sharding)

@@ -15,6 +15,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
+from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.solve.baselines import baselines
 from meshwright.solve.plan import make_plan
@@ -131,6 +132,20 @@ def test_degrees_that_are_pinned_are_those_of_the_plan(pins: tuple[str, ...], na
         axis = plan.mesh.names.index("tp")
         used = [entry.compute for name, entry in plan.parameters.items() if name.endswith("up.weight")]
         assert all(Layout.parse(text)[axis].is_shard for text in used)
+
+
+@pytest.mark.parametrize("pins", [("tp=2", "zero=3"), ("pp=2", "tp=2")])
+def test_weights_are_split_over_the_degree_that_is_pinned_and_no_more(pins: tuple[str, ...]) -> None:
+    """A batch of one sample: the axes that are left would rather split weights than do the same work."""
+    wide = capture(*parse_reference("gpt?layers=2&hidden=512&heads=8&ffn=2048&vocab=512&seq=16").meta(1))
+    plan = make_plan(wide, load_cluster("local:8"), pins=("microbatch=1", *pins))
+    for stage in plan.stages:
+        for index in range(stage.first, stage.end):
+            for text in plan.choice(index).parameters.values():
+                degree = prod(
+                    a.size for a, state in zip(stage.mesh.axes, Layout.parse(text), strict=True) if state.is_shard
+                )
+                assert degree <= 2, (pins, text, stage.mesh)
 
 
 def test_a_pinned_number_of_micro_batches_holds_for_the_baselines() -> None:

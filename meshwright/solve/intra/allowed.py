@@ -82,14 +82,16 @@ def _narrowed(
     weights: positions of the operands that are weights.
     experts: the op is a mixture of experts.
     """
-    if axis not in (*pins.named_axes, *pins.model_axes):
-        return ways
+    split = [way for way in ways if any(way.operands[p].is_shard for p in weights)]
+    spread = [way for way in split if experts and all(way.operands[p].dim == 0 for p in weights)]
     if axis in pins.ep_axes:
-        split = [way for way in ways if any(way.operands[p].is_shard for p in weights)]
-        spread = [way for way in split if all(way.operands[p].dim == 0 for p in weights)]
         return spread if experts else _without(ways, split)
     if axis in pins.cp_axes:
-        ways = _without(ways, [way for way in ways if any(way.operands[p].is_shard for p in weights)])
+        ways = _without(ways, split)
+    elif pins.tp_axes and axis not in pins.named_axes:  # tensor parallel of that degree, and no more
+        ways = _without(ways, _without(split, spread))
+    if axis not in (*pins.named_axes, *pins.model_axes):
+        return ways
     samples = [way for way in ways if _over_samples(way, dims)]
     if axis in pins.dp_axes:
         return samples or [way for way in ways if way.factor is None]
