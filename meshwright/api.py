@@ -21,8 +21,6 @@ from meshwright.solve.effort import SIMPLER_WITHIN
 from meshwright.solve.of_model import checked_batch, plan_model
 
 LOGGER = logging.getLogger("meshwright.plan")
-BATCH = 8
-"""Samples of a step of a reference, unless given; as `meshwright plan` has it."""
 
 
 def plan(
@@ -46,7 +44,8 @@ def plan(
     """The fastest plan that fits.
 
     model: a module, with a batch of it, which may be on the meta device; or a reference such as `"llama3-8b"` or
-    `"hf:qwen3?num_hidden_layers=4"`, of which nothing is allocated, with `global_batch` samples (8).
+    `"hf:qwen3?num_hidden_layers=4"`, of which nothing is allocated, with `global_batch` samples (8; of
+    `"file.py:function"` as many as its batch has rows).
     memory: bytes per device (`"20GiB"`), taken at its word; without it all of the device but `headroom`, 0.03 of it
     unless given.
     compile: layers run compiled by inductor, and are priced so.
@@ -65,8 +64,8 @@ def plan(
             given = "a batch" if batch is not None else "a loss"
             raise PlanError(f"{given} with the model {model!r}", "none: a reference has its own", "leave it out")
         reference = parse_reference(model)
-        name, global_batch = str(reference), BATCH if global_batch is None else global_batch
-        model, batch, loss = reference.meta(checked_batch(global_batch))
+        name = str(reference)
+        model, batch, loss = reference.meta(None if global_batch is None else checked_batch(global_batch))
     found = plan_model(
         model,
         cast(Batch, batch),  # None is refused there

@@ -1,4 +1,4 @@
-"""Bytes as people write them. Imports nothing that takes time: what is written wrongly is refused at once."""
+"""Numbers and bytes as people write them. Imports nothing that takes time: what is wrong is refused at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from meshwright.errors import PlanError
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 FEWEST = 1024
 """A number of bytes below this is a number of something else."""
+_MOST_DIGITS = 9
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text is a whole number from 1, in plain digits, that a machine could mean."""
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) > 0
 
 
 def parse_bytes(given: str | float | None) -> int | None:

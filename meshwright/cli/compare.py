@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from meshwright.cli.options import add_plans_model, program_of_plan
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("compare", help="compare two plans, or a plan with a trace of its run")
     parser.add_argument("plan", help="a plan file")
     parser.add_argument("other", help="another plan file, or a torch profiler's trace of the plan's run")
     parser.add_argument("--report", metavar="FILE", help="write the first as a page, compared with the other")
-    parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
+    add_plans_model(parser)
     parser.set_defaults(run=run)
 
 
@@ -43,13 +45,12 @@ def run(args: argparse.Namespace) -> int:
 def _with_trace(args: argparse.Namespace) -> int:
     from meshwright.errors import PlanError
     from meshwright.plan import Plan
-    from meshwright.plan.origin import program_of
     from meshwright.report.traced import show_trace
 
     if args.report:
         raise PlanError(f"--report {args.report} with a trace", "two plans, for a page of both", "drop --report")
     plan = Plan.load(args.plan)
-    print("\n".join(show_trace(plan, program_of(plan, args.plan, args.model), args.other)))
+    print("\n".join(show_trace(plan, program_of_plan(plan, args.plan, args.of), args.other)))
     return 0
 
 
@@ -59,7 +60,7 @@ def _write(args: argparse.Namespace, plan: Any, other: Any) -> None:
     from meshwright.plan.origin import program_here
     from meshwright.report.page import write_report
 
-    program, why = program_here(plan, args.plan, args.model)
+    program, why = program_here(plan, args.plan, args.of)
     if program is None and why:
         print(f"meshwright: the page has no layers: {why}", file=sys.stderr)
     write_report(plan, args.report, program, against={args.other: other}, saved=args.plan)

@@ -7,6 +7,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from meshwright.cli.options import add_plans_model
+
 if TYPE_CHECKING:
     from meshwright.capture.program import Program
     from meshwright.plan import Plan
@@ -27,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
         help="plan again with this pin changed or added (tp=4; tp= drops it) and say what differs",
     )
     parser.add_argument("--cluster", help="for --what-if: another cluster, or the file of the plan's")
-    parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
+    add_plans_model(parser)
     parser.add_argument("--limit", type=int, default=12, metavar="N", help="alternatives to list of each (default 12)")
     parser.set_defaults(run=run)
 
@@ -41,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.limit < 1:
         raise PlanError(f"--limit {args.limit}", "a number from 1", "give a larger number")
-    plan, program = _checked(args.plan, args.model)
+    plan, program = _checked(args.plan, args.of)
     if args.against:
-        print(diff(plan, _checked(args.against, args.model)[0]) or "the two plans decide the same")
+        print(diff(plan, _checked(args.against, args.of)[0]) or "the two plans decide the same")
         return 0
     if not args.names and not args.what_if:
         print(explain(plan))
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
             print("\n".join(["", "by layer, on one device, when its memory is fullest:", *show_layers(plan, program)]))
         return 0
-    program = program or program_of(plan, args.plan, args.model)  # which says why there is none
+    program = program or program_of(plan, args.plan, args.of)  # which says why there is none
     if args.what_if:
         other = what_if(plan, program, args.what_if, args.cluster)
         same = replace(other, pins=plan.pins)  # what was asked for is known

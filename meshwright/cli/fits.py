@@ -100,14 +100,13 @@ def _figures(program: Program, fits: bool, recipe: str, step_s: Any, peak_bytes:
 
     shapes = [value.type.at(program.batch) for value in program.inputs]
     texts = [prod(one.sizes) for one in shapes if one.dtype in ("int64", "int32") and len(one.sizes) == 2]
-    tokens = texts[0] if texts else program.batch
-    speed = tokens / step_s if step_s else None
     return {
         "fits": fits,
         "recipe": recipe,
         "step_seconds": step_s,
         "peak_bytes": peak_bytes,
-        "tokens_per_second": speed,
+        "tokens_per_second": texts[0] / step_s if texts else None,
+        "samples_per_second": program.batch / step_s,
     }
 
 
@@ -117,6 +116,6 @@ def _line(row: dict[str, Any]) -> str:
     if not row["fits"]:
         return f"{row['cluster']:<12} does not fit: {row['why']}"
     step, held = show_seconds(row["step_seconds"]), show_bytes(row["peak_bytes"])
-    return (
-        f"{row['cluster']:<12} fits  {row['tokens_per_second']:>12,.0f} tokens/s  {step:>8}  {held:>9}  {row['recipe']}"
-    )
+    unit = "samples" if row["tokens_per_second"] is None else "tokens"
+    speed = row[f"{unit}_per_second"]
+    return f"{row['cluster']:<12} fits  {speed:>12,.0f} {unit}/s  {step:>8}  {held:>9}  {row['recipe']}"

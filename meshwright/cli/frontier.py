@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from meshwright.cli.options import SAMPLES, check_batch
 from meshwright.models.arguments import (
     add_json,
     add_model_arguments,
@@ -22,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("frontier", help="the whole time-memory curve, with the known ways on it")
     add_model_arguments(parser)
     parser.add_argument("--cluster", default="dgx-h200", help="a preset or a TOML file; one of its devices is taken")
-    parser.add_argument("--global-batch", type=int, default=8, metavar="N", help="samples per step (default 8)")
+    parser.add_argument("--global-batch", type=int, metavar="N", help=SAMPLES)
     parser.add_argument("--optimizer", default="adamw", help="adamw (default), momentum or sgd")
     parser.add_argument("--precision", default="bf16", help="fp32, bf16 (default) or mixed")
     parser.add_argument("--points", type=int, default=24, metavar="N", help="budgets to solve for (default 24)")
@@ -45,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
     check_folder("-o", args.output)
     check_folder("--json", args.json)
-    if args.global_batch < 1 or args.points < 2:
-        given = f"--global-batch {args.global_batch} --points {args.points}"
-        raise ModelError(given, "at least 1 sample and 2 points", "give larger numbers")
+    if args.points < 2:
+        raise ModelError(f"--points {args.points}", "at least 2 points", "give a larger number")
+    check_batch(args)
     reference = reference_of(args)
     mesh = load_cluster("local:1").mesh((1,)).renamed(("rep",))
     mesh = _on(mesh, load_cluster(args.cluster))
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         compiled=not args.eager,
         points=args.points,
     )
-    title = f"{reference}, batch {args.global_batch}, one {mesh.device.name}"
+    title = f"{reference}, batch {program.batch}, one {mesh.device.name}"
     if args.json != "-":
         print("\n".join([title, table(curve), text_plot(curve)]))
         print(f"solved in {time.process_time() - before_s:.1f} CPU s")

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.errors import ClusterError, ModelError, PlanError
+from meshwright.models.family import BATCH
 
 if TYPE_CHECKING:
+    from meshwright.capture.program import Program
     from meshwright.cluster import Cluster
+    from meshwright.plan import Plan
 
 PRECISIONS = {
     "fp32": "fp32",
@@ -25,11 +28,12 @@ PRECISIONS = {
 """As people write them, and as plans have them."""
 OPTIMIZERS = ("adamw", "momentum", "sgd")
 MOST_PROCESSES = 8
+SAMPLES = f"samples per step (default {BATCH}; of file.py:function the rows of its batch)"
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--global-batch", type=int, default=8, metavar="N", help="samples per step (default 8)")
+    add("--global-batch", type=int, metavar="N", help=SAMPLES)
     add("--memory", metavar="SIZE", help="limit per device, such as 20GiB; the device's own if absent")
     add("--optimizer", default="adamw", help=f"{', '.join(OPTIMIZERS)} (default adamw)")
     add(
@@ -46,13 +50,33 @@ def check_training(args: argparse.Namespace) -> None:
     from meshwright.sizes import parse_bytes
 
     check_reference(args)
-    if args.global_batch < 1:
-        raise ModelError(f"--global-batch {args.global_batch}", "at least 1", "give a larger batch")
+    check_batch(args)
     parse_bytes(args.memory)
     if args.optimizer not in OPTIMIZERS:
         raise PlanError(f"optimizer {args.optimizer!r}", f"one of {', '.join(OPTIMIZERS)}", "name one of these")
     if args.precision is not None and args.precision not in PRECISIONS:
         raise ModelError(f"precision {args.precision!r}", ", ".join(PRECISIONS), "name one of these")
+
+
+def add_plans_model(parser: argparse.ArgumentParser) -> None:
+    """For plans of code that a plan file names and that is not run unless the user names it too."""
+    help = "the plan's model, where it is a function of your own: file.py:function"
+    parser.add_argument("--model", dest="of", metavar="REF", help=help)
+
+
+def program_of_plan(plan: Plan, path: str, model: str | None) -> Program:
+    """Captured again, and refused where it is not the plan's."""
+    from meshwright.plan.origin import program_of
+    from meshwright.price.check import check_plan
+
+    program = program_of(plan, path, model)
+    check_plan(plan, program)
+    return program
+
+
+def check_batch(args: argparse.Namespace) -> None:
+    if args.global_batch is not None and args.global_batch < 1:
+        raise ModelError(f"--global-batch {args.global_batch}", "at least 1", "give a larger batch")
 
 
 def precision_for(args: argparse.Namespace, cluster: Cluster) -> str:

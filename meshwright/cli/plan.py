@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
     start_s = time.perf_counter()
     with Progress(not args.quiet and args.json != "-") as progress:
-        what = f"{args.model} for {cluster.name}, {args.precision}, global batch {args.global_batch}"
+        batch = f", global batch {args.global_batch}" if args.global_batch else ""
+        what = f"{args.model} for {cluster.name}, {args.precision}{batch}"
         progress.doing(f"planning {what}: loading torch")
         plan, program, capture_s = _planned(args, cluster, progress)
         plan_s = time.perf_counter() - start_s

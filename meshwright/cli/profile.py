@@ -9,20 +9,18 @@ import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.options import PRECISIONS
+from meshwright.cli.options import PRECISIONS, SAMPLES, add_plans_model, program_of_plan
 from meshwright.models.arguments import add_json, add_model_arguments, check_reference, reference_of, write_json
 
 if TYPE_CHECKING:
     from meshwright.capture.program import Program
-
-BATCH = 8
 
 
 def add_parser(subparsers: Any) -> None:
     help = "show what a model, or a plan, computes and needs, by layer"
     parser = subparsers.add_parser("profile", help=help)
     add_model_arguments(parser, plans=True)
-    parser.add_argument("--batch", type=int, default=BATCH, metavar="N", help=f"samples per step (default {BATCH})")
+    parser.add_argument("--batch", "--global-batch", type=int, metavar="N", help=SAMPLES)
     parser.add_argument(
         "--precision",
         choices=tuple(PRECISIONS),
@@ -36,6 +34,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="whose kernels are assumed (default cuda)"
     )
+    add_plans_model(parser)
     add_json(parser, "the figures")
     parser.set_defaults(run=run)
 
@@ -69,12 +68,11 @@ def _of_plan(args: argparse.Namespace) -> int:
     """A plan's layers, at the sizes that one device has of them."""
     from meshwright.explain.recommend import recommendation
     from meshwright.plan import Plan
-    from meshwright.plan.origin import program_of
     from meshwright.report.layers import weight_bytes
     from meshwright.report.per_layer import per_layer, show_layers
 
     plan = Plan.load(args.model)
-    program = program_of(plan, args.model, None)
+    program = program_of_plan(plan, args.model, args.of)
     if args.json:
         rows, peaks = per_layer(plan, program)
         found = {"layers": [asdict(row) for row in rows], "peaks": [asdict(peak) for peak in peaks]}
@@ -97,7 +95,7 @@ def _capture(args: argparse.Namespace) -> tuple[str, Program, float]:
     from meshwright.capture import capture
     from meshwright.errors import CaptureWarning, ModelError
 
-    if args.batch < 1:
+    if args.batch is not None and args.batch < 1:
         raise ModelError(f"--batch {args.batch}", "at least 1", "give a larger batch")
     start_s = time.process_time()
     reference = reference_of(args)

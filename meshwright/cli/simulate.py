@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from meshwright.cli.options import add_plans_model, program_of_plan
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("simulate", help="play a plan with predicted durations and show where time goes")
@@ -17,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help="write what is held when as a memory snapshot (pickle) for pytorch.org/memory_viz",
     )
-    parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
+    add_plans_model(parser)
     parser.add_argument("--wait", action="store_true", help="no overlap: wait for every gradient reduction")
     parser.set_defaults(run=run)
 
@@ -25,13 +27,12 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from meshwright.models.arguments import check_folder
     from meshwright.plan import Plan
-    from meshwright.plan.origin import program_of
     from meshwright.solve.simulated import simulate_plan
 
     check_folder("--trace", args.trace)
     check_folder("--memory-snapshot", args.memory_snapshot)
     plan = Plan.load(args.plan)
-    program = program_of(plan, args.plan, args.model)
+    program = program_of_plan(plan, args.plan, args.of)
     timeline = simulate_plan(plan, program, overlap=not args.wait)
     print(timeline)
     if args.trace:

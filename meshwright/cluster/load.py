@@ -9,8 +9,8 @@ from meshwright.cluster.hosts import ALIASES
 from meshwright.cluster.presets import devices_of, preset
 from meshwright.cluster.toml.read import read_cluster
 from meshwright.cluster.topology import Cluster
-from meshwright.cluster.units import is_whole
 from meshwright.errors import ClusterError
+from meshwright.sizes import is_whole
 
 _MOST_HOSTS = 100_000
 

@@ -7,17 +7,11 @@ import re
 _SCALE = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_MOST_DIGITS = 9
 _NUMBER = r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*"
 _BYTES = re.compile(_NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGTP]?)B")
 _RATE = re.compile(_NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGTP]?)(B|bit|b)/s")
 _TIME = re.compile(_NUMBER + r"(s|ms|us|ns)")
 _COUNT = re.compile(_NUMBER + r"([kKMGTP]?)(?:FLOP/s|FLOPS|FLOP)?")
-
-
-def is_whole(text: str) -> bool:
-    """Whether a text is a whole number from 1, in plain digits, that a machine could mean."""
-    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) > 0
 
 
 def parse_bytes(value: object) -> float:

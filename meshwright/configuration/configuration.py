@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.configuration.transformer import Transformer
 from meshwright.errors import PlanError
-from meshwright.pins.pins import pin_parts
+from meshwright.pins.parts import pin_parts
 
 PRECISIONS = ("fp32", "tf32", "mixed", "fp16", "fp8", "fp8-rows")
 RECOMPUTE = ("none", "selective", "ops", "full")

@@ -39,17 +39,27 @@ def devices(plan: Plan) -> str:
 def rate(plan: Plan) -> str:
     if not plan.predicted.step_s:
         return "no work"
-    unit = "samples/s" if tokens(plan) == plan.batch else "tokens/s"
+    unit = "tokens/s" if has_tokens(plan) else "samples/s"
     speed = tokens(plan) / plan.predicted.step_s
     return f"{speed:,.0f} {unit}" if speed >= 10 else f"{speed:.3g} {unit}"
 
 
+def has_tokens(plan: Plan) -> bool:
+    """Whether samples are texts."""
+    return _text(plan) is not None
+
+
 def tokens(plan: Plan) -> int:
-    """Positions of the first whole-number input of two dims (token ids); samples where there is none."""
+    """Positions of all texts; samples where these are none."""
+    return _text(plan) or plan.batch
+
+
+def _text(plan: Plan) -> int | None:
+    """Positions of the first whole-number input of two dims (token ids)."""
     for entry in plan.inputs.values():
         if entry.dtype in ("int64", "int32") and len(entry.shape) == 2:
             return prod(entry.shape)
-    return plan.batch
+    return None
 
 
 def limit_bytes(plan: Plan) -> int:

@@ -15,7 +15,9 @@ def add_parser(subparsers: Any) -> None:
         type=int,
         help="print the traced forward and backward of the layer with this number instead",
     )
-    parser.add_argument("--model", metavar="REF", help="the plan's model, where it is a Python function of one's own")
+    parser.add_argument(
+        "--model", metavar="REF", help="the plan's model, where it is a function of your own: file.py:function"
+    )
     parser.add_argument("--rank", type=int, default=0, help="whose sizes are shown where they are cut unevenly")
     parser.set_defaults(run=run)
 

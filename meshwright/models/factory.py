@@ -2,6 +2,7 @@
 
 The function takes nothing and returns `(model, batch)` or `(model, batch, loss)`. `batch` is a tuple or dict of
 tensors, of shapes such as `(8, 128)` (float32), or of `(shape, dtype)` pairs.
+Its rows are the global batch, unless that is given.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from meshwright.errors import MeshwrightError, ModelError, what_is
 from meshwright.models.batch import batch_names
-from meshwright.models.family import Family, Settings, Shapes
+from meshwright.models.family import BATCH, Family, Settings, Shapes
 
 
 def factory_family(reference: str) -> Family:
@@ -39,7 +40,7 @@ def factory_family(reference: str) -> Family:
     def shapes(_: Settings, batch: int) -> Shapes:
         return _at_batch(meta()[1], batch)
 
-    return Family(reference, {}, build, shapes, meta()[2])
+    return Family(reference, {}, build, shapes, meta()[2], batch=_rows(meta()[1]) or BATCH)
 
 
 def _function(place: str, name: str) -> Callable[[], Any]:
@@ -141,10 +142,15 @@ def _dtype(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _at_batch(shapes: Shapes, batch: int) -> Shapes:
-    """The same with another batch: the leading size that most entries share is replaced."""
+def _rows(shapes: Shapes) -> int:
+    """The leading size that most entries share; zero where none has a size."""
     leading = [shape[0] for shape, _ in shapes.values() if shape]
-    own = max(leading, key=lambda size: (leading.count(size), size), default=0)
+    return max(leading, key=lambda size: (leading.count(size), size), default=0)
+
+
+def _at_batch(shapes: Shapes, batch: int) -> Shapes:
+    """The same with another number of rows."""
+    own = _rows(shapes)
     return {
         name: ((batch, *shape[1:]) if shape and shape[0] == own else shape, dtype)
         for name, (shape, dtype) in shapes.items()

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 Settings = dict[str, Any]
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 """The batch's tensors by name, as (shape, dtype)."""
+BATCH = 8
+"""Samples of a step, unless given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class Family:
 
     loss: a function of (output, *batch), where the model does not return its loss itself.
     free: whether whole numbers may be zero or less, as in a library's config.
+    batch: samples of a step, unless given.
     """
 
     name: str
@@ -28,3 +31,4 @@ class Family:
     shapes: Callable[[Settings, int], Shapes]
     loss: Callable[..., Tensor] | None = None
     free: bool = False
+    batch: int = BATCH

@@ -45,15 +45,18 @@ class Reference:
     def shapes(self, batch: int) -> Shapes:
         return self.family.shapes(dict(self.settings), batch)
 
-    def meta(self, batch: int) -> tuple[nn.Module, dict[str, Tensor], Callable[..., Tensor] | None]:
-        """Model and batch without storage, and the loss if the model does not return its own; for `capture`."""
+    def meta(self, batch: int | None = None) -> tuple[nn.Module, dict[str, Tensor], Callable[..., Tensor] | None]:
+        """Model and batch without storage, and the loss if the model does not return its own; for `capture`.
+
+        batch: samples; as many as the family has, unless given."""
         import torch
 
         from meshwright.models.unfilled import Unfilled
 
+        shapes = self.shapes(self.family.batch if batch is None else batch)
         with torch.device("meta"), Unfilled():
             model = self.build()
-            tensors = {n: torch.empty(s, dtype=getattr(torch, d)) for n, (s, d) in self.shapes(batch).items()}
+            tensors = {n: torch.empty(s, dtype=getattr(torch, d)) for n, (s, d) in shapes.items()}
         return model, tensors, self.family.loss
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.errors import PlanError
-from meshwright.pins.pins import pin_parts
+from meshwright.pins.parts import pin_parts
 
 WORD = "offload"
 SHOWN = "offload=none, auto, optimizer, weights or optimizer:0.5"

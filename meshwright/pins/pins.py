@@ -24,14 +24,9 @@ from itertools import combinations
 from math import prod
 
 from meshwright.cluster import Mesh
-from meshwright.cluster.units import is_whole
 from meshwright.errors import LayoutError, PlanError, counted
 from meshwright.layout import I, Layout, State
-
-AXES = ("dp", "tp", "cp", "ep")
-"""Pins that give mesh axes to something."""
-
-NUMBERS = (*AXES, "vpp", "microbatch")
+from meshwright.pins.parts import AXES, NUMBERS, no_room, pin_parts, split_pin
 
 FREE = 2
 """Mesh axes that may do anything; of larger meshes the others are given to samples."""
@@ -91,23 +86,6 @@ class Pins:
     def zero_of(self, axis: int) -> int | None:
         """The ZeRO stage asked for over an axis."""
         return 0 if self.zero_axes is not None and axis not in self.zero_axes else self.zero
-
-
-def pinned_mesh(texts: Iterable[str]) -> tuple[int, ...] | None:
-    """The axis sizes of a `mesh=` pin."""
-    for text in texts:
-        key, value = pin_parts(text)
-        if key == "mesh":
-            parts = value.split("x")
-            if not all(map(is_whole, parts)):
-                raise PlanError(f"pin {text!r}", "axis sizes such as mesh=2x4", "correct the pin")
-            return tuple(map(int, parts))
-    return None
-
-
-def pinned_devices(texts: Iterable[str]) -> int:
-    """A plan of one stage has a multiple of so many devices: the axes that are asked for."""
-    return prod(int(value) for key, value in map(split_pin, texts) if key in AXES)
 
 
 def parse_pins(texts: Iterable[str], mesh: Mesh) -> Pins:
@@ -218,18 +196,6 @@ def _storage(given: dict[str, str], mesh: Mesh, axes: dict[str, tuple[int, ...]]
     return tuple(storage)
 
 
-def pin_parts(text: str) -> tuple[str, str]:
-    """(name, value), parted by the last `=`: a parameter's name may have some, and no value has."""
-    key, mark, value = text.rpartition("=")
-    return (key, value) if mark else (text, "")
-
-
-def split_pin(text: str) -> tuple[str, str]:
-    """(the name that it goes by, its value)."""
-    key, value = pin_parts(text)
-    return ("microbatch" if key == "microbatches" else key), value
-
-
 def _axes(
     mesh: Mesh, name: str, size: int | None, taken: tuple[int, ...], shape: str | None = None
 ) -> list[tuple[int, ...]]:
@@ -252,15 +218,6 @@ def _axes(
         f"pin {name}={size} on {counted(mesh.world_size, 'device')}",
         f"axis sizes whose product is {mesh.world_size}, one for each pin",
         "change the pins or the cluster",
-    )
-
-
-def no_room(asked: Mapping[str, int], devices: int) -> PlanError:
-    """Pins that speak of all axes, and not of all devices."""
-    return PlanError(
-        f"pins {' and '.join(f'{key}={size}' for key, size in asked.items())} on {counted(devices, 'device')}",
-        f"sizes whose product is {devices}: with tp=1 what is left has samples of its own",
-        "change the pins, or drop one of them",
     )
 
 

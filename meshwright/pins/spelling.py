@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from math import prod
+from typing import TYPE_CHECKING
 
-from meshwright.cluster import Cluster
-from meshwright.cluster.units import is_whole
 from meshwright.errors import LayoutError, PlanError, counted
-from meshwright.layout import Layout
 from meshwright.pins.offload import SHOWN, WORD, read_offload
-from meshwright.pins.pins import AXES, NUMBERS, no_room, pin_parts, pinned_mesh
+from meshwright.pins.parts import AXES, NUMBERS, no_room, pin_parts, pinned_mesh
+from meshwright.sizes import is_whole
+
+if TYPE_CHECKING:
+    from meshwright.cluster import Cluster
+    from meshwright.layout import Layout
 
 WORDS = {
     "pp": "pp=2 or pp=2+2+4",
@@ -45,7 +49,9 @@ def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None
         if key not in WORDS and storage_layout(value) is None:
             if "." in key or "*" in key:
                 raise PlanError(f"pin {text!r}", "S(dim) or I after `=`, such as S(0)", "correct the pin")
-            raise PlanError(f"pin {text!r}", f"one of {_known()}", "correct the pin")
+            close = get_close_matches(key, WORDS, n=2)
+            todo = f"did you mean {' or '.join(f'{name}={value}' for name in close)}?" if close else "correct the pin"
+            raise PlanError(f"pin {text!r}", f"one of {_known()}", todo)
         if key in ("split", "sp") and value not in {"split": ("matmul",), "sp": ("on", "off")}[key]:
             raise PlanError(f"pin {text!r}", WORDS[key], "correct the pin")
         if key == "zero" and value.partition(":")[0] not in ("0", "1", "2", "3"):
@@ -83,6 +89,11 @@ def _check_sizes(given: dict[str, str], sizes: tuple[int, ...] | None, cluster: 
 
 def storage_layout(value: str) -> Layout | None:
     """Of a parameter, as a pin says it; None where it says none."""
+    if not any(letter in value for letter in "SPRI"):
+        return None  # known without the import, which takes a while
+
+    from meshwright.layout import Layout
+
     state = value.partition(" on ")[0]
     try:
         return Layout.parse(state if state.startswith("[") else f"[{state}]")

@@ -13,7 +13,8 @@ from meshwright.capture.optimizer import check_optimizer
 from meshwright.cluster import load_cluster
 from meshwright.errors import ClusterError, PlanError, counted
 from meshwright.layout import Layout
-from meshwright.pins.pins import pin_parts, pin_readings, pinned_mesh
+from meshwright.pins.parts import pin_parts, pinned_mesh
+from meshwright.pins.pins import pin_readings
 from meshwright.pins.spelling import check_spelling
 from meshwright.plan.order import parse_order
 from meshwright.plan.records import OFFLOADS

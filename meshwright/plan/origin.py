@@ -21,9 +21,11 @@ def program_of(plan: Plan, path: str, model: str | None = None) -> Program:
 
     model: the reference that the user has named. What a plan's file names is not run unless he has.
     """
-    if not plan.model:
+    if model is None and not plan.model:
         raise PlanError(
-            f"{path} names no model reference", "a plan made by `meshwright plan`", "use the Python API with the model"
+            f"{path} names no model: it was made in Python",
+            "the model, by a function that returns (model, batch) or (model, batch, loss)",
+            "add --model file.py:function",
         )
     if model is None and runs_code(plan.model):
         raise PlanError(
@@ -38,13 +40,13 @@ def program_of(plan: Plan, path: str, model: str | None = None) -> Program:
 
 def program_here(plan: Plan, path: str, model: str | None = None) -> tuple[Program | None, str]:
     """The same, or None and why: a model given in Python has no reference, and one's own may be on another machine."""
-    if not plan.model:
+    if model is None and not plan.model:
         return None, ""
     if model is None and runs_code(plan.model):
         return None, f"it is code that would run; add --model '{plan.model}' if you trust it"
     try:
         return program_of(plan, path, model), ""
     except ModelError as error:
-        if ":" in plan.model.partition("?")[0]:
+        if model is not None or ":" in plan.model.partition("?")[0]:
             return None, error.given
         raise PlanError(f"model is {plan.model!r}: {error.given}", error.expected, "undo the edit") from error

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
-from meshwright.pins.pins import pin_parts
+from meshwright.pins.parts import pin_parts
 from meshwright.plan import Plan
 from meshwright.solve.intra.chain import chain_at
 from meshwright.solve.intra.frontier import Frontier

@@ -11,7 +11,8 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.errors import PlanError, counted
-from meshwright.pins.pins import AXES, FREE, Pins, pin_parts, pin_readings, pinned_mesh, with_roles
+from meshwright.pins.parts import AXES, pin_parts, pinned_mesh
+from meshwright.pins.pins import FREE, Pins, pin_readings, with_roles
 from meshwright.pins.spelling import check_spelling
 from meshwright.plan.cutting import check_cut, cut_batch, even_cuts
 from meshwright.price.parameter import Setting

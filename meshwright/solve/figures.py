@@ -1,11 +1,11 @@
-"""What a user compares plans by: tokens per second, the share of the devices' peak, and what had no rule."""
+"""What a user compares plans by: tokens or samples per second, the share of the devices' peak, and what had no rule."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from meshwright.capture.program import Program
-from meshwright.explain.recommend import tokens
+from meshwright.explain.recommend import has_tokens, rate, tokens
 from meshwright.plan import Plan
 from meshwright.profile import backward_flops, forward_flops
 from meshwright.rules import served
@@ -16,14 +16,15 @@ def figures(plan: Plan, program: Program) -> dict[str, Any]:
     found = plan.predicted
     return {
         "step_seconds": found.step_s,
-        "tokens_per_second": tokens(plan) / found.step_s if found.step_s else 0.0,
+        "tokens_per_second": tokens(plan) / found.step_s if found.step_s and has_tokens(plan) else None,
+        "samples_per_second": plan.batch / found.step_s if found.step_s else None,
         "mfu": mfu(plan, program),
         "peak_bytes": found.peak_bytes,
     }
 
 
 def speed(plan: Plan, program: Program) -> str:
-    return f"  {tokens(plan) / plan.predicted.step_s:,.0f} tokens per second, MFU {mfu(plan, program):.1%}"
+    return f"  {rate(plan)}, MFU {mfu(plan, program):.1%}"
 
 
 def mfu(plan: Plan, program: Program) -> float:

@@ -16,7 +16,7 @@ from meshwright.cluster.tree import Group, Member
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.errors import counted
 from meshwright.generate.program import sharded_segments
-from meshwright.pins.pins import pin_parts
+from meshwright.pins.parts import pin_parts
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 from meshwright.predict.one_stage import static_bytes

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
-from meshwright.pins.pins import pinned_devices
+from meshwright.pins.parts import pinned_devices
 from meshwright.plan import Plan
 from meshwright.solve.assemble import assemble, draft
 from meshwright.solve.by_method import ANYWHERE, method_search

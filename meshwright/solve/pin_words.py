@@ -11,7 +11,7 @@ from meshwright.capture.sizes import BatchSize
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
 from meshwright.pins.offload import pinned_offload
-from meshwright.pins.pins import pin_parts
+from meshwright.pins.parts import pin_parts
 from meshwright.pins.spelling import WORDS, check_spelling, storage_layout
 from meshwright.solve.by_method import IN_STAGES, no_stages, pinned_method
 from meshwright.solve.pipeline.pins import pipeline_pins

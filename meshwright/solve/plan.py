@@ -15,7 +15,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
 from meshwright.pins.offload import pinned_offload
-from meshwright.pins.pins import pin_parts
+from meshwright.pins.parts import pin_parts
 from meshwright.plan import Plan
 from meshwright.plan.loaded import preset_named
 from meshwright.plan.recent import remember

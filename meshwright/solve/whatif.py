@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import PlanError
-from meshwright.pins.pins import split_pin
+from meshwright.pins.parts import split_pin
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 

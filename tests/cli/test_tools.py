@@ -26,6 +26,37 @@ def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[st
     assert row["why"]
 
 
+OWN = """
+import torch
+from torch import nn
+def build():
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    return model, (torch.empty(6, 8),), lambda y, x: (y - x).square().mean()
+"""
+
+
+def test_plans_of_a_module_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN)
+    assert main(["plan", "mine.py:build", "--cluster", "local:2", "--pin", "pp=1", "-o", "plan.json"]) == 0
+    shown = capsys.readouterr().out
+    assert "global batch 6" in shown, "the rows that the function's batch has"
+    assert shown.count("samples/s") == 2
+    assert "tokens" not in shown
+    found = json.loads(Path("plan.json").read_text())
+    Path("python.json").write_text(json.dumps(found | {"model": ""}))  # as mw.plan writes it
+    for name in ("plan.json", "python.json"):
+        for command in ("profile", "code", "simulate"):
+            assert main([command, name]) == 2
+            assert "add --model" in capsys.readouterr().err
+            assert main([command, name, "--model", "mine.py:build"]) == 0
+            capsys.readouterr()
+    assert main(["simulate", "plan.json", "--model", SMALL]) == 2
+    assert "another model" in capsys.readouterr().err
+
+
 def test_fits_refuses_what_it_cannot_count(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fits", SMALL, "--counts", "1,two"]) == 2
     assert "--counts 1,two" in capsys.readouterr().err

@@ -123,6 +123,7 @@ def test_a_factory_gives_model_batch_and_loss(file: Path) -> None:
     assert parse_reference(f"{file}:typed").shapes(2) == {"input": ((2, 4), "int64")}
     assert parse_reference(f"{file}:labelled").shapes(2) == {"input": ((2, 4), "float32"), "target": ((2,), "int64")}
     assert capture(*parse_reference(f"{file}:labelled").meta(2)).batch_varies
+    assert capture(*reference.meta()).batch == 3, "the rows of its own batch"
 
 
 def test_a_factory_whose_model_returns_no_loss(file: Path) -> None:

@@ -11,7 +11,7 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
-from meshwright.pins.pins import pinned_devices
+from meshwright.pins.parts import pinned_devices
 from meshwright.price.parameter import Setting
 from meshwright.solve import one_stage, plan
 from meshwright.solve.candidates import tight_candidates

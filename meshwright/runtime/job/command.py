@@ -20,8 +20,6 @@ from meshwright.sizes import parse_bytes
 
 LOGGER = logging.getLogger("meshwright.job")
 
-BATCH = 8
-
 if TYPE_CHECKING:
     from meshwright.cluster import Cluster
     from meshwright.plan import Plan
@@ -246,7 +244,7 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
 
     reference = reference_of(args)
     if args.plan == "auto":
-        batch = args.global_batch or _saved_batch(args) or BATCH
+        batch = args.global_batch or _saved_batch(args)
         program = capture(*reference.meta(batch), precision=args.precision, allow=args.allow)
         cluster = measured or load_cluster(args.cluster or f"local:{world or 2}")
         if world not in (None, cluster.device_count):

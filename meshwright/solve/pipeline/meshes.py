@@ -14,7 +14,8 @@ from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import links_of, per_host
 from meshwright.cluster.submesh import place, submeshes
 from meshwright.errors import MeshwrightError, PlanError
-from meshwright.pins.pins import Pins, parse_pins, pinned_mesh
+from meshwright.pins.parts import pinned_mesh
+from meshwright.pins.pins import Pins, parse_pins
 from meshwright.price.handover import Rate
 
 MOST_UNITS = 64

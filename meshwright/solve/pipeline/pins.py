@@ -8,12 +8,12 @@ from math import prod
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
-from meshwright.cluster.units import is_whole
 from meshwright.errors import PlanError, counted
-from meshwright.pins.pins import AXES, pin_parts, pinned_mesh
+from meshwright.pins.parts import AXES, pin_parts, pinned_mesh
 from meshwright.plan.cutting import check_cut
 from meshwright.plan.units import show_bytes
 from meshwright.schedule import ORDERS
+from meshwright.sizes import is_whole
 from meshwright.solve.min_memory import MemoryNeeded
 
 FEWEST_RUNS = 2
