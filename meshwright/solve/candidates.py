@@ -16,16 +16,12 @@ from meshwright.pins.pins import FREE, Pins, pin_readings, with_roles
 from meshwright.pins.spelling import check_spelling
 from meshwright.plan.cutting import check_cut, cut_batch, even_cuts
 from meshwright.price.parameter import Setting
-from meshwright.solve.intra.alive import most_alive
+from meshwright.solve.intra.alive import crowded
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.search import Candidate
 
 BESIDE = (0.0, 0.25, 1.0, 4.0)
 """Weights of what runs beside compute. A step is a maximum, not a sum: each bounds it, each may find the best."""
-
-MOST_ALIVE = 4
-"""Values that cross a boundary; where there are more, those that cross several share one way of lying (`skips`)."""
-
 
 REMEMBERED = 10
 """Numbers of micro-batches of which a candidate keeps the problems; tables it keeps of one."""
@@ -69,7 +65,6 @@ def candidates_on(
     few: bool = False,
 ) -> list[Candidate]:
     """Of every mesh what the pins may mean there; the first refusal is the answer where none does. few: weights."""
-    crowded = most_alive(program) > MOST_ALIVE
     allowed, refused = [], []
     for mesh in found:
         try:
@@ -80,7 +75,7 @@ def candidates_on(
             refused.append(error)
             continue
         for parsed in _with_roles(program, mesh, readings, only=len(found) == 1):
-            for skips in _skips(mesh, parsed) if crowded else (None,):
+            for skips in _skips(mesh, parsed) if crowded(program) else (None,):
                 allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, few))
     if not allowed:
         raise refused[0]

@@ -91,6 +91,20 @@ class Layered(nn.Module):
         return F.mse_loss(self.head(self.layers(x)[0][:, -1]), y)
 
 
+class SharedLayer(nn.Module):
+    """A layer that runs three times (as ALBERT's does): more weights than can be combined freely are shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.layer(x)
+        return F.mse_loss(self.head(x.mean(1)), y)
+
+
 def setting(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     torch.manual_seed(0)
     if name == "recurrent":
@@ -99,6 +113,8 @@ def setting(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
         return Frozen().double(), {"x": torch.randn(4, 3, 8, 8).double(), "y": torch.randn(4, 4).double()}
     if name == "layered":
         return Layered().double(), {"x": torch.randn(4, 5, 8).double(), "y": torch.randn(4, 4).double()}
+    if name == "shared layer":
+        return SharedLayer().double(), {"x": torch.randn(4, 6, 8).double(), "y": torch.randn(4, 4).double()}
     if name == "turned":
         return Turned().double(), {"x": torch.randn(4, 5, 8).double(), "y": torch.randn(4, 4).double()}
     if name == "builtin names":
@@ -117,7 +133,9 @@ def run_planned(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("pin", ["dp=2", "tp=2"])
-@pytest.mark.parametrize("name", ["recurrent", "layered", "builtin names", "uneven head", "turned", "frozen"])
+@pytest.mark.parametrize(
+    "name", ["recurrent", "layered", "builtin names", "uneven head", "turned", "frozen", "shared layer"]
+)
 def test_an_odd_model_equals_itself(name: str, pin: str, ranks: Callable[[int], GlooPool]) -> None:
     model, batch = setting(name)
     plan = make_plan(capture(model, batch), load_cluster("local:2"), pins=(pin,))

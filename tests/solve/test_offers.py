@@ -15,9 +15,9 @@ from meshwright.models.reference import parse_reference
 from meshwright.predict.step import pipeline_predicted as predicted
 from meshwright.predict.ways import stage_ways
 from meshwright.price.parameter import Setting
-from meshwright.solve.intra.alive import most_alive
+from meshwright.solve.intra.alive import crowded
 from meshwright.solve.pipeline.meshes import stage_meshes
-from meshwright.solve.pipeline.offers import MOST_ALIVE, offers
+from meshwright.solve.pipeline.offers import offers
 from meshwright.solve.pipeline.ports import chosen_ports
 from meshwright.solve.plan import make_plan
 
@@ -25,7 +25,7 @@ from meshwright.solve.plan import make_plan
 @pytest.mark.full
 def test_with_much_memory_prices_that_save_it_are_left_out_and_nothing_is_lost() -> None:
     program = capture(*parse_reference("unet").meta(4))
-    assert most_alive(program) > MOST_ALIVE
+    assert crowded(program)
     cluster, setting = load_cluster("local:4"), Setting().cut(program.batch, 2)
     stage = next(one for one in stage_meshes(cluster, (), None, sizes=[2]) if one.mesh.sizes == (2,))
     few = offers(program, 0, replace(stage, memory_bytes=1 << 50), setting, recompute=True)

@@ -1,8 +1,26 @@
-"""Values that cross more than one boundary between segments."""
+"""Values and weights that more than two segments have to agree on."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from meshwright.capture.program import Program
+
+MOST_ALIVE = 4
+"""Values that cross a boundary, or weights that a segment shares; where there are more, those that cross several lie in
+one way, and so do those weights (`Frontier.skips`)."""
+
+
+def crowded(program: Program) -> bool:
+    """Whether the layouts of all that is alive at once cannot be combined freely."""
+    return most_alive(program) > MOST_ALIVE or bool(shared_layers(program))
+
+
+def shared_layers(program: Program) -> set[str]:
+    """The weights of layers that run several times in a step (ALBERT); tied tables, which are few, are not meant."""
+    users = Counter(name for segment in program.segments for name in segment.params)
+    each = [[name for name in segment.params if users[name] > 1] for segment in program.segments]
+    return {name for names in each if len(names) > MOST_ALIVE for name in names}
 
 
 def far_values(program: Program) -> set[str]:

@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from meshwright.capture.program import Program, Segment
 from meshwright.cluster import Mesh
+from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.pins.pins import Pins
 from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
 from meshwright.profile.spared import spared_segments
-from meshwright.solve.intra.alive import far_values
+from meshwright.solve.intra.alive import far_values, shared_layers
 from meshwright.solve.intra.pictures import freedoms
 from meshwright.solve.intra.segment import Answer, SegmentProblem, Tied
 from meshwright.solve.intra.solved import Solved, solve_segment
@@ -49,7 +52,9 @@ class Frontier:
     """A Program at the batch of one micro-batch, on one mesh. recompute: what backward reads may be recomputed.
 
     skips: where many values are alive at once (a U-Net), per mesh axis whether those that cross more than one boundary
-    are sharded over samples or whole; None leaves each of them free. cap_bytes: no op may need more while it runs.
+    are sharded over samples or whole; None leaves each of them free. Weights of a layer that runs several times
+    (ALBERT) are then as that layer would have them if it ran once, between such values.
+    cap_bytes: no op may need more while it runs.
     beside: the weight r of what runs beside compute. A step takes U + max(M, C): compute and what is waited for, the
     gathers and reductions that run beside it, the updates after both. For any r that is at least
 
@@ -128,7 +133,7 @@ class Frontier:
 
     def skipping(self, skips: tuple[bool, ...] | None) -> Frontier:
         """The same with values that cross several boundaries lying so; what does not depend on it is shared."""
-        own: dict[str, Any] = {"freedom": [], "steps": [], "costs": {}, "chains": {}}
+        own: dict[str, Any] = {"freedom": [], "steps": [], "costs": {}, "chains": {}, "_tied": {}}
         return replace(self, skips=skips, **own, _solved={}, _points={}, _numbered={})
 
     def recomputing(self) -> Frontier:
@@ -282,6 +287,8 @@ class Frontier:
 
     def _tied_options(self, name: str) -> tuple[ParameterPlan, ...]:
         """What any of its users would choose from; the others convert inside the segment."""
+        if self.skips is not None and not self._tied:
+            self._tied.update((one, (plan,)) for one, plan in self._of_shared_layers(self.skips))
         if name not in self._tied:
             found: dict[ParameterPlan, None] = {}
             for index in self.uses[name]:
@@ -290,3 +297,21 @@ class Frontier:
                 found.update(dict.fromkeys(self.space(segment).parameters[local]))
             self._tied[name] = tuple(found)
         return self._tied[name]
+
+    def _of_shared_layers(self, skips: tuple[bool, ...]) -> Iterable[tuple[str, ParameterPlan]]:
+        """Each weight of a layer that runs several times as that layer would have it if it ran once, between values
+        that lie as `skips` say."""
+        left = shared_layers(self.program)
+        for segment in self.program.segments:
+            if left.isdisjoint(segment.params):
+                continue
+            here = self.space(segment)
+            crossing = (*(value.name for value in here.graph.inputs), *here.graph.outputs)
+            lying = {name: skip_layout(here, name, skips) for name in crossing}
+            alone = solve_segment(SegmentProblem(here, settled=lying), 0.0, segment.graph)
+            if not np.isfinite(alone.costs).any():
+                raise PlanError(f"no way is left to run layer {segment.name}", "pins that agree", "drop one of them")
+            found = alone.answer((0,) * alone.costs.ndim).parameters
+            pairs = zip(here.graph.params, segment.params, strict=True)
+            yield from ((name, found[value.name]) for value, name in pairs if name in left)
+            left.difference_update(segment.params)

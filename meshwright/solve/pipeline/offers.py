@@ -24,8 +24,7 @@ from meshwright.plan.cutting import cut_batch
 from meshwright.predict.pieces import per_microbatch
 from meshwright.price.parameter import Setting, local_bytes
 from meshwright.simulate import SegmentCost
-from meshwright.solve.candidates import MOST_ALIVE
-from meshwright.solve.intra.alive import most_alive
+from meshwright.solve.intra.alive import crowded
 from meshwright.solve.intra.chain import chain_at
 from meshwright.solve.intra.frontier import Frontier, Point
 from meshwright.solve.intra.mix import Chain
@@ -88,10 +87,9 @@ def offers(
     go together. Segments keep all, or their inputs alone; `with_levels` looks closer. most_s: of the whole program, all
     kept; of a slower mesh one chain is offered."""
     small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
-    crowded = most_alive(program) > MOST_ALIVE
     free = Frontier(small, stage.mesh, stage.pins, setting)
     met: list[tuple[Frontier, Chain, Offer]] = []
-    for skips in product((True, False), repeat=len(stage.mesh.axes)) if crowded else (None,):
+    for skips in product((True, False), repeat=len(stage.mesh.axes)) if crowded(program) else (None,):
         keeping = free.skipping(skips)
         try:
             chain = chain_at(keeping, PRICES[0])
