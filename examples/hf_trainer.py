@@ -43,6 +43,7 @@ class PlannedTrainer(Trainer):
         return mw.loader(self.train_dataset, self.run.plan, seed=self.args.seed)
 
     def training_step(self, model: Any, inputs: Mapping[str, Tensor], num_items_in_batch: Any = None) -> Tensor:
+        model.train()  # evaluate leaves it in eval mode
         return self.run.step(dict(inputs)).detach()
 
     def _move_model_to_device(self, model: Any, device: Any) -> None:

@@ -36,7 +36,7 @@ FREE = 2
 class Pins:
     """dp_axes, tp_axes, cp_axes, ep_axes, zero_axes: indices of the mesh axes that the pins speak of.
 
-    sequence: of `sp`, None if free.
+    sequence: of `sp`, None if free. experts_whole: of `ep=1`, no axis holds different experts.
 
     model_axes: axes that are not given to samples though no pin names them. exact: samples are over `dp_axes` alone.
     """
@@ -54,11 +54,12 @@ class Pins:
     exact: bool = False
     cp_axes: tuple[int, ...] = ()
     ep_axes: tuple[int, ...] = ()
+    experts_whole: bool = False
 
     @property
     def names_axes(self) -> bool:
         """Whether what axes are given to is limited."""
-        return bool(self.named_axes or self.model_axes)
+        return bool(self.named_axes or self.model_axes or self.experts_whole)
 
     @property
     def named_axes(self) -> tuple[int, ...]:
@@ -74,6 +75,7 @@ class Pins:
             model_axes=self.model_axes,
             cp_axes=self.cp_axes,
             ep_axes=self.ep_axes,
+            experts_whole=self.experts_whole,
         )
 
     @property
@@ -139,6 +141,7 @@ def pin_readings(texts: Iterable[str], mesh: Mesh) -> list[Pins]:
                 exact=exact,
                 cp_axes=axes["cp"],
                 ep_axes=axes["ep"],
+                experts_whole=numbers.get("ep") == 1,
             )
         )
     if not found:

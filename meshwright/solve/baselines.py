@@ -9,7 +9,7 @@ the last byte: a recipe is one way for all layers, and the exact search would ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 
 from meshwright.capture.program import Program
@@ -23,6 +23,7 @@ from meshwright.solve.assemble import draft
 from meshwright.solve.candidates import allowed_meshes, candidates_on
 from meshwright.solve.effort import HEADROOM
 from meshwright.solve.one_device import one_device_search
+from meshwright.solve.pin_words import experts_of
 from meshwright.solve.pipeline.baselines import Baseline, pipelines
 from meshwright.solve.plan import look
 from meshwright.solve.request import PlanRequest
@@ -63,7 +64,7 @@ def baselines(
         return _on_one_device(program, cluster, setting, memory_bytes, cut, headroom)
     found: list[Baseline] = []
     ddp = None
-    for name, ways in _ways(cluster):
+    for name, ways in _ways(cluster, experts_of(program)):
         if isinstance(ways, str):
             found.append(Baseline(name, why=ways))
             continue
@@ -155,16 +156,23 @@ def _why(error: PlanError) -> str:
     return error.given if "pin" in error.expected else f"{error.given}; it needs {error.expected}"
 
 
-def _ways(cluster: Cluster) -> Iterator[tuple[str, list[Way] | str]]:
-    """By name; or why there is none of this name on the cluster."""
+def _ways(cluster: Cluster, experts: Set[int]) -> Iterator[tuple[str, list[Way] | str]]:
+    """By name; or why there is none of this name on the cluster. experts: how many a mixture has, where the model has
+    such; data parallelism alone does not spread them."""
     n = cluster.device_count
-    yield "DDP", [(f"mesh={n}", f"dp={n}", "zero=0")]
+    whole = ("ep=1",) if experts else ()
+    yield "DDP", [(f"mesh={n}", f"dp={n}", "zero=0", *whole)]
     for stage in (1, 2, 3):
-        yield FSDP if stage == 3 else f"ZeRO-{stage}", [(f"mesh={n}", f"dp={n}", f"zero={stage}")]
+        yield FSDP if stage == 3 else f"ZeRO-{stage}", [(f"mesh={n}", f"dp={n}", f"zero={stage}", *whole)]
     inner = per_host(cluster)
-    hybrid: list[Way] = [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}")] if 1 < inner < n else []
-    yield "HSDP", hybrid or _alone(n, inner, "one host has no others to be whole on")
     degrees = [size for size in range(2, inner + 1) if n % size == 0 and inner % size == 0]
+    if experts:
+        sizes = [ep for ep in degrees if all(one % ep == 0 for one in experts)]
+        for name, zero in {"DDP + EP": 0, "FSDP + EP": 3}.items():
+            spread = [(*_split(n, ep, "ep"), f"zero={zero}") for ep in sizes[-1:]]
+            yield name, spread or "no number of devices in a host divides the experts"
+    hybrid: list[Way] = [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}", *whole)] if 1 < inner < n else []
+    yield "HSDP", hybrid or _alone(n, inner, "one host has no others to be whole on")
     none = _alone(n, inner, f"no part of {inner} devices of a host divides all {n}")
     yield "TP", [(*_split(n, tp), "zero=0", "sp=off") for tp in degrees] or none
     yield "TP + SP", [(*_split(n, tp), "zero=0", "sp=on") for tp in degrees] or none
@@ -177,8 +185,10 @@ def _alone(n: int, inner: int, otherwise: str) -> str:
     return "one device shares with no other" if n == 1 else "a host has one device" if inner == 1 else otherwise
 
 
-def _split(n: int, tp: int) -> Way:
-    return (f"mesh={n}", f"tp={n}") if tp == n else (f"mesh={n // tp}x{tp}", f"dp={n // tp}", f"tp={tp}")
+def _split(n: int, size: int, axis: str = "tp") -> Way:
+    if size == n:
+        return f"mesh={n}", f"{axis}={n}"
+    return f"mesh={n // size}x{size}", f"dp={n // size}", f"{axis}={size}"
 
 
 def _parameter_server(ddp: Baseline, plan: Plan | None) -> Baseline:

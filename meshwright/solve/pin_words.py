@@ -34,8 +34,8 @@ def check_axes(texts: Iterable[str], program: Program) -> None:
             sizes = ", ".join(map(str, sorted(_sequences(program)))) or "none"
             expected = f"a sequence dim that {value} divides; the model has {sizes}"
             raise PlanError(f"pin cp={value}", expected, "change the pin or the sequence")
-        if key == "ep" and int(value) > 1 and not any(count % int(value) == 0 for count in _experts(program)):
-            counts = ", ".join(map(str, sorted(_experts(program)))) or "none"
+        if key == "ep" and int(value) > 1 and not any(count % int(value) == 0 for count in experts_of(program)):
+            counts = ", ".join(map(str, sorted(experts_of(program)))) or "none"
             expected = f"experts that {value} divides; the model has {counts}"
             raise PlanError(f"pin ep={value}", expected, "change the pin or the model")
 
@@ -47,7 +47,8 @@ def _sequences(program: Program) -> set[int]:
     return {shape[1] for shape in rows if not isinstance(shape[1], BatchSize)}
 
 
-def _experts(program: Program) -> set[int]:
+def experts_of(program: Program) -> set[int]:
+    """How many experts mixtures of the model have."""
     found = set()
     for graph in program.graphs:
         values = graph.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,16 @@ def test_what_the_plan_decides_is_refused(given: dict[str, Any], said: str, tmp_
 
 
 @pytest.mark.full
-def test_the_callback_of_the_docs_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_of_the_docs_train_and_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "hf_trainer.md").read_text()
-    shown = page.partition("```python\n")[2].partition("```")[0]
+    first, callback = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    model, samples, plan = made()
-    trainer = EXAMPLE["PlannedTrainer"](model, plan, arguments(tmp_path), train_dataset=samples)
-    exec(shown, {"mw": mw, "trainer": trainer})
+    model, samples, _ = made()
+    batch = {name: torch.stack([sample[name] for sample in samples[:8]]) for name in samples[0]}
+    names = {"mw": mw, "PlannedTrainer": EXAMPLE["PlannedTrainer"], "model": model, "batch": batch}
+    names |= {"args": arguments(tmp_path), "samples": samples, "held_out": samples}
+    exec(first, names)
+    assert (tmp_path / "out" / "config.json").is_file()
+    exec(callback, names)
     saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith("step"))
     assert saved == ["step-000002", "step-000004"]

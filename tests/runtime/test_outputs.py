@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import re
@@ -24,10 +25,11 @@ from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
+RUNNING = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
 
 
-def ten_lines() -> str:
-    return next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "LlamaForCausalLM" in block)
+def block_with(word: str, page: str) -> str:
+    return next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if word in block)
 
 
 def llama_batches() -> list[dict[str, Tensor]]:
@@ -47,8 +49,11 @@ def readme_llama(rank: int, folder: str) -> tuple[list[float], list[int]]:
     torch.manual_seed(0)
     losses: list[float] = []
     names = {"config": llama_config(), "batches": llama_batches(), "folder": folder, "print": losses.append}
-    exec(ten_lines(), names)
-    ids: Tensor = names["whole"].generate(llama_batches()[0]["input_ids"][:1, :4], max_new_tokens=5, do_sample=False)
+    exec(block_with("LlamaForCausalLM", README), names)
+    prompt = llama_batches()[0]["input_ids"][:1, :4]
+    ids: Tensor = names["whole"].generate(prompt, max_new_tokens=5, do_sample=False)
+    with contextlib.chdir(Path(folder).parent):
+        exec(block_with("whole.generate", RUNNING), names | {"prompt": prompt})
     return losses, ids[0].tolist()
 
 
@@ -63,8 +68,9 @@ def test_the_lines_of_the_readme_train_save_and_generate(ranks: Callable[[int], 
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    found = ranks(2).run(readme_llama, str(tmp_path / "out"))
-    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    found = ranks(2).run(readme_llama, str(tmp_path / "first"))
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "first")
+    assert (tmp_path / "out" / "config.json").is_file(), "the lines of docs/running.md"
     for (name, one), other in zip(loaded.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=name)
     ids = llama_batches()[0]["input_ids"][:1, :4]

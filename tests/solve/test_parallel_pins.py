@@ -12,6 +12,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
+from meshwright.solve.baselines import baselines
 from meshwright.solve.plan import make_plan
 
 
@@ -47,6 +48,17 @@ def test_ep_spreads_experts_and_splits_no_other_weight() -> None:
     assert split
     shapes = {parameter.name: parameter.type.sizes for parameter in program.parameters}
     assert all(len(shapes[name]) == 3 for name in split)
+
+
+def test_ep_of_one_and_data_parallel_recipes_hold_all_experts() -> None:
+    model = "moe?layers=1&experts=4&hidden=16&heads=4&kv_heads=4&ffn=16&vocab=32&seq=8"
+    program, cluster = capture(*parse_reference(model).meta(4)), load_cluster("h100:2")
+    whole = make_plan(program, cluster, pins=("dp=2", "zero=0", "ep=1"), precision="fp32")
+    assert {entry.compute for entry in whole.parameters.values()} == {"[R]"}
+    found = {one.name: one for one in baselines(program, cluster, stages=False)}
+    assert found["DDP"].peak_bytes == whole.predicted.peak_bytes
+    assert (found["DDP + EP"].peak_bytes or 0) < (found["DDP"].peak_bytes or 0)
+    assert found["FSDP + EP"].pins == ("mesh=2", "ep=2", "zero=3")
 
 
 def test_vpp_is_the_number_of_runs_of_each_stage() -> None:

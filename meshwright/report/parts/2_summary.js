@@ -57,7 +57,7 @@ function againstCard() {
 
 function searchCard() {
   if (!data.search || !data.search.length) return null;
-  return card("How it was found", "Each line is a plan that was better than those before it.",
+  return card("How it was found", "Each line is a plan that was better than those before it. Of plans whose steps hardly differ (--simpler-within) the simplest is taken.",
     table([right("after"), "found"], data.search.map(([after, text]) => [right(seconds(after)), text]), "the search, in order", true));
 }
 

@@ -41,7 +41,7 @@ function alternativesPlot() {
   shape("text", { x: width - 24, y: high - 6, "text-anchor": "end", class: "soft" }, "peak memory per device →"),
   shape("text", { x: 0, y: 11, class: "soft" }, "↑ step time"),
   frontier.length > 1 ? shape("polyline", { points: frontier.map((one) => `${x(one.peak_bytes)},${y(one.step_s)}`).join(" "), fill: "none", stroke: colour("accent"), "stroke-opacity": 0.5, "stroke-width": 2 }) : null,
-  outside ? shape("text", { x: width - 30, y: top + 16, "text-anchor": "end", class: "soft" }, `${plural(outside, "recipe")} beyond the edges, in the table`) : null,
+  outside ? shape("text", { x: width - 24, y: 11, "text-anchor": "end", class: "soft" }, `${plural(outside, "recipe")} beyond the edges, in the table`) : null,
   inside.map((one) => [shape("circle", { cx: x(one.peak_bytes), cy: y(one.step_s), r: one.mine ? 12 : 9,
     fill: one.mine ? colour("accent") : one.fits ? colour("good") : colour("bad"), stroke: colour("card"), "stroke-width": 2 },
   shape("title", {}, `${one.name}: ${seconds(one.step_s)}, ${bytes(one.peak_bytes)}`)),

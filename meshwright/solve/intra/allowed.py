@@ -86,6 +86,8 @@ def _narrowed(
     spread = [way for way in split if experts and all(way.operands[p].dim == 0 for p in weights)]
     if axis in pins.ep_axes:
         return spread if experts else _without(ways, split)
+    if pins.experts_whole:
+        ways = _without(ways, spread)
     if axis in pins.cp_axes:
         ways = _without(ways, split)
     elif pins.tp_axes and axis not in pins.named_axes:  # tensor parallel of that degree, and no more
