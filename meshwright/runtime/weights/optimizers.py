@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -70,7 +71,8 @@ def optimizers_alive() -> list[torch.optim.Optimizer]:
         kind = waiting.pop()
         kinds.add(kind)
         waiting += [one for one in kind.__subclasses__() if one not in kinds]
-    found: list[torch.optim.Optimizer] = [one for one in gc.get_objects() if type(one) in kinds]
+    known = gc.get_objects()  # hundreds of thousands: looked at without a line of Python for each
+    found: Iterator[torch.optim.Optimizer] = compress(known, map(kinds.__contains__, map(type, known)))
     return [one for one in found if "param_groups" in vars(one)]  # one may be under construction
 
 
