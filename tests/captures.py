@@ -1,4 +1,5 @@
-"""Captures that are made once for all tests, ranks of pools included: else they take a third of the suite's time.
+"""Captures that are made once for all tests, ranks of pools included: else they take a third of the suite's time. So
+are trials of ops that no rule is written for.
 
 `share` puts this in the place of `meshwright.capture.capture`. Tests of the capture itself are told apart by `fresh`.
 """
@@ -9,21 +10,27 @@ import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 from torch import Tensor, nn
 
-from meshwright.capture import Program
+from meshwright.capture import Precision, Program
 from meshwright.capture import capture as captured
+from meshwright.capture.precision import check_precision, compute_dtype
+from meshwright.rules import isolated as trials
+from meshwright.rules.findings import key_of
+from meshwright.rules.isolated import isolated as tried
 
 Key = tuple[object, ...]
 FOLDER = "MESHWRIGHT_TEST_CAPTURES"
 """The environment variable that names a folder, in which processes of one session find each other's captures."""
-_OF_TORCH = frozenset(vars(nn.Module()))
+_OF_TORCH = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
+"""Members that modules have from torch; a recurrent layer lists its parameters once more."""
 
 
 class _Sharing:
@@ -37,7 +44,7 @@ def remembering(capture: Callable[..., Program]) -> Callable[..., Program]:
     @wraps(capture)
     def found(model: nn.Module, batch: object, loss: object = None, **options: object) -> Program:
         try:
-            key = (*_modules(model), *_batch(batch), loss, *sorted(options.items()))
+            key = (*_modules(model), *_batch(batch), loss, *_options(model, **options))
             again = known.get(key) if _Sharing.on else None
         except (AttributeError, TypeError):  # something that a key cannot hold
             return capture(model, batch, loss, **options)
@@ -67,6 +74,29 @@ def fresh() -> Iterator[None]:
 def share() -> None:
     """Called before anything else imports the function."""
     sys.modules["meshwright.capture"].capture = capture  # type: ignore[attr-defined]
+    trials.isolated = isolated
+
+
+def isolated(function: Callable[[Any], Any], call: Any) -> Any:
+    """The answer of a trial; those of torch's own ops are the same in every process."""
+    target, *rest = key_of(call)
+    file = _file((function, target, repr(rest))) if target.startswith("aten.") and _Sharing.on else None
+    if (found := _read(file)) is None:
+        found = tried(function, call)
+        _write(file, found)
+    return found
+
+
+def _options(
+    model: nn.Module,
+    precision: Precision | None = None,
+    keyed: bool = True,
+    fine: bool = False,
+    allow: str | Iterable[str] = (),
+) -> Key:
+    """What an option is if it is not given, is given too. Of a precision a capture sees the dtype alone."""
+    check_precision(model, precision)
+    return (compute_dtype(precision), keyed, fine, allow if isinstance(allow, str) else tuple(allow))
 
 
 def _modules(model: nn.Module) -> Iterator[object]:
@@ -122,17 +152,17 @@ def _named(value: object) -> str:
     return repr(value)
 
 
-def _read(file: Path | None) -> Program | None:
+def _read(file: Path | None) -> Any:
     with suppress(OSError):
-        return pickle.loads(file.read_bytes()) if file else None  # type: ignore[no-any-return]
+        return pickle.loads(file.read_bytes()) if file else None
     return None
 
 
-def _write(file: Path | None, program: Program) -> None:
+def _write(file: Path | None, made_here: Any) -> None:
     if file is not None and not file.exists():
         made = file.with_suffix(f".{os.getpid()}")
-        with suppress(OSError):  # others capture it themselves
-            made.write_bytes(pickle.dumps(program))
+        with suppress(OSError):  # others make it themselves
+            made.write_bytes(pickle.dumps(made_here))
             made.replace(file)
 
 

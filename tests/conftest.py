@@ -22,6 +22,11 @@ if captures.FOLDER not in os.environ:  # the first process of the session: those
     atexit.register(shutil.rmtree, os.environ[captures.FOLDER])
 captures.share()
 
+# Few kernels are compiled: helpers, headers compiled ahead and vector instructions cost more than they save.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+
 # The same examples on every run, however slow the machine.
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
-from captures import remembering
+from captures import captured, remembering
 from torch import nn
 
+from meshwright.errors import ModelError
 from meshwright.models.gpt import GPT
 
 USUAL: dict[str, Any] = {"layers": 1, "hidden": 12, "heads": 6, "ffn": 24, "vocab": 8, "seq": 4, "tied": True}
@@ -28,6 +30,10 @@ def test_what_is_built_alike_is_captured_once() -> None:
     assert len({first, *(found(model, batch) for model in others)}) == 1 + len(others)
     assert found(gpt(), {"tokens": torch.zeros(3, 4, dtype=torch.int64)}) is not first
     assert found(gpt(), batch, precision="bf16") is not first
+    assert found(gpt(), batch, precision="fp32", allow=()) is first, "which changes nothing"
+    assert found(gpt(), batch, precision="bf16") is found(gpt(), batch, precision="mixed"), "they compute alike"
+    with pytest.raises(ModelError, match="fp32 of a model"):
+        found(gpt().bfloat16(), batch, precision="fp32")
     assert found(gpt(), batch, nn.functional.mse_loss) is not first
 
 
@@ -36,3 +42,9 @@ def test_what_cannot_be_told_apart_is_captured_anew() -> None:
     model, batch = nn.Linear(2, 2), {"x": torch.zeros(2, 2)}
     model.table = {"a": 1}
     assert found(model, batch) is not found(model, batch)
+
+
+def test_precisions_that_are_taken_for_one_give_one_program() -> None:
+    batch = {"tokens": torch.zeros(2, 4, dtype=torch.int64), "targets": torch.zeros(2, 4, dtype=torch.int64)}
+    assert captured(gpt(), batch) == captured(gpt(), batch, precision="fp32")
+    assert captured(gpt(), batch, precision="bf16") == captured(gpt(), batch, precision="mixed")

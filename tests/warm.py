@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 
 import captures
@@ -19,9 +20,11 @@ class Line(nn.Module):
 
 
 captures.share()
-import_module("meshwright.runtime.trainer")
+for name in ("pytest", "meshwright.runtime.trainer", "meshwright.runtime.state.folder", "meshwright.solve.plan"):
+    import_module(name)
 torch.set_num_threads(1)  # copies have no threads but the one that was copied
 if torch.version.cuda is None:  # else backward has threads, and a copy of a process that ran it cannot run it
     import_module("meshwright.generate.pair").make_pair(
         captures.captured(Line(), {"x": torch.ones(2, 2)}).graphs[0].at(2)
     )
+gc.freeze()  # collections, and whoever looks through all objects, pass over what copies have from here
