@@ -46,9 +46,9 @@ def test_what_cannot_be_told_apart_is_captured_anew() -> None:
 
 
 def test_precisions_that_are_taken_for_one_give_one_program() -> None:
-    model, batch = nn.Linear(2, 2), {"input": torch.zeros(2, 2)}
+    model, batch = nn.Linear(2, 2), {"input": torch.zeros(2, 2), "goal": torch.zeros(2, 2)}
 
     def program(precision: Precision | None) -> Program:
-        return captured(model, batch, lambda output: output.square().mean(), precision=precision)
+        return captured(model, batch, lambda output, goal: (output - goal).square().mean(), precision=precision)
 
     assert program(None) == program("fp32") != program("bf16") == program("mixed")
