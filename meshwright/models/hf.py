@@ -118,7 +118,7 @@ def _transformers() -> Any:
         raise ModelError(
             "hf: models need the `transformers` package", "it installed", "pip install 'meshwright[hf]'"
         ) from error
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     return transformers
 
 
