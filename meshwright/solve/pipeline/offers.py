@@ -80,15 +80,24 @@ class Offer:
         return float(self.microbatches * whole[:FIRST].sum() + whole[FIRST : STEP + 1].sum())
 
 
+First = tuple[Frontier, Chain, Offer]
+"""A chain whose bytes nothing is charged for, and where it was found."""
+
+
 def offers(
     program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool, most_s: float = inf
 ) -> list[Offer]:
     """Every different chain on this mesh that may be among its best; none where the batch, the pins and the mesh do not
     go together. Segments keep all, or their inputs alone; `with_levels` looks closer. most_s: of the whole program, all
     kept; of a slower mesh one chain is offered."""
+    return more_offers(first_offers(program, at, stage, setting, recompute), at, stage, recompute, most_s)
+
+
+def first_offers(program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool) -> list[First]:
+    """The fastest chains on this mesh if memory were free."""
     small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
     free = Frontier(small, stage.mesh, stage.pins, setting)
-    met: list[tuple[Frontier, Chain, Offer]] = []
+    met: list[First] = []
     for skips in product((True, False), repeat=len(stage.mesh.axes)) if crowded(program) else (None,):
         keeping = free.skipping(skips)
         try:
@@ -97,6 +106,11 @@ def offers(
             continue
         met.append((keeping, chain, _offer(small, at, stage, chain, recompute)))
         keeping.forget()
+    return met
+
+
+def more_offers(met: Sequence[First], at: int, stage: StageMesh, recompute: bool, most_s: float) -> list[Offer]:
+    """These, and what is best on this mesh at some prices per byte."""
     worst_s = min(most_s, _worst_s([offer for _, _, offer in met], stage))
     found: dict[object, Offer] = {}
     for keeping, chain, offer in met:
@@ -107,7 +121,7 @@ def offers(
         chains = [chain, *(chain_at(frontier, price) for price in PRICES[1:])]
         chains += [chain_at(flying, price) for price in FLYING]
         for other in list({tuple(map(id, one.points)): one for one in chains}.values())[1:]:
-            made = _offer(small, at, stage, other, recompute)
+            made = _offer(keeping.program, at, stage, other, recompute)
             found.setdefault(made.key, made)
     return list(found.values())
 

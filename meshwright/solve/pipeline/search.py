@@ -25,7 +25,7 @@ from meshwright.simulate import Transfer
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.pipeline.fit import NEARLY, checkpointed, fitted
 from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
-from meshwright.solve.pipeline.offers import Offer, offers, with_levels
+from meshwright.solve.pipeline.offers import First, Offer, first_offers, more_offers, with_levels
 from meshwright.solve.pipeline.pins import FEWEST_RUNS, PipelinePins, check_pins
 from meshwright.solve.pipeline.placing import crossings, parts_of
 from meshwright.solve.pipeline.plan import pipeline_plan, route_far_values
@@ -39,6 +39,9 @@ from meshwright.solve.stages.problem import Crossing, MeshClass, Pipelined, Plac
 
 SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
 """Searched for; what is found is then tried under a schedule of its own."""
+
+ENDLESS = 1 << 60
+"""More bytes than a device has."""
 
 LOOSE = 1.2
 """Of the memory there is, what the stage programme may use where nothing fits otherwise."""
@@ -216,6 +219,7 @@ class _Search:
     useful: set[int] = field(default_factory=set)
     tried: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
+    firsts: dict[tuple[int, int], list[First]] = field(default_factory=dict)
     offered: dict[tuple[int, int], list[Offer]] = field(default_factory=dict)
     wires: Wires = field(init=False)
 
@@ -294,6 +298,11 @@ class _Search:
         """The simulated step of the best pipeline of so many micro-batches; infinite where none beats what is known."""
         node = f"pipelines, {counted(count, 'micro-batch')}"
         self.tried.add(count)
+        if self._is_hopeless(count):
+            self.bound_s = min(self.bound_s, self.cutoff_s)
+            why = f"none is faster than {show_seconds(self.cutoff_s)}, even with unlimited memory"
+            self.log.pruned(node, why, self.cutoff_s)
+            return inf
         table = self._table(count)
         if table is None:
             self.log.pruned(node, "no chain of layers fits on any submesh")
@@ -345,8 +354,9 @@ class _Search:
         for index in self._tried(count):
             most_s = SLOWEST * self.known_s * total / self.meshes[index].ranks
             if (index, count) not in self.offered:  # with more memory, or a better incumbent, no more is offered
-                made = offers(self.program, index, self.meshes[index], setting, self.recompute, most_s)
-                self.offered[index, count] = made
+                first = self._first(index, count)
+                self.offered[index, count] = more_offers(first, index, self.meshes[index], self.recompute, most_s)
+                del self.firsts[index, count]
             found += self.offered[index, count]
         few = self.pins.stages is not None or total <= ALL_SIZES
         kept = chosen_ports(found, self.meshes, total, count, inf if few else WORST)
@@ -359,6 +369,29 @@ class _Search:
         many = len(self.program.segments) > MOST_SEGMENTS
         groups = max(GROUPS, PER_STAGE * (self.pins.stages or 1)) if many else None
         return Table(small, self.meshes, kept, self.wires, setting, groups)
+
+    def _first(self, index: int, count: int) -> list[First]:
+        if (index, count) not in self.firsts:
+            setting = self.setting.cut(self.program.batch, count)
+            given = self.program, index, self.meshes[index], setting, self.recompute
+            self.firsts[index, count] = first_offers(*given)
+        return self.firsts[index, count]
+
+    def _is_hopeless(self, count: int) -> bool:
+        """Whether no pipeline of the fastest chains of all submeshes is faster than what is known, however much memory
+        it takes. Chains that save memory are then not looked for."""
+        few = self.cluster.device_count <= ALL_SIZES and len(self.program.segments) <= MOST_SEGMENTS
+        if self.known_s == inf or self.pins.pipeline or not few:
+            return False
+        found = [offer for index in self._tried(count) for _, _, offer in self._first(index, count)]
+        if not found:
+            return False
+        roomy = [replace(mesh, memory_bytes=ENDLESS) for mesh in self.meshes]
+        each, last = cut_batch(self.program.batch, count)
+        setting = self.setting.cut(self.program.batch, count)
+        table = Table(self.program.at_batch(each), roomy, found, self.wires, setting)
+        limit_s = self.cutoff_s * count / (count - 1 + last / each)  # here all micro-batches are taken for full
+        return self._solved(table, table.options(limit_s), limit_s) is None
 
     def _tried(self, count: int) -> list[int]:
         """All meshes at first; then those that were worth keeping. On very many devices those that have samples for
@@ -373,7 +406,7 @@ class _Search:
         return StageProblem(
             segments=len(self.program.segments),
             cuts=tuple(table.cuts.tolist()),
-            meshes=tuple(MeshClass(mesh.name, mesh.devices, mesh.memory_bytes) for mesh in self.meshes),
+            meshes=tuple(MeshClass(mesh.name, mesh.devices, mesh.memory_bytes) for mesh in table.meshes),
             devices=tuple(names.count(device.name) for device in self.cluster.devices),
             points=lambda *_: (),
             crossing=lambda *_: Crossing(Transfer(0.0), Transfer(0.0)),
