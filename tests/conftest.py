@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -30,6 +31,13 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 # The same examples on every run, however slow the machine.
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What was imported stays: collections, and whoever looks through all objects, pass over it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
