@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
-from meshwright.cli import COMMANDS, parser_for
+from meshwright.cli import COMMANDS, main, parser_for
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "SKILL.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "SKILL.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def shown(text: str) -> list[str]:
@@ -35,5 +37,21 @@ def test_commands_shown_can_be_given(page: Path) -> None:
         assert not more or "names" in parsed, f"{page.name}: {line}: {more}"
 
 
+@pytest.mark.full
+def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its list of commands, but for those of a large model."""
+    monkeypatch.chdir(tmp_path)
+    block = next(
+        one for one in re.findall(r"^```[a-z]*\n(.*?)^```", README.read_text(), re.S | re.M) if "frontier" in one
+    )
+    lines = [line for line in shown(f"```\n{block}```") if "llama3-8b" not in line]
+    assert len(lines) >= 8
+    for line in lines:
+        assert main(shlex.split(line)[1:]) == 0, line
+        if " -o plan.json" in line:
+            shutil.copy("plan.json", "other.json")
+    assert {path.name for path in tmp_path.iterdir()} >= {"plan.json", "both.html", "t.json.gz", "m.pickle"}
+
+
 def test_readme_shows_many() -> None:
-    assert len(shown((ROOT / "README.md").read_text())) >= 14
+    assert len(shown(README.read_text())) >= 14
