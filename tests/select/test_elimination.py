@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 from select_oracle import enumerate_optimum, random_problem
 
 from meshwright.select import Problem, ProblemBuilder, elimination
-from meshwright.select.elimination import dense, order, ordering, sparse
+from meshwright.select.elimination import dense, descent, order, ordering, sparse
 from meshwright.select.elimination.views import Views
 
 
-@pytest.fixture(params=["as it is", "every step sparse", "every table in two", "class by class"])
+@pytest.fixture(
+    params=["as it is", "every step sparse", "every table in two", "class by class", "every order improved"]
+)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The thresholds that decide how a step is done, set so that small problems see every way."""
     if request.param == "every step sparse":
@@ -25,8 +30,15 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(dense, "WHOLE", 0)
         monkeypatch.setattr(sparse, "WHOLE", 0)
         monkeypatch.setattr(order, "SMALL", 0)
+    if request.param == "every order improved":
+        monkeypatch.setattr(descent, "ENOUGH", 1)
+        monkeypatch.setattr(order, "_prepared", partial(improving, order._prepared))
     name: str = request.param
     return name
+
+
+def improving(prepared: Any, *given: Any, improve: bool) -> Any:
+    return prepared(*given, improve=True)
 
 
 def copies(seed: int) -> Problem:

@@ -10,10 +10,12 @@ import numpy as np
 
 from meshwright.errors import ProblemError
 from meshwright.select.elimination.dense import DenseStep, Part, dense_step, lay_out
+from meshwright.select.elimination.descent import improved
 from meshwright.select.elimination.factor import Factor, ImpossibleError, edge_factor
-from meshwright.select.elimination.ordering import Halves, best_order, entries_of, hopeless, in_two
+from meshwright.select.elimination.ordering import Halves, Pass, best_order, entries_of, hopeless, in_two
 from meshwright.select.elimination.relation import TooManyError, join
 from meshwright.select.elimination.sparse import SparseStep, sparse_step
+from meshwright.select.elimination.stand_ins import Divided, divided, link, stood_in
 from meshwright.select.elimination.views import View, Views
 from meshwright.select.problem import Floats, Ints, Problem
 
@@ -123,18 +125,16 @@ def plan(
     """
     width = np.diff(problem.offsets).tolist()
     order = Order(tuple(kept), problem.nodes, tuple(problem.offsets.tolist()), tuple(width[node] for node in kept))
-    steps: list[Step] = []
-    total = 0
     try:
-        work = _Work(problem, kept, most, stop)
-        for node in work.order:
-            if stop():
-                raise TooWideError("no time left to prepare tables")
-            for step in work.eliminate(node, min(largest, most - total)):
-                steps.append(step)
-                total += step.entries
+        try:
+            work, steps = _prepared(problem, kept, most, largest, stop, improve=False)
+        except TooWideError:
+            if largest == float("inf"):
+                raise
+            work, steps = _prepared(problem, kept, most, largest, stop, improve=True)
     except ImpossibleError:
         return replace(order, possible=False)
+    total = sum(step.entries for step in steps)
     axes = {node: work.views.by(range(width[node])) for node in kept}
     constants, parts = lay_out(axes, work.left(), work.views)
     offsets = np.cumsum([0, *(len(view.labels) for view in work.alone)]).tolist()
@@ -143,25 +143,40 @@ def plan(
                    parts=parts, members=members, starts=starts)  # fmt: skip
 
 
+def _prepared(
+    problem: Problem, kept: Sequence[int], most: float, largest: float, stop: Callable[[], bool], improve: bool
+) -> tuple[_Work, list[Step]]:
+    """improve: the order, which takes longer."""
+    work = _Work(problem, kept, most, largest if improve else 0.0, stop)
+    steps: list[Step] = []
+    for node in work.order:
+        if stop():
+            raise TooWideError("no time left to prepare tables")
+        for step in work.eliminate(node, min(largest, most)):
+            steps.append(step)
+            most -= step.entries
+    return work, steps
+
+
 class _Work:
     """The factors of every node that is not gone. `alone`: what is seen of a node that is in no factor."""
 
-    def __init__(self, problem: Problem, kept: Sequence[int], most: float, stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, problem: Problem, kept: Sequence[int], most: float, largest: float, stop: Callable[[], bool]
+    ) -> None:
         self.views = Views()
         self.kept = set(kept)
-        self.alone = [self.views.by([0] * n) for n in np.diff(problem.offsets).tolist()]
-        self.factors: list[dict[Factor, None]] = [{} for _ in self.alone]
+        width = np.diff(problem.offsets).tolist()
         self.scalars: list[Factor] = []
         self.count = 0
-        if hopeless(np.diff(problem.offsets).tolist(), problem.edge_nodes.tolist(), kept, most):
+        if hopeless(width, problem.edge_nodes.tolist(), kept, most):
             raise TooWideError("tables too large even for classes of options", f"at most {most:,.0f} entries")
-        edges = _edges(problem, self.views)
-        for factor in edges:
+        whole = Divided(_edges(problem, self.views), [self.views.by([0] * n) for n in width])
+        self.order, parts = _best(whole, kept, self.views, most, largest, stop)
+        self.alone = parts.alone
+        self.factors: list[dict[Factor, None]] = [{} for _ in self.alone]
+        for factor in parts.factors:
             self._add(factor)
-        order = best_order(kept, edges, self.alone, self.views, most, stop)
-        if order is None:
-            raise TooWideError("tables too large in every order tried", f"at most {most:,.0f} entries")
-        self.order = order
 
     def eliminate(self, node: int, most: float) -> Iterator[Step]:
         """One step, or more where tables are smaller so: first down to the classes that some of the factors see, for
@@ -201,13 +216,8 @@ class _Work:
         self.factors.append({})
         for factor in halves.coarse:
             self._remove(factor)
-            at = factor.nodes.index(node)
-            seen = self.views.by(self.views.translation(view, factor.views[at]).tolist())
-            nodes, views = list(factor.nodes), list(factor.views)
-            nodes[at], views[at] = stand_in, seen
-            self._add(replace(factor, nodes=tuple(nodes), views=tuple(views)))
-        same = view.index[:, None] == np.arange(view.size)
-        self._add(edge_factor((node, stand_in), np.where(same, 0.0, np.inf), self.views))
+            self._add(stood_in(factor, node, stand_in, view, self.views))
+        self._add(link(node, stand_in, view, self.views))
         return stand_in
 
     def _replace(self, node: int, axes: Axes, most: float) -> Step:
@@ -248,6 +258,20 @@ class _Work:
         order = dict.fromkeys([node, *(other for other in axes if other not in last), *last])
         longest = max((other for other in order if other != node), key=lambda other: axes[other].size, default=node)
         return {other: axes[other] for other in [*(each for each in order if each != longest), longest]}
+
+
+def _best(
+    whole: Divided, kept: Sequence[int], views: Views, most: float, largest: float, stop: Callable[[], bool]
+) -> tuple[list[int], Divided]:
+    """The best order found, and what it is an order of. largest: for tables of so many entries it is improved, with
+    stand-ins and by a local search; 0: it is not."""
+    parts = divided(whole, kept, views) if largest else whole
+    order = best_order(Pass.of(kept, parts.factors, parts.alone, views, parts.stand_ins), most, stop)
+    if order is None:
+        raise TooWideError("tables too large in every order tried", f"at most {most:,.0f} entries")
+    if largest:
+        order = improved(Pass.of(kept, parts.factors, parts.alone, views), order, largest, stop)
+    return order.nodes, parts
 
 
 def _edges(problem: Problem, views: Views) -> list[Factor]:

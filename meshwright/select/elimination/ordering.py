@@ -1,14 +1,15 @@
 """The order in which nodes are eliminated, decided by table sizes alone.
 
 Finding the best order is hard, and which greedy rule does best differs from problem to problem by factors of ten. One
-pass costs little, so several RULES are tried and the order with the fewest table entries, as estimated, is taken.
-The estimate of a table: its classes multiplied out, times the share of allowed combinations of each of its factors.
+pass costs little, so several RULES are tried and the order with the fewest table entries, as estimated, is taken;
+where one of its tables is too large, `descent` improves it. The estimate of a table: its classes multiplied out, times
+the share of allowed combinations of each of its factors.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Generic, Protocol, TypeVar
@@ -16,7 +17,8 @@ from typing import Generic, Protocol, TypeVar
 from meshwright.select.elimination.factor import Factor
 from meshwright.select.elimination.views import View, Views
 
-# Entries per node below which another order is not worth looking for, and nodes above which it takes too long.
+# Entries that take as long to fill as a pass takes to look at a node: with fewer, another order is not worth looking
+# for. And nodes above which that takes too long.
 ENOUGH = 5_000
 MANY_NODES = 300
 # Entries from which a table is looked at for a way to do it in two steps, and what part of them these may take.
@@ -69,26 +71,22 @@ RULES: tuple[Callable[[Measure], float], ...] = (
 RULES_OF_MANY = RULES[1:2]
 
 
-def best_order(
-    kept: Sequence[int],
-    factors: Sequence[Factor],
-    alone: Sequence[View],
-    views: Views,
-    most: float,
-    stop: Callable[[], bool],
-) -> list[int] | None:
-    """All nodes but `kept`, each with its view `alone`. None when every order tried takes more than `most` entries, or
-    when `stop` came first.
-    """
-    start = _Pass(alone, views.join, _sketches(factors, len(alone)))
-    start.waiting = {node: start.measure(node) for node in set(range(len(alone))) - set(kept)}
-    best: tuple[float, list[int]] | None = None
-    for rule in RULES if len(alone) <= MANY_NODES else RULES_OF_MANY:
-        found = start.copy().run(rule, best[0] if best else most, stop)
-        best = found or best
-        if best and best[0] <= ENOUGH * len(alone):
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """nodes: in the order of their elimination. entries: of all tables, as estimated."""
+
+    entries: float
+    nodes: list[int]
+
+
+def best_order(start: Pass, most: float, stop: Callable[[], bool]) -> Ordered | None:
+    """By the best of the greedy rules. None when each takes more than `most` entries, or when `stop` came first."""
+    best: Ordered | None = None
+    for rule in RULES if len(start.alone) <= MANY_NODES else RULES_OF_MANY:
+        best = start.copy().run(rule, best.entries if best else most, stop) or best
+        if best and best.entries <= ENOUGH * len(start.alone):
             break
-    return best[1] if best else None
+    return best
 
 
 def hopeless(width: Sequence[int], pairs: Sequence[tuple[int, int]], kept: Sequence[int], most: float) -> bool:
@@ -119,7 +117,7 @@ def hopeless(width: Sequence[int], pairs: Sequence[tuple[int, int]], kept: Seque
     return total > BEYOND * most
 
 
-def _sketches(factors: Sequence[Factor], nodes: int) -> list[dict[Sketch, None]]:
+def sketches(factors: Sequence[Factor], nodes: int) -> list[dict[Sketch, None]]:
     around: list[dict[Sketch, None]] = [{} for _ in range(nodes)]
     for factor in factors:
         share = len(factor.cells) / prod(factor.sizes[: factor.split])
@@ -130,21 +128,36 @@ def _sketches(factors: Sequence[Factor], nodes: int) -> list[dict[Sketch, None]]
 
 
 @dataclass(slots=True)
-class _Pass:
-    """One greedy elimination, of sketches only."""
+class Pass:
+    """One elimination, of sketches only. waiting: nodes that can be next. later: those that can be once another is
+    gone."""
 
     alone: Sequence[View]
     join: Callable[[View, View], View]
     around: list[dict[Sketch, None]]
     waiting: dict[int, Measure] = field(default_factory=dict)
+    later: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
-    def copy(self) -> _Pass:
-        return _Pass(self.alone, self.join, [dict(around) for around in self.around], dict(self.waiting))
+    @classmethod
+    def of(
+        cls,
+        kept: Sequence[int],
+        factors: Sequence[Factor],
+        alone: Sequence[View],
+        views: Views,
+        later: Mapping[int, Sequence[int]] | None = None,
+    ) -> Pass:
+        """All nodes but `kept`, each with its view `alone`."""
+        found = cls(alone, views.join, sketches(factors, len(alone)), later=later or {})
+        behind = {node for nodes in found.later.values() for node in nodes}
+        found.waiting = {node: found.measure(node) for node in set(range(len(alone))) - set(kept) - behind}
+        return found
 
-    def run(
-        self, rule: Callable[[Measure], float], most: float, stop: Callable[[], bool]
-    ) -> tuple[float, list[int]] | None:
-        """Entries in all and the order; None once there are more than `most`, or no time is left."""
+    def copy(self) -> Pass:
+        return Pass(self.alone, self.join, [dict(around) for around in self.around], dict(self.waiting), self.later)
+
+    def run(self, rule: Callable[[Measure], float], most: float, stop: Callable[[], bool]) -> Ordered | None:
+        """Greedily; None once there are more than `most` entries, or no time is left."""
         total = 0.0
         order: list[int] = []
         heap = [(rule(measure), node) for node, measure in self.waiting.items()]
@@ -158,14 +171,29 @@ class _Pass:
             if total > most or (len(order) % 64 == 63 and stop()):
                 return None
             order.append(node)
-            del self.waiting[node]
-            for other in self._eliminate(node, measure):
-                if other in self.waiting:
-                    self.waiting[other] = self.measure(other)
-                    heapq.heappush(heap, (rule(self.waiting[other]), other))
-        return total, order
+            for other in self.eliminate(node):
+                heapq.heappush(heap, (rule(self.waiting[other]), other))
+        return Ordered(total, order)
 
-    def _eliminate(self, node: int, measure: Measure) -> tuple[int, ...]:
+    def follow(self, order: Sequence[int], most: float = float("inf")) -> list[Measure]:
+        """What every step of an order takes, until that is `most` entries in all. Keeps no account of what waits."""
+        found: list[Measure] = []
+        for node in order:
+            found.append(self.measure(node))
+            most -= found[-1].entries
+            if most <= 0:
+                break
+            self._replace(node, found[-1])
+        return found
+
+    def eliminate(self, node: int) -> list[int]:
+        """The nodes whose measures this changes, and those that can be next now."""
+        near = self._replace(node, self.waiting.pop(node))
+        changed = [*(other for other in near if other in self.waiting), *self.later.get(node, ())]
+        self.waiting.update((other, self.measure(other)) for other in changed)
+        return changed
+
+    def _replace(self, node: int, measure: Measure) -> tuple[int, ...]:
         near = tuple(measure.axes)[1:]
         share = min(1.0, measure.entries / measure.left)
         left = Sketch(near, tuple(measure.axes.values())[1:], share, measure.left * share)
