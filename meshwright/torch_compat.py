@@ -474,6 +474,15 @@ def global_backward_hooks() -> bool:
     return bool(module._global_backward_hooks or module._global_backward_pre_hooks)
 
 
+def global_hooks() -> tuple[Any, ...]:
+    """Hooks that were registered for the forward or the gradients of all modules."""
+    from torch.nn.modules import module
+
+    forward = module._global_forward_pre_hooks, module._global_forward_hooks
+    backward = module._global_backward_pre_hooks, module._global_backward_hooks
+    return tuple(hook for hooks in (*forward, *backward) for hook in hooks.values())
+
+
 def gradient_hooks(tensor: Tensor) -> bool:
     """Whether a parameter has hooks that see, and may change, its gradient."""
     known = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))

@@ -384,12 +384,20 @@ def test_hooks_and_buffers_of_modules_are_where_we_look() -> None:
 
 
 def test_hooks_on_all_modules_are_where_we_look() -> None:
+    registers = torch.nn.modules.module
     assert not torch_compat.global_backward_hooks()
-    handle = torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    handle = registers.register_module_full_backward_hook(lambda *_: None)
     try:
         assert torch_compat.global_backward_hooks()
     finally:
         handle.remove()
+    for register in (registers.register_module_forward_hook, registers.register_module_forward_pre_hook):
+        handle = register(lambda *_: None)
+        try:
+            assert len(torch_compat.global_hooks()) == 1
+        finally:
+            handle.remove()
+    assert not torch_compat.global_hooks()
 
 
 def test_ops_that_write_have_functional_forms() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.capture import Batch, Precision, capture
@@ -36,10 +38,12 @@ from meshwright.runtime.step_loss import StepLoss
 from meshwright.runtime.variants import check_storage, fits, smaller_for
 from meshwright.runtime.watch import Watch, default_timeout_s
 from meshwright.runtime.weights.adoption import Adopted, Cut, check_no_gradients, idle_names
+from meshwright.runtime.weights.alike import check_weights_alike
 from meshwright.runtime.weights.clip import clip_gradients
 from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole, ordinary_tensors
 from meshwright.runtime.weights.hosted import mark_hosted
 from meshwright.runtime.weights.optimizers import expect_optimizer
+from meshwright.runtime.weights.scaled import Scaled
 from meshwright.runtime.weights.scaling import LossScale
 from meshwright.runtime.weights.sources import Weights, weights_of
 from meshwright.runtime.weights.state_hooks import hook_state
@@ -54,6 +58,10 @@ LOGGER = logging.getLogger("meshwright.run")
 
 WRITERS = ("save_pretrained", "push_to_hub")
 """Methods of models of other libraries that write their weights."""
+
+
+COMPARED = 2
+"""Steps of each size of the batch in which ranks compare what they read alike, without `debug` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,8 @@ class Trainer:
         self.seed, self.debug, self.steps, self._loss = settings.seed, settings.debug, 0, settings.loss
         self.loss_scale = LossScale() if plan.precision == "fp16" else None
         self.watch = Watch(settings.timeout_s)
-        self._saved = frozenset(weights.model.state_dict())
+        self._saved, self._under_way = frozenset(weights.model.state_dict()), ""
+        self._compared: Counter[int] = Counter()
         self._maker, self._keeps_last = Maker(device, self.watch, settings.unit), False
         buffers = _buffers(weights, program, device)
         first = self._maker.make(plan, program, lambda place: make_parts(weights, plan, program, place), buffers)
@@ -130,7 +139,9 @@ class Trainer:
         stored = dict(self.named_parameters()) | self._unused
         expect_optimizer(stored, self.plan.optimizer, cuts)
         old = {name: weights.named[name] for name in (*(p.name for p in self.program.parameters), *names)}
-        self._stepping = Stepping(stored, old if weights.adopts else {}, () if weights.adopts else old.values())
+        self._scaled = Scaled(stored.values(), self.device) if len(self.plan.stages) > 1 else None
+        replaced, copied = (old, ()) if weights.adopts else ({}, old.values())
+        self._stepping = Stepping(stored, replaced, copied, self._scaled.look if self._scaled else None)
         self._adopted = Adopted(weights.model, self.program, stored, cuts)
         self._adopted.keep_buffers(self._interpreter.buffers)
         self._gathering = Gathering(self._adopted, self.plan, self.program, self.device, self.model)
@@ -210,7 +221,10 @@ class Trainer:
 
         Call it on every rank, where `torch.nn.utils.clip_grad_norm_` would be called.
         """
-        return clip_gradients(self.plan, self._interpreter.parts, self.device, max_norm, norm_type)
+        norm = clip_gradients(self.plan, self._interpreter.parts, self.device, max_norm, norm_type)
+        if self._scaled is not None:
+            self._scaled.note()
+        return norm
 
     def keep_last(self, wanted: bool = True) -> None:
         """The last micro-batch, whose backward comes at once, recomputes nothing whatever the plan says."""
@@ -273,9 +287,18 @@ class Trainer:
         """
         begun_s = time.perf_counter()
         self._check_call("trainer.step")
+        if not torch.is_grad_enabled():
+            raise RunError(
+                "trainer.step under torch.no_grad() or torch.inference_mode(), which would leave gradients",
+                "steps that train",
+                "call trainer.evaluate(batch), which gives the loss and changes nothing",
+            )
         self._unchanged.check()
         frozen = self._frozen()
         self._stepping.before()
+        if self._scaled is not None:
+            self._scaled.check()
+        self._under_way = "" if global_batch else "refused its part of the batch"
         run = self._run_for(batch, global_batch)
         if self.loss_scale is not None:
             self.loss_scale.check_empty(self.parameters())
@@ -283,14 +306,17 @@ class Trainer:
         with ordinary_tensors(), self.watch.during(f"step {self.steps}"), explained(run.ranges, run.batches, batch):
             parts = self._parts(run, batch, global_batch)
             random = RandomState(self.seed, self.steps)
+            self._under_way = "has not come to its end"
             loss = run.interpreter.run(run.instructions, parts, random)
             if self.loss_scale is not None:
                 self.loss_scale.finish(self.parameters(), self.device)
-        self._last = run.interpreter
+        self._under_way, self._last = "", run.interpreter
         self._adopted.take_buffers(self._interpreter.buffers)
         for parameter, gradient in frozen:
             parameter.grad = gradient
         self._stepping.after()
+        if self._scaled is not None:
+            self._scaled.note()
         self.steps += 1
         LOGGER.debug("step %d: %.4f s of the host", self.steps, time.perf_counter() - begun_s)
         return loss.as_subclass(StepLoss)
@@ -320,6 +346,7 @@ class Trainer:
     def _check_call(self, call: str) -> None:
         if self._gathering.open:
             raise RunError(f"{call} inside trainer.gathered()", "a step after it", "leave the `with` first")
+        self._end_last()
         if torch.is_autocast_enabled(self.device.type):
             raise RunError(
                 f"{call} inside torch.autocast",
@@ -328,10 +355,24 @@ class Trainer:
             )
         self._adopted.check()
 
+    def _end_last(self) -> None:
+        """Of a step that raised: others may be in the midst of it; of the only rank, nothing of it is left."""
+        if self._under_way and self.plan.world_size > 1:
+            raise RunError(
+                f"step {self.steps} {self._under_way} on rank {dist.get_rank()}, and other ranks may wait in it",
+                "ranks that take the same steps",
+                "start again from the last checkpoint; to leave out a batch, do so on all ranks before trainer.step",
+            )
+        if self._under_way:
+            for run in self._runs:
+                run.interpreter.abandon()
+        self._under_way = ""
+
     def _parts(self, run: Run, batch: object, whole: bool) -> list[dict[str, Tensor]]:
         parts = run.batches.split(batch, whole)
         check_ranges(run.ranges, run.batches.named(batch), on_host=not self.debug)
-        if self.debug:
+        self._compared[id(run)] += 1
+        if self.debug or (self._compared[id(run)] <= COMPARED and self.plan.world_size > 1):
             check_peers(parts, {name: run.batches.index(name) for name in run.batches.names})
         return parts
 
@@ -409,6 +450,8 @@ def parallelize(
     found = weights_of(model, weights, seed, place, copy)
     programs = [_program(one, found.model, loss) for one in plans]
     found.check(programs[0])
+    if found.files is None:
+        check_weights_alike(found.named)
     wanted = os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0") if debug is None else debug
     settings = Settings(seed, wanted, wait_s, unit, given_loss)
     trainer = Trainer(found, list(zip(plans, programs, strict=True)), place, settings)

@@ -74,6 +74,8 @@ class Batches:
     def split(self, batch: object, whole: bool) -> list[dict[str, Tensor]]:
         """The rank's micro-batches. `whole`: the batch is the global one, of which this rank takes its part."""
         given = self.named(batch)
+        for name in given if whole else ():  # also what other ranks read: all refuse a batch, or none
+            self._checked(name, given[name], whole)
         parts = {name: self._parts(name, given[name], whole) for name in self.names}
         return [{name: parts[name][k] for name in self.names} for k in range(self.plan.microbatches)]
 

@@ -80,6 +80,12 @@ class Interpreter:
         self.exchange.tied_replicas.forget()
         return self._end()
 
+    def abandon(self) -> None:
+        """A step has not come to its end: the next one begins anew."""
+        self.micro = []
+        for part in self.parts:
+            part.store.abandon()
+
     def _play(self, instructions: Sequence[Instruction]) -> None:
         staged = len(self.plan.stages) > 1
         for instruction in instructions:

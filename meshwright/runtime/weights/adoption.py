@@ -19,7 +19,7 @@ from meshwright.capture.program import Program, Segment
 from meshwright.errors import RunError
 from meshwright.layout import Layout
 from meshwright.runtime.weights.regions import region
-from meshwright.torch_compat import dtensor_like, local_tensor
+from meshwright.torch_compat import dtensor_like, gradient_hooks, local_tensor, storage_key
 
 Place = tuple[nn.Module, str]
 
@@ -97,6 +97,7 @@ class Adopted:
         self.precise: dict[str, Tensor] = {}
         self._made = {name for segment in program.segments for name in updated(program, segment)}
         self._starts = {name: local_tensor(parameter).data_ptr() for name, parameter in stored.items()}
+        self._given = {name: storage_key(parameter) for name, parameter in stored.items()}
         for old in olds.values():
             forget(old)
         self.put_stored()
@@ -173,6 +174,18 @@ class Adopted:
                     "parameters that stay where mw.parallelize put them",
                     "change values in place (load_state_dict without assign=True), cast and move the model before; "
                     "for several trainers of one model pass copy=True",
+                )
+            if storage_key(stored) != self._given[name]:
+                raise RunError(
+                    f"{name}.data was set to another tensor (by `vector_to_parameters`, say), which a DTensor ignores",
+                    "values that are changed in place",
+                    "write parameter.data.copy_(tensor), or parameter.copy_(tensor) under torch.no_grad()",
+                )
+            if gradient_hooks(stored):
+                raise RunError(
+                    f"a hook on the gradient of {name}, which trainer.step does not call",
+                    "gradients that are changed between trainer.step and optimizer.step",
+                    "do there what the hook does (parameter.grad.mul_(...)), and remove it",
                 )
         for name, (module, leaf, held) in self.buffers.items():
             given = module._buffers.get(leaf)

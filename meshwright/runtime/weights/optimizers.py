@@ -6,7 +6,7 @@ Only optimizers that hold a trainer's parameters are watched (`stepping` finds t
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -46,8 +46,14 @@ _STEPS: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
 """How many steps a watched optimizer has taken."""
 
 
-def watch(optimizer: torch.optim.Optimizer) -> None:
+_NOTICES: WeakKeyDictionary[torch.optim.Optimizer, Callable[[], None]] = WeakKeyDictionary()
+"""What is called before a watched optimizer steps."""
+
+
+def watch(optimizer: torch.optim.Optimizer, notice: Callable[[], None] | None = None) -> None:
     """Hooks of this one optimizer, and of no other: its state is checked, and it steps on pieces where it can."""
+    if notice is not None:
+        _NOTICES[optimizer] = notice
     if optimizer not in _STEPS:
         _check_kind(optimizer)
         _STEPS[optimizer] = 0
@@ -86,6 +92,8 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         return
     take_back(optimizer)
     _check_kind(optimizer)
+    if optimizer in _NOTICES:
+        _NOTICES[optimizer]()
     for group in optimizer.param_groups:
         expected = _of_class(optimizer, group)
         if expected is None:

@@ -8,7 +8,7 @@ nothing: it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from weakref import WeakSet, ref
 
 import torch
@@ -29,9 +29,14 @@ class Stepping:
     of, which somebody else may train."""
 
     def __init__(
-        self, stored: Mapping[str, nn.Parameter], replaced: Mapping[str, Tensor], copied: Iterable[Tensor] = ()
+        self,
+        stored: Mapping[str, nn.Parameter],
+        replaced: Mapping[str, Tensor],
+        copied: Iterable[Tensor] = (),
+        notice: Callable[[], None] | None = None,
     ) -> None:
-        self._stored = stored
+        """notice: called before an optimizer of these parameters steps."""
+        self._stored, self._notice = stored, notice
         self._own = {id(parameter) for parameter in stored.values()}
         self._replaced = {id(old): (ref(old), name) for name, old in replaced.items()}
         self._copied = {id(old): ref(old) for old in copied}
@@ -71,7 +76,7 @@ class Stepping:
         for optimizer in optimizers_alive():
             self._check_replaced(optimizer)
             if optimizer not in self._known and any(id(one) in self._own for one in held(optimizer)):
-                watch(optimizer)
+                watch(optimizer, self._notice)
                 self._known.add(optimizer)
         self._found = len(self._known)
 

@@ -376,7 +376,12 @@ class Store:
             self.memory.settle()
         for begun in {id(begun): begun for begun in self._gathering.values()}.values():
             begun.wait()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Nothing of a step is left, whether it came to its end or not, but gradients that are stored."""
         self.homes.end_step()
+        self._reducing.clear()
         self._gathering.clear()
         self.copies.clear()
         self.gradients.clear()

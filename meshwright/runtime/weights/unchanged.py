@@ -16,7 +16,7 @@ from torch import nn
 
 from meshwright.errors import CaptureWarning, RunError
 from meshwright.runtime.weights.contents import Contents
-from meshwright.torch_compat import module_hooks
+from meshwright.torch_compat import global_hooks, module_hooks
 
 _PLAIN = (bool, int, float, str)
 
@@ -32,6 +32,7 @@ class Unchanged:
         self._held: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self._members: list[tuple[nn.Module | None, ...]] = []
         self._hooks: list[tuple[Any, ...]] = []
+        self._global_hooks = global_hooks()
         self.note()
 
     @contextmanager
@@ -52,6 +53,12 @@ class Unchanged:
 
     def check(self) -> None:
         noticed, replaced = False, ""
+        if global_hooks() != self._global_hooks:
+            raise _changed(
+                "hooks of all modules (torch.nn.modules.module.register_module_...) were registered or removed since "
+                "mw.parallelize",
+                "register them first, then plan; or remove them before trainer.step",
+            )
         for (name, module), hooks in zip(self._named, self._hooks, strict=True):
             if module_hooks(module) != hooks:
                 raise _changed(

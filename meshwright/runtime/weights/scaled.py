@@ -1,0 +1,69 @@
+"""Stages whose gradients somebody has clipped by norms of their own.
+
+`torch.nn.utils.clip_grad_norm_(model.parameters(), ...)` knows the parameters of this rank's stage alone: every stage
+is scaled by another factor. Which it was is seen when the optimizer steps, and compared with the next step of the
+trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.errors import RunError
+from meshwright.torch_compat import local_tensor
+
+CLOSE = 1e-4
+"""By which factors that are meant to be one may differ."""
+
+
+class Scaled:
+    """Of a rank of a pipeline."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], device: torch.device) -> None:
+        self._parameters, self._device = list(parameters), device
+        self._gradients: list[Tensor] = []
+        self._before = self._after = torch.empty(0)
+
+    def note(self) -> None:
+        """Gradients are what they should be."""
+        found = [local_tensor(one.grad) for one in self._parameters if one.grad is not None]
+        self._gradients = [one for one in found if one.numel()]
+        self._before = self._after = self._norms()
+
+    def look(self) -> None:
+        """What an optimizer is given."""
+        self._after = self._norms()
+
+    def _norms(self) -> Tensor:
+        return torch.stack(
+            [torch.linalg.vector_norm(one).to(self._device) for one in self._gradients] or [torch.zeros(())]
+        )
+
+    def check(self) -> None:
+        """Every rank calls it. Refuses factors that differ, where every rank has scaled all of its gradients by one."""
+        held = self._told().to(self._device, torch.float64)
+        dist.all_reduce(held, dist.ReduceOp.MAX)
+        most, least, unlike = held.tolist()
+        self._gradients = []
+        self._before = self._after = torch.zeros(1)
+        if not unlike and most <= 1.0 + CLOSE and most + least > CLOSE * most:
+            raise RunError(
+                f"since the last step the gradients of one stage were scaled by {-least:.4g} and those of another by "
+                f"{most:.4g}: clip_grad_norm_ over parameters() has the norm of this rank's stage alone",
+                "one factor for all stages",
+                "call trainer.clip_grad_norm_(max_norm) instead, or plan with pp=1",
+            )
+
+    def _told(self) -> Tensor:
+        """(factor, -factor, whether there are several)."""
+        there = self._before > 0
+        if not bool(there.any()):
+            return torch.tensor([-torch.inf, -torch.inf, 0.0])
+        factors = (self._after[there] / self._before[there]).double()
+        most, least = factors.max(), factors.min()
+        unlike = ~torch.isfinite(most) | (most - least > CLOSE * most)
+        return torch.stack([most.nan_to_num(), -least.nan_to_num(), unlike.double()])

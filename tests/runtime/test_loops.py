@@ -1,0 +1,150 @@
+"""What users' loops do around `trainer.step`: as in plain PyTorch, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from captures import capture
+from processes import GlooPool
+from torch import Tensor, nn
+
+import meshwright as mw
+from meshwright.cluster import load_cluster
+from meshwright.errors import MeshwrightError, RunError
+from meshwright.plan import Plan
+from meshwright.runtime.trainer import Trainer
+from meshwright.solve.plan import make_plan
+
+
+def small(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def batch(seed: int = 1, rows: int = 8) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 8, generator=generator), torch.randn(rows, 4, generator=generator)
+
+
+def planned(*pins: str) -> bytes:
+    return make_plan(capture(small(), batch(), nn.MSELoss()), load_cluster("local:2"), pins=pins).to_json()
+
+
+def said(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except MeshwrightError as error:
+        return str(error)
+    return ""
+
+
+def made(plan: bytes, seed: int = 0) -> Trainer:
+    return mw.parallelize(small(seed), Plan.from_json(plan), nn.MSELoss())
+
+
+def loop_of_one_stage(rank: int, plan: bytes) -> dict[str, str]:
+    found = {"seeds": said(lambda: made(plan, seed=rank))}
+    own = batch(rank, 4)  # a rank's own half, though the plan has all samples on every rank
+    found["halves"] = said(lambda: made(plan).step(own))
+    trainer = made(plan)
+    with torch.no_grad():
+        found["no_grad"] = said(lambda: trainer.step(batch(), global_batch=True))
+    handle = next(trainer.model.parameters()).register_hook(lambda gradient: 2 * gradient)
+    found["hook"] = said(lambda: trainer.step(batch(), global_batch=True))
+    handle.remove()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    found["global hook"] = said(lambda: trainer.step(batch(), global_batch=True))
+    handle.remove()
+    other = made(plan)
+    first = next(other.model.parameters())
+    first.data = first.data * 0.9
+    found["data"] = said(lambda: other.step(batch(), global_batch=True))
+    wrong = (torch.randn(8, 7), torch.randn(8, 4))
+    found["whole"] = said(lambda: trainer.step(wrong, global_batch=True))
+    found["then"] = said(lambda: trainer.step(batch(), global_batch=True))
+    found["part"] = said(lambda: trainer.step(wrong))
+    found["after"] = said(lambda: trainer.step(batch(), global_batch=True))
+    return found
+
+
+def test_what_one_stage_refuses(ranks: Callable[[int], GlooPool]) -> None:
+    for found in ranks(2).run(loop_of_one_stage, planned("tp=2")):
+        assert "ranks 0 and 1 begin with different values of 0.weight" in found["seeds"]
+        assert "ranks 0 and 1 hold different" in found["halves"]
+        assert "trainer.evaluate" in found["no_grad"]
+        assert "a hook on the gradient of 0.weight" in found["hook"]
+        assert "hooks of all modules" in found["global hook"]
+        assert "0.weight.data was set to another tensor" in found["data"]
+        assert "(8, 7)" in found["whole"]
+        assert not found["then"], "all ranks have refused the batch: they go on"
+        assert "(8, 7)" in found["part"]
+        assert "other ranks may wait in it" in found["after"]
+
+
+def loop_of_stages(rank: int, plan: bytes) -> dict[str, Any]:
+    trainer = made(plan)
+    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    for scale in (0.5, 0.5):  # every stage alike
+        trainer.step(batch(), global_batch=True)
+        for parameter in trainer.model.parameters():
+            parameter.grad *= scale
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    trainer.step(batch(), global_batch=True)
+    trainer.clip_grad_norm_(1e-3)
+    optimizer.step()
+    optimizer.zero_grad()
+    wrong = (torch.randn(8, 7), torch.randn(8, 4))
+    both = said(lambda: trainer.step(wrong, global_batch=True))
+    trainer.step(batch(), global_batch=True)
+    norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1e-3)
+    optimizer.step()
+    optimizer.zero_grad()
+    return {
+        "wrong": both,
+        "norm": float(norm.full_tensor()),
+        "clip": said(lambda: trainer.step(batch(), global_batch=True)),
+    }
+
+
+def test_a_norm_of_one_stage_is_noticed(ranks: Callable[[int], GlooPool]) -> None:
+    """Of what all stages do alike nothing is said; a batch of which one stage reads the bad part is refused by all."""
+    found = ranks(2).run(loop_of_stages, planned("pp=2"))
+    assert found[0]["norm"] != found[1]["norm"]
+    for one in found:
+        assert "(8, 7)" in one["wrong"]
+        assert "trainer.clip_grad_norm_" in one["clip"]
+
+
+def test_a_step_that_was_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(capture(small(), batch(), nn.MSELoss()), load_cluster("local:1"))
+    model = small()
+    trainer = mw.parallelize(model, plan, nn.MSELoss())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    store = trainer._interpreter.parts[0].store
+    for name in ("reduce", "_add_stored"):
+        with monkeypatch.context() as patch:
+            patch.setattr(store, name, _interrupting)
+            with pytest.raises(KeyboardInterrupt):
+                trainer.step(batch(5), global_batch=True)
+        optimizer.zero_grad()
+        trainer.step(batch(), global_batch=True)
+        plain = small()
+        nn.MSELoss()(plain(batch()[0]), batch()[1]).backward()
+        for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(own.grad.full_tensor(), other.grad)
+        optimizer.zero_grad()
+
+
+def _interrupting(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_no_gradients_no_step() -> None:
+    plan = make_plan(capture(small(), batch(), nn.MSELoss()), load_cluster("local:1"))
+    trainer = mw.parallelize(small(), plan, nn.MSELoss())
+    with torch.inference_mode(), pytest.raises(RunError, match=r"trainer\.evaluate"):
+        trainer.step(batch(), global_batch=True)
