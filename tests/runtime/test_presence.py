@@ -46,7 +46,7 @@ def rank(number: int, world: int, where: int, folder: Path, keys: list[str]) -> 
         held = Presence(store, number, world, TIMEOUT_S, beats=True, held_by=0)
         held.phase = "all_reduce over dp"
         while not (folder / "leave").exists():
-            heard = sum(seen.beat > 0 for seen in held.seen.values())
+            heard = sum(seen.place == held.phase for seen in held.seen.values())
             (folder / str(number)).write_text(str(heard))
             (folder / f"answered-{number}").write_text(str(held.answered_s))
             time.sleep(0.05)
