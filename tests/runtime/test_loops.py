@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,63 @@ def test_what_one_stage_refuses(ranks: Callable[[int], GlooPool]) -> None:
         assert not found["then"], "all ranks have refused the batch: they go on"
         assert "(8, 7)" in found["part"]
         assert "other ranks may wait in it" in found["after"]
+
+
+class Centred(nn.Module):
+    """A loss that trains, and keeps a running mean in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(output.detach().mean(0), alpha=0.1)
+        return (self.scale * (output - self.mean) - target).square().mean()
+
+
+def continued(rank: int, plan: bytes) -> tuple[list[float], list[str]]:
+    """Three steps, of which a plain run has taken the first."""
+    model, loss, state = first_step()
+    trainer = mw.parallelize(model, Plan.from_json(plan), loss)
+    optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.1)
+    optimizer.load_state_dict(state)
+    found = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for seed in (2, 3, 4):
+            found.append(trainer.step(batch(seed), global_batch=True).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return found, [str(one.message) for one in told if "between steps" in str(one.message)]
+
+
+def first_step() -> tuple[nn.Module, nn.Module, dict[str, Any]]:
+    model, loss = small(), Centred()
+    optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.1)
+    loss(model(batch(1)[0]), batch(1)[1]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, loss, optimizer.state_dict()
+
+
+@pytest.mark.parametrize("pin", ["tp=2", "zero=3"])
+def test_a_plain_runs_optimizer_goes_on(pin: str, ranks: Callable[[int], GlooPool]) -> None:
+    """Its state is cut; a loss module's buffer, which steps change, is not taken for a change by the user."""
+    plan = mw.plan(small(), batch(), cluster="local:2", loss=Centred(), pins=[pin, "pp=1"])
+    model, loss, state = first_step()
+    optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.1)
+    optimizer.load_state_dict(state)
+    expected = []
+    for seed in (2, 3, 4):
+        expected.append(loss(model(batch(seed)[0]), batch(seed)[1]))
+        expected[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for found, warned in ranks(2).run(continued, plan.to_json()):
+        assert found == pytest.approx([one.item() for one in expected], rel=1e-5)
+        assert not warned
 
 
 def loop_of_stages(rank: int, plan: bytes) -> dict[str, Any]:

@@ -47,7 +47,11 @@ class Contents:
 
     def __init__(self, model: nn.Module, loss: Callable[..., Any] | None) -> None:
         names = names_reached(model, loss)
-        self._places = [*_attributes(model, names), *_of_loss(loss), *_around_code(model, loss, names)]
+        self._places = [
+            *_attributes(model, names),
+            *_of_loss(loss, set(model.modules())),
+            *_around_code(model, loss, names),
+        ]
         self._places += [*_of_classes(model, loss, names), *_environment(model, loss)]
         self._held: list[Any] = []
         self.note()
@@ -84,11 +88,12 @@ def _attributes(model: nn.Module, names: set[str]) -> Iterator[Place]:
             yield f"{key!r} of {f'module {path!r}' if path else 'the model'}", _Key(vars(module), key)
 
 
-def _of_loss(loss: Callable[..., Any] | None) -> Iterator[Place]:
-    """Of a module its attributes; of an object that is called, of a method and of a `partial` what they hold."""
+def _of_loss(loss: Callable[..., Any] | None, members: set[nn.Module]) -> Iterator[Place]:
+    """Of a module its attributes; of an object that is called, of a method and of a `partial` what they hold. members:
+    modules of the model, one of which the loss is where it has parameters."""
     bound = loss.__self__ if isinstance(loss, MethodType) else loss
     if isinstance(bound, nn.Module):
-        yield from _inside_module(bound, "the loss")
+        yield from _inside_module(bound, "the loss") if bound not in members else ()
     elif loss is not None and not isinstance(loss, FunctionType):
         yield "what the loss holds", lambda: loss
 

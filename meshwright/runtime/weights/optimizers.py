@@ -21,7 +21,7 @@ from meshwright.errors import RunError
 from meshwright.runtime.weights.adoption import Cut
 from meshwright.runtime.weights.hosted import in_groups
 from meshwright.runtime.weights.local_step import ELEMENTWISE, lend_pieces, prepare, take_back
-from meshwright.runtime.weights.whole_step import keep_cut
+from meshwright.runtime.weights.whole_step import cut_loaded, keep_cut
 
 _PLANNED = "meshwright_optimizer"
 
@@ -94,6 +94,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     _check_kind(optimizer)
     if optimizer in _NOTICES:
         _NOTICES[optimizer]()
+    cut_loaded(optimizer)
     for group in optimizer.param_groups:
         expected = _of_class(optimizer, group)
         if expected is None:

@@ -29,6 +29,15 @@ def keep_cut(parameter: nn.Parameter, cut: Cut) -> None:
     setattr(parameter, _CUT, cut)
 
 
+def cut_loaded(optimizer: torch.optim.Optimizer) -> None:
+    """State that a plain run has saved comes whole: it is cut as its parameter is."""
+    for parameter, state in optimizer.state.items():
+        cut: Cut | None = getattr(parameter, _CUT, None)
+        if cut is not None:
+            whole_ones = {key: value for key, value in state.items() if not isinstance(value, DTensor)}
+            state.update((key, _cut(key, value, parameter, cut)) for key, value in whole_ones.items())
+
+
 def is_of_matrices(optimizer: torch.optim.Optimizer) -> bool:
     kind = type(optimizer)
     return f"{kind.__module__}.{kind.__qualname__}" in _NAMES
