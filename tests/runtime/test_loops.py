@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -155,6 +157,9 @@ def loop_of_stages(rank: int, plan: bytes) -> dict[str, Any]:
     trainer.clip_grad_norm_(1e-3)
     optimizer.step()
     optimizer.zero_grad()
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(state)
+    saved = said(lambda: torch.save({"optimizer": state}, io.BytesIO()))
     wrong = (torch.randn(8, 7), torch.randn(8, 4))
     both = said(lambda: trainer.step(wrong, global_batch=True))
     trainer.step(batch(), global_batch=True)
@@ -163,6 +168,7 @@ def loop_of_stages(rank: int, plan: bytes) -> dict[str, Any]:
     optimizer.zero_grad()
     return {
         "wrong": both,
+        "saved": saved,
         "norm": float(norm.full_tensor()),
         "clip": said(lambda: trainer.step(batch(), global_batch=True)),
     }
@@ -175,6 +181,7 @@ def test_a_norm_of_one_stage_is_noticed(ranks: Callable[[int], GlooPool]) -> Non
     for one in found:
         assert "(8, 7)" in one["wrong"]
         assert "trainer.clip_grad_norm_" in one["clip"]
+        assert "mw.save" in one["saved"]
 
 
 def test_a_step_that_was_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

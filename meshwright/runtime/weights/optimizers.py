@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -59,6 +60,22 @@ def watch(optimizer: torch.optim.Optimizer, notice: Callable[[], None] | None = 
         _STEPS[optimizer] = 0
         optimizer.register_step_pre_hook(_before)
         optimizer.register_step_post_hook(_after)
+        if dist.get_world_size() > 1:
+            optimizer.register_state_dict_post_hook(lambda _, state: _InPieces(state))
+
+
+class _InPieces(dict[str, Any]):
+    """An optimizer's `state_dict`: pickling it would save the pieces of one rank."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _InPieces:
+        return _InPieces(deepcopy(dict(self), memo))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RunError(
+            "torch.save of the state_dict of an optimizer of a trainer: it holds one rank's pieces",
+            "a checkpoint of all ranks",
+            "call mw.save(trainer, optimizer, folder) on every rank, or use torch.distributed.checkpoint",
+        )
 
 
 def steps_of(optimizer: torch.optim.Optimizer) -> int:
