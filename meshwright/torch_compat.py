@@ -483,6 +483,11 @@ def global_hooks() -> tuple[Any, ...]:
     return tuple(hook for hooks in (*forward, *backward) for hook in hooks.values())
 
 
+def norms_of(tensors: list[Tensor]) -> list[Tensor]:
+    """The norm of each, in few kernels."""
+    return list(torch._foreach_norm(tensors))
+
+
 def gradient_hooks(tensor: Tensor) -> bool:
     """Whether a parameter has hooks that see, and may change, its gradient."""
     known = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))

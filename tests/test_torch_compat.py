@@ -383,6 +383,11 @@ def test_hooks_and_buffers_of_modules_are_where_we_look() -> None:
     assert torch_compat.gradient_hooks(module.bias)
 
 
+def test_norms_of_several_tensors() -> None:
+    tensors = [torch.randn(3, 4), torch.randn(7), torch.zeros(2)]
+    assert torch.allclose(torch.stack(torch_compat.norms_of(tensors)), torch.stack([one.norm() for one in tensors]))
+
+
 def test_hooks_on_all_modules_are_where_we_look() -> None:
     registers = torch.nn.modules.module
     assert not torch_compat.global_backward_hooks()

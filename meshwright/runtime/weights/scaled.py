@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.errors import RunError
-from meshwright.torch_compat import local_tensor
+from meshwright.torch_compat import local_tensor, norms_of
 
 CLOSE = 1e-4
 """By which factors that are meant to be one may differ."""
@@ -39,9 +39,9 @@ class Scaled:
         self._after = self._norms()
 
     def _norms(self) -> Tensor:
-        return torch.stack(
-            [torch.linalg.vector_norm(one).to(self._device) for one in self._gradients] or [torch.zeros(())]
-        )
+        if not self._gradients:  # of a stage that is frozen
+            return torch.zeros(1)
+        return torch.stack([one.to(self._device) for one in norms_of(self._gradients)])
 
     def check(self) -> None:
         """Every rank calls it. Refuses factors that differ, where every rank has scaled all of its gradients by one."""
