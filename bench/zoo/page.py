@@ -63,7 +63,8 @@ HEAD = (
     "run on two gloo ranks (freely, and under the pin of its row), three AdamW steps on different batches with padded",
     "masks and ignored labels, and compared with plain PyTorch in one process: losses, gradients, parameters, buffers.",
     "Where float32 differs, float64 is compared too, a thousand times as closely. *Refused*: an error that says what",
-    "to do, before anything ran. The CPU seconds of planning for 8 H100 are those of the machine that ran the row.",
+    "to do, before anything ran. The CPU seconds of planning for 8 H100 are those of the machine that ran the row;",
+    "where there are none, it was not timed.",
     "",
 )
 
