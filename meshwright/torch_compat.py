@@ -467,20 +467,13 @@ def backward_hooks(module: Any) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
-def global_backward_hooks() -> bool:
-    """Whether hooks were registered for the gradients of all modules."""
+def global_hooks() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Hooks that were registered for all modules: around their forward, and around their backward."""
     from torch.nn.modules import module
 
-    return bool(module._global_backward_hooks or module._global_backward_pre_hooks)
-
-
-def global_hooks() -> tuple[Any, ...]:
-    """Hooks that were registered for the forward or the gradients of all modules."""
-    from torch.nn.modules import module
-
-    forward = module._global_forward_pre_hooks, module._global_forward_hooks
-    backward = module._global_backward_pre_hooks, module._global_backward_hooks
-    return tuple(hook for hooks in (*forward, *backward) for hook in hooks.values())
+    forward = module._global_forward_pre_hooks | module._global_forward_hooks
+    backward = module._global_backward_pre_hooks | module._global_backward_hooks
+    return tuple(forward.values()), tuple(backward.values())
 
 
 def norms_of(tensors: list[Tensor]) -> list[Tensor]:

@@ -390,19 +390,15 @@ def test_norms_of_several_tensors() -> None:
 
 def test_hooks_on_all_modules_are_where_we_look() -> None:
     registers = torch.nn.modules.module
-    assert not torch_compat.global_backward_hooks()
-    handle = registers.register_module_full_backward_hook(lambda *_: None)
-    try:
-        assert torch_compat.global_backward_hooks()
-    finally:
-        handle.remove()
-    for register in (registers.register_module_forward_hook, registers.register_module_forward_pre_hook):
+    forward = registers.register_module_forward_hook, registers.register_module_forward_pre_hook
+    backward = registers.register_module_full_backward_hook, registers.register_module_full_backward_pre_hook
+    for register in (*forward, *backward):
         handle = register(lambda *_: None)
         try:
-            assert len(torch_compat.global_hooks()) == 1
+            assert list(map(len, torch_compat.global_hooks())) == [register in forward, register in backward]
         finally:
             handle.remove()
-    assert not torch_compat.global_hooks()
+    assert torch_compat.global_hooks() == ((), ())
 
 
 def test_ops_that_write_have_functional_forms() -> None:

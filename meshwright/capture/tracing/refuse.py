@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from meshwright.capture.tracing.lines import UNKNOWN_LINE, own_line
 from meshwright.errors import CaptureError, MeshwrightError, ModelError
-from meshwright.torch_compat import DATA_DEPENDENT, backward_hooks, global_backward_hooks, gradient_hooks
+from meshwright.torch_compat import DATA_DEPENDENT, backward_hooks, global_hooks, gradient_hooks
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -72,7 +72,7 @@ def check_model(model: nn.Module) -> None:
             )
         if gradient_hooks(parameter):
             raise _hooked(f"a hook on the gradient of {name!r} (`register_hook`, `register_post_accumulate_grad_hook`)")
-    if global_backward_hooks():
+    if global_hooks()[1]:
         raise _hooked("a backward hook on all modules (`register_module_full_backward_hook`)")
 
 
