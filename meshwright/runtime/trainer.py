@@ -40,10 +40,10 @@ from meshwright.runtime.watch import Watch, default_timeout_s
 from meshwright.runtime.weights.adoption import Adopted, Cut, check_no_gradients, idle_names
 from meshwright.runtime.weights.alike import check_weights_alike
 from meshwright.runtime.weights.clip import clip_gradients
+from meshwright.runtime.weights.clipped_stages import ClippedStages
 from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole, ordinary_tensors
 from meshwright.runtime.weights.hosted import mark_hosted
 from meshwright.runtime.weights.optimizers import expect_optimizer
-from meshwright.runtime.weights.scaled import Scaled
 from meshwright.runtime.weights.scaling import LossScale
 from meshwright.runtime.weights.sources import Weights, weights_of
 from meshwright.runtime.weights.state_hooks import hook_state
@@ -139,9 +139,9 @@ class Trainer:
         stored = dict(self.named_parameters()) | self._unused
         expect_optimizer(stored, self.plan.optimizer, cuts)
         old = {name: weights.named[name] for name in (*(p.name for p in self.program.parameters), *names)}
-        self._scaled = Scaled(stored.values(), self.device) if len(self.plan.stages) > 1 else None
+        self._clipped = ClippedStages(stored.values(), self.device) if len(self.plan.stages) > 1 else None
         replaced, copied = (old, ()) if weights.adopts else ({}, old.values())
-        self._stepping = Stepping(stored, replaced, copied, self._scaled.look if self._scaled else None)
+        self._stepping = Stepping(stored, replaced, copied, self._clipped.before_optimizer if self._clipped else None)
         self._adopted = Adopted(weights.model, self.program, stored, cuts)
         self._adopted.keep_buffers(self._interpreter.buffers)
         self._gathering = Gathering(self._adopted, self.plan, self.program, self.device, self.model)
@@ -222,8 +222,8 @@ class Trainer:
         Call it on every rank, where `torch.nn.utils.clip_grad_norm_` would be called.
         """
         norm = clip_gradients(self.plan, self._interpreter.parts, self.device, max_norm, norm_type)
-        if self._scaled is not None:
-            self._scaled.note()
+        if self._clipped is not None:
+            self._clipped.record()
         return norm
 
     def keep_last(self, wanted: bool = True) -> None:
@@ -296,8 +296,8 @@ class Trainer:
         self._unchanged.check()
         frozen = self._frozen()
         self._stepping.before()
-        if self._scaled is not None:
-            self._scaled.check()
+        if self._clipped is not None:
+            self._clipped.check()
         self._under_way = "" if global_batch else "refused its part of the batch"
         run = self._run_for(batch, global_batch)
         if self.loss_scale is not None:
@@ -315,8 +315,8 @@ class Trainer:
         for parameter, gradient in frozen:
             parameter.grad = gradient
         self._stepping.after()
-        if self._scaled is not None:
-            self._scaled.note()
+        if self._clipped is not None:
+            self._clipped.record()
         self.steps += 1
         LOGGER.debug("step %d: %.4f s of the host", self.steps, time.perf_counter() - begun_s)
         return loss.as_subclass(StepLoss)
@@ -346,7 +346,7 @@ class Trainer:
     def _check_call(self, call: str) -> None:
         if self._gathering.open:
             raise RunError(f"{call} inside trainer.gathered()", "a step after it", "leave the `with` first")
-        self._end_last()
+        self._check_last_step()
         if torch.is_autocast_enabled(self.device.type):
             raise RunError(
                 f"{call} inside torch.autocast",
@@ -355,8 +355,8 @@ class Trainer:
             )
         self._adopted.check()
 
-    def _end_last(self) -> None:
-        """Of a step that raised: others may be in the midst of it; of the only rank, nothing of it is left."""
+    def _check_last_step(self) -> None:
+        """After a step that raised: refuses to go on where other ranks may wait in it, else forgets that step."""
         if self._under_way and self.plan.world_size > 1:
             raise RunError(
                 f"step {self.steps} {self._under_way} on rank {dist.get_rank()}, and other ranks may wait in it",

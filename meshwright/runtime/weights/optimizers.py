@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
 from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,8 +20,9 @@ from meshwright.capture.optimizer import STATES
 from meshwright.errors import RunError
 from meshwright.runtime.weights.adoption import Cut
 from meshwright.runtime.weights.hosted import in_groups
+from meshwright.runtime.weights.in_pieces import InPieces, PiecesDict
 from meshwright.runtime.weights.local_step import ELEMENTWISE, lend_pieces, prepare, take_back
-from meshwright.runtime.weights.whole_step import cut_loaded, keep_cut
+from meshwright.runtime.weights.whole_step import keep_cut, shard_loaded_state
 
 _PLANNED = "meshwright_optimizer"
 
@@ -47,35 +47,27 @@ _STEPS: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
 """How many steps a watched optimizer has taken."""
 
 
-_NOTICES: WeakKeyDictionary[torch.optim.Optimizer, Callable[[], None]] = WeakKeyDictionary()
+_BEFORE: WeakKeyDictionary[torch.optim.Optimizer, Callable[[], None]] = WeakKeyDictionary()
 """What is called before a watched optimizer steps."""
 
 
-def watch(optimizer: torch.optim.Optimizer, notice: Callable[[], None] | None = None) -> None:
+def watch(optimizer: torch.optim.Optimizer, before: Callable[[], None] | None = None) -> None:
     """Hooks of this one optimizer, and of no other: its state is checked, and it steps on pieces where it can."""
-    if notice is not None:
-        _NOTICES[optimizer] = notice
+    if before is not None:
+        _BEFORE[optimizer] = before
     if optimizer not in _STEPS:
         _check_kind(optimizer)
         _STEPS[optimizer] = 0
         optimizer.register_step_pre_hook(_before)
         optimizer.register_step_post_hook(_after)
         if dist.get_world_size() > 1:
-            optimizer.register_state_dict_post_hook(lambda _, state: _InPieces(state))
+            optimizer.register_state_dict_post_hook(lambda _, state: PiecesDict(state, IN_PIECES))
 
 
-class _InPieces(dict[str, Any]):
-    """An optimizer's `state_dict`: pickling it would save the pieces of one rank."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _InPieces:
-        return _InPieces(deepcopy(dict(self), memo))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise RunError(
-            "torch.save of the state_dict of an optimizer of a trainer: it holds one rank's pieces",
-            "a checkpoint of all ranks",
-            "call mw.save(trainer, optimizer, folder) on every rank, or use torch.distributed.checkpoint",
-        )
+IN_PIECES = InPieces(
+    "an optimizer of a trainer",
+    "call mw.save(trainer, optimizer, folder) on every rank, or use torch.distributed.checkpoint",
+)
 
 
 def steps_of(optimizer: torch.optim.Optimizer) -> int:
@@ -109,9 +101,9 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         return
     take_back(optimizer)
     _check_kind(optimizer)
-    if optimizer in _NOTICES:
-        _NOTICES[optimizer]()
-    cut_loaded(optimizer)
+    if optimizer in _BEFORE:
+        _BEFORE[optimizer]()
+    shard_loaded_state(optimizer)
     for group in optimizer.param_groups:
         expected = _of_class(optimizer, group)
         if expected is None:

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshwright.errors import RunError
 from meshwright.models.joined import Joined
 from meshwright.runtime.weights.adoption import Adopted, not_pickled
 from meshwright.runtime.weights.gathering import Gathering
+from meshwright.runtime.weights.in_pieces import InPieces
 
 
 def hook_state(adopted: Adopted, gathering: Gathering) -> None:
@@ -96,22 +96,14 @@ class _AfterStateDict(_Hook):
         for name in self.away:
             state.pop(self.key(name, prefix), None)
         with suppress(AttributeError):  # of a dict that the user gives
-            state.in_pieces = _InPieces()  # type: ignore[attr-defined]
+            state.in_pieces = IN_PIECES  # type: ignore[attr-defined]
 
 
-class _InPieces:
-    """In a `state_dict`: pickling it would save the pieces of one rank, which nothing can load."""
-
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
-        return self
-
-    def __reduce__(self) -> Any:
-        raise RunError(
-            "torch.save of the state_dict of a model that mw.parallelize has adopted: it holds one rank's pieces",
-            "whole weights, or a checkpoint of all ranks",
-            "call state = trainer.full_state_dict() on every rank and torch.save(state, path) on one; mw.save and "
-            "torch.distributed.checkpoint write the pieces of all ranks",
-        )
+IN_PIECES = InPieces(
+    "a model that mw.parallelize has adopted",
+    "call state = trainer.full_state_dict() on every rank and torch.save(state, path) on one; mw.save and "
+    "torch.distributed.checkpoint write the pieces of all ranks",
+)
 
 
 def _is_plain(found: Any) -> bool:

@@ -33,10 +33,10 @@ class Stepping:
         stored: Mapping[str, nn.Parameter],
         replaced: Mapping[str, Tensor],
         copied: Iterable[Tensor] = (),
-        notice: Callable[[], None] | None = None,
+        before: Callable[[], None] | None = None,
     ) -> None:
-        """notice: called before an optimizer of these parameters steps."""
-        self._stored, self._notice = stored, notice
+        """before: called before an optimizer of these parameters steps."""
+        self._stored, self._before = stored, before
         self._own = {id(parameter) for parameter in stored.values()}
         self._replaced = {id(old): (ref(old), name) for name, old in replaced.items()}
         self._copied = {id(old): ref(old) for old in copied}
@@ -76,7 +76,7 @@ class Stepping:
         for optimizer in optimizers_alive():
             self._check_replaced(optimizer)
             if optimizer not in self._known and any(id(one) in self._own for one in held(optimizer)):
-                watch(optimizer, self._notice)
+                watch(optimizer, self._before)
                 self._known.add(optimizer)
         self._found = len(self._known)
 

@@ -29,8 +29,8 @@ def keep_cut(parameter: nn.Parameter, cut: Cut) -> None:
     setattr(parameter, _CUT, cut)
 
 
-def cut_loaded(optimizer: torch.optim.Optimizer) -> None:
-    """State that a plain run has saved comes whole: it is cut as its parameter is."""
+def shard_loaded_state(optimizer: torch.optim.Optimizer) -> None:
+    """State that was saved by a plain run comes whole: it is sharded as its parameter is."""
     for parameter, state in optimizer.state.items():
         cut: Cut | None = getattr(parameter, _CUT, None)
         if cut is not None:

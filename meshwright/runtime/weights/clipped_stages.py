@@ -1,7 +1,7 @@
-"""Stages whose gradients somebody has clipped by norms of their own.
+"""Gradients of a pipeline that were clipped stage by stage.
 
-`torch.nn.utils.clip_grad_norm_(model.parameters(), ...)` knows the parameters of this rank's stage alone: every stage
-is scaled by another factor. Which it was is seen when the optimizer steps, and compared with the next step of the
+`torch.nn.utils.clip_grad_norm_(model.parameters(), ...)` sees the parameters of this rank's stage alone, so every stage
+is scaled by another factor. The factor is taken when the optimizer steps. Ranks compare theirs in the next step of the
 trainer.
 """
 
@@ -20,22 +20,22 @@ CLOSE = 1e-4
 """By which factors that are meant to be one may differ."""
 
 
-class Scaled:
-    """Of a rank of a pipeline."""
+class ClippedStages:
+    """One rank's gradients: their norms after a step, and when the optimizer reads them."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], device: torch.device) -> None:
         self._parameters, self._device = list(parameters), device
         self._gradients: list[Tensor] = []
         self._before = self._after = torch.empty(0)
 
-    def note(self) -> None:
-        """Gradients are what they should be."""
+    def record(self) -> None:
+        """After a step of the trainer, or its own clipping: gradients are as they should be."""
         found = [local_tensor(one.grad) for one in self._parameters if one.grad is not None]
         self._gradients = [one for one in found if one.numel()]
         self._before = self._after = self._norms()
 
-    def look(self) -> None:
-        """What an optimizer is given."""
+    def before_optimizer(self) -> None:
+        """Whatever the user has done to them, the optimizer reads them now."""
         self._after = self._norms()
 
     def _norms(self) -> Tensor:
