@@ -20,8 +20,9 @@ from meshwright.cost.traced.storage import base, depends_on, is_part, is_view, o
 from meshwright.generate.gpu_norm import rms_norm_as_on_gpu
 from meshwright.generate.settle import settle
 from meshwright.generate.strides import in_order, memory_format
+from meshwright.generate.writes import without_writes
 from meshwright.profile.attention import attention_kernel
-from meshwright.torch_compat import fake_mode, fake_tensor, functional, trace_joint
+from meshwright.torch_compat import fake_mode, fake_tensor, trace_joint
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 RMS_NORM = "aten.rms_norm.default"
@@ -88,7 +89,7 @@ def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "", images: b
     given = {value.name for value in (*graph.inputs, *graph.commons)} if images else frozenset[str]()
     fakes = [_fake(value, mode, device, value.name in given) for value in arguments]
     fakes += [_fake(known[name], mode, device, images) for name in outputs]
-    traced = functional(trace_joint(joint, fakes, mode), fakes, mode)
+    traced = without_writes(trace_joint(joint, fakes, mode), fakes, mode)
     settle(traced)
     labels = [*map(label, names), *(f"gradient_{i}" for i in range(len(outputs)))]
     _name_placeholders(traced, labels)
