@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing as mp
 import os
 import signal
@@ -43,6 +44,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     import captures
     import torch.distributed as dist
 
+    faulthandler.register(signal.SIGUSR1, open(_stack_file(store, rank), "w"))  # noqa: SIM115  stays open
     torch.set_num_threads(1)
     captures.share()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
@@ -54,6 +56,11 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
             pipe.send((False, traceback.format_exc()))
     dist.destroy_process_group()
     os._exit(0)  # nothing is left to be cleaned up, and tearing torch down takes seconds
+
+
+def _stack_file(store: str, rank: int) -> str:
+    """Where a rank that is asked (SIGUSR1) writes what its threads are at."""
+    return f"{store}-stack-{rank}"
 
 
 class GlooPool:
@@ -70,16 +77,16 @@ class GlooPool:
     def _start(self) -> None:
         context = copies()
         self._folder = tempfile.TemporaryDirectory()
+        self._store = str(Path(self._folder.name) / "store")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            store = str(Path(self._folder.name) / "store")
-            process = context.Process(target=_serve, args=(rank, self.size, store, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self.size, self._store, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 180) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 300) -> list[Any]:
         if not self._processes:
             self._start()
         for pipe in self._pipes:
@@ -88,13 +95,20 @@ class GlooPool:
         if all(rank in answers and answers[rank][0] for rank in range(self.size)):
             return _results(answers, {}, timeout_s)
         codes = {rank: self._code(rank) for rank in range(self.size) if rank not in answers}
+        stacks = "".join(f"rank {rank} is at\n{self._stacks(rank)}" for rank, code in codes.items() if code is None)
         self._end()
+        assert not stacks, f"no answer in {timeout_s} s\n{stacks}"
         return _results(answers, codes, timeout_s)
 
     def _code(self, rank: int) -> int | None:
         """That of a rank that has ended; None of one that has not."""
         self._processes[rank].join(1)
         return self._processes[rank].exitcode
+
+    def _stacks(self, rank: int) -> str:
+        os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
+        time.sleep(1)
+        return Path(_stack_file(self._store, rank)).read_text()
 
     def _end(self) -> None:
         for process in self._processes:
@@ -148,7 +162,7 @@ def _results(answers: Mapping[int, Answer], codes: Mapping[int, int | None], tim
     return [answers[rank][1] for rank in sorted(answers)]
 
 
-def forked(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 180) -> list[Any]:
+def forked(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 300) -> list[Any]:
     """`function(rank, *arguments)` on gloo ranks that are copies of this process: what it has made, they have too."""
     context = mp.get_context("fork")
     pipes, children = [], []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
 from small_models import small_model
 
 import meshwright
@@ -95,12 +95,10 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "said"), MISTAKES)
 def test_mistakes_are_refused_before_torch_is_there(words: list[str], said: str) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = subprocess.run([sys.executable, "-m", "meshwright", *words], capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found, cpu_s = run_command(words)
     assert found.returncode == 2
     assert said in found.stderr
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
+    assert cpu_s < 0.3
 
 
 def test_a_cluster_that_is_not_known_needs_no_torch() -> None:

@@ -60,7 +60,7 @@ def watch(optimizer: torch.optim.Optimizer, before: Callable[[], None] | None = 
         _STEPS[optimizer] = 0
         optimizer.register_step_pre_hook(_before)
         optimizer.register_step_post_hook(_after)
-        if dist.get_world_size() > 1:
+        if dist.is_initialized() and dist.get_world_size() > 1:
             optimizer.register_state_dict_post_hook(lambda _, state: PiecesDict(state, IN_PIECES))
 
 

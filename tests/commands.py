@@ -1,0 +1,21 @@
+"""Commands run as users run them, with the CPU seconds of that command alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+
+def run_command(words: Sequence[str]) -> tuple[subprocess.CompletedProcess[str], float]:
+    """What `meshwright WORDS` said and how it ended, and its CPU seconds, of which other children have no part."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        started = subprocess.Popen([sys.executable, "-m", "meshwright", *words], stdout=out, stderr=err)
+        _, status, used = os.wait4(started.pid, 0)
+        started.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        ended = subprocess.CompletedProcess(started.args, started.returncode, out.read(), err.read())
+    return ended, used.ru_utime + used.ru_stime
