@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,20 +38,57 @@ def test_commands_shown_can_be_given(page: Path) -> None:
         assert not more or "names" in parsed, f"{page.name}: {line}: {more}"
 
 
-@pytest.mark.full
-def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of its list of commands, but for those of a large model."""
-    monkeypatch.chdir(tmp_path)
-    block = next(
-        one for one in re.findall(r"^```[a-z]*\n(.*?)^```", README.read_text(), re.S | re.M) if "frontier" in one
+SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
+SMALLER = {
+    "train gpt --seq 256": f"train {SMALL}",
+    "--steps 200": "--steps 2",
+    "--steps 400": "--steps 4",
+    "--every 50": "--every 2",
+}
+"""What takes hours on a laptop is run with a smaller model and fewer steps."""
+ELSEWHERE = {"calibrate": "tests/cluster/test_calibrate.py", "trace.json.gz": "tests/cli/test_compare.py"}
+"""Commands with these words are run by other tests, which have what they need."""
+COMMANDS_RUN = [
+    pytest.param(line, id=f"{page.stem}: {line.removeprefix('meshwright ')[:60]}")
+    for page in PAGES
+    if page.stem != "troubleshooting"  # has a test of its own
+    for line in dict.fromkeys(line.split("   ")[0] for line in shown(page.read_text()))
+    if not any(word in line for word in ELSEWHERE)
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the files that the pages speak of."""
+    made = tmp_path_factory.mktemp("shown")
+    for name in ("plan", "other", "a", "b"):
+        words = ["plan", SMALL, "--global-batch", "16", "--cluster", "local:4", "--quiet"]
+        assert main([*words, "-o", str(made / f"{name}.json"), *(["--pin", "tp=2"] if name in "ob" else [])]) == 0
+    cluster = subprocess.run(
+        [sys.executable, "-m", "meshwright", "cluster", "show", "h100:8", "--toml"], capture_output=True, check=True
     )
-    lines = [line for line in shown(f"```\n{block}```") if "llama3-8b" not in line]
-    assert len(lines) >= 8
-    for line in lines:
-        assert main(shlex.split(line)[1:]) == 0, line
-        if " -o plan.json" in line:
-            shutil.copy("plan.json", "other.json")
-    assert {path.name for path in tmp_path.iterdir()} >= {"plan.json", "both.html", "t.json.gz", "m.pickle"}
+    (made / "mine.toml").write_bytes(cluster.stdout)
+    return made
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("line", COMMANDS_RUN)
+def test_commands_shown_run(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the pages: some go on with what others have written."""
+    monkeypatch.chdir(folder)
+    for given, smaller in SMALLER.items():
+        line = line.replace(given, smaller)
+    assert main(shlex.split(line)[1:]) == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", [README], ids=lambda page: page.name)
+def test_answers_shown_are_what_is_printed(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answered = re.findall(r"^\$ meshwright ([^\n]*)\n((?:[^$`\n][^\n]*\n)+)", page.read_text(), re.M)
+    assert answered
+    for words, said in answered:
+        assert main(shlex.split(words)) == 0
+        assert capsys.readouterr().out.startswith(said)
 
 
 def test_readme_shows_many() -> None:

@@ -33,18 +33,25 @@ TWO_AXES: dict[str, Callable[[int], tuple[str, ...]]] = {
 }
 
 
-def cases(quick_sizes: tuple[int, ...]) -> Iterator[Any]:
+def cases(quick_sizes: tuple[int, ...], slow: tuple[str, ...] = ()) -> Iterator[Any]:
     """Every model under every plan on 1, 2 and 3 ranks, and on 2 x 2.
 
-    The quick tests take one or two plans of each model per size, a different one for each; `make test-all` takes all.
+    The quick tests take one or two plans of each model per size, a different one for each; `make test-all` takes all,
+    `slow` models among them.
     """
     for n, name in enumerate(NAMES):
         for size in (1, 2, 3):
             for k, kind in enumerate(PINS):
-                quick = size in quick_sizes and (k - n - size) % len(PINS) in ((0, 1) if size == 2 else (0,))
+                quick = (
+                    name not in slow
+                    and size in quick_sizes
+                    and (k - n - size) % len(PINS) in ((0, 1) if size == 2 else (0,))
+                )
                 yield pytest.param(name, size, kind, marks=[] if quick else pytest.mark.full)
         for k, kind in enumerate(TWO_AXES):
-            yield pytest.param(name, 4, kind, marks=[] if k == n and 4 in quick_sizes else pytest.mark.full)
+            yield pytest.param(
+                name, 4, kind, marks=[] if k == n and 4 in quick_sizes and name not in slow else pytest.mark.full
+            )
 
 
 def planned(name: str, size: int, kind: str, dtype: str = "float32") -> Plan:
@@ -109,7 +116,7 @@ def test_loss_gradients_and_collectives(name: str, size: int, kind: str, ranks: 
         assert Counter(found["collectives"]) == Counter(plan.predicted.collectives)
 
 
-@pytest.mark.parametrize(("name", "size", "kind"), list(cases((3,))))
+@pytest.mark.parametrize(("name", "size", "kind"), list(cases((3,), slow=("resnet",))))
 def test_parameters_after_three_steps(name: str, size: int, kind: str, ranks: Callable[[int], GlooPool]) -> None:
     plan = planned(name, size, kind, "float64")
     true = train_plain(name, "float64", 3)

@@ -158,7 +158,7 @@ def test_a_second_ctrl_c_ends_at_once(rank_module: Path) -> None:
     check_gone(ranks)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_rank_that_stands_still_is_named(rank_module: Path, rank: int) -> None:
     started = launcher(rank_module, "plain", timeout_s=3)
     ranks = wait_for(rank_module, 2)

@@ -132,9 +132,18 @@ def run_planned(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
     return {"loss": loss.item(), "gradients": gradients, "names": set(trainer.state_dict())}
 
 
-@pytest.mark.parametrize("pin", ["dp=2", "tp=2"])
+NAMES = ("recurrent", "layered", "builtin names", "uneven head", "turned", "frozen", "shared layer")
+SLOW = {("layered", "tp=2"), ("shared layer", "tp=2")}
+"""In the full matrix: they take long to trace."""
+
+
 @pytest.mark.parametrize(
-    "name", ["recurrent", "layered", "builtin names", "uneven head", "turned", "frozen", "shared layer"]
+    ("name", "pin"),
+    [
+        pytest.param(name, pin, marks=pytest.mark.full if (name, pin) in SLOW else ())
+        for name in NAMES
+        for pin in ("dp=2", "tp=2")
+    ],
 )
 def test_an_odd_model_equals_itself(name: str, pin: str, ranks: Callable[[int], GlooPool]) -> None:
     model, batch = setting(name)

@@ -80,7 +80,7 @@ def code_of(process: int, within_s: float) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("stopped", [0, 2])
+@pytest.mark.parametrize("stopped", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_a_rank_that_stands_still_is_named_with_its_host_and_op(tmp_path: Path, stopped: int) -> None:
     ranks = started(tmp_path, 3)
     os.kill(ranks[stopped], signal.SIGSTOP)

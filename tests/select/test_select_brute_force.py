@@ -31,8 +31,9 @@ def disagreements(seeds: range, method: str, **kwargs: object) -> list[tuple[int
     return found
 
 
-def test_auto_agrees_with_enumeration() -> None:
-    assert disagreements(range(2200), "auto") == []
+@pytest.mark.parametrize("seeds", [range(800), pytest.param(range(800, 2200), marks=pytest.mark.full)])
+def test_auto_agrees_with_enumeration(seeds: range) -> None:
+    assert disagreements(seeds, "auto") == []
 
 
 def test_reductions_and_core_agree_with_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:

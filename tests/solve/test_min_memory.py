@@ -92,6 +92,7 @@ def test_a_plan_on_one_device_names_bytes_of_which_one_less_is_refused(pins: tup
     assert "more devices" not in text, "none are known that would do"
 
 
+@pytest.mark.full
 def test_a_nested_order_that_takes_less_is_named() -> None:
     """Six layers whose inputs are most of what is kept."""
     with torch.device("meta"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.layout import Layout
@@ -29,6 +31,7 @@ def test_width_goes_first_then_height() -> None:
     }
 
 
+@pytest.mark.full
 def test_cells_that_read_several_others_have_tables_that_can_be_held() -> None:
     """Asked pair by pair, one segment of this model on 2x2 would take hours."""
     program = capture(*parse_reference("amoebanet?layers=3&width=24&image=64").meta(8)).at_batch(8)
