@@ -13,6 +13,7 @@ from meshwright.capture.optimizer import STATES
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Device, Mesh, load_cluster
 from meshwright.cluster.tree import Group, Member
+from meshwright.cost.host_link import state_copies
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.errors import counted
 from meshwright.generate.program import sharded_segments
@@ -275,6 +276,19 @@ class _Search:
         return NoRoomError(
             f"no plan fits{by} in {show_bytes(self.given or self.room)} on one device ({device.name})",
             f"{'' if exact else 'at most '}{needed:,} bytes ({show_bytes(needed)}), which do: {words}",
-            error.todo,
+            self._todo(number) or error.todo,
             needed,
         )
+
+    def _todo(self, number: int) -> str:
+        """Where no batch is small enough: parameters, gradients and optimizer state are too large by themselves."""
+        found = self.curves(number)
+        always = found.static_bytes + sum(found.gradients)
+        if always <= self.room:
+            return ""
+        host = ", put optimizer state on the host (--pin offload=optimizer)" if self._can_offload() else ""
+        taken = f"parameters, gradients and optimizer state take {show_bytes(always)} at any batch size"
+        return f"raise the limit, shard over several devices{host}: {taken}"
+
+    def _can_offload(self) -> bool:
+        return self.hosted is None and not self.setting.offload and state_copies(self.mesh.device) is not None

@@ -17,17 +17,23 @@ README = ROOT / "README.md"
 PAGES = [README, ROOT / "SKILL.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def shown(text: str) -> list[str]:
-    """Lines of blocks, and cells of tables, that begin with `meshwright COMMAND`; comments and `...` aside."""
+def shown(page: Path) -> list[str]:
+    """Lines of blocks and cells of tables that begin with `meshwright COMMAND`; of README's table all that is quoted.
+
+    Comments and `...` aside.
+    """
+    text = page.read_text()
     blocks = "\n".join(re.findall(r"^```[a-z]*\n(.*?)^```", text, re.S | re.M))
-    lines = re.findall(r"^(?:\$ )?meshwright [^\n]*", blocks, re.M) + re.findall(r"\| `(meshwright [^`\n]*)` \|", text)
+    rows = "\n".join(re.findall(r"^\|.*", text, re.M))
+    lines = re.findall(r"^(?:\$ )?meshwright [^\n]*", blocks, re.M)
+    lines += re.findall(r"`(meshwright [^`\n]*)`" if page == README else r"\| `(meshwright [^`\n]*)` \|", rows)
     found = [line.removeprefix("$ ").split("  #")[0].split(" #")[0].strip() for line in lines]
     return [line for line in found if "..." not in line and "|" not in line and line.split()[1] in COMMANDS]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_shown_can_be_given(page: Path) -> None:
-    for line in shown(page.read_text()):
+    for line in shown(page):
         if line.split()[1].isupper() or line.split()[1:] == ["plan"] or re.search(r"[A-Z]{4,}|->|`", line):
             continue  # places for one's own words
         words = shlex.split(line.split(" > ")[0].split(" && ")[0])[1:]
@@ -48,12 +54,19 @@ SMALLER = {
 """What takes hours on a laptop is run with a smaller model and fewer steps."""
 ELSEWHERE = {"calibrate": "tests/cluster/test_calibrate.py", "trace.json.gz": "tests/cli/test_compare.py"}
 """Commands with these words are run by other tests, which have what they need."""
+OWN = """
+import torch
+
+def function():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    return model, (torch.randn(32, 64),), lambda y, x: (y - x).square().mean()
+"""
 COMMANDS_RUN = [
     pytest.param(line, id=f"{page.stem}: {line.removeprefix('meshwright ')[:60]}")
     for page in PAGES
     if page.stem != "troubleshooting"  # has a test of its own
-    for line in dict.fromkeys(line.split("   ")[0] for line in shown(page.read_text()))
-    if not any(word in line for word in ELSEWHERE)
+    for line in dict.fromkeys(line.split("   ")[0] for line in shown(page))
+    if not any(word in line for word in ELSEWHERE) and line != "meshwright plan"
 ]
 
 
@@ -67,6 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cluster = subprocess.run(
         [sys.executable, "-m", "meshwright", "cluster", "show", "h100:8", "--toml"], capture_output=True, check=True
     )
+    (made / "file.py").write_text(OWN)
     (made / "mine.toml").write_bytes(cluster.stdout)
     return made
 
@@ -92,4 +106,4 @@ def test_answers_shown_are_what_is_printed(page: Path, capsys: pytest.CaptureFix
 
 
 def test_readme_shows_many() -> None:
-    assert len(shown(README.read_text())) >= 14
+    assert len(shown(README)) >= 14

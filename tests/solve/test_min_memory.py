@@ -92,6 +92,19 @@ def test_a_plan_on_one_device_names_bytes_of_which_one_less_is_refused(pins: tup
     assert "more devices" not in text, "none are known that would do"
 
 
+def test_where_no_batch_is_small_enough_the_advice_says_so() -> None:
+    """A smaller batch is no advice where parameters, gradients and optimizer state are too large by themselves."""
+    program = capture(wide(), BATCH)
+    least, text = named(lambda limit: make_plan(program, load_cluster("local:1"), memory_bytes=limit), 1000)
+    assert (
+        "shard over several devices, put optimizer state on the host (--pin offload=optimizer): parameters, grad"
+        in text
+    )
+    assert "smaller" not in text
+    _, text = named(lambda limit: make_plan(program, load_cluster("local:1"), memory_bytes=limit), least - 1)
+    assert "make the batch smaller" in text
+
+
 @pytest.mark.full
 def test_a_nested_order_that_takes_less_is_named() -> None:
     """Six layers whose inputs are most of what is kept."""

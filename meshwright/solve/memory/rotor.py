@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,65 +82,71 @@ def rotor(chain: Sequence[Link], budget_bytes: int, input_bytes: int, slots: int
         return None if chain else Order(0.0, ())
     slot = max(1, -(-room // slots))
     table = _Table(chain, slot, room // slot)
-    seconds = float(table.best[0, len(chain) - 1][-1])
+    seconds = float(table.best[0, len(chain) - 1, -1])
     return Order(seconds, tuple(table.moves(0, len(chain) - 1, room // slot))) if np.isfinite(seconds) else None
 
 
 class _Table:
-    """best[s, t][m]: the least seconds of s..t in m slots; how: -1 - i for saving i of `all`, s' for a split."""
+    """best[s, t, m]: the least seconds of s..t in m slots; how: -1 - i for saving i of `all`, s' for a split.
+
+    rest[s', t]: best[s', t] where the input of s' is kept, which takes slots of its own.
+    """
 
     def __init__(self, chain: Sequence[Link], slot: int, room: int) -> None:
         self.chain, self.slot, self.room = chain, slot, room
-        self.best: dict[tuple[int, int], Times] = {}
-        self.how: dict[tuple[int, int], NDArray[np.int64]] = {}
         n = len(chain)
-        ahead = np.concatenate([[0.0], np.cumsum([link.forward_s for link in chain])])
+        self.best = np.full((n, n, room + 1), np.inf)
+        self.rest = np.full((n, n, room + 1), np.inf)
+        self.how = np.zeros((n, n, room + 1), dtype=np.int32)
+        self.ahead = np.concatenate([[0.0], np.cumsum([link.forward_s for link in chain])])
         self.left = [sum(link.weight_bytes for link in chain[k + 1 :]) for k in range(n)]
+        self.pairs = [0, *(a.output_bytes + b.output_bytes + b.transient_bytes for a, b in pairwise(chain))]
+        self.inputs = [0, *(self._slots(link.output_bytes) for link in chain)]
         for length in range(n):
             for s in range(n - length):
-                self._fill(s, s + length, ahead)
+                self._fill(s, s + length)
 
-    def _fill(self, s: int, t: int, ahead: Times) -> None:
-        best = np.full(self.room + 1, np.inf)
-        how = np.zeros(self.room + 1, dtype=np.int64)
-        for index, seconds in enumerate(self._all(s, t)):
+    def _fill(self, s: int, t: int) -> None:
+        kept = self._all(s, t)
+        first = kept.argmin(axis=0)
+        best, how = np.take_along_axis(kept, first[None], axis=0)[0], -1 - first
+        last = next((k for k in range(s, t) if self.chain[k].once), t)  # the last segment that a split may begin with
+        if last > s:
+            passed = (self.ahead[s + 1 : last + 1] - self.ahead[s])[:, None]
+            split = passed + self.rest[s + 1 : last + 1, t] + self.best[s, s:last]
+            split[:, : self._pass_slots(s, t)] = np.inf
+            cut = split.argmin(axis=0)
+            seconds = np.take_along_axis(split, cut[None], axis=0)[0]
             better = seconds < best
-            best[better], how[better] = seconds[better], -1 - index
-        least = self._pass_slots(s, t)
-        for cut in range(s + 1, t + 1):
-            if self.chain[cut - 1].once:
-                break
-            kept = self._slots(self.chain[cut - 1].output_bytes)
-            seconds = ahead[cut] - ahead[s] + _shifted(self.best[cut, t], kept) + self.best[s, cut - 1]
-            seconds[: min(least, self.room + 1)] = np.inf
-            better = seconds < best
-            best[better], how[better] = seconds[better], cut
+            best[better], how[better] = seconds[better], s + 1 + cut[better]
         self.best[s, t], self.how[s, t] = best, how
+        self.rest[s, t] = _shifted(best, self.inputs[s])
 
-    def _all(self, s: int, t: int) -> Iterator[Times]:
+    def _all(self, s: int, t: int) -> Times:
+        """By the way to save: the seconds of s..t where s is saved so."""
         link = self.chain[s]
-        for saving in link.savings:
+        end = self.chain[t].gradient_bytes + self.left[t]
+        found = np.empty((len(link.savings), self.room + 1))
+        for seconds, saving in zip(found, link.savings, strict=True):
             kept = self._slots(saving.bytes)
-            after = _shifted(self.best[s + 1, t], kept) if s < t else np.zeros(self.room + 1)
-            seconds = link.forward_s + saving.backward_s + after
-            end = self.chain[t].gradient_bytes + self.left[t]
             forward = self._slots(saving.bytes + saving.forward_transient_bytes + end)
             backward = self._slots(saving.bytes + saving.backward_transient_bytes + link.gradient_bytes + self.left[s])
-            seconds[: min(max(kept, forward, backward), self.room + 1)] = np.inf
-            yield seconds
+            least = min(max(kept, forward, backward), self.room + 1)
+            seconds[:least] = np.inf
+            after = self.best[s + 1, t, least - kept : self.room + 1 - kept] if s < t else 0.0
+            np.add(after, link.forward_s + saving.backward_s, out=seconds[least:])
+        return found
 
     def _pass_slots(self, s: int, t: int) -> int:
         """Room for the forwards of s..t-1 that save nothing: two neighbouring outputs at a time."""
-        most = self.chain[s].output_bytes + self.chain[s].transient_bytes
-        for before, link in zip(self.chain[s:t], self.chain[s + 1 : t], strict=False):
-            most = max(most, before.output_bytes + link.output_bytes + link.transient_bytes)
+        most = max(self.chain[s].output_bytes + self.chain[s].transient_bytes, max(self.pairs[s + 1 : t], default=0))
         return self._slots(most + self.chain[t].gradient_bytes + self.left[t])
 
     def _slots(self, size: int) -> int:
         return -(-size // self.slot)
 
     def moves(self, s: int, t: int, room: int) -> Iterator[Move]:
-        how = int(self.how[s, t][room])
+        how = int(self.how[s, t, room])
         if how < 0:
             saving = self.chain[s].savings[-1 - how]
             yield Move("forward", s, -1 - how)
@@ -148,7 +155,7 @@ class _Table:
             yield Move("backward", s)
         else:
             yield from (Move("pass", k) for k in range(s, how))
-            yield from self.moves(how, t, room - self._slots(self.chain[how - 1].output_bytes))
+            yield from self.moves(how, t, room - self.inputs[how])
             yield from self.moves(s, how - 1, room)
 
 
