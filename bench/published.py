@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from published_rows import ImpossibleError, NotModelledError, Row, case_of
 from published_scores import Scored, scores
 
-from meshwright.configuration.reserved import pooled_bytes, waiting_bytes
+from meshwright.configuration.reserved import pooled_bytes, waiting_bytes, workspace_bytes
 from meshwright.configuration.step import Step
 from meshwright.errors import MeshwrightError, PlanError
 
@@ -46,10 +46,11 @@ def priced(row: Row) -> Scored:
         raise NotModelledError(f"{type(error).__name__}: {error}") from error
     device = case.cluster.devices[0]
     held = found.peak_bytes + (device.reserve_bytes if case.habits.in_use else 0)
+    used = workspace_bytes(device)
     if case.habits.first_rank:
-        held = max(step.first_bytes, min(step.first_bytes + waiting_bytes(step), device.usable_bytes))
+        held = max(step.first_bytes, min(step.first_bytes + used + waiting_bytes(step), device.usable_bytes))
     if case.habits.last_rank:
-        held = max(step.last_bytes, min(step.last_bytes + pooled_bytes(step), device.usable_bytes))
+        held = max(step.last_bytes, min(step.last_bytes + used + pooled_bytes(step), device.usable_bytes))
     return Scored(row, found.step_s, held, not case.refused and found.peak_bytes <= device.usable_bytes)
 
 

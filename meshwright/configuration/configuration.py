@@ -31,7 +31,8 @@ class Configuration:
     where each step of a float32 loss is a kernel, or `eager` where it is PyTorch's own, uncompiled. gathers: how often
     ZeRO-3 gathers a layer for each micro-batch, 3 where recomputation does so by itself (DeepSpeed). overlap: which
     share of gathers and reductions runs beside compute; tp_overlap: of backward's collectives of tp, beside weights'
-    gradients; tp_pipelined: of all of tp, beside the products they belong to. fused: chains of elementwise ops are
+    gradients; tp_pipelined: of all of tp, beside the products they belong to. contention: compute slows while
+    gathers and reductions run (`cluster.contention`). fused: chains of elementwise ops are
     single kernels. separate: queries, keys and values, and the two products of a gated MLP, are products of their own.
     context: how attention sees the whole sequence under cp. stage_layers: layers of each stage, in
     order; recomputed: how many of them are recomputed where not all are. offload: the share of the optimizer that
@@ -62,6 +63,7 @@ class Configuration:
     overlap: float = 1.0
     tp_overlap: float = 0.0
     tp_pipelined: float = 0.0
+    contention: bool = True
     gradients: str = "float32"
     fused: bool = True
     separate: bool = False

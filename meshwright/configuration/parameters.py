@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from meshwright.capture.program import ITEM_BYTES, TensorType, Value
 from meshwright.cluster import Mesh, collective_s
+from meshwright.cluster.contention import compute_slowdown
 from meshwright.configuration.configuration import Configuration
 from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.price.parameter import ParameterPrice, Setting, parameter_price
@@ -21,7 +22,8 @@ def with_parameters(point: FrontierPoint, count: int, mesh: Mesh, given: Configu
     price = parameter_price(value, plan, mesh, setting)
     if given.zero == 1 and not given.scatter:
         price = replace(price, last_s=collective_s("all_reduce", count * ITEM_BYTES[given.reduce], mesh.axes[0]))
-    return _added(point, price, given, _state_bytes(price, count, size, given))
+    share = given.overlap * (1.0 - (compute_slowdown(mesh.axes[0]) if given.contention else 0.0))
+    return _added(point, price, given, _state_bytes(price, count, size, given), share)
 
 
 def _state_bytes(price: ParameterPrice, count: int, ranks: int, given: Configuration) -> int:
@@ -35,7 +37,8 @@ def _state_bytes(price: ParameterPrice, count: int, ranks: int, given: Configura
     return (copy + fresh + ITEM_BYTES[given.gradients]) * count + states
 
 
-def _added(point: FrontierPoint, price: ParameterPrice, given: Configuration, held: int) -> FrontierPoint:
+def _added(point: FrontierPoint, price: ParameterPrice, given: Configuration, held: int, share: float) -> FrontierPoint:
+    """share: of gathers and reductions, what compute hides."""
     first_s, last_s = price.first_s * (given.gathers / 2 if given.zero == 3 else 1.0), price.last_s
     return replace(
         point,
@@ -43,7 +46,7 @@ def _added(point: FrontierPoint, price: ParameterPrice, given: Configuration, he
         first_s=point.first_s + first_s,
         last_s=point.last_s + last_s,
         step_s=point.step_s + price.step_s,
-        overlappable_s=point.overlappable_s + given.overlap * (first_s + last_s),
+        overlappable_s=point.overlappable_s + share * (first_s + last_s),
         static_bytes=point.static_bytes + held,
         forward_transient_bytes=point.forward_transient_bytes + price.transient_bytes,
         backward_transient_bytes=point.backward_transient_bytes + price.transient_bytes,

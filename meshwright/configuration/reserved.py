@@ -1,8 +1,8 @@
 """What PyTorch's allocator has reserved on a rank, beyond the bytes that are in use at the peak.
 
-Three causes: blocks that a stream of collectives has used wait until the device has run it (`waiting_bytes`); each
-stream has a pool of its own; and blocks of one layer are too small for the logits, so that these are new memory
-(`pooled_bytes`).
+Four causes: blocks that a stream of collectives has used wait until the device has run it (`waiting_bytes`); each
+stream has a pool of its own; blocks of one layer are too small for the logits, so that these are new memory
+(`pooled_bytes`); and cuBLAS works in memory of the same allocator (`workspace_bytes`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshwright.capture.program import ITEM_BYTES
+from meshwright.configuration.costs import HOPPER
 
 if TYPE_CHECKING:
+    from meshwright.cluster import Device
     from meshwright.configuration.step import Step
 
 QUEUE = 1024
@@ -22,6 +24,15 @@ WHOLE = 4
 """Whole operands of collectives in a layer under sequence parallelism: two of its forward, two of its backward."""
 HOSTS_AHEAD = 2
 """Hosts of a tensor-parallel group whose stages run ahead; of more, all pipelines of the sweep that shows it stall."""
+
+HANDLES = 2
+"""Of cuBLAS: forward and backward run in threads of their own."""
+
+
+def workspace_bytes(device: Device) -> int:
+    """What cuBLAS works in: 32 MiB a handle on Hopper, 8.125 MiB on others (`aten/src/ATen/cuda/CublasHandlePool.cpp`
+    of PyTorch 2.1 to 2.6)."""
+    return HANDLES * (32 * 2**20 if device.name.startswith(HOPPER) else 8_519_680)
 
 
 def whole_bytes(step: Step) -> int:

@@ -81,7 +81,25 @@ class Step:
     def one_stage(self) -> Prediction:
         points = [self.point("embedding"), *self._layer_points(0, self.model.layers)]
         points += [self.point("head"), self.point("loss")]
-        return quick_prediction(points, self.given.microbatches, True)
+        return quick_prediction(self._hosted(points), self.given.microbatches, True)
+
+    def _hosted(self, points: list[FrontierPoint]) -> list[FrontierPoint]:
+        """A device that waits for its host takes what the host needs, and what follows the last backward comes after
+        that: reductions that nothing hides, the optimizer."""
+        device_s = sum(point.forward_s + point.backward_s for point in points)
+        host_s = sum(point.forward_host_s + point.backward_host_s for point in points)
+        slower = max(1.0, self.stalled(host_s) / device_s)
+        return [
+            replace(
+                point,
+                forward_s=slower * point.forward_s,
+                backward_input_s=slower * point.backward_input_s,
+                backward_weight_s=slower * point.backward_weight_s,
+                forward_host_s=0.0,
+                backward_host_s=0.0,
+            )
+            for point in points
+        ]
 
     def _layer_points(self, first: int, end: int, recomputed: int | None = None) -> list[FrontierPoint]:
         """recomputed: how many of them, the first ones, make their activations again; all by the configuration."""
@@ -185,19 +203,15 @@ class Step:
         return [*first, *((run + 1) * left // count - run * left // count for run in range(count)), *alone]
 
     def _run_cost(self, points: list[FrontierPoint], stage: int) -> SegmentCost:
-        """The segments of a run as one; a device that waits for its host takes what the host needs."""
+        """The segments of a run as one."""
         if not points:
             return SegmentCost.of(FrontierPoint(_CHOICE, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0))
+        points = self._hosted(points)
         sums = {one.name: sum(getattr(point, one.name) for point in points) for one in fields(FrontierPoint)[1:]}
         sums["forward_transient_bytes"] = max(point.forward_transient_bytes for point in points)
         sums["backward_transient_bytes"] = max(point.backward_transient_bytes for point in points)
         sums["departures"], sums["spared"] = DEPARTURES, False
-        total_s = sums["forward_s"] + sums["backward_input_s"] + sums["backward_weight_s"]
-        slower = max(1.0, self.stalled(sums["forward_host_s"] + sums["backward_host_s"]) / total_s)
-        for name in ("forward_s", "backward_input_s", "backward_weight_s"):
-            sums[name] *= slower
-        for name in ("forward_host_s", "backward_host_s", "step_host_s"):
-            sums[name] = 0.0
+        sums["step_host_s"] = 0.0
         if self.model.tied and stage in (0, self.given.pp - 1):
             shared = self.model.vocab // self.given.tp * self.model.hidden * 4
             sums["step_s"] += collective_s("all_reduce", shared, self.meshes.wire(0)) / self.given.vpp

@@ -157,6 +157,30 @@ def test_stalls_cost_hosts_of_pipelines_between_hosts_alone_and_each_tensor_para
         assert lost / plain == pytest.approx(slower, rel=0.02)
 
 
+def test_what_nothing_hides_comes_after_the_last_backward_that_the_host_asked_for() -> None:
+    """However slow the host is: a device that waits for it has nothing to reduce meanwhile."""
+    slow = Framework("", op_host_s=1e-3)
+    given = Configuration(dp=16, global_batch=64, overlap=0.0)
+    step = Step(SMALL, given, load_cluster("h100:2x8"), slow)
+    alone = Step(SMALL, replace(given, dp=1, global_batch=4), load_cluster("h100:1"), slow)
+    blocks = ("embedding", *["dense"] * SMALL.layers, "head")
+    reduced_s = sum(step.point(name).last_s for name in blocks)
+    assert reduced_s > 1e-3
+    assert step.predict().step_s - alone.predict().step_s == pytest.approx(reduced_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("cluster", "lost"), [("a100:8", 0.49), ("a100:2x8", 0.07)])
+def test_compute_slows_while_gathers_and_reductions_run(cluster: str, lost: float) -> None:
+    """By what Mist measured, over NVLink and between hosts."""
+    given = Configuration(dp=load_cluster(cluster).device_count, global_batch=64, micro_batch=4, zero=3)
+    slowed, plain = (
+        Step(SMALL, replace(given, contention=contention), load_cluster(cluster), PLAIN).point("dense")
+        for contention in (True, False)
+    )
+    assert plain.overlappable_s == pytest.approx(plain.first_s + plain.last_s)
+    assert slowed.overlappable_s == pytest.approx((1 - lost) * plain.overlappable_s)
+
+
 def test_the_first_stage_holds_what_its_micro_batches_in_flight_keep() -> None:
     given = Configuration(pp=2, global_batch=8, stage_layers=(6, 2))
     few, many = (Step(SMALL, replace(given, global_batch=n), load_cluster("h100:2"), PLAIN).first_bytes for n in (1, 8))

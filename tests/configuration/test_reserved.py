@@ -11,7 +11,7 @@ from meshwright.configuration import Configuration, Transformer
 from meshwright.configuration.costs import block_cost
 from meshwright.configuration.framework import PLAIN
 from meshwright.configuration.layers import Layers
-from meshwright.configuration.reserved import pooled_bytes, waiting_bytes
+from meshwright.configuration.reserved import pooled_bytes, waiting_bytes, workspace_bytes
 from meshwright.configuration.step import Step
 
 SMALL = Transformer(8, 1024, 16, 4096, 32000, 1024)
@@ -41,6 +41,12 @@ def test_a_group_over_many_hosts_does_not_run_ahead() -> None:
     given = Configuration(tp=16, pp=2, sp=True, global_batch=8, recorded=True)
     assert waiting_bytes(_step(given, cluster="h100:4x8")) == 2 * 4 * 2 * WHOLE
     assert waiting_bytes(_step(given, cluster="h100:8x4")) == 4 * WHOLE
+
+
+def test_cublas_works_in_memory_of_the_allocator() -> None:
+    """32 MiB on Hopper for each of two threads; on an A100 the 8.125 MiB that PyTorch's memory snapshots show."""
+    assert workspace_bytes(DEVICE) == 64 * 2**20
+    assert workspace_bytes(load_cluster("a100:8").devices[0]) == 2 * 8_519_680
 
 
 @pytest.mark.parametrize(("loss", "tp", "copies"), [("half", 1, 1.0), ("eager", 1, 3.0), ("eager", 8, 4.0)])
