@@ -8,7 +8,7 @@ own names to the Program's parameters, buffers and values. Nothing here imports 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from meshwright.capture.graph import SegmentGraph
@@ -95,6 +95,8 @@ class Program:
     answers: tuple[str, ...] = ()
     unused_bytes: int = 0
     form: str = ""
+    _parameters: dict[str, Parameter] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _uses: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def at_batch(self, batch: int) -> Program:
         """The same Program at another batch; nothing is captured again."""
@@ -122,11 +124,19 @@ class Program:
                 yield segment, op
 
     def parameter(self, name: str) -> Parameter:
-        return next(parameter for parameter in self.parameters if parameter.name == name)
+        if not self._parameters:  # asked for by every reader of a plan, for every parameter
+            self._parameters.update((parameter.name, parameter) for parameter in self.parameters)
+        return self._parameters[name]
 
     def uses_of(self, parameter: str) -> tuple[int, ...]:
         """Indices of the segments that read a parameter; more than one for tied weights."""
-        return tuple(i for i, segment in enumerate(self.segments) if parameter in segment.params)
+        if not self._uses:
+            found: dict[str, list[int]] = {}
+            for index, segment in enumerate(self.segments):
+                for name in dict.fromkeys(segment.params):
+                    found.setdefault(name, []).append(index)
+            self._uses.update((name, tuple(users)) for name, users in found.items())
+        return self._uses.get(parameter, ())
 
     def fingerprint(self) -> str:
         """What two captures of the same model share, at any batch."""

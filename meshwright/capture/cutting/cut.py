@@ -26,6 +26,9 @@ CARRIED = 2
 """What a value carried over the end of a distinct segment costs, in ops: its layouts multiply what is to be tried."""
 LARGE = 3
 """Segments of more than so many times the usual number of ops cost more than their ops: they are planned whole."""
+MOST_LIMITS = 256
+"""Of more lengths than these that values live for, every second, third and so on is tried as the limit, so that cutting
+takes time in proportion to the ops."""
 
 Lives = dict[str, tuple[int, int]]
 
@@ -102,7 +105,8 @@ def _carrying(chain: Sequence[Op], lives: Lives, stretch: tuple[int, int], behin
     alive = _alive(lives, len(chain))
     best: list[int] = []
     least = _score(chain, alive, start, [], end, max_ops)
-    for limit in sorted((length for length in lengths if length >= SHORTEST_CARRY), reverse=True):
+    limits = sorted((length for length in lengths if length >= SHORTEST_CARRY), reverse=True)
+    for limit in limits[:: -(-len(limits) // MOST_LIMITS) or 1]:
         cuts = cuts_without(chain, lives, start, min(end, behind), limit)
         if not cuts or cuts == best:
             continue

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 from meshwright.capture.program import Op, Ref, map_leaves
 
 Span = tuple[int, int]
 Path = tuple[str, ...]
+_Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 def structure(ops: Sequence[Op]) -> tuple[Any, ...]:
@@ -56,7 +59,7 @@ def merge(pieces: Sequence[Sequence[Op]], largest: int = 24) -> list[Span]:
     known: dict[Any, int] = {}
     keys = [known.setdefault(structure(piece), len(known)) for piece in pieces]
     ends = [0, *accumulate(len(piece) for piece in pieces)]
-    spans = _units(_Pieces(keys, ends, [_module(piece) for piece in pieces]), 0, len(pieces))
+    spans = _units(_Pieces(keys, ends, [_module(piece) for piece in pieces]))
     unit = max((ends[b] - ends[a] for a, b, repeated in spans if repeated), default=largest)
     merged: list[tuple[int, int, bool]] = []
     for start, end, repeated in spans:
@@ -80,33 +83,59 @@ class _Pieces:
         return len(_shared(self.modules[start:end]))
 
 
-def _units(pieces: _Pieces, low: int, high: int) -> list[tuple[int, int, bool]]:
-    run = _best_run(pieces, low, high)
-    if run is None:
-        return [(i, i + 1, False) for i in range(low, high)]
-    start, period, repeats = run
-    end = start + period * repeats
-    inner = [(start + i * period, start + (i + 1) * period, True) for i in range(repeats)]
-    return _units(pieces, low, start) + inner + _units(pieces, end, high)
+def _units(pieces: _Pieces) -> list[tuple[int, int, bool]]:
+    """Spans of pieces, and whether each is one of several alike: the run that covers most ops, then the same of what
+    is before it and behind it."""
+    found: list[tuple[int, int, bool]] = []
+    ends = np.array(pieces.ends)
+    todo = [(0, len(pieces.keys), _streaks(pieces.keys))]
+    while todo:
+        low, high, streaks = todo.pop()
+        streaks = _within(streaks, low, high)
+        run = _best_run(pieces, ends, streaks, high)
+        if run is None:
+            found += [(i, i + 1, False) for i in range(low, high)]
+            continue
+        start, period, repeats = run
+        end = start + period * repeats
+        found += [(start + i * period, start + (i + 1) * period, True) for i in range(repeats)]
+        todo += [(low, start, streaks), (end, high, streaks)]
+    return sorted(found)
 
 
-def _best_run(pieces: _Pieces, low: int, high: int) -> tuple[int, int, int] | None:
+def _streaks(pieces: Sequence[int]) -> _Ints:
+    """Rows of (period, start, end), by period and then by start: each of the pieces [start, end), at least a period of
+    them, equals the one a period later. There are hardly more such rows than pieces."""
+    keys = np.array(pieces)
+    found = [np.empty((0, 3), np.int64)]
+    for period in range(1, len(keys) // 2 + 1):
+        equal = keys[:-period] == keys[period:]
+        if np.count_nonzero(equal) < period:
+            continue
+        edges = np.flatnonzero(np.diff(equal, prepend=False, append=False))
+        starts, ends = edges[::2], edges[1::2]
+        long = ends - starts >= period
+        if long.any():
+            found.append(np.stack([np.full(long.sum(), period), starts[long], ends[long]], axis=1))
+    return np.concatenate(found)
+
+
+def _within(streaks: _Ints, low: int, high: int) -> _Ints:
+    """Those that are left of them in [low, high)."""
+    period, start, end = streaks.T
+    start, end = np.maximum(start, low), np.minimum(end, high - period)
+    rows: _Ints = np.stack([period, start, end], axis=1)[end - start >= period]
+    return rows
+
+
+def _best_run(pieces: _Pieces, ends: _Ints, streaks: _Ints, high: int) -> tuple[int, int, int] | None:
     """(start, period, repeats) that covers most ops; of equals the shortest period, then the earliest."""
-    keys, ends = pieces.keys, pieces.ends
-    best: tuple[int, int, int] | None = None
-    covered = 0
-    for period in range(1, (high - low) // 2 + 1):
-        run = 0
-        for index in range(low, high - period):
-            # `run`: how many pieces up to here equal the one a period later.
-            run = run + 1 if keys[index] == keys[index + period] else 0
-            repeats = run // period + 1
-            if run and run % period == 0:
-                start = index + 1 - run
-                total = ends[start + repeats * period] - ends[start]
-                if total > covered:
-                    best, covered = (start, period, repeats), total
-    return None if best is None else _aligned(pieces, *best, high)
+    if not len(streaks):
+        return None
+    period, start, end = streaks.T
+    repeats = (end - start) // period + 1
+    best = int(np.argmax(ends[start + repeats * period] - ends[start]))
+    return _aligned(pieces, int(start[best]), int(period[best]), int(repeats[best]), high)
 
 
 def _aligned(pieces: _Pieces, start: int, period: int, repeats: int, high: int) -> tuple[int, int, int]:
