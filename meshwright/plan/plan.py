@@ -170,6 +170,8 @@ class Plan:
 
     def common_layouts(self, program: Program, segment: int) -> dict[str, Layout]:
         """The layouts of a segment's common values, under their local names."""
+        if not program.segments[segment].commons:
+            return {}
         stage = self.stage_of(segment)
         names = stage_commons(program, stage.first, stage.end)
         made = stage.inputs | dict(zip(names, stage.prologue.outputs, strict=True))

@@ -150,7 +150,7 @@ def _parameters(
     """By local name: what was decided for each, and of those that count here how many segments of the stage's ranks
     use them; in a chain that is one stage, less those that find it gathered."""
     segment, alone = program.segments[index], len(plan.stages) == 1
-    own = {i for one in plan.stages if one.mesh.ranks == stage.mesh.ranks for i in one.segments}
+    own = [one.segments for one in plan.stages if one.mesh.ranks == stage.mesh.ranks]
     spared = spared_segments(program) if alone else frozenset[int]()
     parameters: dict[str, ParameterPlan] = {}
     charged: dict[str, float] = {}
@@ -161,7 +161,7 @@ def _parameters(
         if uses[0] == index and alone:
             charged[value.name] = chain_uses(uses, len(program.segments), plan.microbatches, spared)
         elif uses[0] == index:
-            charged[value.name] = len(own & set(uses))
+            charged[value.name] = sum(user in run for user in uses for run in own)
     return parameters, charged
 
 

@@ -162,8 +162,7 @@ def _collectives(
 
 
 def _params(program: Program, segment: int) -> list[Parameter]:
-    known = {parameter.name: parameter for parameter in program.parameters}
-    return [known[name] for name in dict.fromkeys(program.segments[segment].params)]
+    return [program.parameter(name) for name in dict.fromkeys(program.segments[segment].params)]
 
 
 def _path(parameter: Parameter, entry: ParameterPlan, mesh: Mesh, itemsize: int) -> Conversion:

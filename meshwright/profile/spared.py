@@ -12,11 +12,20 @@ from meshwright.profile.saved import saved
 _MOST = 1024
 _known: dict[int, tuple[SegmentGraph, bool]] = CACHES.own({})
 """By graph; each holds its graph, so that no other takes its place."""
+_MOST_PROGRAMS = 16
+_segments: dict[int, tuple[Program, frozenset[int]]] = CACHES.own({})
+"""By Program, in the same way."""
 
 
 def spared_segments(program: Program) -> frozenset[int]:
-    found = [is_spared(graph.at(program.batch)) for graph in program.graphs]
-    return frozenset(i for i, segment in enumerate(program.segments) if found[segment.graph])
+    known = _segments.get(id(program))
+    if known is None:
+        if len(_segments) >= _MOST_PROGRAMS:
+            _segments.clear()
+        found = [is_spared(graph.at(program.batch)) for graph in program.graphs]
+        spared = frozenset(i for i, segment in enumerate(program.segments) if found[segment.graph])
+        known = _segments[id(program)] = (program, spared)
+    return known[1]
 
 
 def is_spared(graph: SegmentGraph) -> bool:

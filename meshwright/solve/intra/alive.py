@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 
 from meshwright.capture.program import Program
 
@@ -37,5 +38,8 @@ def most_alive(program: Program) -> int:
     """How many values cross a boundary at most."""
     made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
     last = {name: index for index, segment in enumerate(program.segments) for name in segment.inputs}
-    spans = [(made[name], index) for name, index in last.items()]
-    return max((sum(a <= k < b for a, b in spans) for k in range(len(program.segments))), default=0)
+    change = [0] * len(program.segments)
+    for name, index in last.items():
+        change[made[name]] += 1
+        change[index] -= 1
+    return max(accumulate(change), default=0)

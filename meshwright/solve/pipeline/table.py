@@ -72,24 +72,26 @@ class Boundary:
 
 def boundaries(program: Program) -> list[Boundary]:
     """At every cut from 0 on; `program` is at the batch of one micro-batch."""
-    made: dict[str, tuple[int, tuple[int, ...], int, bool]] = {}
+    made: dict[str, tuple[tuple[int, ...], int, bool]] = {}
     last: dict[str, int] = {}
     for index, segment in enumerate(program.segments):
         values = program.graphs[segment.graph].at(program.batch).values()
         for local, name in zip(program.graphs[segment.graph].outputs, segment.outputs, strict=True):
             value = values[local]
-            made[name] = (index, value.type.sizes, value.type.itemsize, value.grad)
+            made[name] = (value.type.sizes, value.type.itemsize, value.grad)
         last.update((name, index) for name in segment.inputs)
     found = []
+    alive: list[str] = []
     for cut in range(len(program.segments) + 1):
-        alive = [name for name, entry in made.items() if entry[0] < cut <= last.get(name, -1)]
+        new = program.segments[cut - 1].outputs if cut else ()
+        alive = [name for name in (*alive, *new) if cut <= last.get(name, -1)]
         columns = [made[name] for name in alive]
         found.append(
             Boundary(
                 tuple(alive),
+                tuple(column[0] for column in columns),
                 tuple(column[1] for column in columns),
                 tuple(column[2] for column in columns),
-                tuple(column[3] for column in columns),
             )
         )
     return found

@@ -33,16 +33,15 @@ def grouped(weights: Sequence[float], traffic: Sequence[float], groups: int) -> 
     best = np.full((count + 1, groups + 1), np.inf)
     best[0, 0] = 0.0
     begun = np.zeros((count + 1, groups + 1), dtype=np.int64)
+    first = 0
     for end in range(1, count + 1):
         crossing = traffic[end] / usual if end < count else 0.0
-        for begin in range(end - 1, -1, -1):
-            weight = sums[end] - sums[begin]
-            if weight > room:
-                break
-            value = best[begin, :-1] + (weight / mean) ** 2 + crossing
-            better = value < best[end, 1:]
-            best[end, 1:][better] = value[better]
-            begun[end, 1:][better] = begin
+        while sums[end] - sums[first] > room:
+            first += 1
+        weight = sums[end] - np.array(sums[first:end])
+        value = best[first:end, :-1] + ((weight / mean) ** 2)[:, None] + crossing
+        begun[end, 1:] = end - 1 - value[::-1].argmin(axis=0)
+        best[end, 1:] = value.min(axis=0)
     cuts = [count]
     for left in range(groups, 0, -1):
         cuts.append(int(begun[cuts[-1], left]))
