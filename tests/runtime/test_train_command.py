@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
+from meshwright.runtime.job.options import RANK_BYTES
 from meshwright.runtime.state.folder import latest
 
 MODEL = "gpt?layers=1&hidden=16&heads=2&ffn=32&vocab=128&seq=16"
@@ -31,6 +32,14 @@ def nothing_is_left() -> Iterator[None]:
     while _STARTED:
         with _STARTED.pop() as run:
             run.kill()
+
+
+def test_more_processes_than_memory_holds_are_refused_with_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // RANK_BYTES
+    assert main(["train", MODEL, "--nproc", "1000000"]) == 2
+    told = capsys.readouterr().err
+    assert "1,000,000 processes on one machine" in told
+    assert f"at most {most:,}: each takes 256 MiB before it holds a model" in told
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

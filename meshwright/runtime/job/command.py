@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MeshwrightError, RunError, counted
 from meshwright.models.arguments import add_json, add_model_arguments, check_reference, reference_of, write_json
-from meshwright.runtime.job.options import AUTO, MUST, check_against, check_joined, check_options, check_places, resumes
+from meshwright.runtime.job.options import (
+    AUTO,
+    MUST,
+    check_against,
+    check_joined,
+    check_options,
+    check_places,
+    check_room,
+    resumes,
+)
 from meshwright.runtime.job.tether import INTERRUPTED
 from meshwright.sizes import parse_bytes
 
@@ -96,8 +105,10 @@ def _start(args: argparse.Namespace) -> int:
     from meshwright.runtime.job.launch import FailedError, ToldError
 
     check_options(args)
+    check_room(args.nproc or 1)
     check_places(args)
     plan = _plan(args, args.nproc, None)
+    check_room(plan.world_size)
     try:
         if args.max_restarts:
             return _run_again(args, plan)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MUST, AUTO = "must", "auto"
 """What --resume says: there must be a checkpoint; the run goes on where there is one."""
+RANK_BYTES = 256 << 20
+"""What a process that has imported torch has for itself alone; 260 MiB were measured of each of 4."""
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -35,6 +37,20 @@ def check_options(args: argparse.Namespace) -> None:
     for name in ("every", "resume", "max_restarts"):
         if getattr(args, name) and not args.checkpoint_dir:
             raise RunError(f"--{name.replace('_', '-')} without --checkpoint-dir", "a folder to save to", "name one")
+
+
+def check_room(processes: int) -> None:
+    """That this machine's memory holds so many processes, whatever they train."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    most = max(1, total // RANK_BYTES)
+    if processes > most:
+        from meshwright.plan.units import show_bytes
+
+        raise RunError(
+            f"{processes:,} processes on one machine with {show_bytes(total)} of memory",
+            f"at most {most:,}: each takes {show_bytes(RANK_BYTES)} before it holds a model",
+            "start fewer, or plan for several hosts and start them with `meshwright launch`",
+        )
 
 
 def check_joined(args: argparse.Namespace) -> None:
