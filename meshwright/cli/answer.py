@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from meshwright.solve.baselines import Baseline
 
 
+MUCH = 0.1
+"""Of a step: more waiting for the host is worth a line."""
+
+
 def answer(plan: Plan, program: Program, saved: str | None) -> str:
     """Three lines, and the command that runs the plan."""
     from meshwright.explain.recommend import recommendation
@@ -41,6 +45,11 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     lines = [f"recipes people know, by the same prices, {number}, activations kept unless said otherwise:"]
     for name, seconds, ratio, held, fits in rows:
         lines.append(f"  {name:<{wide[0]}}  {seconds:>{wide[1]}}  {ratio:>{wide[2]}}  {held:>{wide[3]}}  {fits}")
+    if found.host_s > MUCH * found.step_s:
+        lines.append(
+            f"the host sets the pace: devices wait {found.host_s / found.step_s:.0%} of the step for its calls, so "
+            "recipes differ little; --compile or a larger batch helps"
+        )
     return "\n".join(lines)
 
 

@@ -48,10 +48,12 @@ def run(args: argparse.Namespace) -> int:
         print(diff(plan, _checked(args.against, args.of)[0]) or "the two plans decide the same")
         return 0
     if not args.names and not args.what_if:
-        print(explain(plan))
-        if program is not None:
-            from meshwright.report.per_layer import show_layers
+        if program is None:
+            print(explain(plan))
+        else:
+            from meshwright.report.per_layer import at_peak, show_layers
 
+            print(explain(plan, at_peak(plan, program) if len(plan.stages) == 1 else None))
             print("\n".join(["", "by layer, on one device, when its memory is fullest:", *show_layers(plan, program)]))
         return 0
     program = program or program_of(plan, args.plan, args.of)  # which says why there is none

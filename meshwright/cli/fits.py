@@ -44,12 +44,16 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.capture import capture
     from meshwright.errors import RuleWarning
 
-    reference, programs, rows = reference_of(args), {}, []
+    reference, programs = reference_of(args), {}
+    rows: list[dict[str, Any]] = []
     for cluster in clusters:
         precision = precision_for(args, cluster)
         if precision not in programs:
             given = reference.meta(args.global_batch)
             programs[precision] = capture(*given, precision=precision, allow=args.allow)  # type: ignore[arg-type]
+            if args.json != "-" and not rows:
+                batch = programs[precision].batch
+                print(f"{reference}, global batch {batch}, {args.optimizer}; step and memory of each GPU:")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuleWarning)
             rows.append(_row(args, programs[precision], cluster, precision))

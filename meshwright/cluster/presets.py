@@ -7,6 +7,7 @@ name with a count, `h100:8`, is that many devices in one host; `a100-40gb:4x8` i
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 
 from meshwright.cluster.device_table import GPUS, SourcedDevice, local_cpu
 from meshwright.cluster.hosts import ALIASES, HOSTS, Host
@@ -30,10 +31,12 @@ _HOSTS = {
 def preset(name: str, count: int = 1) -> Cluster:
     """The preset of this name with `count` hosts (for `local`: processes)."""
     if name not in PRESETS:
+        close = get_close_matches(name, [*PRESETS, *ALIASES], n=2)
+        meant = f"did you mean {' or '.join(close)}? Or " if close else ""
         raise ClusterError(
             f"cluster preset {name!r}",
             f"one of {', '.join(PRESETS)}, or a device with a count: {', '.join(f'{alias}:8' for alias in ALIASES)}",
-            "or give the path of a .toml file",
+            f"{meant}give the path of a .toml file",
         )
     return PRESETS[name](count)
 

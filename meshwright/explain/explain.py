@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 from meshwright.cluster import collective_s
 from meshwright.errors import counted
@@ -23,14 +24,15 @@ TIERS = {
 }
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: Plan, at_peak: Mapping[str, int] | None = None) -> str:
+    """at_peak: what a device holds when it holds most, by kind, where that is known."""
     if len(plan.stages) > 1:
         return "\n".join([explain_pipeline(plan), "", _binding(plan), *_rules(plan)])
     lines = [describe(plan)]
     if plan.mesh.world_size > 1:
         lines += ["", "layers, and the layout of the activations that each hands on:", *_boundaries(plan)]
     lines += ["", "where the time goes:", *_time(plan)]
-    lines += ["", "where the memory goes, on each device:", *_memory(plan), "", _binding(plan)]
+    lines += ["", "where the memory goes, on each device:", *_memory(plan, at_peak), "", _binding(plan)]
     lines += _rules(plan)
     return "\n".join(lines)
 
@@ -71,7 +73,9 @@ def _weights(plan: Plan, choice: Choice) -> list[str]:
 def _time(plan: Plan) -> list[str]:
     found = plan.predicted
     rows = [("forward", found.forward_s), ("backward", found.backward_s)]
-    rows += [("gathering weights, reducing gradients", found.parameters_s), ("optimizer", found.optimizer_s)]
+    alone = all(stage.mesh.world_size == 1 for stage in plan.stages)
+    moved = "casting weights, adding gradients" if alone else "gathering weights, reducing gradients"
+    rows += [(moved, found.parameters_s), ("optimizer", found.optimizer_s)]
     rows += [("less what is overlapped with compute", -found.hidden_s)] if found.hidden_s > 1e-9 * found.step_s else []
     rows += [("waiting for the host", found.host_s)] if found.host_s > 1e-9 * found.step_s else []
     lines = [_share(name, seconds, found.step_s) for name, seconds in rows]
@@ -87,15 +91,14 @@ def _time(plan: Plan) -> list[str]:
     return lines
 
 
-def _memory(plan: Plan) -> list[str]:
-    found = plan.predicted
-    rows = [
-        found.parts[0],
-        ("activations kept for backward", found.resident_bytes),
-    ]
-    last = "temporary buffers" if found.stages else "gradients and temporary buffers"
-    rows.append((last, found.transient_bytes))
-    return [f"  {name:<40} {show_bytes(size):>10}  {size / max(1, found.peak_bytes):6.1%}" for name, size in rows]
+def _memory(plan: Plan, at_peak: Mapping[str, int] | None) -> list[str]:
+    found, most = plan.predicted, max(1, plan.predicted.peak_bytes)
+    rows = at_peak or {
+        found.parts[0][0]: found.parts[0][1],
+        "activations kept for backward": found.resident_bytes,
+        "gradients and temporary buffers": found.transient_bytes,
+    }
+    return [f"  {name:<40} {show_bytes(size):>10}  {size / most:6.1%}" for name, size in rows.items()]
 
 
 def _rules(plan: Plan) -> list[str]:
@@ -126,6 +129,12 @@ def _binding(plan: Plan) -> str:
     source = "the limit that was given" if plan.memory_bytes and limit < device.usable_bytes else own
     shown = f"{show_bytes(free) if free >= 0 else '-' + show_bytes(-free)} of {show_bytes(limit)} ({source})"
     where = f" on stage {number}, the fullest" if len(plan.groups) > 1 else ""
-    if free < 0.03 * limit:
+    if free < 0.03 * limit or _saves_memory(plan):
         return f"memory is the bottleneck: {shown} are left{where}; a larger limit may be faster"
     return f"memory is not the bottleneck: {shown} are free{where}"
+
+
+def _saves_memory(plan: Plan) -> bool:
+    """Whether time is given for memory though no pin asks for it."""
+    asked = any(pin.startswith("recompute") for pin in plan.pins)
+    return not asked and (bool(plan.order) or plan.recomputes)

@@ -16,9 +16,11 @@ def recommendation(plan: Plan, weights: Mapping[str, int] | None = None, mfu: fl
     found, limit = plan.predicted, limit_bytes(plan)
     share = found.peak_bytes / limit if limit else 0.0
     bound = f"at most {found.gap:.1%} slower than the best possible" if found.gap < 1 else "no bound known"
+    on_gpus = any(stage.mesh.device.kind != "cpu" for stage in plan.stages)
+    whole = " in fp32 (bf16: precision mixed)" if on_gpus and plan.precision == "fp32" else ""
     return [
         f"{plan.model or 'the model'} on {devices(plan)}: {headline(plan, weights)}",
-        f"step {show_seconds(found.step_s)}, {rate(plan)}{'' if mfu is None else f', MFU {mfu:.0%}'}; {bound} "
+        f"step {show_seconds(found.step_s)}{whole}, {rate(plan)}{'' if mfu is None else f', MFU {mfu:.0%}'}; {bound} "
         f"({expected_error(plan)})",
         f"memory {show_bytes(found.peak_bytes)} of {show_bytes(limit)} per device ({share:.0%}{_free(plan)})",
     ]

@@ -253,12 +253,8 @@ def stored(entry: ParameterPlan, mesh: Mesh, microbatches: int) -> tuple[int, in
 
 
 def _sequence(plan: Plan, stage: Stage) -> bool:
-    """Whether a tensor-parallel axis shards what crosses layers on a dim other than the samples'."""
+    """Whether a tensor-parallel axis shards what most layers hand on, on a dim other than the samples'."""
     tensor = [place for place, axis in enumerate(stage.mesh.axes) if role_of(axis.name) == "tp" and axis.size > 1]
-    for index in stage.segments:
-        choice = plan.choice(index)
-        for text in (*choice.inputs, *choice.outputs):
-            layout = Layout.parse(text)
-            if any(layout[place].is_shard and layout[place].dim for place in tensor):
-                return True
-    return False
+    handed = [[Layout.parse(text) for text in plan.choice(index).outputs] for index in stage.segments[:-1]]
+    split = [any(one[place].is_shard and one[place].dim for one in layouts for place in tensor) for layouts in handed]
+    return 2 * sum(split) > len(split)

@@ -64,7 +64,7 @@ def _time(plan: Plan) -> list[dict[str, Any]]:
     parts = {
         "forward": found.forward_s,
         "backward": found.backward_s,
-        "communication that is not overlapped": max(0.0, found.parameters_s - found.hidden_s),
+        "weights gathered and cast, gradients reduced; not overlapped": max(0.0, found.parameters_s - found.hidden_s),
         "optimizer": found.optimizer_s,
         "waiting for the host": found.host_s,
     }

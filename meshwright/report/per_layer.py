@@ -62,6 +62,18 @@ def per_layer(plan: Plan, program: Program) -> tuple[list[LayerUse], list[StageP
     return rows, peaks
 
 
+def at_peak(plan: Plan, program: Program) -> dict[str, int]:
+    """What a device of a plan of one stage holds when it holds most, by kind."""
+    rows, (peak,) = per_layer(plan, program)
+    found = {
+        "parameters, optimizer, batch": sum(row.weights_bytes for row in rows),
+        "gradients": sum(row.gradients_bytes for row in rows),
+        "activations kept for backward": sum(row.activations_bytes for row in rows),
+        "temporary buffers": peak.temporary_bytes,
+    }
+    return {name: size for name, size in found.items() if size > 0}
+
+
 def _with_ties(program: Program, places: list[int], rows: list[LayerUse]) -> list[LayerUse]:
     """A tied weight is stored with the first layer that reads it, its gradient made by the last: what that one is short
     of is the first one's."""

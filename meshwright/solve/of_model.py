@@ -44,6 +44,7 @@ def plan_model(
     effort_of(effort)
     check_part("simpler_within", simpler_within)
     check_part("gap", gap)
+    memory_bytes = parse_bytes(memory)
     headroom_of(memory, headroom)
     texts = _texts(pins)
     check_words(texts, cluster)
@@ -57,7 +58,7 @@ def plan_model(
         program,
         cluster,
         model=name,
-        memory_bytes=parse_bytes(memory),
+        memory_bytes=memory_bytes,
         optimizer=optimizer,
         precision=precision,
         compile=compile,

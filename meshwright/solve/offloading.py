@@ -23,9 +23,11 @@ PARTS = (0.5, 1.0)
 """Fractions that are tried whatever is missing."""
 
 
-def may_offload(cluster: Cluster) -> bool:
-    """Whether the planner may use the host's memory when it is asked to choose."""
-    return all(copies_of(device) is not None for device in cluster.devices)
+def check_may_offload(cluster: Cluster) -> None:
+    """The planner chooses what the host holds where it knows what copies cost."""
+    for device in cluster.devices:
+        if copies_of(device) is None:
+            raise no_link(device)
 
 
 def tried(kind: str, missing: int, held: int) -> list[Offload]:

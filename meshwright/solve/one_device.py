@@ -268,7 +268,7 @@ class _Search:
         rest = error.expected.partition(": ")[2]
         needed = least if self.given is None else budget_bytes(least, device)
         lost = f"{show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
-        by = "" if self.method == "auto" else f" by {self.method}"
+        by = "" if self.method == "auto" else f" with recompute={self.method}"
         exact &= self.hosted is None  # with some of it on the host less may do
         sure = "one byte less is refused" if exact else ""
         cut = "in one micro-batch" if number == 1 else f"in {number} micro-batches"

@@ -32,7 +32,7 @@ from meshwright.solve.interrupt import STOP
 from meshwright.solve.min_memory import (
     minimum_pipeline_budget,
 )
-from meshwright.solve.offloading import OFFLOADING, may_offload, offloading
+from meshwright.solve.offloading import OFFLOADING, check_may_offload, offloading
 from meshwright.solve.one_device import is_for_one_device, one_device_search
 from meshwright.solve.one_stage import ROUNDING, OneStageSearch
 from meshwright.solve.pin_words import check_axes, check_storage, check_words
@@ -141,7 +141,9 @@ def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False)
             check_in_parts(program, int(number))
     method, rest = pinned_method(texts)
     offload, rest = pinned_offload(rest)
-    if offload.kind and not offload.auto:
+    if offload.auto:
+        check_may_offload(cluster)
+    elif offload.kind:
         request = replace(request, setting=offloading(request.setting, program, cluster, offload))
     recompute = request.recompute and method != "keep"
     asked = pipeline_pins(rest)
@@ -157,8 +159,7 @@ def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False)
         "form": program.form,
     }
     if is_for_one_device(cluster, rest):
-        hosts = offload.auto and may_offload(cluster)
-        one = one_device_search(request, asked.rest, method if recompute else "keep", log, hosts)
+        one = one_device_search(request, asked.rest, method if recompute else "keep", log, hosts=offload.auto)
         return _finished(replace(one, **given), program)
     whole = OneStageSearch(request, asked.rest, method, given, log)
     in_several = (program, cluster, memory_bytes, request.setting, asked, log, recompute, request.stage_method)
@@ -179,7 +180,7 @@ def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False)
     if plan is None and only_look:
         raise PlanError("no plan fits", "more memory")
     if plan is None:
-        hosted = _hosted(request, log) if offload.auto and may_offload(cluster) else None
+        hosted = _hosted(request, log) if offload.auto else None
         if hosted is not None:
             return hosted
         raise _refusal(request, whole, asked, alone)

@@ -88,7 +88,7 @@ MISTAKES = [
     (["train", "gtp"], "did you mean gpt?"),
     (["train", "gpt", "--plan", "nothere.json"], "nothere.json cannot be read"),
     (["explain", "nothere.json"], "nothere.json cannot be read"),
-    (["plan", "gpt", "--cluster", "h10:8"], "'h10'"),
+    (["plan", "gpt", "--cluster", "h10:8"], "did you mean h100"),
     (["plan", "gpt", "--pin", "tpp=2"], "did you mean tp=2 or pp=2?"),
 ]
 

@@ -17,7 +17,8 @@ SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
 def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fits", SMALL, "--gpus", "4090,h100", "--counts", "1,2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "global batch " in first
     assert [line.split()[:2] for line in lines] == [[f"{gpu}:{n}", "fits"] for gpu in ("4090", "h100") for n in (1, 2)]
     assert lines[0].endswith("one GPU")
     assert main(["fits", SMALL, "--gpus", "h100", "--counts", "1", "--memory", "64KiB", "--json"]) == 1

@@ -69,7 +69,7 @@ def test_fit_names_the_least_of_the_method(method: str) -> None:
 
 def test_fit_names_more_than_the_budget_it_refused_on_a_gpu_too() -> None:
     device = load_cluster("dgx-h100:1").mesh((8,)).device
-    with pytest.raises(NoRoomError, match=r"by rotor(.|\n)*may be lost") as caught:
+    with pytest.raises(NoRoomError, match=r"recompute=rotor(.|\n)*may be lost") as caught:
         fit_plan(wide(), BATCH, 10_000, device=device, method="rotor")
     least = caught.value.least_bytes
     assert fit_plan(wide(), BATCH, least, device=device, method="rotor").memory_bytes == least

@@ -113,3 +113,9 @@ def _count(sizes: tuple[int, ...]) -> int:
     for size in sizes:
         found *= size
     return found
+
+
+@pytest.mark.parametrize("pin", ["offload=auto", "offload=optimizer"])
+def test_a_host_link_that_was_not_measured_is_refused(program: Program, pin: str) -> None:
+    with pytest.raises(PlanError, match=r"host of a RTX-4090(.|\n)*measured host_link"):
+        make_plan(program, load_cluster("4090:1"), pins=(pin,))

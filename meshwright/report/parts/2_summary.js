@@ -36,7 +36,7 @@ function launch() {
 
 function timeCard() {
   const rows = data.time, whole = rows.reduce((sum, row) => sum + Math.max(0, row.seconds), 0);
-  const tones = { forward: "forward", backward: "backward", "communication that is not overlapped": "gather", "pipeline bubble and waiting": "wait", optimizer: "optimizer" };
+  const tones = { forward: "forward", backward: "backward", "weights gathered and cast, gradients reduced; not overlapped": "gather", "pipeline bubble and waiting": "wait", optimizer: "optimizer" };
   const bar = stackedBar(rows.filter((row) => row.seconds > 0).map((row) =>
     [row.name, row.seconds, tones[row.name] || "wait", seconds(row.seconds)]), whole,
   rows.map((row) => `${row.name} ${seconds(row.seconds)}`).join(", "));

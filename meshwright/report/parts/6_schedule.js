@@ -49,7 +49,9 @@ function scheduleCard() {
   });
   draw();
   const button = (text, factor, label) => node("button", { type: "button", "aria-label": label, onclick: () => scale(factor) }, text);
-  return card("The schedule of one step", `Bubble ${percent(found.bubble)}, exposed communication ${percent(found.exposed)} of all devices' time. Thick: compute; thin: communication.`,
+  const host = data.time.find((row) => row.name === "waiting for the host");
+  const waits = host ? `, waiting for the host ${percent(host.seconds / data.step_s)}` : "";
+  return card("The schedule of one step", `Bubble ${percent(found.bubble)}, exposed communication ${percent(found.exposed)}${waits} of all devices' time. Thick: compute; thin: communication.`,
     node("div", { class: "controls" }, button("+", 2, "zoom in"), button("−", 0.5, "zoom out"), tip), box,
     legend([["forward", "forward"], ["backward", "backward"], ["weight half of backward", "weight"], ["recompute", "temporary"], ["optimizer", "optimizer"],
       ["gather, or activations sent", "gather"], ["reduce, or gradients sent", "reduce"], ["idle", "idle"]]));

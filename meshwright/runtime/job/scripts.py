@@ -101,8 +101,13 @@ def slurm(run: Run) -> str:
 #SBATCH --nodes={run.hosts}
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
-{gpus}#SBATCH --signal=INT@120
-# sbatch run.sh; two minutes before its time is over the run saves, if it has a --checkpoint-dir.
+{gpus}#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --output=meshwright-%j.log
+#SBATCH --open-mode=append
+#SBATCH --signal=INT@120
+# sbatch run.sh; set --time. Two minutes before it is over the run saves, if it has a --checkpoint-dir; with
+# --resume auto it goes on from there when the job is queued again.
 set -euo pipefail
 HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MESHWRIGHT_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')

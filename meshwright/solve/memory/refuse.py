@@ -43,7 +43,7 @@ class Least:
         """static_bytes: of parameters, optimizer and batch; chunks: the most of the tail."""
         tail = f", the tail in {chunks} chunks" if chunks > 1 and method != "rotor" else ""
         auto = "" if method == "auto" else "leave the method to auto, "
-        asked = "" if method == "auto" else f" by {method}"
+        asked = "" if method == "auto" else f" with recompute={method}"
         size = f"{self.all:,} bytes ({show_bytes(self.all)})"
         again = "in the order that takes least" if method in ("rotor", "nested") else f"everything recomputed{tail}"
         return NoRoomError(

@@ -1,0 +1,33 @@
+"""What `meshwright explain` says of a plan agrees with itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from captures import capture
+from small_models import small_model
+
+from meshwright.cluster import load_cluster
+from meshwright.explain.explain import explain
+from meshwright.report.per_layer import at_peak
+from meshwright.solve.plan import make_plan
+
+
+def test_a_plan_that_recomputes_is_bound_by_memory_though_some_is_free() -> None:
+    program, cluster = capture(*small_model("gpt")), load_cluster("local:1")
+    roomy = make_plan(program, cluster, pins=("microbatch=1",))
+    assert "memory is not the bottleneck" in explain(roomy)
+    assert "casting weights, adding gradients" in explain(roomy)
+    limit = int(0.88 * roomy.predicted.peak_bytes)
+    tight = make_plan(program, cluster, memory_bytes=limit, pins=("microbatch=1",))
+    assert tight.recomputes
+    assert "memory is the bottleneck" in explain(replace(tight, memory_bytes=2 * limit, pins=()))
+    assert "memory is not the bottleneck" in explain(replace(tight, memory_bytes=2 * limit, pins=("recompute=full",)))
+
+
+def test_what_is_held_at_the_peak_adds_up_to_it() -> None:
+    program = capture(*small_model("gpt"))
+    plan = make_plan(program, load_cluster("local:2"), pins=("zero=3",))
+    held = at_peak(plan, program)
+    assert sum(held.values()) == plan.predicted.peak_bytes
+    assert "temporary buffers" in explain(plan, held)
