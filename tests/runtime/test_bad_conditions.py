@@ -24,6 +24,8 @@ from meshwright.runtime.state.folder import complete_ones
 from meshwright.solve.plan import make_plan
 
 DAY_S = 86_400.0
+ROOM = 200_000
+"""Less than a rank's part of a checkpoint, more than the file through which the test's ranks meet."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def saved_on_a_full_disk(rank: int, plan_json: bytes, folder: str, full: int) ->
         trainer.step(batch, global_batch=True)
         optimizer.step()
         if number == 1 and rank == full:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, limits[1]))
         try:
             mw.save(trainer, optimizer, folder)
         except MeshwrightError as error:
