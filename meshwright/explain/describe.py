@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from meshwright.cluster import Axis
-from meshwright.errors import counted
 from meshwright.explain.describe_pipeline import describe_pipeline, parts
-from meshwright.explain.words import hosted_lines, weight_words
+from meshwright.explain.words import alike_weights, hosted_lines, weight_words
 from meshwright.layout import Collective
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_gap, show_seconds
@@ -63,10 +62,7 @@ def _role(axis: Axis) -> str:
 
 
 def _parameters(plan: Plan) -> list[str]:
-    lines = []
-    for entry, count in Counter(plan.parameters.values()).most_common():
-        lines.append(f"  {counted(count, 'weight')}: {weight_words(entry, plan.mesh, plan.microbatches)}")
-    return lines
+    return [f"  {which}: {weight_words(entry, plan.mesh, plan.microbatches)}" for entry, which in alike_weights(plan)]
 
 
 def _recomputed(plan: Plan) -> list[str]:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from meshwright.cluster import collective_s
 from meshwright.errors import counted
-from meshwright.explain.words import SCHEDULES, hosted_lines, weight_words
+from meshwright.explain.words import SCHEDULES, alike_weights, hosted_lines, weight_words
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
 from meshwright.plan.records import ParameterPlan, Stage
@@ -133,11 +133,8 @@ _WORDS = {"send": "to", "receive": "from", "broadcast": "to"}
 
 
 def _weights(plan: Plan) -> list[str]:
-    """How many are stored and used in which layouts."""
-    lines = []
-    for entry, count in Counter(plan.parameters.values()).most_common():
-        lines.append(f"  {counted(count, 'weight')}: {_stored(plan, entry)}")
-    return lines
+    """Which are stored and used in which layouts."""
+    return [f"  {which}: {_stored(plan, entry)}" for entry, which in alike_weights(plan)]
 
 
 def _stored(plan: Plan, entry: ParameterPlan) -> str:

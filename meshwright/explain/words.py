@@ -6,12 +6,14 @@ states keep their letters, always beside the plain word.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from meshwright.cluster import Mesh
+from meshwright.errors import counted
 from meshwright.layout import Layout
 from meshwright.plan import ParameterPlan, Plan, Stage
 
@@ -208,6 +210,23 @@ def _hosted(plan: Plan) -> list[str]:
         if count := sum(entry.offload == kind for entry in entries):
             found.append(f"{word} (CPU) of {'all' if count == len(entries) else f'{count} of {len(entries)}'} weights")
     return found
+
+
+def alike_weights(plan: Plan) -> list[tuple[ParameterPlan, str]]:
+    """Weights that are stored and used alike, most first: `16 weights (layers.*.up.bias, 3 more)`."""
+    names: dict[ParameterPlan, list[str]] = {}
+    for name, entry in plan.parameters.items():
+        names.setdefault(entry, []).append(name)
+    found = []
+    for entry, own in sorted(names.items(), key=lambda item: -len(item[1])):
+        kinds = list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in own))
+        shown = [*kinds[:NAMED], *([f"{len(kinds) - NAMED} more"] if len(kinds) > NAMED else [])]
+        found.append((entry, f"{counted(len(own), 'weight')} ({', '.join(shown)})"))
+    return found
+
+
+NAMED = 2
+"""So many kinds of weights are named in a line."""
 
 
 HOSTED = {

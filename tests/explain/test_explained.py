@@ -31,3 +31,8 @@ def test_what_is_held_at_the_peak_adds_up_to_it() -> None:
     held = at_peak(plan, program)
     assert sum(held.values()) == plan.predicted.peak_bytes
     assert "temporary buffers" in explain(plan, held)
+
+
+def test_weights_that_are_stored_alike_are_named() -> None:
+    plan = make_plan(capture(*small_model("gpt")), load_cluster("local:2"), pins=("zero=3",))
+    assert "layers.*.norm1.weight" in explain(plan)
