@@ -213,7 +213,7 @@ def _hosted(plan: Plan) -> list[str]:
 
 
 def alike_weights(plan: Plan) -> list[tuple[ParameterPlan, str]]:
-    """Weights that are stored and used alike, most first: `16 weights (layers.*.up.bias, 3 more)`."""
+    """Weights that are stored and used alike: `16 weights (layers.*.up.bias, 3 more)`; where all are: `36 weights`."""
     names: dict[ParameterPlan, list[str]] = {}
     for name, entry in plan.parameters.items():
         names.setdefault(entry, []).append(name)
@@ -221,7 +221,8 @@ def alike_weights(plan: Plan) -> list[tuple[ParameterPlan, str]]:
     for entry, own in sorted(names.items(), key=lambda item: -len(item[1])):
         kinds = list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in own))
         shown = [*kinds[:NAMED], *([f"{len(kinds) - NAMED} more"] if len(kinds) > NAMED else [])]
-        found.append((entry, f"{counted(len(own), 'weight')} ({', '.join(shown)})"))
+        which = f" ({', '.join(shown)})" if len(names) > 1 else ""
+        found.append((entry, f"{counted(len(own), 'weight')}{which}"))
     return found
 
 
