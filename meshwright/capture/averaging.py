@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.capture.program import Op, Program, Ref, SegmentGraph, Value
-from meshwright.capture.sizes import BatchSize
+from meshwright.capture.sizes import KEEP_SIZES, BatchSize
 from meshwright.errors import PlanError
 
 MEAN, SUM = 1, 2
@@ -42,7 +42,13 @@ CONSTANT = Averaging("constant")
 def averaging(program: Program) -> Averaging:
     """Raises PlanError where the loss of a batch does not follow from those of its parts."""
     graph = program.graphs[program.segments[-1].graph]
-    found = _Reader(graph).read(graph.outputs[0])
+    try:
+        found = _Reader(graph).read(graph.outputs[0])
+    except PlanError:
+        if program.batch_varies:
+            raise
+        todo = f"{KEEP_SIZES}; or plan with one micro-batch"
+        raise _refuse("is computed with the batch size as a plain number", todo) from None
     return Averaging("mean") if found == CONSTANT else found
 
 
@@ -153,9 +159,9 @@ def _reduced(op: Op, reduction: Any) -> Averaging:
     return Averaging("mean" if reduction == MEAN else "sum")
 
 
-def _refuse(why: str) -> PlanError:
+def _refuse(why: str, todo: str = "plan with one micro-batch") -> PlanError:
     return PlanError(
         f"micro-batches of a model whose loss {why}",
         "a mean or sum over samples or targets, which is had from its parts",
-        "plan with one micro-batch",
+        todo,
     )

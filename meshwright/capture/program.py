@@ -24,7 +24,7 @@ from meshwright.capture.op import (
     Value,
     map_leaves,
 )
-from meshwright.capture.sizes import BatchSize
+from meshwright.capture.sizes import KEEP_SIZES, BatchSize
 from meshwright.errors import CaptureError, VerifyError, counted
 
 __all__ = [
@@ -104,7 +104,7 @@ class Program:
             raise CaptureError(
                 f"a batch of {batch} of a Program whose batch export fixed at {self.batch}",
                 "a model whose Python code does not turn the batch size into a plain number",
-                "capture it again at that batch, or leave sizes as they are: no `int(...)`, `float(...)`, `len(...)`",
+                f"{KEEP_SIZES}; or plan with that batch and one micro-batch",
             )
         return replace(self, batch=batch)
 

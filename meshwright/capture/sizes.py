@@ -35,6 +35,9 @@ class BatchFloat(BatchSize):
 
 Size = int | BatchSize
 
+KEEP_SIZES = "write `x.shape[0]` for `len(x)`, and take no `int(...)` or `float(...)` of sizes, in model and loss"
+"""What to do where a batch cannot vary."""
+
 
 def size_at(size: Size, batch: int) -> int:
     return size.at(batch) if isinstance(size, BatchSize) else size

@@ -13,7 +13,9 @@ from captures import capture
 from processes import GlooPool
 from small_models import small_model
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+import meshwright as mw
 from meshwright.capture.averaging import averaging
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
@@ -176,3 +178,32 @@ def test_what_a_loss_allows(kind: str, found: str) -> None:
     else:
         with pytest.raises(PlanError, match=found):
             averaging(program)
+
+
+SCALED = {
+    "rows": lambda out, y: (out - y).square().sum() / out.shape[0],
+    "constant": lambda out, y: (out - y).square().sum() / 8,
+    "half": lambda out, y: F.mse_loss(out, y) * 0.5,
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_losses_that_are_scaled_behind_their_reduction(kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    batch, loss = (torch.randn(8, 4), torch.randn(8, 3)), SCALED[kind]
+    plan = mw.plan(model, batch, cluster="local:1", loss=loss, pins=["microbatches=2"])
+    expected = loss(model(batch[0]), batch[1])
+    gradients = torch.autograd.grad(expected, list(model.parameters()))
+    trainer = mw.parallelize(model, plan, loss)
+    torch.testing.assert_close(trainer.step(batch, global_batch=True).as_subclass(Tensor), expected.detach())
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert isinstance(parameter.grad, DTensor)
+        torch.testing.assert_close(parameter.grad.full_tensor(), gradient)
+
+
+def test_a_batch_size_that_is_a_plain_number() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    program = capture(model, (torch.randn(8, 4), torch.randn(8, 3)), lambda out, y: (out - y).sum() / len(out))
+    with pytest.raises(PlanError, match=r"plain number(.|\n)*`x\.shape\[0\]` for `len\(x\)`"):
+        averaging(program)

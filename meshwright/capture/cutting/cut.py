@@ -1,8 +1,9 @@
 """Where a flat program may be cut, and which ops belong to no segment of their own.
 
 A natural cut is a position at which exactly one value derived from a parameter is alive, and that value is a
-float with a gradient. Ops that depend on no parameter are set aside (*common*); they are placed afterwards,
-in the one segment that reads them or, if several do, in the prologue.
+float with a gradient and with dims: what is computed from a scalar belongs to the loss. Ops that depend on no
+parameter are set aside (*common*); they are placed afterwards, in the one segment that reads them or, if several do, in
+the prologue.
 
 Where values live long (an encoder's output, a position bias, a U-Net's skips) no such position may exist for
 hundreds of ops. Such a stretch is cut as if the values that live longest were not there: they are *carried* past
@@ -85,7 +86,7 @@ def cuts_without(chain: Sequence[Op], lives: Lives, start: int, end: int, limit:
                 continue
             delta[made + 1] += 1
             delta[last + 1] -= 1
-            if not value.grad:
+            if not value.grad or (limit is None and not value.type.shape):
                 blocked[made + 1] += 1
                 blocked[last + 1] -= 1
     allowed = (1,) if limit is None else (0, 1)
