@@ -103,7 +103,13 @@ def _modules(model: nn.Module) -> Iterator[object]:
     """All that a capture may see of a model. Raises TypeError where that is not known."""
     places: dict[int, int] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        yield (path, type(module), module.training, *module._modules, *sorted(module._non_persistent_buffers_set))
+        yield (
+            path,
+            type(module),
+            module.training,
+            *module._modules.keys(),
+            *sorted(module._non_persistent_buffers_set),
+        )
         if module._forward_hooks or module._forward_pre_hooks:
             raise TypeError("hooks")
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):  # a tied one has its first place

@@ -21,7 +21,9 @@ def check_given(model: object, batch: object, loss: object) -> None:
     if not isinstance(model, nn.Module):
         todo = "make an instance of it" if isinstance(model, type) else "give the model itself"
         raise ModelError(f"{what_is(model)} as the model", "an nn.Module", todo)
-    _check_wrappers(model)
+    _check_wrappers(model, "model")
+    if isinstance(loss, nn.Module):
+        _check_wrappers(loss, "loss")
     if not isinstance(batch, Tensor | tuple | list | Mapping):
         raise ModelError(f"{what_is(batch)} as the batch", "a tensor, a tuple of tensors or a dict by name", "give one")
     if loss is not None and (not callable(loss) or (isinstance(loss, type) and issubclass(loss, nn.Module))):
@@ -35,17 +37,18 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "give what it wraps (`model.module`)",
     "FSDPModule": "leave out fully_shard: a plan shards parameters where that is faster, or as pinned (zero=3)",
     "OptimizedModule": "give what torch.compile was given, and plan with compile=True",
+    "ScriptModule": "give the module that torch.jit.script or torch.jit.trace was given",
 }
 """Of torch's own, by name, with what to do: plans take their place."""
 
 
-def _check_wrappers(model: nn.Module) -> None:
-    for name, module in model.named_modules():
+def _check_wrappers(given: nn.Module, role: str) -> None:
+    for name, module in given.named_modules():
         own = {one.__name__ for one in type(module).__mro__ if one.__module__.startswith("torch.")}
         for wrapper, todo in _WRAPPERS.items():
             if wrapper in own:
-                where = f"{name!r} of the model is" if name else "the model is"
-                raise ModelError(f"{where} wrapped by torch's {wrapper}", "the plain model", todo)
+                where = f"{name!r} of the {role} is" if name else f"the {role} is"
+                raise ModelError(f"{where} wrapped by torch's {wrapper}", f"the plain {role}", todo)
 
 
 def named_batch(model: nn.Module, batch: Batch, loss: Loss | None = None) -> dict[str, Any]:

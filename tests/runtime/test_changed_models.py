@@ -241,16 +241,24 @@ def wrapped(kind: str) -> nn.Module:
     if kind == "data parallel":
         return nn.DataParallel(model())
     own = model()
+    if kind == "traced":
+        return torch.jit.trace(own.first, batches()[0][0])  # type: ignore[no-any-return]
+    if kind == "scripted":
+        own.first = torch.jit.script(own.first)
+        return own
     fully_shard(own.first)
     return own
 
 
+@pytest.mark.filterwarnings("ignore:`?torch.jit")
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
         ("compiled", "OptimizedModule.*\n.*\n.*compile=True"),
         ("data parallel", "DataParallel.*\n.*\n.*`model.module`"),
         ("sharded", "'first' of the model is wrapped by torch's FSDPModule"),
+        ("traced", "the model is wrapped by torch's ScriptModule(.|\n)*torch.jit.trace"),
+        ("scripted", "'first' of the model is wrapped by torch's ScriptModule(.|\n)*torch.jit.script"),
     ],
 )
 def test_wrappers_of_torch_are_named(kind: str, words: str) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -78,12 +77,6 @@ def check_model(model: nn.Module) -> None:
 
 def _check_modules(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ModelError(
-                f"{name or 'the model'!r}, a module of TorchScript",
-                "modules in Python",
-                "give the module it was made of",
-            )
         if backward_hooks(module):
             raise _hooked(f"a backward hook on the module {name or type(model).__name__!r}")
         if (
