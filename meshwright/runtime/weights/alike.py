@@ -19,7 +19,7 @@ def check_weights_alike(named: Mapping[str, Tensor]) -> None:
     """Every rank calls it, with tensors of the same names; such as have no values yet are left out."""
     if dist.get_world_size() == 1:
         return
-    own = {name: _sum(one) for name, one in named.items() if not one.is_meta and not isinstance(one, DTensor)}
+    own = {name: sum_of_bits(one) for name, one in named.items() if not one.is_meta and not isinstance(one, DTensor)}
     found: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(found, own)
     for rank, other in enumerate(found):
@@ -33,6 +33,19 @@ def check_weights_alike(named: Mapping[str, Tensor]) -> None:
                 )
 
 
-def _sum(tensor: Tensor) -> int:
-    bits = tensor.detach().contiguous().view(-1)
+def sum_of_bits(tensor: Tensor) -> int:
+    """Of a tensor's bits, as integers."""
+    if tensor.layout is not torch.strided:
+        return sum(map(sum_of_bits, _dense(tensor.detach())))
+    bits = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     return int(bits.view(_WHOLE[bits.element_size()]).sum(dtype=torch.int64)) if bits.numel() else 0
+
+
+def _dense(tensor: Tensor) -> tuple[Tensor, ...]:
+    """What a sparse tensor is made of."""
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return tensor.indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
