@@ -26,18 +26,42 @@ class LostError(RunError):
     """Another rank of the job failed or is gone; this one has nothing of its own to tell."""
 
 
+TORCHS_OWN = {
+    "optimizer got an empty parameter list": (
+        "a rank of a pipeline has the parameters of its own stage alone. Give them as a group, which may be empty: "
+        'AdamW([{"params": model.layers[0].parameters()}])'
+    ),
+    "doesn't match the size of optimizer's group": (
+        "a rank of a pipeline has the parameters of its own stage alone. Make the optimizer and load the state of a "
+        "plain run before mw.parallelize, which hands each stage its part; what mw.save wrote is loaded by mw.load"
+    ),
+    "got mixed torch.Tensor and DTensor": (
+        "parameters of an adopted model are DTensors. Compute with whole ones inside `with trainer.gathered():`, and "
+        "with gradients in the loss"
+    ),
+    "data pointer on an invalid python storage": (
+        "model.state_dict() holds DTensors. For safetensors call mw.export(trainer, path), or save what "
+        "trainer.full_state_dict() gives on one rank"
+    ),
+}
+"""Messages of torch that come before anything of ours runs, with what they mean after mw.parallelize."""
+
 _HOOK = "meshwright_one_message"
 
 
 def tell_uncaught() -> None:
     """On ranks that somebody else started (torchrun): an error of ours that nobody catches is one message of one rank,
-    with the user's line, in place of a traceback of each. Other errors go where they went."""
+    with the user's line, in place of a traceback of each. Other errors go where they went, with a note where ours is
+    the cause."""
     before = sys.excepthook
     if "RANK" not in os.environ or hasattr(before, _HOOK):
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, MeshwrightError) or os.environ.get("MESHWRIGHT_DEBUG", "") not in ("", "0"):
+            for words, meaning in TORCHS_OWN.items():
+                if words in str(error):
+                    error.add_note(f"meshwright: {meaning}")
             before(kind, error, trace)
         elif isinstance(error, LostError):
             print(f"meshwright: rank {os.environ['RANK']}: {error}", file=sys.stderr, flush=True)

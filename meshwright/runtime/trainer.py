@@ -43,6 +43,7 @@ from meshwright.runtime.weights.clip import clip_gradients
 from meshwright.runtime.weights.clipped_stages import ClippedStages
 from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole, ordinary_tensors
 from meshwright.runtime.weights.hosted import mark_hosted
+from meshwright.runtime.weights.members import guard_members
 from meshwright.runtime.weights.optimizers import expect_optimizer
 from meshwright.runtime.weights.scaling import LossScale
 from meshwright.runtime.weights.sources import Weights, weights_of
@@ -146,6 +147,7 @@ class Trainer:
         self._adopted.keep_buffers(self._interpreter.buffers)
         self._gathering = Gathering(self._adopted, self.plan, self.program, self.device, self.model)
         hook_state(self._adopted, self._gathering)
+        guard_members(self._adopted, self._gathering)
         self.model.forward = Forward(self.model, self._gathering, caster(self.device, self.plan.precision))
         for name in WRITERS:
             if callable(getattr(self.model, name, None)):

@@ -103,7 +103,7 @@ class Centred(nn.Module):
 
 def continued(rank: int, plan: bytes) -> tuple[list[float], list[str]]:
     """Three steps, of which a plain run has taken the first."""
-    model, loss, state = first_step()
+    model, loss, state = first_step(Centred())
     trainer = mw.parallelize(model, Plan.from_json(plan), loss)
     optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.1)
     optimizer.load_state_dict(state)
@@ -117,8 +117,8 @@ def continued(rank: int, plan: bytes) -> tuple[list[float], list[str]]:
     return found, [str(one.message) for one in told if "between steps" in str(one.message)]
 
 
-def first_step() -> tuple[nn.Module, nn.Module, dict[str, Any]]:
-    model, loss = small(), Centred()
+def first_step(loss: nn.Module) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
+    model = small()
     optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.1)
     loss(model(batch(1)[0]), batch(1)[1]).backward()
     optimizer.step()
@@ -130,7 +130,7 @@ def first_step() -> tuple[nn.Module, nn.Module, dict[str, Any]]:
 def test_a_plain_runs_optimizer_goes_on(pin: str, ranks: Callable[[int], GlooPool]) -> None:
     """Its state is cut; a loss module's buffer, which steps change, is not taken for a change by the user."""
     plan = mw.plan(small(), batch(), cluster="local:2", loss=Centred(), pins=[pin, "pp=1"])
-    model, loss, state = first_step()
+    model, loss, state = first_step(Centred())
     optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.1)
     optimizer.load_state_dict(state)
     expected = []
@@ -146,7 +146,12 @@ def test_a_plain_runs_optimizer_goes_on(pin: str, ranks: Callable[[int], GlooPoo
 
 def loop_of_stages(rank: int, plan: bytes) -> dict[str, Any]:
     trainer = made(plan)
-    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    part = said(lambda: trainer.model[0](batch()[0]))
+    with trainer.gathered() as whole:
+        assert whole[0](batch()[0]).shape == (8, 16)
+    optimizer = torch.optim.SGD(
+        [{"params": trainer.model[0].parameters()}, {"params": trainer.model[1:].parameters()}], lr=0.1
+    )
     for scale in (0.5, 0.5):  # every stage alike
         trainer.step(batch(), global_batch=True)
         for parameter in trainer.model.parameters():
@@ -167,6 +172,7 @@ def loop_of_stages(rank: int, plan: bytes) -> dict[str, Any]:
     optimizer.step()
     optimizer.zero_grad()
     return {
+        "part": part,
         "wrong": both,
         "saved": saved,
         "norm": float(norm.full_tensor()),
@@ -182,6 +188,7 @@ def test_a_norm_of_one_stage_is_noticed(ranks: Callable[[int], GlooPool]) -> Non
         assert "(8, 7)" in one["wrong"]
         assert "trainer.clip_grad_norm_" in one["clip"]
         assert "mw.save" in one["saved"]
+        assert "the forward of '0' alone" in one["part"]
 
 
 def test_a_step_that_was_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,3 +220,160 @@ def test_no_gradients_no_step() -> None:
     trainer = mw.parallelize(small(), plan, nn.MSELoss())
     with torch.inference_mode(), pytest.raises(RunError, match=r"trainer\.evaluate"):
         trainer.step(batch(), global_batch=True)
+
+
+class Parts(nn.Module):
+    """An encoder and a head; the encoder's second layer is read by its parent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.ModuleDict({"first": nn.Linear(8, 16), "second": nn.Linear(16, 16)})
+        self.head = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.encoder["first"](x).relu()
+        return self.head(nn.functional.linear(hidden, self.encoder["second"].weight))
+
+
+def parts_alone(rank: int, plan: bytes) -> dict[str, Any]:
+    model, hidden = Parts(), torch.ones(8, 16)
+    trainer = mw.parallelize(model, Plan.from_json(plan), nn.MSELoss())
+    ema = copy.deepcopy(model)
+    found: dict[str, Any] = {"head": said(lambda: model.head(hidden)), "leaf": said(lambda: model.head[0](hidden))}
+    with torch.no_grad():
+        found["no_grad"] = said(lambda: model.head(hidden))
+        found["copy"] = said(lambda: ema.head(hidden))
+        found["plain"] = Parts().head(hidden)
+        found["whole"] = model(batch()[0]).shape
+        found["copy whole"] = ema(batch()[0]).shape
+        model.head[1](hidden)  # has no weights
+    with trainer.gathered() as whole:
+        found["gathered"] = whole.head(hidden)
+    found["step"] = trainer.step(batch(), global_batch=True).item()
+
+    def backward() -> None:
+        with trainer.gathered() as plain:
+            plain(batch()[0]).sum().backward()
+
+    found["backward"] = said(backward)
+    model.zero_grad()
+    again = mw.parallelize(model, Plan.from_json(plan), nn.MSELoss())
+    with torch.no_grad():
+        found["again"] = model(batch()[0]).shape
+    assert max(len(module._forward_pre_hooks) for module in again.model.modules()) == 1
+    return found
+
+
+def test_a_part_of_an_adopted_model_is_not_run_alone(ranks: Callable[[int], GlooPool]) -> None:
+    """But with whole weights it is; and a copy's parts are refused alike."""
+    plan = make_plan(capture(Parts(), batch(), nn.MSELoss()), load_cluster("local:2"), pins=["zero=3"])
+    plain = nn.MSELoss()(Parts()(batch()[0]), batch()[1]).item()
+    for found in ranks(2).run(parts_alone, plan.to_json()):
+        assert "the forward of 'head' alone" in found["head"]
+        assert "the forward of 'head.0' alone" in found["leaf"]
+        assert "trainer.gathered()" in found["no_grad"]
+        assert "the forward of 'head' alone" in found["copy"]
+        assert found["whole"] == found["again"] == found["copy whole"] == (8, 4)
+        torch.testing.assert_close(found["gathered"], found["plain"].detach())
+        assert found["step"] == pytest.approx(plain, rel=1e-5)
+        assert "backward inside trainer.gathered()" in found["backward"]
+
+
+def test_one_rank_refuses_parts_alike() -> None:
+    model = Parts()
+    plan = make_plan(capture(model, batch(), nn.MSELoss()), load_cluster("local:1"))
+    trainer = mw.parallelize(model, plan, nn.MSELoss())
+    assert "the forward of 'head' alone" in said(lambda: model.head(torch.ones(8, 16)))
+    with trainer.gathered():
+        assert model.head(torch.ones(8, 16)).shape == (8, 4)
+
+
+def stages_continued(rank: int, plan: bytes) -> tuple[list[float], str]:
+    """The optimizer is made before, and its state is loaded after; one that is made after refuses the state."""
+    model, _, state = first_step(nn.MSELoss())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    trainer = mw.parallelize(model, Plan.from_json(plan), nn.MSELoss())
+    optimizer.load_state_dict(copy.deepcopy(state))
+    found = []
+    for seed in (2, 3):
+        found.append(trainer.step(batch(seed), global_batch=True).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+    del optimizer
+    other = torch.optim.AdamW(model.parameters(), lr=0.1)
+    found.append(trainer.step(batch(4), global_batch=True).item())
+    return found, said(lambda: other.load_state_dict(state))
+
+
+def test_stages_take_their_part_of_a_plain_runs_optimizer(ranks: Callable[[int], GlooPool]) -> None:
+    model, loss, state = first_step(nn.MSELoss())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer.load_state_dict(state)
+    expected = []
+    for seed in (2, 3, 4):
+        expected.append(loss(model(batch(seed)[0]), batch(seed)[1]))
+        expected[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for found, refused in ranks(2).run(stages_continued, planned("pp=2")):
+        assert found == pytest.approx([one.item() for one in expected], rel=1e-5)
+        assert "before mw.parallelize" in refused
+
+
+class Judged(nn.Module):
+    """A discriminator, of what a generator makes where there is one."""
+
+    def __init__(self, judge: nn.Module, maker: nn.Module | None = None) -> None:
+        super().__init__()
+        self.judge, self.maker = judge, maker
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.judge(x if self.maker is None else self.maker(x))
+
+
+def judged() -> tuple[Judged, Judged]:
+    judge = small()
+    return Judged(judge), Judged(judge, nn.Linear(8, 8))
+
+
+def two_trainers(rank: int, plans: list[bytes]) -> tuple[str, list[float]]:
+    models = judged()
+    both = [mw.parallelize(one, Plan.from_json(plan), nn.MSELoss()) for one, plan in zip(models, plans, strict=True)]
+    refused = said(lambda: both[0].step(batch(), global_batch=True))
+    torch.manual_seed(0)
+    models = judged()
+    first = mw.parallelize(models[0], Plan.from_json(plans[0]), nn.MSELoss())
+    second = mw.parallelize(models[1], Plan.from_json(plans[1]), nn.MSELoss(), copy=True)
+    maker = torch.optim.SGD([one for name, one in second.named_parameters() if name.startswith("maker.")], lr=0.1)
+    judge, losses = torch.optim.SGD(first.parameters(), lr=0.1), []
+    for seed in (1, 2):
+        losses.append(first.step(batch(seed), global_batch=True).item())
+        judge.step()
+        judge.zero_grad()
+        second.model.load_state_dict(first.full_state_dict(), strict=False)
+        losses.append(second.step(batch(seed + 9), global_batch=True).item())
+        maker.step()
+        second.model.zero_grad()
+    return refused, losses
+
+
+def test_a_module_that_two_models_share(ranks: Callable[[int], GlooPool]) -> None:
+    """The refusal says how, and that is what plain PyTorch computes."""
+    programs = [capture(one, batch(), nn.MSELoss()) for one in judged()]
+    plans = [make_plan(one, load_cluster("local:2"), pins=["zero=3", "pp=1"]).to_json() for one in programs]
+    torch.manual_seed(0)
+    first, second = judged()
+    assert second.maker is not None
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (first, second.maker)]
+    expected = []
+    for seed in (1, 2):
+        for model, optimizer, own in ((first, optimizers[0], seed), (second, optimizers[1], seed + 9)):
+            expected.append(nn.MSELoss()(model(batch(own)[0]), batch(own)[1]))
+            expected[-1].backward()
+            optimizer.step()
+            second.zero_grad()
+    for refused, losses in ranks(2).run(two_trainers, plans):
+        assert "copy=True for the second" in refused
+        assert losses == pytest.approx([one.item() for one in expected], rel=1e-5)

@@ -35,9 +35,11 @@ def shadow_of(
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, about copies of itertools
         shadow = copy.deepcopy(model, memo)
     for holder in _holders(shadow):
-        for key, value in holder.items():
+        for key, value in list(holder.items()):
             if isinstance(value, FunctionType):
                 holder[key] = _around(value, memo)
+            elif hasattr(type(value), "meshwright_only"):  # a trainer's own hook: no part of what the model computes
+                del holder[key]
     return shadow, _seeing(loss, memo)
 
 

@@ -52,6 +52,15 @@ def places_of(model: nn.Module) -> dict[int, list[Place]]:
     return found
 
 
+def lies_in_pieces(module: nn.Module) -> bool:
+    """Whether parameters of an adopted module, or of a copy of it, are DTensors or on other stages."""
+    return any(
+        isinstance(parameter, DTensor) or (parameter is None and leaf in vars(one))
+        for one in module.modules()
+        for leaf, parameter in one._parameters.items()
+    )
+
+
 def check_no_gradients(model: nn.Module) -> None:
     """Refuses gradients that an optimizer has still to take: a trainer begins without any."""
     given = {name: parameter.grad for name, parameter in model.named_parameters() if not parameter.is_meta}
@@ -173,7 +182,8 @@ class Adopted:
                     f"{name} of the model is another tensor than the one that the trainer stores",
                     "parameters that stay where mw.parallelize put them",
                     "change values in place (load_state_dict without assign=True), cast and move the model before; "
-                    "for several trainers of one model pass copy=True",
+                    "where two models share a module (a GAN's discriminator) pass copy=True for the second, and after "
+                    "each step of the first call second.model.load_state_dict(first.full_state_dict(), strict=False)",
                 )
             if storage_key(stored) != self._given[name]:
                 raise RunError(

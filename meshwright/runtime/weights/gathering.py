@@ -41,7 +41,7 @@ class Gathering:
     def __init__(self, adopted: Adopted, plan: Plan, program: Program, device: torch.device, model: nn.Module) -> None:
         """model: the user's, all of what was adopted or a part of it."""
         self.adopted, self.plan, self.program, self.device, self.model = adopted, plan, program, device, model
-        self.open = False
+        self.open = self.inside_forward = False
         self.unchanged: Unchanged | None = None
         self._types = {p.name: (p.type.sizes, getattr(torch, p.type.dtype)) for p in program.parameters}
         self._units = _units(adopted)
@@ -122,6 +122,14 @@ class Gathering:
         try:
             self.open = True
             yield self.model
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            raise RunError(
+                "backward inside trainer.gathered(), whose weights are copies without gradients",
+                "outputs, and changes of weights under torch.no_grad()",
+                "leave the `with` and call trainer.step(batch), which runs forward and backward",
+            ) from error
         finally:
             self.open = False
             with ordinary_tensors():
@@ -140,6 +148,7 @@ class Gathering:
         handles: list[Any] = []
         with self._entered(), torch.no_grad():
             try:
+                self.inside_forward = True
                 self._share_buffers()
                 self.put(self._units.get(None, ()), self._compute)
                 for unit, names in self._units.items():
@@ -148,6 +157,7 @@ class Gathering:
                         handles.append(unit.register_forward_hook(self._after(names), always_call=True))
                 yield
             finally:
+                self.inside_forward = False
                 for handle in handles:
                     handle.remove()
                 self.adopted.put_stored()

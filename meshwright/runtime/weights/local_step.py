@@ -119,7 +119,13 @@ def lend_pieces(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     watched = has_step_hooks(optimizer, HOOKS) or hasattr(optimizer, "grad_scale")
     if type(optimizer) not in IN_GROUPS or closure or watched:
         _check_here(optimizer)
-    if is_of_matrices(optimizer) and not closure:
+    if is_of_matrices(optimizer):
+        if closure:
+            raise RunError(
+                f"{type(optimizer).__name__}.step with a closure, on parameters of a trainer",
+                "a step without one: parameters are handed to it whole, one after the other",
+                "call trainer.step(batch), then optimizer.step()",
+            )
         step_whole(optimizer)
     if type(optimizer) not in ELEMENTWISE or closure or watched:
         return

@@ -22,6 +22,7 @@ from meshwright.runtime.weights.adoption import Cut
 from meshwright.runtime.weights.hosted import in_groups
 from meshwright.runtime.weights.in_pieces import InPieces, PiecesDict
 from meshwright.runtime.weights.local_step import ELEMENTWISE, lend_pieces, prepare, take_back
+from meshwright.runtime.weights.stage_state import OwnStage
 from meshwright.runtime.weights.whole_step import keep_cut, shard_loaded_state
 
 _PLANNED = "meshwright_optimizer"
@@ -60,6 +61,8 @@ def watch(optimizer: torch.optim.Optimizer, before: Callable[[], None] | None = 
         _STEPS[optimizer] = 0
         optimizer.register_step_pre_hook(_before)
         optimizer.register_step_post_hook(_after)
+        if before is not None:
+            optimizer.register_load_state_dict_pre_hook(OwnStage())
         if dist.is_initialized() and dist.get_world_size() > 1:
             optimizer.register_state_dict_post_hook(lambda _, state: PiecesDict(state, IN_PIECES))
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.errors import RunError, counted
 from meshwright.runtime.weights.adoption import Cut
 from meshwright.runtime.weights.optimizers import held, is_stored, optimizers_alive, steps_of, watch
+from meshwright.runtime.weights.stage_state import OwnStage
 from meshwright.runtime.weights.whole import whole
 from meshwright.torch_compat import local_tensor, writes_seen
 
@@ -86,8 +87,11 @@ class Stepping:
         for optimizer in optimizers_alive():
             if not any(id(one) in self._replaced for one in held(optimizer)):
                 continue
-            for group in optimizer.param_groups:
-                group["params"] = [new for one in group["params"] if (new := self._now(one)) is not None]
+            now = [[self._now(one) for one in group["params"]] for group in optimizer.param_groups]
+            if self._before is not None:
+                optimizer.register_load_state_dict_pre_hook(OwnStage([[one is not None for one in few] for few in now]))
+            for group, few in zip(optimizer.param_groups, now, strict=True):
+                group["params"] = [one for one in few if one is not None]
             for one in [one for one in optimizer.state if isinstance(one, Tensor) and id(one) in self._replaced]:
                 state, name = optimizer.state.pop(one), self._replaced[id(one)][1]
                 if name in self._stored:
