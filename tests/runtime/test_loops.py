@@ -377,3 +377,13 @@ def test_a_module_that_two_models_share(ranks: Callable[[int], GlooPool]) -> Non
     for refused, losses in ranks(2).run(two_trainers, plans):
         assert "copy=True for the second" in refused
         assert losses == pytest.approx([one.item() for one in expected], rel=1e-5)
+
+
+def test_an_optimizer_of_matrices_takes_no_closure() -> None:
+    model = small()
+    plan = make_plan(capture(model, batch(), nn.MSELoss()), load_cluster("local:1"))
+    trainer = mw.parallelize(model, plan, nn.MSELoss())
+    optimizer = torch.optim.Adafactor(model.parameters())
+    trainer.step(batch(), global_batch=True)
+    assert "Adafactor.step with a closure" in said(lambda: optimizer.step(lambda: torch.zeros(())))
+    optimizer.step()
