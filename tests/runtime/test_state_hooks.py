@@ -10,6 +10,7 @@ import pytest
 import torch
 from processes import GlooPool
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import meshwright as mw
 from meshwright.errors import RunError
@@ -47,6 +48,9 @@ def on_ranks(rank: int, plan_json: bytes) -> dict[str, Any]:
     trained(model, lambda batch: trainer.step(batch, global_batch=True))
     with pytest.raises(RunError, match="one rank's pieces"):
         torch.save({"model": model.state_dict()}, io.BytesIO())
+    if any(isinstance(one, DTensor) for one in model.layers[rank].parameters()):
+        with pytest.raises(RunError, match="one rank's pieces"):
+            torch.save(model.layers[rank].state_dict(), io.BytesIO())
     model.load_state_dict(model.state_dict())
     full = trainer.full_state_dict()
     file = io.BytesIO()
@@ -77,3 +81,29 @@ def test_whole_state_has_what_every_stage_changed(pin: str, ranks: Callable[[int
         every += found["keys"]
     if pin == "pp=2":
         assert sorted(every) == sorted(true), "each parameter and each changed buffer on the stage that has it"
+
+
+def a_part_is_loaded(rank: int, plan_json: bytes, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    model = Net()
+    trainer = mw.parallelize(model, Plan.from_json(plan_json))
+    model.layers[1].load_state_dict(given)
+    return trainer.full_state_dict()
+
+
+@pytest.mark.parametrize("pin", ["zero=3", "pp=2"])
+def test_whole_weights_are_loaded_into_a_part_of_the_model(pin: str, ranks: Callable[[int], GlooPool]) -> None:
+    model = Net()
+    plan = mw.plan(Net(), batches()[0], cluster="local:2", pins=(pin,))
+    given = {key: value + 1 for key, value in model.layers[1].state_dict().items()}
+    model.layers[1].load_state_dict(given)
+    for found in ranks(2).run(a_part_is_loaded, plan.to_json(), given):
+        for key, tensor in model.state_dict().items():
+            assert torch.equal(found[key], tensor), key
+
+
+def test_a_part_on_one_rank_has_plain_tensors() -> None:
+    model = Net()
+    mw.parallelize(model, mw.plan(Net(), batches()[0], cluster="local:1"))
+    state = model.layers[0].state_dict()
+    assert not any(isinstance(value, DTensor) for value in state.values())
+    Net().layers[0].load_state_dict(state)

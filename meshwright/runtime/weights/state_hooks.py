@@ -19,18 +19,27 @@ from meshwright.runtime.weights.in_pieces import InPieces
 
 
 def hook_state(adopted: Adopted, gathering: Gathering) -> None:
-    """Of the user's modules: the model, and a loss that has parameters."""
+    """Of the user's modules: the model, and a loss that has parameters; and of every module in them, asked alone."""
     model = adopted.model
     roots = {"model.": model.model, "loss.": model.loss} if isinstance(model, Joined) else {"": model}
     away = set(gathering.buffer_homes) - gathering.own_buffers
-    for path, root in roots.items():
-        own = {name for name in away if name.startswith(path)}
-        root.register_load_state_dict_pre_hook(_BeforeLoad(adopted, gathering, path, own))  # type: ignore[no-untyped-call]
-        root.register_state_dict_post_hook(_AfterStateDict(gathering, path, own))  # type: ignore[no-untyped-call]
+    for start, root in roots.items():
+        for member, module in root.named_modules():
+            path = f"{start}{member}." if member else start
+            own = {name for name in away if name.startswith(path)}
+            before, after = _BeforeLoad(adopted, gathering, path, own), _AfterStateDict(gathering, path, own)
+            before.member = after.member = bool(member)
+            module.register_load_state_dict_pre_hook(before)
+            module.register_state_dict_post_hook(after)
 
 
 class _Hook:
-    """path: of the module in what was adopted. away: buffers that other stages change. Copies of models have it."""
+    """path: of the module in what was adopted. away: buffers that other stages change. Copies of models have it.
+
+    member: of a module inside, which has nothing to do where the state of what it is in is asked for.
+    """
+
+    member = False
 
     def __init__(self, gathering: Gathering, path: str, away: Collection[str]) -> None:
         self._gathering, self.path, self.away = ref(gathering), path, away
@@ -41,10 +50,10 @@ class _Hook:
     def __reduce__(self) -> Any:
         raise not_pickled()
 
-    @property
-    def is_whole(self) -> bool:
+    def is_idle(self, prefix: str) -> bool:
+        """Weights are whole now, or another's hook does it."""
         gathering = self._gathering()
-        return gathering is not None and gathering.open
+        return (self.member and prefix != "") or (gathering is not None and gathering.open)
 
     def key(self, name: str, prefix: str) -> str:
         return prefix + name.removeprefix(self.path)
@@ -59,7 +68,7 @@ class _BeforeLoad(_Hook):
         self.cuts, self.elsewhere, self.buffers = adopted.cuts, set(adopted.elsewhere), adopted.buffers
 
     def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        if self.is_whole:
+        if self.is_idle(prefix):
             return
         for name, key in self._keys(prefix):
             found: Any = state.get(key)
@@ -86,7 +95,7 @@ class _AfterStateDict(_Hook):
         self.alone = dist.get_world_size() == 1
 
     def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        if self.is_whole:
+        if self.is_idle(prefix):
             return
         if self.alone:
             for key, value in state.items():
