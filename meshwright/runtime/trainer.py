@@ -314,8 +314,8 @@ class Trainer:
                 self.loss_scale.finish(self.parameters(), self.device)
         self._under_way, self._last = "", run.interpreter
         self._adopted.take_buffers(self._interpreter.buffers)
-        for parameter, gradient in frozen:
-            parameter.grad = gradient
+        for parameter, gradient, before in frozen:
+            parameter.grad = gradient if gradient is None else gradient.copy_(before)
         self._stepping.after()
         if self._clipped is not None:
             self._clipped.record()
@@ -323,9 +323,10 @@ class Trainer:
         LOGGER.debug("step %d: %.4f s of the host", self.steps, time.perf_counter() - begun_s)
         return loss.as_subclass(StepLoss)
 
-    def _frozen(self) -> list[tuple[nn.Parameter, Tensor | None]]:
-        """Parameters that were frozen since, whose gradients stay as they are; refuses such as were frozen before."""
-        found = []
+    def _frozen(self) -> list[tuple[nn.Parameter, Tensor | None, Any]]:
+        """Parameters that were frozen since, whose gradients stay as they are, with a copy of these, to which the step
+        adds; refuses such as were frozen before."""
+        found = list[tuple[nn.Parameter, Tensor | None, Any]]()
         for parameter, planned in self._trained:
             if parameter.requires_grad and not planned.trainable:
                 raise RunError(
@@ -334,7 +335,7 @@ class Trainer:
                     "call requires_grad_() first, then plan",
                 )
             if planned.trainable and not parameter.requires_grad:
-                found.append((parameter, parameter.grad))
+                found.append((parameter, parameter.grad, None if parameter.grad is None else parameter.grad.clone()))
         return found
 
     def evaluate(self, batch: Batch, *, global_batch: bool = False) -> Tensor:

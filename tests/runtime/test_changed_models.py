@@ -55,11 +55,13 @@ def freeze(own: Net) -> None:
     own.first.requires_grad_(False)
 
 
-def losses(own: Net, step: Callable[[tuple[Tensor, Tensor]], Tensor], after: Callable[[Net], Any]) -> list[float]:
+def losses(
+    own: Net, step: Callable[[tuple[Tensor, Tensor]], Tensor], after: Callable[[Net], Any], to_none: bool = True
+) -> list[float]:
     """One step, a change, and two more. after: what is changed."""
     optimizer, found = torch.optim.AdamW(own.parameters(), lr=1e-2), []
     for number, batch in enumerate(batches()):
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=to_none)
         found.append(step(batch).item())
         optimizer.step()
         if number == 0:
@@ -67,7 +69,8 @@ def losses(own: Net, step: Callable[[tuple[Tensor, Tensor]], Tensor], after: Cal
     return found
 
 
-def test_parameters_that_are_frozen_later_are_not_trained() -> None:
+@pytest.mark.parametrize("to_none", [True, False])
+def test_parameters_that_are_frozen_later_are_not_trained(to_none: bool) -> None:
     plain = model()
 
     def eager(batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -76,7 +79,17 @@ def test_parameters_that_are_frozen_later_are_not_trained() -> None:
         return loss
 
     own, trainer = adopted()
-    assert losses(own, trainer.step, freeze) == pytest.approx(losses(plain, eager, freeze), rel=1e-5)
+    true = losses(plain, eager, freeze, to_none)
+    assert losses(own, trainer.step, freeze, to_none) == pytest.approx(true, rel=1e-5)
+
+
+def test_gradients_that_frozen_parameters_have_stay_as_they_are() -> None:
+    own, trainer = adopted()
+    trainer.step(batches()[0])
+    before = own.first.weight.grad.full_tensor().clone()
+    freeze(own)
+    trainer.step(batches()[1])
+    assert torch.equal(own.first.weight.grad.full_tensor(), before)
 
 
 def test_parameters_that_were_frozen_stay_so() -> None:
