@@ -28,7 +28,7 @@ from meshwright.price.check import check_plan
 from meshwright.runtime.device import own_device
 from meshwright.runtime.fail import tell_uncaught
 from meshwright.runtime.outputs import Loss, arguments, caster, eval_mode, shared_out
-from meshwright.runtime.step.batches import Index
+from meshwright.runtime.step.batches import Index, check_detached
 from meshwright.runtime.step.parts import Part, make_parts, shared_parts
 from meshwright.runtime.step.peers import check_peers
 from meshwright.runtime.step.ranges import check_ranges, explained
@@ -302,6 +302,7 @@ class Trainer:
             self._clipped.check()
         self._under_way = "" if global_batch else "refused its part of the batch"
         run = self._run_for(batch, global_batch)
+        check_detached(run.batches.named(batch))
         if self.loss_scale is not None:
             self.loss_scale.check_empty(self.parameters())
             run.interpreter.segments.loss_scale = self.loss_scale.scale

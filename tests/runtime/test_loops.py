@@ -222,6 +222,16 @@ def test_no_gradients_no_step() -> None:
         trainer.step(batch(), global_batch=True)
 
 
+def test_a_batch_that_gradients_would_go_back_to_is_refused() -> None:
+    """As that of a discriminator's step on what a generator has made."""
+    plan = make_plan(capture(small(), batch(), nn.MSELoss()), load_cluster("local:1"))
+    trainer = mw.parallelize(small(), plan, nn.MSELoss())
+    x, y = batch()
+    with pytest.raises(RunError, match=r"requires a gradient(.|\n)*\.detach\(\)"):
+        trainer.step((x.requires_grad_(), y), global_batch=True)
+    trainer.step((x.detach(), y), global_batch=True)
+
+
 class Parts(nn.Module):
     """An encoder and a head; the encoder's second layer is read by its parent."""
 

@@ -181,3 +181,14 @@ class Batches:
         if len(found) == 1:
             return next(iter(found.values()))
         return tuple(slice(0, length) for length in self._micro_shape(name, rows))
+
+
+def check_detached(entries: Mapping[str, object]) -> None:
+    """Plain PyTorch would leave gradients in these, or in what has made them."""
+    for name, entry in entries.items():
+        if isinstance(entry, Tensor) and entry.requires_grad:
+            raise RunError(
+                f"batch entry {name!r} requires a gradient",
+                "tensors that no gradient goes back to: a step leaves gradients in the model's parameters alone",
+                f"pass {name}.detach(); to train what makes it, put that into the model, and plan both together",
+            )
