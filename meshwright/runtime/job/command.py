@@ -126,7 +126,7 @@ def _run_again(args: argparse.Namespace, full: Plan) -> int:
 
     left, args.global_batch = args.max_restarts, full.batch
     planned_here = args.plan == "auto" and not args.cluster
-    make = (lambda world: _plan(args, world, None)) if planned_here else None
+    make = (lambda world: _plan(args, world, None, say=False)) if planned_here else None
     restarts = Restarts(full, make, Path(args.checkpoint_dir))
     restarts.prepare()
     while True:
@@ -242,8 +242,8 @@ def _rest(args: argparse.Namespace) -> tuple[Any, ...]:
     return (*rest, args.trust)
 
 
-def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None) -> Plan:
-    """The plan to run; `world`: how many processes there are to be, where that has been said."""
+def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None, say: bool = True) -> Plan:
+    """The plan to run; `world`: how many processes there are to be, where that has been said. say: what it is at."""
     from dataclasses import replace
     from typing import cast
 
@@ -256,6 +256,8 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
     reference = reference_of(args)
     if args.plan == "auto":
         batch = args.global_batch or _saved_batch(args)
+        tell = _say if say else LOGGER.info
+        tell(f"capturing {reference}")
         program = capture(*reference.meta(batch), precision=args.precision, allow=args.allow)
         cluster = measured or load_cluster(args.cluster or f"local:{world or 2}")
         if world not in (None, cluster.device_count):
@@ -265,6 +267,8 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
                 "one process for each device",
                 f"start {cluster.device_count}, or name a cluster of {world}",
             )
+        layers, devices = counted(len(program.segments), "layer"), counted(cluster.device_count, "device")
+        tell(f"searching plans of {layers} on {devices}")
         plan = make_plan(
             program,
             cluster,
@@ -280,6 +284,11 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None)
     precision = cast(Precision, plan.precision)
     check_plan(plan, capture(*reference.meta(plan.batch), precision=precision, allow=plan.answers))
     return replace(plan, model=str(reference))  # what runs is what was named here
+
+
+def _say(what: str) -> None:
+    """Of what takes long before a run begins."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def _saved_batch(args: argparse.Namespace) -> int | None:
