@@ -107,3 +107,19 @@ def test_a_part_on_one_rank_has_plain_tensors() -> None:
     state = model.layers[0].state_dict()
     assert not any(isinstance(value, DTensor) for value in state.values())
     Net().layers[0].load_state_dict(state)
+
+
+def adopted_again(rank: int, first: bytes, second: bytes, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    model = Net()
+    mw.parallelize(model, Plan.from_json(first))
+    trainer = mw.parallelize(model, Plan.from_json(second))
+    model.load_state_dict(given)
+    return trainer.full_state_dict()
+
+
+def test_a_model_that_is_adopted_again_takes_whole_weights(ranks: Callable[[int], GlooPool]) -> None:
+    plans = [mw.plan(Net(), batches()[0], cluster="local:2", pins=(pin,)).to_json() for pin in ("zero=3", "tp=2")]
+    given = {key: value + 1 for key, value in Net().state_dict().items()}
+    for found in ranks(2).run(adopted_again, *plans, given):
+        for key, tensor in given.items():
+            assert torch.equal(found[key], tensor), key

@@ -3,19 +3,22 @@ pieces or whole plain tensors go in."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
 from meshwright.models.joined import Joined
 from meshwright.runtime.weights.adoption import Adopted, not_pickled
 from meshwright.runtime.weights.gathering import Gathering
 from meshwright.runtime.weights.in_pieces import InPieces
+
+_HANDLES: WeakKeyDictionary[nn.Module, tuple[RemovableHandle, ...]] = WeakKeyDictionary()
 
 
 def hook_state(adopted: Adopted, gathering: Gathering) -> None:
@@ -26,11 +29,14 @@ def hook_state(adopted: Adopted, gathering: Gathering) -> None:
     for start, root in roots.items():
         for member, module in root.named_modules():
             path = f"{start}{member}." if member else start
-            own = {name for name in away if name.startswith(path)}
-            before, after = _BeforeLoad(adopted, gathering, path, own), _AfterStateDict(gathering, path, own)
+            before, after = _BeforeLoad(adopted, gathering, path, away), _AfterStateDict(gathering, path, away)
             before.member = after.member = bool(member)
-            module.register_load_state_dict_pre_hook(before)
-            module.register_state_dict_post_hook(after)
+            for handle in _HANDLES.pop(module, ()):
+                handle.remove()  # of a trainer that had adopted it before
+            _HANDLES[module] = (
+                module.register_load_state_dict_pre_hook(before),
+                module.register_state_dict_post_hook(after),
+            )
 
 
 class _Hook:
@@ -55,6 +61,10 @@ class _Hook:
         gathering = self._gathering()
         return (self.member and prefix != "") or (gathering is not None and gathering.open)
 
+    def own(self, names: Iterable[str]) -> Iterator[str]:
+        """Those of this module."""
+        return (name for name in names if name.startswith(self.path))
+
     def key(self, name: str, prefix: str) -> str:
         return prefix + name.removeprefix(self.path)
 
@@ -64,8 +74,8 @@ class _BeforeLoad(_Hook):
 
     def __init__(self, adopted: Adopted, gathering: Gathering, path: str, away: Collection[str]) -> None:
         super().__init__(gathering, path, away)
-        self.names = {name: every for name, every in adopted.names.items() if name.startswith(path)}
-        self.cuts, self.elsewhere, self.buffers = adopted.cuts, set(adopted.elsewhere), adopted.buffers
+        self.names, self.cuts = adopted.names, adopted.cuts
+        self.elsewhere, self.buffers = adopted.elsewhere, adopted.buffers
 
     def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         if self.is_idle(prefix):
@@ -77,13 +87,13 @@ class _BeforeLoad(_Hook):
                 state.pop(key, None)
             elif cut is not None and _is_plain(found) and found.shape == cut.like.shape:
                 state[key] = cut.piece(found)
-        for name in self.away:
+        for name in self.own(self.away):
             if name in self.buffers:
                 state.setdefault(self.key(name, prefix), self.buffers[name][2])
 
     def _keys(self, prefix: str) -> Iterator[tuple[str, str]]:
-        for name, every in self.names.items():
-            yield from ((name, self.key(own, prefix)) for own in every)
+        for name in self.own(self.names):
+            yield from ((name, self.key(one, prefix)) for one in self.names[name])
 
 
 class _AfterStateDict(_Hook):
@@ -102,7 +112,7 @@ class _AfterStateDict(_Hook):
                 if isinstance(value, DTensor) and not value.requires_grad:
                     state[key] = value.to_local()
             return
-        for name in self.away:
+        for name in self.own(self.away):
             state.pop(self.key(name, prefix), None)
         with suppress(AttributeError):  # of a dict that the user gives
             state.in_pieces = IN_PIECES  # type: ignore[attr-defined]
