@@ -101,6 +101,18 @@ class Centred(nn.Module):
         return (self.scale * (output - self.mean) - target).square().mean()
 
 
+def plain_losses(model: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Of three more steps."""
+    found = []
+    for seed in (2, 3, 4):
+        one = loss(model(batch(seed)[0]), batch(seed)[1])
+        one.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(one.item())
+    return found
+
+
 def continued(rank: int, plan: bytes) -> tuple[list[float], list[str]]:
     """Three steps, of which a plain run has taken the first."""
     model, loss, state = first_step(Centred())
@@ -133,14 +145,9 @@ def test_a_plain_runs_optimizer_goes_on(pin: str, ranks: Callable[[int], GlooPoo
     model, loss, state = first_step(Centred())
     optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.1)
     optimizer.load_state_dict(state)
-    expected = []
-    for seed in (2, 3, 4):
-        expected.append(loss(model(batch(seed)[0]), batch(seed)[1]))
-        expected[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    expected = plain_losses(model, loss, optimizer)
     for found, warned in ranks(2).run(continued, plan.to_json()):
-        assert found == pytest.approx([one.item() for one in expected], rel=1e-5)
+        assert found == pytest.approx(expected, rel=1e-5)
         assert not warned
 
 
@@ -321,14 +328,9 @@ def test_stages_take_their_part_of_a_plain_runs_optimizer(ranks: Callable[[int],
     model, loss, state = first_step(nn.MSELoss())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     optimizer.load_state_dict(state)
-    expected = []
-    for seed in (2, 3, 4):
-        expected.append(loss(model(batch(seed)[0]), batch(seed)[1]))
-        expected[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    expected = plain_losses(model, loss, optimizer)
     for found, refused in ranks(2).run(stages_continued, planned("pp=2")):
-        assert found == pytest.approx([one.item() for one in expected], rel=1e-5)
+        assert found == pytest.approx(expected, rel=1e-5)
         assert "before mw.parallelize" in refused
 
 
