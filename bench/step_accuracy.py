@@ -25,6 +25,7 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,17 @@ def asked_here_s() -> float:
     return launch_s(torch.device("cuda", 0)) if torch.cuda.is_available() else 0.0
 
 
-def measured(jobs: list[tuple[str, str, str]], profile: str, asked_s: float, ready_s: float, say: Any) -> list[Row]:
-    """jobs: models, precisions, ways. Those that are not ready in time are not measured, and said."""
+def measured(
+    jobs: list[tuple[str, str, str]], profile: str, asked_s: float, ready_s: float, say: Any
+) -> Iterator[list[Row]]:
+    """The rows of each, as they are measured. jobs: models, precisions, ways. Those that are not ready in time are not
+    measured, and said."""
     workers = [Worker(name, precision, profile, way, asked_s) for name, precision, way in jobs]
-    until, rows, ready = time.monotonic() + ready_s, list[Row](), list[Worker]()
+    until, ready = time.monotonic() + ready_s, list[Worker]()
     for worker in workers:
         if worker.answer(max(until, time.monotonic() + 0.6)) is None:
             worker.process.kill()
-            rows.append({"case": worker.name, "error": "not ready in time, or ended"})
+            yield [{"case": worker.name, "error": "not ready in time, or ended"}]
         else:
             ready.append(worker)
             worker.stop()
@@ -107,30 +111,28 @@ def measured(jobs: list[tuple[str, str, str]], profile: str, asked_s: float, rea
         worker.go()
         found = worker.answer(time.monotonic() + 60)
         worker.process.kill()
-        own = found[2] if found else [{"case": worker.name, "error": "ended while it was measured"}]
-        rows += own
-        say(json.dumps(own))  # whatever ends this run too early
+        yield found[2] if found else [{"case": worker.name, "error": "ended while it was measured"}]
     say("measured")
-    return rows
 
 
-def judged(rows: list[Row]) -> dict[str, Any]:
-    """Errors of steps and peaks; prints each."""
-    good = [row for row in rows if "error" not in row]
-    for row in rows:
-        if "error" in row:
-            print(f"       no {row['case'][:90]}: {row['error'].strip().splitlines()[-1][:200]}")
-            continue
-        row["step_error"] = row["predicted_s"] / row["step_s"] - 1
-        row["peak_error"] = row["predicted_bytes"] / row["peak_bytes"] - 1 if row["peak_bytes"] else 0.0
-        way = f"{'compiled' if row['compiled'] else 'eager'} {row['precision']} {'tight' if row['tight'] else 'roomy'}"
-        print(
-            f"{100 * row['step_error']:+6.1f} % {row['model']:<9} {way:<20} {row['step_s'] * 1e3:7.2f} ms "
-            f"({row['fastest_s'] * 1e3:.2f} to {row['slowest_s'] * 1e3:.2f}), predicted {row['predicted_s'] * 1e3:.2f} "
-            f"(host waits {row['host_waits_s'] * 1e3:.2f}); peak {row['peak_bytes'] / 2**30:.2f} GiB "
-            f"{100 * row['peak_error']:+.1f} %"
-        )
-    found: dict[str, Any] = {"rows": rows}
+def shown(row: Row) -> str:
+    """A line; a row that was measured is given its errors."""
+    if "error" in row:
+        return f"       no {row['case'][:90]}: {row['error'].strip().splitlines()[-1][:200]}"
+    row["step_error"] = row["predicted_s"] / row["step_s"] - 1
+    row["peak_error"] = row["predicted_bytes"] / row["peak_bytes"] - 1 if row["peak_bytes"] else 0.0
+    way = f"{'compiled' if row['compiled'] else 'eager'} {row['precision']} {'tight' if row['tight'] else 'roomy'}"
+    return (
+        f"{100 * row['step_error']:+6.1f} % {row['model']:<10} {way:<20} {row['step_s'] * 1e3:7.2f} ms "
+        f"({row['fastest_s'] * 1e3:.2f} to {row['slowest_s'] * 1e3:.2f}), predicted {row['predicted_s'] * 1e3:.2f} "
+        f"(host waits {row['host_waits_s'] * 1e3:.2f}); peak {row['peak_bytes'] / 2**30:.2f} GiB "
+        f"{100 * row['peak_error']:+.1f} %"
+    )
+
+
+def judged(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """Errors of steps and peaks, of all and of each way."""
+    found, good = {}, [row for row in rows if "error" not in row]
     for name in ("eager", "compiled", "all"):
         own = [row for row in good if name == "all" or row["compiled"] == (name == "compiled")]
         if own:
@@ -148,6 +150,10 @@ def summary(steps: list[float], peaks: list[float]) -> dict[str, float]:
     }
 
 
+def write(path: Path, found: dict[str, Any]) -> None:
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     from bench.step.judged import COMPILED, JUDGED
 
@@ -157,7 +163,8 @@ def main() -> int:
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     parser.add_argument("--ways", default="eager,compiled", help="`all`: every model is compiled too")
     parser.add_argument("--ready", type=float, default=240.0, help="seconds for planning and compiling")
-    parser.add_argument("--out", default="out")
+    parser.add_argument("--out", default="out", help="a folder")
+    parser.add_argument("--json", default="step_accuracy.json", help="a file in it")
     args = parser.parse_args()
     folder, start = Path(args.out), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,9 +180,13 @@ def main() -> int:
     compiled = [pair for pair in pairs if args.ways == "all" or ("compiled" in args.ways and pair in COMPILED)]
     jobs = [(*pair, "compiled") for pair in compiled]  # these take longest
     jobs += [(*pair, "eager") for pair in pairs if args.ways != "compiled"]
-    rows = measured(jobs, profile, asked_s, args.ready, say)
+    rows, path = list[Row](), folder / args.json
+    for own in measured(jobs, profile, asked_s, args.ready, say):
+        print(*map(shown, own), sep="\n", flush=True)
+        rows += own
+        write(path, {"profile": profile, "launch_s": asked_s, "rows": rows})  # whatever ends this run too early
     found = judged(rows)
-    (folder / "step_accuracy.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(path, {"profile": profile, "launch_s": asked_s, "rows": rows} | found)
     every = found.get("all")
     if not every or any("error" in row for row in rows):
         return 1

@@ -26,6 +26,7 @@ import torch
 
 from bench.step.judged import case_of
 from bench.step.planned import Case, Planned, Steps, as_here, measure, settle
+from meshwright.cluster.launch import measured_s
 from meshwright.cluster.profile_load import device_of
 
 Job = tuple[Planned, bool, Any, Steps, int]
@@ -51,6 +52,8 @@ def main() -> None:
         row: dict[str, Any] = {"model": name, "case": str(planned.case), "precision": precision}
         row |= {"compiled": planned.case.compiled, "tight": tight}
         try:
+            if device.kind == "cuda":
+                row["launch_s"] = measured_s(torch.device("cuda"))  # now, where the plan's was measured at the start
             row |= measure(step, 0.5, 5)
             row["peak_bytes"] -= kept - own
             guess = plan.predicted
