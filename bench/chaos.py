@@ -7,12 +7,14 @@
 
 A run starts `meshwright train` under a ZeRO-3, tensor or pipeline plan on 2 to 6 ranks, does something to it at some
 moment, waits for its end, and starts the same command again with `--resume auto`. Hosts are network namespaces, each
-with a torchrun of its own; where these cannot be made (`--no-namespaces`), they share the loopback interface, and links
-are neither cut nor slowed. It counts as a fault of ours where a process outlives `--timeout` by 10 s (hang), a rank its
-launcher by 10 s (orphan), a job ends that should have gone on (ended), the message does not name the rank that stood
-still (unnamed), the second begins before the last complete checkpoint (lost), its losses are not those of a run that
-nothing was done to, bit for bit (wrong), a job with `--max-restarts` needs 15 s more than a plain start until it trains
-on (late), or somebody prints a traceback. Writes out/chaos.json after each run.
+with a torchrun of its own; where these cannot be made (`--no-namespaces`), they share the loopback interface, which the
+summary counts, and runs that cut or slow a link are not done but listed, for `--only` elsewhere; as those that fill a
+disk where none can be mounted. A number is the same run everywhere. It counts as a fault of ours where a process
+outlives `--timeout` by 10 s (hang), a rank its launcher by 10 s (orphan), a job ends that should have gone on (ended),
+the message does not name the rank that stood still (unnamed), the second begins before the last complete checkpoint
+(lost), its losses are not those of a run that nothing was done to, bit for bit (wrong), a job with `--max-restarts`
+needs 15 s more than a plain start until it trains on (late), or somebody prints a traceback. Writes out/chaos.json
+after each run.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).parent))
 
 from chaos_faults import FAULTS, Fault, filler
-from chaos_job import BATCH, EARLY, GRACE_S, MODEL, PATIENCE_S, TIMEOUT_S, Job, Setting, job
+from chaos_job import BATCH, EARLY, GRACE_S, LOOPBACK, MODEL, PATIENCE_S, TIMEOUT_S, Job, Setting, job
 from chaos_warm import warm
 from network import Host, ShapedNetwork, shaped_network, why_not
 
@@ -48,6 +50,7 @@ PLANS = {"zero": ("zero=3",), "tensor": ("mesh={n}", "tp={n}"), "pipeline": ("pp
 RANKS = {"zero": (2, 2, 3, 4, 6), "tensor": (2, 2, 3, 6), "pipeline": (2, 2, 4)}
 DAMAGES = ("nothing", "nothing", "nothing", "a byte", "a file", "the summary")
 """What happens to the newest checkpoint before the job is started again."""
+FILL = "fill the disk"
 BACK_S = 15.0
 """How much longer than a plain start a job may need to train on after a rank was killed."""
 KINDS = ("hang", "orphan", "ended", "unnamed", "lost", "wrong", "not resumed", "late", "traceback")
@@ -78,18 +81,16 @@ class Run:
         )
 
 
-def drawn(number: int, seed: int, namespaces: bool, disks: bool) -> tuple[Random, Fault, Setting, Run]:
-    """The run of this number. disks: small ones can be mounted."""
+def drawn(number: int, seed: int, namespaces: bool) -> tuple[Random, Fault, Setting, Run]:
+    """The run of this number; it does not depend on what can be done here, apart from how hosts are joined."""
     random = Random(f"{seed} {number}")
-    name = random.choice([name for name, fault in FAULTS.items() if namespaces or not fault.links])
-    if name == "fill the disk" and not disks:
-        name = "reach a quota"
+    name = random.choice(list(FAULTS))
     fault = FAULTS[name]
     kind = random.choice(list(PLANS))
     shapes = [(ranks, count) for ranks in RANKS[kind] for count in fault.hosts if ranks % count == 0]
     ranks, count = random.choice(shapes)
     moment = random.choice([m for m in fault.moments if count == 1 or m not in EARLY])
-    setting = Setting(kind, ranks, count, moment not in EARLY, fault.words)
+    setting = Setting(kind, ranks, count, moment not in EARLY, namespaces, fault.words)
     return random, fault, setting, Run(number, str(setting), name, moment, random.choice(DAMAGES))
 
 
@@ -100,6 +101,11 @@ class Bench:
         self.folder, self.grace_s, self.namespaces = folder, grace_s, namespaces
         self.disks = _mounts(folder)
         self._expected: dict[tuple[str, int], tuple[list[float], float]] = {}
+
+    def possible(self, number: int, seed: int) -> bool:
+        """Whether this machine can do what the run asks for."""
+        _, fault, _, run = drawn(number, seed, self.namespaces)
+        return (self.namespaces or not fault.links) and (self.disks or run.fault != FILL)
 
     def plan(self, kind: str, ranks: int) -> Path:
         path = self.folder / f"{kind}-{ranks}.json"
@@ -113,7 +119,7 @@ class Bench:
         """Losses, and the seconds from a start until it trains."""
         folder = self.folder / f"whole-{kind}-{ranks}"
         if (kind, ranks) not in self._expected and not (kept := folder.with_suffix(".kept")).exists():
-            with job(self.plan(kind, ranks), Setting(kind, ranks, 1, True), folder) as whole:
+            with job(self.plan(kind, ranks), Setting(kind, ranks), folder) as whole:
                 assert whole.end(PATIENCE_S) == "", whole.text()
                 assert whole.codes() == [0], whole.text()
                 assert whole.trains_s is not None
@@ -124,14 +130,14 @@ class Bench:
         return self._expected[kind, ranks]
 
     def run(self, number: int, seed: int) -> Run:
-        random, fault, setting, found = drawn(number, seed, self.namespaces, self.disks)
+        random, fault, setting, found = drawn(number, seed, self.namespaces)
         with _alone(self.folder / f"{setting.kind}-{setting.ranks}.lock"):
             (expected, plain_s), plan = (
                 self.expected(setting.kind, setting.ranks),
                 self.plan(setting.kind, setting.ranks),
             )
         folder = self.folder / f"run-{number}"
-        with _hosts(setting, self.namespaces) as network, _small_disk(folder, found.fault == "fill the disk"):
+        with _hosts(setting) as network, _small_disk(folder, found.fault == FILL):
             with job(plan, setting, folder, network) as first:
                 self._disturb(first, fault, random, found, plain_s)
             steps = _complete(folder)
@@ -174,7 +180,7 @@ class Bench:
         self, plan: Path, setting: Setting, folder: Path, steps: list[int], expected: list[float], found: Run
     ) -> None:
         began = time.monotonic()
-        with job(plan, Setting(setting.kind, setting.ranks, 1, True), folder) as second:
+        with job(plan, Setting(setting.kind, setting.ranks), folder) as second:
             found.faults += filter(None, [second.end(PATIENCE_S)])
             text = second.text()
             _check_text(text, found)
@@ -210,8 +216,8 @@ def _mounts(folder: Path) -> bool:
 
 
 @contextmanager
-def _hosts(setting: Setting, namespaces: bool) -> Iterator[ShapedNetwork | None]:
-    if setting.hosts == 1 or not namespaces:
+def _hosts(setting: Setting) -> Iterator[ShapedNetwork | None]:
+    if setting.hosts == 1 or not setting.namespaces:
         yield None
         return
     with shaped_network([Host(f"host{n}", "200mbit") for n in range(setting.hosts)]) as network:
@@ -284,10 +290,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if why is not None:
             print(f"hosts share the loopback interface, and links are neither cut nor slowed: {why}", flush=True)
         bench = Bench(kept, args.grace, why is None)
+        elsewhere = [number for number in numbers if not bench.possible(number, args.seed)]
+        numbers = [number for number in numbers if number not in elsewhere]
         for found in _runs(bench, numbers, args.seed, time.monotonic() + args.seconds, args.jobs):
             done.append(found)
             print(found, flush=True)
             Path(args.out).write_text(json.dumps([asdict(run) for run in done], indent=1) + "\n")
+    over = {run.number for run in done}
+    for left, reason in ((elsewhere, "not possible here"), (numbers, "no time")):
+        if left := [str(number) for number in left if number not in over]:
+            print(f"{len(left)} runs not done ({reason}): --only {','.join(left)}")
     print(summary(done))
     return 1 if any(run.faults for run in done) else 0
 
@@ -297,7 +309,9 @@ def summary(done: Sequence[Run]) -> str:
     found = ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS)
     more_s = [run.back_s - run.plain_s for run in done if run.back_s is not None and run.plain_s is not None]
     back = f"; back at most {max(more_s):.1f} s later than a plain start ({len(more_s)} restarts)" if more_s else ""
-    return f"{len(done)} runs, {sum(run.reached for run in done)} disturbed: {found}{back}"
+    shared = sum(LOOPBACK in run.setting for run in done)
+    joined = f" ({shared} with hosts on one loopback interface)" if shared else ""
+    return f"{len(done)} runs{joined}, {sum(run.reached for run in done)} disturbed: {found}{back}"
 
 
 def _runs(bench: Bench, numbers: Sequence[int], seed: int, until_s: float, jobs: int) -> Iterator[Run]:

@@ -28,21 +28,25 @@ EARLY = ("ranks start", "torch is imported")
 MOMENTS = (*EARLY, "first step", "a step", "a save", "before the summary")
 """EARLY: those of processes that are started from files; other jobs are copies of a process that has torch."""
 
+LOOPBACK = " on loopback"
 _PORTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is started: a kind of plan, how many ranks, on how many hosts; warm: as copies; words: more options."""
+    """What is started: a kind of plan, how many ranks, on how many hosts; warm: as copies; namespaces: what hosts are,
+    else they share the loopback interface; words: more options."""
 
     kind: str
     ranks: int
-    hosts: int
-    warm: bool
+    hosts: int = 1
+    warm: bool = True
+    namespaces: bool = True
     words: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.kind} on {self.ranks} ranks, {self.hosts} host{'s' if self.hosts > 1 else ''}"
+        hosts = "1 host" if self.hosts == 1 else f"{self.hosts} hosts" + ("" if self.namespaces else LOOPBACK)
+        return f"{self.kind} on {self.ranks} ranks, {hosts}"
 
 
 class Job:

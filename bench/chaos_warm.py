@@ -21,6 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import torch
+
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NEW_UTS, _NEW_NET = 0x04000000, 0x40000000
 
@@ -56,7 +58,6 @@ class Copy:
 
 def warm(model: str) -> None:
     """Import what launchers and ranks import, and do once what fills torch's caches."""
-    import torch
     import torch.distributed.run
 
     import meshwright.cli
@@ -99,6 +100,7 @@ def _be(action: Callable[[], int], log: Path | None, environment: Mapping[str, s
         _close_all_but({0, 1, 2, *keep})
         os.environ.clear()
         os.environ.update(environment)
+        torch.set_num_threads(1)  # a copy's pool of threads is made anew, which two threads may not ask for at once
         code = action()
     except SystemExit as error:
         code = error.code
