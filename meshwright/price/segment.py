@@ -11,6 +11,7 @@ from meshwright.caches import CACHES
 from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.cluster import Axis, Mesh, collective_s
 from meshwright.cost.op.compute import op_seconds
+from meshwright.cost.op.fused import fused_shares
 from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, FrontierPoint, ParameterPlan
 from meshwright.price.flow import Flow, flow
@@ -39,14 +40,14 @@ def price_segment(
     """
     uses = {value.name: 1.0 for value in graph.params} if charged is None else charged
     found = flow(graph, choice, mesh, known=known)
-    values = graph.values()
+    values, shares = graph.values(), fused_shares(graph) if setting.compile else {}
     prices = parameter_prices(graph, parameters, uses, mesh, setting)
     shared = _levels((c for price in prices for c in (*price.gather.forward, *price.gather.backward)), mesh)
     forward_s = backward_s = weight_s = forward_host_s = backward_host_s = forward_wire_s = backward_wire_s = 0.0
     working = 0
     for op in graph.ops:
         made = found.strategies[op.name]
-        seconds = op_seconds(op, made, values, mesh.sizes, mesh.device)
+        seconds = op_seconds(op, made, values, mesh.sizes, mesh.device, shares.get(op.name, 1.0))
         forward_s += seconds.forward_s + collectives_s(made.collectives_forward, mesh)
         forward_wire_s += _sharing_s(made.collectives_forward, mesh, shared)
         forward_host_s += seconds.forward_host_s

@@ -39,6 +39,7 @@ def draft(program: Program, cluster: Cluster, chain: Chain, frontier: Frontier) 
         microbatches=chain.microbatches,
         precision=frontier.setting.precision,
         optimizer=frontier.setting.optimizer,
+        compile=frontier.setting.compile,
     )
 
 

@@ -1,8 +1,8 @@
 """Plans that run compiled on several devices.
 
-Shardings and stages are those that are fastest eager: prices of compiled ops depend on their neighbours, which a search
-op by op does not see. What the segments of one stage keep is then settled on compiled pairs, and all is predicted so.
-No bound on compiled plans is known.
+Shardings and stages are searched for with the share of each op's seconds that is left when it is compiled with its
+neighbours (`cost.op.fused`). What the segments of one stage keep is then decided on compiled pairs, and all is
+predicted by them. Shares are not bounds: no bound on compiled plans is known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ LESS_ROOM = 3
 def compiled_plan(
     search: Callable[[int | None], Plan], program: Program, memory_bytes: int | None, budget_bytes: int, method: str
 ) -> Plan:
-    """search: the fastest eager plan in so much memory. method: what saves memory. Raises PlanError where none fits."""
+    """search: the fastest plan in so much memory, by the shares of its ops. method: what saves memory. Raises PlanError
+    where none fits."""
     asked, over = memory_bytes, 0
     for _ in range(LESS_ROOM):
         found = replace(_settled(search(asked), program, budget_bytes, method), memory_bytes=memory_bytes)
@@ -43,9 +44,9 @@ def compiled_plan(
     )
 
 
-def _settled(eager: Plan, program: Program, budget_bytes: int, method: str) -> Plan:
-    """The fastest that fits of what the eager plan keeps and what compiled pairs would keep; the first if none does."""
-    plan = predicted(replace(eager, compile=True), program)
+def _settled(plan: Plan, program: Program, budget_bytes: int, method: str) -> Plan:
+    """The fastest that fits of what the plan keeps and what compiled pairs would keep; the first if none does."""
+    plan = predicted(plan, program)
     if len(plan.stages) > 1 or plan.order or method not in ("auto", "flat"):
         return plan
     fits = plan.predicted.peak_bytes <= budget_bytes

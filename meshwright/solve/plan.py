@@ -117,16 +117,14 @@ def look(request: PlanRequest) -> Plan:
 
 
 def _compiled(request: PlanRequest, log: SearchRecorder) -> Plan:
-    """On several devices: the fastest eager plan, settled and predicted compiled."""
+    """On several devices: what the layers of one stage keep is decided once more by compiled pairs."""
     check_words(request.pins, request.cluster)
     method = pinned_method(request.pins)[0] if request.recompute else "keep"
 
-    def eager(memory_bytes: int | None) -> Plan:
-        return _planned(
-            replace(request, memory_bytes=memory_bytes, setting=replace(request.setting, compile=False)), log
-        )
+    def searched(memory_bytes: int | None) -> Plan:
+        return _planned(replace(request, memory_bytes=memory_bytes), log)
 
-    return compiled_plan(eager, request.program, request.memory_bytes, request.budget_bytes, method)
+    return compiled_plan(searched, request.program, request.memory_bytes, request.budget_bytes, method)
 
 
 def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False) -> Plan:

@@ -35,6 +35,11 @@ def test_the_price_recomputed_op_by_op_is_the_objective(name: str, shape: tuple[
     agrees(frontier_of(name, shape), Setting())
 
 
+def test_the_price_of_compiled_ops_is_the_objective() -> None:
+    setting = Setting(compile=True)
+    agrees(frontier_of("llama", (2,), setting), setting)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "mixed"])
 def test_the_price_is_the_objective_in_micro_batches(precision: str) -> None:
     setting = Setting("momentum", precision, microbatches=3)

@@ -31,11 +31,21 @@ class OpSeconds:
     def backward_s(self) -> float:
         return self.input_s + self.weight_s
 
+    def scaled(self, share: float) -> OpSeconds:
+        return OpSeconds(
+            share * self.forward_s,
+            share * self.input_s,
+            share * self.weight_s,
+            share * self.forward_host_s,
+            share * self.backward_host_s,
+        )
+
 
 def op_seconds(
-    op: Op, made: Strategy, values: Mapping[str, Value], mesh_sizes: tuple[int, ...], device: Device
+    op: Op, made: Strategy, values: Mapping[str, Value], mesh_sizes: tuple[int, ...], device: Device, share: float = 1.0
 ) -> OpSeconds:
-    """The lowering's local work, collectives aside. Backward runs only where a result carries a gradient."""
+    """The lowering's local work, collectives aside. Backward runs only where a result carries a gradient. share: what
+    of it is left where the op is compiled with its neighbours (`cost.op.fused`)."""
     run = made.lowering
     operands = []
     for name, layout in zip(op.operands(), made.operands, strict=True):
@@ -44,7 +54,8 @@ def op_seconds(
     results = tuple(
         (new.type.sizes, new.type.dtype, old.grad) for new, old in zip(run.results, op.results, strict=True)
     )
-    return _seconds(run, tuple(operands), results, device, False)
+    found = _seconds(run, tuple(operands), results, device, False)
+    return found if share == 1.0 else found.scaled(share)
 
 
 def whole_op_seconds(op: Op, values: Mapping[str, Value], device: Device, unfused: bool = False) -> OpSeconds:

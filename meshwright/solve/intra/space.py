@@ -16,6 +16,7 @@ from meshwright.capture.program import Op, SegmentGraph, TensorType, Value
 from meshwright.capture.sizes import BatchSize
 from meshwright.cluster import Mesh
 from meshwright.cost.op.compute import op_seconds
+from meshwright.cost.op.fused import fused_shares
 from meshwright.errors import PlanError
 from meshwright.layout import I, Layout, S, State
 from meshwright.layout.table import conversion_matrix
@@ -115,7 +116,7 @@ def space(
     setting: Setting,
 ) -> Space:
     """`names`: the parameters' full names, for pins; a graph shared by several segments takes the first's."""
-    key = (id(graph), batch, setting.last, setting.microbatches, mesh, pins.roles)
+    key = (id(graph), batch, setting.last, setting.microbatches, setting.compile, mesh, pins.roles)
     found = _known.pop(key, None) or (graph, _ops_space(graph, batch, mesh, pins.roles, setting))
     if len(_known) >= MOST_KNOWN:
         del _known[next(iter(_known))]
@@ -158,7 +159,8 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
         frozenset(value.name for value in (*fixed.params, *fixed.buffers)),
         last,
     )
-    seconds = [[_seconds(made, index, one) for one in found[index]] for index in range(len(fixed.ops))]
+    shares = fused_shares(fixed) if setting.compile else {}
+    seconds = [[_seconds(made, op, one, shares.get(op.name, 1.0)) for one in each] for op, each in made.each()]
     made.op_costs.extend(np.array([one.forward_s + one.backward_s for one in each]) for each in seconds)
     made.op_host_s.extend(min((one.host_s for one in each), default=0.0) for each in seconds)
     again_s = {
@@ -179,10 +181,10 @@ class _Seconds(NamedTuple):
     host_s: float
 
 
-def _seconds(space: Space, index: int, made: Strategy) -> _Seconds:
+def _seconds(space: Space, op: Op, made: Strategy, share: float) -> _Seconds:
     """Local work and the collectives inside the lowering, forward and backward."""
-    op, mesh = space.graph.ops[index], space.mesh
-    seconds = op_seconds(op, made, space.values, mesh.sizes, mesh.device)
+    mesh = space.mesh
+    seconds = op_seconds(op, made, space.values, mesh.sizes, mesh.device, share)
     forward_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
     host_s = seconds.forward_host_s + seconds.backward_host_s
     if not any(value.grad for value in op.results):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from meshwright.capture.program import SegmentGraph
 from meshwright.cluster import Mesh
 from meshwright.cost.op.compute import op_seconds
+from meshwright.cost.op.fused import fused_shares
 from meshwright.layout import Layout
 from meshwright.plan import Choice
 from meshwright.price.flow import Flow, flow, settled
@@ -31,9 +32,11 @@ class Held:
     recompute_s: float
 
 
-def held_points(graph: SegmentGraph, choice: Choice, mesh: Mesh, prices: Sequence[float]) -> list[Held]:
+def held_points(
+    graph: SegmentGraph, choice: Choice, mesh: Mesh, prices: Sequence[float], compiled: bool = False
+) -> list[Held]:
     """The cheapest at each price per byte (seconds of one micro-batch); rising prices keep less and less."""
-    problem = _Reader(flow(graph, choice, mesh)).problem()
+    problem = _Reader(flow(graph, choice, mesh), compiled).problem()
     found = []
     for price in prices:
         scale = 10**6
@@ -45,8 +48,9 @@ def held_points(graph: SegmentGraph, choice: Choice, mesh: Mesh, prices: Sequenc
 class _Reader:
     """Storages and reruns of a flow. A storage is a value's base in one layout, or what else an op makes."""
 
-    def __init__(self, found: Flow) -> None:
+    def __init__(self, found: Flow, compiled: bool) -> None:
         self.flow, self.values = found, found.graph.values()
+        self.shares = fused_shares(found.graph) if compiled else {}
         self.bases = storage_bases(found.graph)
         graph = found.graph
         self.outside = frozenset(value.name for value in (*graph.params, *graph.buffers))
@@ -66,8 +70,9 @@ class _Reader:
             if is_view(op) and op.operands():
                 rerun = self._rerun(0.0, wants[:1])
             else:
-                seconds = op_seconds(op, made, self.values, self.flow.mesh.sizes, self.flow.mesh.device)
-                again_s = seconds.forward_s + collectives_s(made.collectives_forward, self.flow.mesh)
+                mesh, share = self.flow.mesh, self.shares.get(op.name, 1.0)
+                seconds = op_seconds(op, made, self.values, mesh.sizes, mesh.device, share)
+                again_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
                 rerun = self._rerun(again_s, wants)
             for value, layout in zip(op.results, made.results, strict=True):
                 self._storage(value.name, settled(layout, value.grad), rerun)

@@ -157,7 +157,9 @@ def _offer(program: Program, at: int, stage: StageMesh, chain: Chain, recompute:
     return _summed(at, chain.microbatches, chain.points, rows, layouts)
 
 
-def with_levels(offer: Offer, program: Program, stage: StageMesh, method: str = "auto") -> Offer:
+def with_levels(
+    offer: Offer, program: Program, stage: StageMesh, method: str = "auto", compiled: bool = False
+) -> Offer:
     """The offer with what its segments could keep at a few prices per byte; `program` at one micro-batch.
 
     method: of activation checkpointing; `full` and `selective` leave one level each.
@@ -168,7 +170,7 @@ def with_levels(offer: Offer, program: Program, stage: StageMesh, method: str = 
     rows = {}
     for key, point in points.items():
         graph = program.graphs[point.choice.graph].at(program.batch)
-        found = held_points(graph, point.choice, stage.mesh, [price * ratio for ratio in RATIOS])
+        found = held_points(graph, point.choice, stage.mesh, [price * ratio for ratio in RATIOS], compiled)
         rows[key] = [_figures(point, offer.microbatches)]
         rows[key] += [_recomputing(point, offer.microbatches, one.resident_bytes, one.recompute_s) for one in found]
         rows[key] = rows[key][levels]

@@ -83,6 +83,7 @@ def pipeline_plan(
         schedule=schedule,
         precision=setting.precision,
         optimizer=setting.optimizer,
+        compile=setting.compile,
     )
     return name_axes(program, replace(plan, links=stage_links(plan, program, wires)))
 

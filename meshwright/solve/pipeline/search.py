@@ -365,7 +365,8 @@ class _Search:
         small = self.program.at_batch(cut_batch(self.program.batch, count)[0])
         self.kept = {offer.mesh for offer in kept}
         if self.recompute:
-            kept = [with_levels(offer, small, self.meshes[offer.mesh], self.remat) for offer in kept]
+            compiled = self.setting.compile
+            kept = [with_levels(offer, small, self.meshes[offer.mesh], self.remat, compiled) for offer in kept]
         many = len(self.program.segments) > MOST_SEGMENTS
         groups = max(GROUPS, PER_STAGE * (self.pins.stages or 1)) if many else None
         return Table(small, self.meshes, kept, self.wires, setting, groups)
