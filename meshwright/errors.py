@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def counted(count: int, noun: str) -> str:
     """`1 stage`, `2 stages`."""
@@ -16,6 +18,14 @@ def what_is(given: object) -> str:
         return f"the class {given.__name__}"
     name = type(given).__name__
     return f"the text {given!r}" if isinstance(given, str) else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def did_you_mean(given: str, known: Iterable[str], otherwise: str = "name one of these", most: int = 3) -> str:
+    """What to do about a name that is not known: the nearest of those that are."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(given, list(known), n=most)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
 class MeshwrightError(Exception):

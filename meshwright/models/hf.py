@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from meshwright.errors import ModelError
+from meshwright.errors import ModelError, did_you_mean
 from meshwright.models.family import Family, Settings, Shapes
 from meshwright.models.hub import cache_alone, unreadable
 
@@ -32,11 +31,10 @@ def hf_family(model_type: str) -> Family:
     transformers = _transformers()
     known = list(transformers.CONFIG_MAPPING)
     if model_type not in known:
-        close = get_close_matches(model_type, known, n=3)
         raise ModelError(
             f"hf:{model_type} is no model type of transformers {transformers.__version__}",
             f"one of its {len(known)} types, such as gpt2, llama, bert, t5, vit",
-            f"did you mean {' or '.join(close)}?" if close else "name one of these",
+            did_you_mean(model_type, known),
         )
 
     def make(changed: Settings) -> Any:

@@ -15,10 +15,9 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from meshwright.errors import ModelError
+from meshwright.errors import ModelError, did_you_mean
 from meshwright.models.families import FAMILIES
 from meshwright.models.family import Family, Shapes
 from meshwright.models.named import NAMED
@@ -91,14 +90,13 @@ def _family(name: str) -> Family:
 
         return config_family(name)
     if name not in FAMILIES:
-        close = get_close_matches(name, [*FAMILIES, *NAMED], n=3)
         if name.endswith(".py"):
             raise ModelError(f"{name} without a function", "file.py:function", f"name one: {name}:function")
         raise ModelError(
             f"unknown model {name!r}",
             f"a family ({', '.join(FAMILIES)}), a named size ({', '.join(NAMED)}), hf:TYPE, "
             "a folder with config.json, or file.py:function",
-            f"did you mean {' or '.join(close)}?" if close else "name one of these",
+            did_you_mean(name, [*FAMILIES, *NAMED]),
         )
     return FAMILIES[name]
 
@@ -115,11 +113,10 @@ def _is_config(name: str) -> bool:
 
 
 def _bad_setting(name: str, setting: str, key: str, known: list[str]) -> ModelError:
-    close = get_close_matches(key, known, n=3)
     shown = ", ".join(known) if len(known) <= 20 else f"{', '.join(known[:20])} and {len(known) - 20} more"
     if not known:
         return ModelError(f"setting {setting!r} of {name}", "no settings: the function takes none", "leave it out")
-    todo = f"did you mean {' or '.join(close)}?" if close and key not in known else "correct the setting"
+    todo = "correct the setting" if key in known else did_you_mean(key, known, "correct the setting")
     return ModelError(f"setting {setting!r} of {name}", f"key=value with a key of {shown}", todo)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,18 @@ class Constraints:
     split: str | None = None
     offload: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Refuses names that no field has: Python's own message would not say which there are."""
+        known = [one.name for one in fields(cls)]
+        if given:
+            shown = f"Constraints({', '.join(map(repr, given))})"
+            raise PlanError(shown, "values by name, such as Constraints(tp=2)", "name each of them")
+        for name, value in named.items():
+            if name not in known:
+                meant = did_you_mean(name, known, most=2)
+                raise PlanError(f"Constraints({name}={value!r})", f"one of {', '.join(known)}", meant)
+        return object.__new__(cls)
 
     def pins(self) -> tuple[str, ...]:
         """The same as text, as `Plan.pins` has it; what it says is checked where pins are."""

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from meshwright.capture.program import Op, Program, SegmentGraph
 from meshwright.cluster import Mesh
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, did_you_mean
 from meshwright.layout import Layout
 from meshwright.pins.pins import Pins
 from meshwright.plan import Plan
@@ -112,13 +112,12 @@ def _no_such(plan: Plan, program: Program, name: str) -> PlanError:
     """With the segment whose name is nearest, or the last, and some of its ops."""
     segments = {segment.name: segment for segment in program.segments}
     where, _, op_name = name.rpartition(":")
-    close = get_close_matches(name, [*plan.parameters, *segments], n=3)
     near = get_close_matches(where or name, segments, n=1) or [program.segments[-1].name]
     ops = _nearest(op_name, program.graph(segments[near[0]]))
     return PlanError(
         f"{name!r} is no parameter and no `layer:op` of the plan",
         f"a parameter such as {next(iter(plan.parameters), '-')}, or {near[0]}:OP, where OP is one of {ops}",
-        f"did you mean {' or '.join(close)}?" if close else "name one of these",
+        did_you_mean(name, [*plan.parameters, *segments]),
     )
 
 

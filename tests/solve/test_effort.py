@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 from small_models import small_model
 
@@ -49,3 +52,15 @@ def test_constraints_say_what_pins_say() -> None:
         mw.plan(model, batch, "local:2", pins=mw.Constraints(tp=3))
     with pytest.raises(PlanError, match="True or False"):
         mw.Constraints(sp="on").pins()  # type: ignore[arg-type]
+
+
+def test_misspelt_constraints_are_refused_with_what_was_probably_meant() -> None:
+    for given, meant in ({"zerro": 3}, "zero"), ({"microbatches": 4}, "microbatch"), ({"tpp": 2}, "tp or pp"):
+        with pytest.raises(PlanError, match=rf"{next(iter(given))}=\d(.|\n)*did you mean {meant}\?"):
+            mw.Constraints(**given)
+    with pytest.raises(PlanError, match=r"one of pp, schedule, mesh"):
+        mw.Constraints(budget=3)  # type: ignore[call-arg]
+    with pytest.raises(PlanError, match=r"Constraints\('tp=2'\)(.|\n)*by name"):
+        mw.Constraints("tp=2")  # type: ignore[misc]
+    kept = mw.Constraints(tp=2, storage={"a": "S(0)"})
+    assert copy.copy(kept) == pickle.loads(pickle.dumps(kept)) == kept
