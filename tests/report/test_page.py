@@ -123,6 +123,34 @@ def test_a_browser_draws_it(planned: tuple[Plan, Program], tmp_path: Path) -> No
     assert "<title>owned</title>" not in done.stdout
 
 
+OVERLAPS = """<script>
+const boxes = [...document.querySelectorAll(".spot rect")].map((one) => one.getBoundingClientRect());
+const pairs = boxes.flatMap((a, place) => boxes.slice(place + 1).filter((b) =>
+  a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1));
+const marks = [...document.querySelectorAll(".spot text")].map((one) => one.textContent);
+document.body.dataset.pressed = JSON.stringify({ marks, overlaps: pairs.length });
+</script>"""
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no `chromium` here: the page was not opened in a browser")
+def test_recipes_that_lie_together_can_be_told_apart(planned: tuple[Plan, Program], tmp_path: Path) -> None:
+    """Marks do not cover each other; recipes on the same spot share one."""
+    plan, _ = planned
+    step_s, peak_bytes = plan.predicted.step_s, plan.predicted.peak_bytes
+    near = [Baseline(f"near {n}", (), step_s * (1 + n / 100), peak_bytes + n, True) for n in range(8)]
+    same = [Baseline(f"same {n}", (), 2 * step_s, 2 * peak_bytes, True) for n in range(3)]
+    data = page_data(plan, others=[*near, *same]) | {"launch": "", "limit_bytes": 4 * peak_bytes}
+    done = browse(page(data) + OVERLAPS, tmp_path)
+    assert "CONSOLE" not in done.stderr
+    found = re.search(r'data-pressed="(.*?)"', done.stdout)
+    assert found
+    shown = json.loads(found[1].replace("&quot;", '"'))
+    assert shown["overlaps"] == 0
+    assert "9, 10, 11" in shown["marks"]
+    assert sorted(", ".join(shown["marks"]).split(", ")) == sorted(["★", *map(str, range(1, 12))])
+
+
 def test_without_a_program_the_page_is_smaller(planned: tuple[Plan, Program]) -> None:
     data = page_data(planned[0])
     assert data["layers"] == []

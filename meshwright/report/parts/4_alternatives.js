@@ -42,8 +42,39 @@ function alternativesPlot() {
   shape("text", { x: 0, y: 11, class: "soft" }, "↑ step time"),
   frontier.length > 1 ? shape("polyline", { points: frontier.map((one) => `${x(one.peak_bytes)},${y(one.step_s)}`).join(" "), fill: "none", stroke: colour("accent"), "stroke-opacity": 0.5, "stroke-width": 2 }) : null,
   outside ? shape("text", { x: width - 24, y: 11, "text-anchor": "end", class: "soft" }, `${plural(outside, "recipe")} beyond the edges, in the table`) : null,
-  inside.map((one) => [shape("circle", { cx: x(one.peak_bytes), cy: y(one.step_s), r: one.mine ? 12 : 9,
-    fill: one.mine ? colour("accent") : one.fits ? colour("good") : colour("bad"), stroke: colour("card"), "stroke-width": 2 },
-  shape("title", {}, `${one.name}: ${seconds(one.step_s)}, ${bytes(one.peak_bytes)}`)),
-  shape("text", { x: x(one.peak_bytes), y: y(one.step_s) + 4, "text-anchor": "middle", class: "mark" }, one.mark)]));
+  spread(inside.map((one) => ({ ...one, x: x(one.peak_bytes), y: y(one.step_s) })), { left, right: width - 24, top, bottom }).map((one) => [
+    one.moved ? shape("line", { x1: one.x, y1: one.y, x2: one.at[0], y2: one.at[1], stroke: colour("soft"), "stroke-opacity": 0.6 }) : null,
+    one.moved ? shape("circle", { cx: one.x, cy: one.y, r: 4, fill: tone(one) }) : null,
+    shape("g", { class: "spot" }, shape("title", {}, one.titles.join("\n")),
+      shape("rect", { x: one.at[0] - one.half, y: one.at[1] - one.high, width: 2 * one.half, height: 2 * one.high, rx: one.high, fill: tone(one), stroke: colour("card"), "stroke-width": 2 }),
+      shape("text", { x: one.at[0], y: one.at[1] + 4, "text-anchor": "middle", class: "mark" }, one.text))]));
+}
+
+function tone(one) { return colour(one.mine ? "accent" : one.fits ? "good" : "bad"); }
+
+// Points on one spot share a mark; marks that would cover another are set aside, a line leads to their point.
+function spread(points, box) {
+  const groups = [];
+  for (const one of points) {
+    const title = `${one.name}: ${seconds(one.step_s)}, ${bytes(one.peak_bytes)}`;
+    const same = groups.find((other) => !one.mine && other.fits === one.fits && Math.hypot(other.x - one.x, other.y - one.y) < 4);
+    if (same) { same.text += `, ${one.mark}`; same.titles.push(title); }
+    else groups.push({ ...one, text: String(one.mark), titles: [title] });
+  }
+  groups.sort((a, b) => Boolean(b.mine) - Boolean(a.mine));
+  for (const one of groups) Object.assign(one, { half: one.mine ? 12 : Math.max(10, 5 + 3.3 * one.text.length), high: one.mine ? 12 : 10 });
+  const placed = [], covers = (one, at, other, half, high, spot) => other !== one &&
+    Math.abs(at[0] - spot[0]) < one.half + half + 1 && Math.abs(at[1] - spot[1]) < one.high + high + 1;
+  for (const one of groups) {
+    const free = ([across, down]) => across - one.half >= box.left && across + one.half <= box.right && down - one.high >= box.top &&
+      down + one.high <= box.bottom && !placed.some((other) => covers(one, [across, down], other, other.half, other.high, other.at));
+    const clear = (at) => free(at) && !groups.some((other) => covers(one, at, other, 4, 4, [other.x, other.y]));
+    const rings = [...Array(72).keys()].map((step) => [26 + 12 * Math.floor(step / 12), (step % 12) * Math.PI / 6])
+      .map(([far, angle]) => [one.x + far * Math.cos(angle), one.y - far * Math.sin(angle)]);
+    const here = [one.x, one.y], stays = !placed.some((other) => covers(one, here, other, other.half, other.high, other.at));
+    one.at = stays ? here : rings.find(clear) || rings.find(free) || here;
+    one.moved = one.at !== here;
+    placed.push(one);
+  }
+  return groups.reverse();
 }
