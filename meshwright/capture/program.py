@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from math import prod
 
 from meshwright.capture.graph import SegmentGraph
 from meshwright.capture.op import (
@@ -127,6 +128,10 @@ class Program:
         if not self._parameters:  # asked for by every reader of a plan, for every parameter
             self._parameters.update((parameter.name, parameter) for parameter in self.parameters)
         return self._parameters[name]
+
+    def weight_bytes(self) -> dict[str, int]:
+        """Of each parameter, whole, in the dtype it is computed in."""
+        return {one.name: prod(one.type.at(1).sizes) * one.type.itemsize for one in self.parameters}
 
     def uses_of(self, parameter: str) -> tuple[int, ...]:
         """Indices of the segments that read a parameter; more than one for tied weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from meshwright.solve.baselines import Baseline
 
 
+LITTLE = 0.001
+"""Of a step: a smaller difference is not worth a word."""
 MUCH = 0.1
 """Of a step: more waiting for the host is worth a line."""
 
@@ -18,11 +21,10 @@ MUCH = 0.1
 def answer(plan: Plan, program: Program, saved: str | None) -> str:
     """Three lines, and the command that runs the plan."""
     from meshwright.explain.recommend import recommendation
-    from meshwright.report.layers import weight_bytes
     from meshwright.runtime.job.scripts import run_line
     from meshwright.solve.figures import mfu
 
-    lines = recommendation(plan, weight_bytes(program), mfu(plan, program))
+    lines = recommendation(plan, mfu(plan, program))
     first = "" if saved else "add -o plan.json, then "
     return "\n".join([*lines, f"run it: {first}{run_line(plan, saved or 'plan.json')}"])
 
@@ -53,12 +55,33 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     return "\n".join(lines)
 
 
+def pins_cost(plan: Plan, others: Sequence[Baseline], saved: str | None, cluster: str | None = None) -> str:
+    """What the user's pins cost at least, by the recipes, which have not got them; and the command that tells it
+    exactly. That plans again, so it is not run unasked. cluster: as it was named."""
+    from meshwright.pins.parts import split_pin
+    from meshwright.plan.origin import runs_code
+    from meshwright.plan.units import show_seconds
+
+    step_s, given = plan.predicted.step_s, ", ".join(plan.pins)
+    faster = [one for one in others if one.fits and one.step_s and one.step_s < step_s]
+    best = min(faster, key=lambda one: one.step_s or 0.0, default=None)
+    known = f"none of these recipes, which are without your pins ({given}), is faster"
+    if best is not None and best.step_s and step_s / best.step_s - 1 > LITTLE:
+        more = f"{step_s / best.step_s - 1:.1%}"
+        known = f"your pins ({given}) cost at least {more}: {best.name} takes {show_seconds(best.step_s)} without them"
+    words = ["meshwright", "explain", saved or "plan.json"]
+    words += [word for text in plan.pins for word in ("--what-if", f"{split_pin(text)[0]}=")]
+    words += ["--model", plan.model] if runs_code(plan.model) else []
+    words += ["--cluster", cluster] if cluster and cluster.endswith(".toml") else []
+    return f"{known}\nwhat the best plan without them takes (plans again): {shlex.join(words)}"
+
+
 def details(plan: Plan, program: Program) -> str:
     from meshwright.explain.describe import describe
-    from meshwright.solve.figures import speed, unserved
+    from meshwright.solve.figures import computes_in, speed, unserved
 
-    lines = ["details:", describe(plan), speed(plan, program)]
-    return "\n".join([*lines, line] if (line := unserved(program)) else lines)
+    lines = ["details:", describe(plan), computes_in(plan, program), speed(plan, program), unserved(program)]
+    return "\n".join(line for line in lines if line)
 
 
 def summary(
@@ -67,14 +90,15 @@ def summary(
     from meshwright.explain.accuracy import expected_error
     from meshwright.explain.recommend import limit_bytes
     from meshwright.explain.words import headline
-    from meshwright.report.layers import weight_bytes
+    from meshwright.models.named import beyond_published
     from meshwright.rules import served
     from meshwright.solve.figures import figures
 
     found, tiers = plan.predicted, served(program)
     return {
-        "recommendation": headline(plan, weight_bytes(program)),
+        "recommendation": headline(plan),
         "expected_error": expected_error(plan),
+        "notes": [note] if (note := beyond_published(plan.model)) else [],
         "limit_bytes": limit_bytes(plan),
         "plan_seconds": plan_s,
         "capture_seconds": capture_s,

@@ -185,7 +185,7 @@ def _dump(path: str, plan: Plan, program: Program) -> None:
 
 
 def _show(args: argparse.Namespace, plan: Plan, program: Program, others: Any, stopped: bool) -> None:
-    from meshwright.cli.answer import answer, details, recipes
+    from meshwright.cli.answer import answer, details, pins_cost, recipes
 
     if stopped:
         print("meshwright: stopped; this is the best plan found so far", file=sys.stderr)
@@ -193,6 +193,8 @@ def _show(args: argparse.Namespace, plan: Plan, program: Program, others: Any, s
     if not args.quiet:
         if others:
             print(f"\n{recipes(plan, others)}")
+            if plan.pins:
+                print(pins_cost(plan, others, args.output, args.cluster))
         print(f"\n{details(plan, program)}")
     if args.log:
         print(f"\nsearch:\n{plan.search_log}")

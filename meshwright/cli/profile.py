@@ -68,7 +68,6 @@ def _of_plan(args: argparse.Namespace) -> int:
     """A plan's layers, at the sizes that one device has of them."""
     from meshwright.explain.recommend import recommendation
     from meshwright.plan import Plan
-    from meshwright.report.layers import weight_bytes
     from meshwright.report.per_layer import per_layer, show_layers
 
     plan = Plan.load(args.model)
@@ -78,7 +77,7 @@ def _of_plan(args: argparse.Namespace) -> int:
         found = {"layers": [asdict(row) for row in rows], "peaks": [asdict(peak) for peak in peaks]}
         write_json(args.json, json.dumps(found, indent=1))
     if args.json != "-":
-        print("\n".join([*recommendation(plan, weight_bytes(program)), "", *show_layers(plan, program)]))
+        print("\n".join([*recommendation(plan), "", *show_layers(plan, program)]))
     return 0
 
 

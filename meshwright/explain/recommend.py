@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 
 from meshwright.explain.accuracy import expected_error
 from meshwright.explain.words import headline
+from meshwright.models.named import beyond_published
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
 
 
-def recommendation(plan: Plan, weights: Mapping[str, int] | None = None, mfu: float | None = None) -> list[str]:
-    """weights: bytes of each parameter, where they are known. mfu: the share of the devices' peak."""
+def recommendation(plan: Plan, mfu: float | None = None) -> list[str]:
+    """mfu: the share of the devices' peak."""
     found, limit = plan.predicted, limit_bytes(plan)
     share = found.peak_bytes / limit if limit else 0.0
     bound = f"at most {found.gap:.1%} slower than the best possible" if found.gap < 1 else "no bound known"
     on_gpus = any(stage.mesh.device.kind != "cpu" for stage in plan.stages)
     whole = " in fp32 (bf16: precision mixed)" if on_gpus and plan.precision == "fp32" else ""
+    note = beyond_published(plan.model)
     return [
-        f"{plan.model or 'the model'} on {devices(plan)}: {headline(plan, weights)}",
+        f"{plan.model or 'the model'} on {devices(plan)}: {headline(plan)}",
         f"step {show_seconds(found.step_s)}{whole}, {rate(plan)}{'' if mfu is None else f', MFU {mfu:.0%}'}; {bound} "
         f"({expected_error(plan)})",
         f"memory {show_bytes(found.peak_bytes)} of {show_bytes(limit)} per device ({share:.0%}{_free(plan)})",
+        *([f"note: {note}"] if note else []),
     ]
 
 

@@ -137,8 +137,7 @@ def state_words(layout: str, names: Iterable[str]) -> str:
     return ", ".join(found) or "whole"
 
 
-def recipe_of(plan: Plan, stage: Stage, weights: Mapping[str, int] | None = None) -> Recipe:
-    """weights: bytes of each parameter; all count alike where they are not given."""
+def recipe_of(plan: Plan, stage: Stage) -> Recipe:
     degrees: Counter[str] = Counter()
     for axis in stage.mesh.axes:
         role = role_of(axis.name)
@@ -146,20 +145,20 @@ def recipe_of(plan: Plan, stage: Stage, weights: Mapping[str, int] | None = None
     own = _parameters(plan, stage)
     found: Counter[tuple[int, int, bool]] = Counter()
     for name, entry in own.items():
-        found[stored(entry, stage.mesh, plan.microbatches)] += 1 if weights is None else weights.get(name, 0)
+        found[stored(entry, stage.mesh, plan.microbatches)] += plan.weight_bytes.get(name, 1)
     whole = sum(found.values()) or 1
     storages = tuple(Storage(*stored, count / whole) for stored, count in found.most_common())
     return Recipe(
         {role: size for role, size in degrees.items() if size > 1},
         storages,
         _sequence(plan, stage),
-        weights is not None,
+        bool(plan.weight_bytes),
     )
 
 
-def headline(plan: Plan, weights: Mapping[str, int] | None = None) -> str:
+def headline(plan: Plan) -> str:
     """One line: how the model is parallelised, what saves memory."""
-    recipes = [recipe_of(plan, stage, weights) for stage in plan.stages]
+    recipes = [recipe_of(plan, stage) for stage in plan.stages]
     inside = str(recipes[0]) if len(set(map(str, recipes))) == 1 else _of_unlike_stages(recipes)
     parts = [inside] if inside != "one device" or len(plan.groups) == 1 else []
     if len(plan.groups) > 1:

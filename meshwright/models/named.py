@@ -59,8 +59,21 @@ NAMED: dict[str, tuple[str, Settings]] = {
         "moe",
         {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 32000, "seq": 4096},
     ),
-    "bert-large": ("bert", {"layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096}),
+    "bert-large": ("bert", {"layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096, "seq": 512}),
     "t5-large": ("t5", {"layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096}),
     "vit-large": ("vit", {"layers": 24, "hidden": 1024, "heads": 16, "ffn": 4096}),
     "resnet50": ("resnet", {}),
 }
+
+PUBLISHED = ("gpt2", "gpt3", "llama3", "bert")
+"""Of sizes whose names begin so, `seq` is the number of positions that was published; of others a benchmark's."""
+
+
+def beyond_published(model: str) -> str:
+    """A line where a size by name is built with more positions than were published: it is another model."""
+    name, _, query = model.partition("?")
+    asked = dict(part.partition("=")[::2] for part in query.split("&")).get("seq", "0")
+    if name not in NAMED or not name.startswith(PUBLISHED):
+        return ""
+    have = NAMED[name][1]["seq"]
+    return f"{name} has {have:,} positions; planned with {int(asked):,}" if int(asked) > have else ""

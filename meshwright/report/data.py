@@ -12,8 +12,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.explain import accuracy
 from meshwright.explain.recommend import devices, limit_bytes, tokens
 from meshwright.explain.words import ROLES, headline, role_of
+from meshwright.models.named import beyond_published
 from meshwright.plan import Plan, Stage
-from meshwright.report.layers import kinds, layers, weight_bytes
+from meshwright.report.layers import kinds, layers
 from meshwright.report.timeline import timeline_data
 from meshwright.simulate import Timeline
 from meshwright.solve.baselines import Baseline
@@ -24,7 +25,7 @@ def page_data(
     plan: Plan, program: Program | None = None, timeline: Timeline | None = None, others: Sequence[Baseline] = ()
 ) -> dict[str, Any]:
     """Without a Program the layers have no ops; without a timeline there is no schedule and no memory over time."""
-    found, sizes = plan.predicted, None if program is None else weight_bytes(program)
+    found = plan.predicted
     return {
         "title": plan.model or "a model",
         "cluster": plan.cluster,
@@ -34,7 +35,8 @@ def page_data(
         "precision": plan.precision,
         "optimizer": plan.optimizer,
         "constraints": list(plan.pins),
-        "headline": headline(plan, sizes),
+        "headline": headline(plan),
+        "note": beyond_published(plan.model),
         "step_s": found.step_s,
         "gap": found.gap,
         "expected_error": accuracy.expected_error(plan),

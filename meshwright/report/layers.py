@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 from meshwright.capture.program import Op, Program, Segment
@@ -23,10 +22,6 @@ MOST_PRICED = 400
 """Strategies that are priced for a page; on meshes of three axes an op has over a hundred."""
 LISTED = 6
 """Other strategies of an op that are shown, the cheapest first."""
-
-
-def weight_bytes(program: Program) -> dict[str, int]:
-    return {one.name: prod(one.type.at(1).sizes) * one.type.itemsize for one in program.parameters}
 
 
 def layers(plan: Plan, program: Program) -> list[dict[str, Any]]:
@@ -93,7 +88,7 @@ def _kind(plan: Plan, program: Program, index: int, left: list[int]) -> dict[str
 
 
 def _weights(plan: Plan, program: Program, segment: Segment, mesh: Mesh) -> list[dict[str, Any]]:
-    sizes, rows = weight_bytes(program), []
+    sizes, rows = program.weight_bytes(), []
     for name in segment.params:
         entry = plan.parameters[name]
         rows.append(

@@ -10,6 +10,8 @@ from meshwright.plan import Plan
 from meshwright.profile import backward_flops, forward_flops
 from meshwright.rules import served
 
+HALVES = ("bfloat16", "float16")
+
 
 def figures(plan: Plan, program: Program) -> dict[str, Any]:
     """The predicted step as the JSON summary has it."""
@@ -43,6 +45,25 @@ def step_flops(program: Program) -> int:
     return sum(per_graph[segment.graph] for segment in program.segments)
 
 
+def computes_in(plan: Plan, program: Program) -> str:
+    """In half precision: which dtype what is in. The loss is in the dtype of what the model hands it."""
+    compute, loss = _dtype(program), loss_dtype(program)
+    if compute not in HALVES:
+        return ""
+    stored = " and ".join(sorted({entry.dtype for entry in plan.parameters.values()}))
+    why = ": the model does not cast its outputs; .float() there makes it float32" if loss in HALVES else ""
+    return (
+        f"  precision {plan.precision}: computes in {compute}; weights, gradients and optimizer state are stored in "
+        f"{stored}; the loss is computed in {loss}{why}"
+    )
+
+
+def loss_dtype(program: Program) -> str:
+    """Of the loss, as PyTorch's ops give it for what the model hands them."""
+    last = program.graphs[program.segments[-1].graph]
+    return last.values()[last.outputs[0]].type.dtype
+
+
 def unserved(program: Program) -> str:
     """A line that names the ops without a rule; nothing where there are none."""
     targets = served(program)["fallback"]
@@ -51,4 +72,4 @@ def unserved(program: Program) -> str:
 
 def _dtype(program: Program) -> str:
     found = {parameter.type.dtype for parameter in program.parameters}
-    return next((half for half in ("bfloat16", "float16") if half in found), "float32")
+    return next((half for half in HALVES if half in found), "float32")

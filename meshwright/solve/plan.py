@@ -221,9 +221,9 @@ def _refusal(request: PlanRequest, whole: OneStageSearch, asked: PipelinePins, a
 
 
 def _finished(plan: Plan, program: Program) -> Plan:
-    """With its axes named after what they do, and what gave each op its rule."""
+    """With its axes named after what they do, what gave each op its rule, and the sizes of weights."""
     rules: dict[str, tuple[str, ...]] = {tier: targets for tier, targets in served(program).items() if targets}
-    named = replace(name_axes(program, plan), rules=rules)
+    named = replace(name_axes(program, plan), rules=rules, weight_bytes=program.weight_bytes())
     named.verify()
     remember(named.fingerprint, program)
     return named

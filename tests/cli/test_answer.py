@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,15 @@ from meshwright.capture import capture
 from meshwright.capture.optimizer import STATES
 from meshwright.capture.precision import PRECISIONS as CAPTURED
 from meshwright.cli import COMMANDS, main
+from meshwright.cli.answer import answer, details, pins_cost
 from meshwright.cli.options import OPTIMIZERS, PRECISIONS, precision_for
 from meshwright.cli.progress import Progress
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
+from meshwright.explain.recommend import recommendation
+from meshwright.plan import Plan
 from meshwright.sizes import parse_bytes
+from meshwright.solve.baselines import Baseline
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.plan import make_plan
 
@@ -43,11 +49,51 @@ def test_the_recommendation_comes_first(tmp_path: Path, capsys: pytest.CaptureFi
     assert lines[3].startswith("run it: meshwright train ")
     assert lines[5].startswith("recipes people know")
     assert "capturing" in shown.err
+    command = next(line for line in lines if line.startswith("what the best plan without them takes"))
+    assert main(shlex.split(command.partition(": meshwright ")[2])) == 0
+    assert "step" in capsys.readouterr().out  # without pins another plan is faster
     assert json.loads(Path(found).read_text())["recommendation"].startswith("FSDP (ZeRO-3) over 2")
     assert main([*words, "--quiet"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     assert len(shown.out.splitlines()) == 5
+
+
+def test_pins_cost_what_a_recipe_without_them_shows() -> None:
+    plan = make_plan(capture(*small_model("gpt")), load_cluster("local:2"), pins=("dp=2", "zero=3", "pp=1"))
+    step_s, peak_bytes = plan.predicted.step_s, plan.predicted.peak_bytes
+    slow, none = Baseline("TP", (), 2 * step_s, peak_bytes, True), Baseline("HSDP", why="one host")
+    large, fast = (Baseline(name, (), step_s / 2, peak_bytes, fits) for name, fits in (("DDP", False), ("TP", True)))
+    assert pins_cost(plan, [slow, none, large], None).startswith("none of these recipes, which are without your pins")
+    said = pins_cost(plan, [slow, none, large, fast], "a b.json", "mine.toml")
+    assert said.startswith("your pins (dp=2, zero=3, pp=1) cost at least 100.0%: TP takes ")
+    assert said.endswith("explain 'a b.json' --what-if dp= --what-if zero= --what-if pp= --cluster mine.toml")
+
+
+def test_one_plan_has_one_headline() -> None:
+    """By bytes, where the plan came from a file too: biases are many and weigh nothing."""
+    program = capture(*small_model("gpt"), precision="mixed")
+    plan = make_plan(program, load_cluster("local:2"), precision="mixed", pins=("dp=2", "zero=3", "pp=1"))
+    entries = {
+        name: replace(entry, storage="[I]", reshard_after_forward=False) if name.endswith("bias") else entry
+        for name, entry in plan.parameters.items()
+    }
+    plan = Plan.from_json(replace(plan, parameters=entries).to_json())
+    assert ": FSDP (ZeRO-3) over 2;" in repr(plan)
+    assert answer(plan, program, None).splitlines()[0].endswith(": FSDP (ZeRO-3) over 2")
+    assert "the loss is computed in bfloat16: the model does not cast" in details(plan, program)
+    assert "are stored in float32" in details(plan, program)
+
+
+def test_more_positions_than_were_published_are_said() -> None:
+    plan = make_plan(capture(*small_model("mlp")), load_cluster("local:1"))
+    for model, said in {
+        "gpt2?layers=2&seq=4096": "note: gpt2 has 1,024 positions; planned with 4,096",
+        "bert-large?seq=1024": "note: bert-large has 512 positions; planned with 1,024",
+    }.items():
+        assert recommendation(replace(plan, model=model))[3] == said
+    for model in ("gpt2", "gpt2?seq=512", "gpt?seq=4096", "mixtral-8x7b?seq=32768", "file.py:gpt2", ""):
+        assert len(recommendation(replace(plan, model=model))) == 3
 
 
 def test_stopped_by_ctrl_c_it_gives_the_best_so_far() -> None:
