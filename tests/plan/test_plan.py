@@ -72,6 +72,7 @@ def edited(plan: Plan, change: Any) -> bytes:
         (lambda p: p["choices"][-1].update(chunks=7), r"choices\[2\].chunks is 7"),
         (lambda p: p.update(memory_bytes=-5, headroom=0.0), "memory_bytes is -5"),
         (lambda p: p.update(memory_bytes=1000, headroom=0.0), "memory_bytes is 1000"),
+        (lambda p: p["weight_bytes"].update({"layers.0.up.weight": -1}), "weight_bytes.layers.0.up.weight is -1"),
         (lambda p: p["predicted"].update(step_s=-1.0), r"predicted.step_s is -1.0"),
         (lambda p: p["predicted"].update(peak_bytes=-1), r"predicted.peak_bytes is -1"),
         (lambda p: p.update(cluster="dgx-h100:1"), r"cluster is 'dgx-h100:1', .* 2 x cpu"),
