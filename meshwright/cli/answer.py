@@ -38,7 +38,7 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     rows = [("this plan", show_seconds(found.step_s), "1.00x", show_bytes(found.peak_bytes), "fits")]
     for other in others:
         if other.step_s is None or other.peak_bytes is None:
-            rows.append((other.name, "-", "", "-", f"not possible: {other.why}"))
+            rows.append((other.name, "-", "", "-", other.refusal))
             continue
         ratio = f"{other.step_s / found.step_s:.2f}x" if found.step_s else ""
         fits = "fits" if other.fits else "does not fit"
@@ -109,7 +109,7 @@ def summary(
         "chosen": _chosen(plan),
         "baselines": [
             {"name": other.name, "step_seconds": other.step_s, "peak_bytes": other.peak_bytes, "fits": other.fits}
-            | ({"why": other.why} if other.why else {})
+            | ({"why": other.why or other.refusal} if other.step_s is None else {})
             for other in others
         ],
         "fallback_ops": list(tiers["fallback"]),

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from meshwright.plan import Plan
 
 INTERRUPTED = 130
+RECIPES_S = 60.0
+"""CPU seconds that known recipes may take in any case; else as many as planning took."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     # What takes seconds to import comes after what can be refused at once.
     from meshwright.cli.progress import Progress
 
-    start_s = time.perf_counter()
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     with Progress(not args.quiet and args.json != "-") as progress:
         batch = f", global batch {args.global_batch}" if args.global_batch else ""
         what = f"{args.model} for {cluster.name}, {args.precision}{batch}"
@@ -101,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         stopped = STOP.asked
         quick = stopped or (args.quiet and not args.json and not args.report)
         given = args.optimizer, args.precision, plan.memory_bytes, plan.pins, plan.compile
-        others = [] if quick else baselines(program, cluster, *given, headroom=plan.headroom)
+        seconds = max(RECIPES_S, time.process_time() - start_cpu_s)
+        others = [] if quick else baselines(program, cluster, *given, headroom=plan.headroom, seconds=seconds)
     _write(args, plan, program, others, progress.lines)
     if args.dump_problem:
         _dump(args.dump_problem, plan, program)

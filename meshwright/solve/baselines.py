@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
+from math import inf
+from time import process_time
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, collective_s
@@ -39,6 +41,7 @@ FSDP = "FSDP (ZeRO-3)"
 ROUGH = 1.25
 """What a search counts of a peak may be so many times what it is."""
 CHECKPOINTING = "full checkpointing"
+CHECKPOINTED = f"FSDP + {CHECKPOINTING}"
 ONE_DEVICE = {"no checkpointing": "keep", "selective checkpointing": "selective", CHECKPOINTING: "full"}
 
 __all__ = ["Baseline", "baselines"]
@@ -54,19 +57,25 @@ def baselines(
     compile: bool = False,
     stages: bool = True,
     headroom: float = HEADROOM,
+    seconds: float = inf,
 ) -> list[Baseline]:
     """pins: of a plan beside which they are shown; the number of micro-batches among them holds for all. stages:
-    pipelines too. headroom: part of each device that is left free where there is no limit."""
+    pipelines too. headroom: part of each device that is left free where there is no limit. seconds: of CPU time, after
+    which no other is begun; those have neither figures nor a reason why they cannot be."""
+    until_s = process_time() + seconds
     setting = Setting(optimizer, precision, compile=compile)
     limit = cluster.mesh((cluster.device_count,)).device.limit_bytes(memory_bytes, headroom)
     cut = tuple(text for text in pins if text.startswith(("microbatch=", "microbatches=")))
     if cluster.device_count == 1:
-        return _on_one_device(program, cluster, setting, memory_bytes, cut, headroom)
+        return _on_one_device(program, cluster, setting, memory_bytes, cut, headroom, until_s)
     found: list[Baseline] = []
     ddp = None
     for name, ways in _ways(cluster, experts_of(program)):
         if isinstance(ways, str):
             found.append(Baseline(name, why=ways))
+            continue
+        if process_time() >= until_s:
+            found += [Baseline(name), *([Baseline(CHECKPOINTED)] if name == FSDP else [])]
             continue
         searched = {way: _candidates(program, cluster, (*way, *cut), setting) for way in ways}
         best, met = _best(name, searched, limit)
@@ -78,7 +87,7 @@ def baselines(
         if name == FSDP:
             found.append(_checkpointed(program, cluster, memory_bytes, setting, (*ways[0], *cut), headroom))
     found.insert(1, _parameter_server(found[0], ddp))
-    return [*found, *pipelines(program, cluster, setting, limit, cut)] if stages else found
+    return [*found, *pipelines(program, cluster, setting, limit, cut, until_s)] if stages else found
 
 
 def _is_cheap(baseline: Baseline, limit: int) -> bool:
@@ -97,7 +106,7 @@ def _checkpointed(
     program: Program, cluster: Cluster, memory_bytes: int | None, setting: Setting, pins: Way, headroom: float
 ) -> Baseline:
     """FSDP in which every layer keeps what it is given and recomputes the rest."""
-    name, way = f"FSDP + {CHECKPOINTING}", (*pins, "recompute=full")
+    name, way = CHECKPOINTED, (*pins, "recompute=full")
     request = PlanRequest(program, cluster, memory_bytes=memory_bytes, setting=setting, pins=way, headroom=headroom)
     try:
         plan = look(request)
@@ -108,11 +117,20 @@ def _checkpointed(
 
 
 def _on_one_device(
-    program: Program, cluster: Cluster, setting: Setting, memory_bytes: int | None, cut: Way, headroom: float
+    program: Program,
+    cluster: Cluster,
+    setting: Setting,
+    memory_bytes: int | None,
+    cut: Way,
+    headroom: float,
+    until_s: float,
 ) -> list[Baseline]:
     """Nothing is shared there: what people keep of the activations."""
     limit, found = cluster.devices[0].limit_bytes(memory_bytes, headroom), []
     for name, method in ONE_DEVICE.items():
+        if process_time() >= until_s:
+            found.append(Baseline(name))
+            continue
         request = PlanRequest(
             program, cluster, memory_bytes=memory_bytes, setting=setting, fit=False, headroom=headroom
         )
@@ -194,7 +212,7 @@ def _split(n: int, size: int, axis: str = "tp") -> Way:
 def _parameter_server(ddp: Baseline, plan: Plan | None) -> Baseline:
     """Data parallelism through one device: every gradient goes there, every parameter comes back, over its own link."""
     if plan is None or plan.world_size == 1:
-        return Baseline(SERVER, why=ddp.why or "one device has no server")
+        return Baseline(SERVER, why=ddp.why or ("one device has no server" if plan else ""))
     axis, found = plan.mesh.axes[0], plan.predicted
     # In DDP's buckets. All wait for the server, so a message takes no less than handing the same to everyone at once.
     sent = [item.bytes for item in found.collectives if item.kind == "all_reduce"]

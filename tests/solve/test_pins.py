@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import cache
-from math import prod
+from math import inf, prod
 
 import pytest
 import torch
@@ -169,6 +169,18 @@ def test_on_one_device_the_baselines_are_ways_to_checkpoint() -> None:
         assert (one.step_s, one.peak_bytes) == (alone.predicted.step_s, alone.predicted.peak_bytes)
     assert (kept.step_s or 0) < (full.step_s or 0)
     assert (kept.peak_bytes or 0) > (full.peak_bytes or 0)
+
+
+@pytest.mark.parametrize("cluster", ["local:1", "local:2"])
+def test_recipes_that_there_is_no_time_for_are_named(cluster: str) -> None:
+    program = gpt()
+    found, whole = (baselines(program, load_cluster(cluster), seconds=seconds) for seconds in (0.0, inf))
+    assert [one.name for one in found] == [one.name for one in whole]
+    for late, one in zip(found, whole, strict=True):
+        assert late.step_s is None
+        assert late.why in ("", one.why)
+        assert late.refusal == (one.refusal if late.why else "not priced: the table's time is used up")
+    assert any(one.step_s and late.refusal.startswith("not priced") for late, one in zip(found, whole, strict=True))
 
 
 def test_storage_can_be_pinned_by_name() -> None:

@@ -3,7 +3,7 @@ function alternativesCard() {
   const rows = [node("tr", { class: "mine" }, cell("td", node("span", { class: "badge mine" }, "★")), cell("td", "this plan"), cell("td", right(seconds(data.step_s))),
     cell("td", right("1.00×")), cell("td", right(bytes(data.peak_bytes))), cell("td", node("span", { class: "ok" }, "fits")))];
   data.alternatives.forEach((one, place) => rows.push(one.step_s === null ?
-    ["", one.name, right("–"), right(""), right("–"), node("span", { class: "soft" }, `not possible: ${one.why}`)] :
+    ["", one.name, right("–"), right(""), right("–"), node("span", { class: "soft" }, one.why)] :
     [node("span", { class: `badge ${one.fits ? "good" : "bad"}` }, place + 1), one.name, right(seconds(one.step_s)),
       right(`${(one.step_s / data.step_s).toFixed(2)}×`), right(bytes(one.peak_bytes)),
       node("span", { class: one.fits ? "ok" : "no" }, one.fits ? "fits" : "does not fit")]));

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
+from time import process_time
 
 from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
@@ -31,7 +33,8 @@ UNEQUAL = "the devices make no equal stages"
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """One way of running the model. step_s and peak_bytes: None where it does not exist; `why` then says so."""
+    """One way of running the model. step_s and peak_bytes: None where it does not exist, `why` then says so; or where
+    it was not priced in time."""
 
     name: str
     pins: tuple[str, ...] = ()
@@ -40,13 +43,25 @@ class Baseline:
     fits: bool = False
     why: str = ""
 
+    @property
+    def refusal(self) -> str:
+        """Why it has no figures."""
+        return f"not possible: {self.why}" if self.why else "not priced: the table's time is used up"
+
 
 def pipelines(
-    program: Program, cluster: Cluster, setting: Setting, limit: int, cut: tuple[str, ...] = ()
+    program: Program,
+    cluster: Cluster,
+    setting: Setting,
+    limit: int,
+    cut: tuple[str, ...] = (),
+    until_s: float = inf,
 ) -> list[Baseline]:
-    """PP + FSDP and PP + TP, each at the best of the usual numbers of stages. cut: a pinned number of micro-batches."""
+    """PP + FSDP and PP + TP, each at the best of the usual numbers of stages. cut: a pinned number of micro-batches.
+    until_s: of this process's CPU time, after which none is priced."""
     made = _Recipes(program, cluster, setting, limit, cut)
-    return [made.best("PP + FSDP", ["tp=1", "zero=3"]), made.best("PP + TP", None)]
+    ways = {"PP + FSDP": ["tp=1", "zero=3"], "PP + TP": None}
+    return [made.best(name, inside) if process_time() < until_s else Baseline(name) for name, inside in ways.items()]
 
 
 class _Recipes:
