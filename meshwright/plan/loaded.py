@@ -158,9 +158,9 @@ def _check_predicted(plan: Plan) -> None:
 
 def _check_memory(plan: Plan) -> None:
     for name, size in plan.weight_bytes.items():
-        if name not in plan.parameters or not 0 <= size < MOST_BYTES:
+        if not 0 <= size < MOST_BYTES:
             given = f"weight_bytes.{name} is {size if abs(size) < MOST_BYTES else 'too large'}"
-            raise PlanError(given, "bytes, zero or more, of one of the plan's parameters", UNDO)
+            raise PlanError(given, "bytes, zero or more", UNDO)
     limit, peak = plan.memory_bytes, plan.predicted.peak_bytes
     if limit is not None and limit < max(1, peak):
         expected = f"at least predicted.peak_bytes, {peak}" if limit > 0 else "a size in bytes, or null for no limit"
