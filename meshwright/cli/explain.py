@@ -39,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.explain.diff import diff
     from meshwright.explain.explain import explain
     from meshwright.plan.origin import program_of
-    from meshwright.solve.whatif import what_if
 
     if args.limit < 1:
         raise PlanError(f"--limit {args.limit}", "a number from 1", "give a larger number")
@@ -53,16 +52,33 @@ def run(args: argparse.Namespace) -> int:
         else:
             from meshwright.report.per_layer import at_peak, show_layers
 
-            print(explain(plan, at_peak(plan, program) if len(plan.stages) == 1 else None))
-            print("\n".join(["", "by layer, on one device, when its memory is fullest:", *show_layers(plan, program)]))
+            names = [segment.name for segment in program.segments]
+            print(explain(plan, at_peak(plan, program) if len(plan.stages) == 1 else None, names))
+            print("\n".join(["", *show_layers(plan, program)]))
         return 0
     program = program or program_of(plan, args.plan, args.of)  # which says why there is none
     if args.what_if:
-        other = what_if(plan, program, args.what_if, args.cluster)
-        same = replace(other, pins=plan.pins)  # what was asked for is known
-        print(diff(plan, same) or "the plan stays as it is")
+        print(_what_if(plan, program, args.what_if, args.cluster))
     _alternatives(plan, program, args.names, args.limit)
     return 0
+
+
+def _what_if(plan: Plan, program: Program, pins: list[str], cluster: str | None) -> str:
+    """How the plan is parallelised then, step and peak first, and what differs."""
+    from meshwright.cli.progress import Progress
+    from meshwright.explain.diff import diff
+    from meshwright.explain.words import headline
+    from meshwright.solve.whatif import what_if
+
+    with Progress(True) as progress:
+        progress.doing(f"planning again with {' '.join(pins)}")
+        other = what_if(plan, program, pins, cluster, progress.found)
+    lines = diff(plan, replace(other, pins=plan.pins)).splitlines()  # what was asked for is known
+    if not lines:
+        return "the plan stays as it is"
+    figures = [line for line in lines if line.startswith(("step: ", "peak: "))]
+    rest = [line for line in lines if line not in figures]
+    return "\n".join([f"then: {headline(other)}", *figures, *(["what differs:"] if rest else []), *rest])
 
 
 def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:

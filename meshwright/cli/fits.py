@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from meshwright.models.arguments import add_json, add_model_arguments, check_fol
 if TYPE_CHECKING:
     from meshwright.capture.program import Program
     from meshwright.cluster import Cluster
+    from meshwright.price.parameter import Setting
 
 GPUS = "4090,l40s,a100,h100,h200,b200"
 COUNTS = "1,2,8"
@@ -24,7 +27,9 @@ def add_parser(subparsers: Any) -> None:
     add_model_arguments(parser)
     add_training(parser)
     parser.add_argument("--gpus", default=GPUS, metavar="NAMES", help=f"kinds, by short names (default {GPUS})")
-    parser.add_argument("--counts", default=COUNTS, metavar="N,...", help=f"of each, in one host (default {COUNTS})")
+    parser.add_argument(
+        "--counts", default=COUNTS, metavar="N,...", help=f"of each, in one host; 2x8 in two (default {COUNTS})"
+    )
     add_json(parser, "the rows")
     parser.set_defaults(run=run)
 
@@ -37,9 +42,12 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.cluster import load_cluster
 
     counts = args.counts.split(",")
-    if not all(count.isdecimal() and int(count) for count in counts):
-        raise ModelError(f"--counts {args.counts}", "whole numbers from 1, such as 1,2,8", "correct it")
+    if not all(part.isdecimal() and int(part) for count in counts for part in count.split("x")):
+        raise ModelError(f"--counts {args.counts}", "numbers from 1, such as 1,2,8; of two hosts 2x8", "correct it")
     clusters = [load_cluster(f"{gpu}:{count}") for gpu in args.gpus.split(",") for count in counts]
+
+    if args.json != "-":
+        print(f"reading {args.model}", file=sys.stderr)  # what follows takes seconds to import
 
     from meshwright.capture import capture
     from meshwright.errors import RuleWarning
@@ -59,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
             rows.append(_row(args, programs[precision], cluster, precision))
         if args.json != "-":
             print(_line(rows[-1]), flush=True)
+    if args.json != "-":
+        print(_further(args, rows))
     if args.json:
         write_json(args.json, json.dumps(rows, indent=1))
     return 0 if any(row["fits"] for row in rows) else 1
@@ -66,11 +76,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision: str) -> dict[str, Any]:
     """By the fastest known recipe of one stage; then by any plan that recomputes all activations."""
+    from meshwright.price.parameter import Setting
     from meshwright.sizes import parse_bytes
     from meshwright.solve.baselines import ONE_DEVICE, SERVER, baselines
 
     memory = parse_bytes(args.memory)
     row: dict[str, Any] = {"cluster": cluster.name, "precision": precision, "fits": False}
+    setting = Setting(args.optimizer, precision)
+    if why := _too_small(program, cluster, setting, memory):
+        return row | {"why": why}
     found = baselines(program, cluster, args.optimizer, precision, memory, stages=False)
     met = [one for one in found if one.step_s is not None and one.name != SERVER]
     fitting = [one for one in met if one.fits]
@@ -79,24 +93,61 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
         alone = "one GPU" + ("" if best.name == next(iter(ONE_DEVICE)) else f" + {best.name}")
         name = alone if cluster.device_count == 1 else best.name
         return row | _figures(program, True, name, best.step_s, best.peak_bytes)
-    return row | _checkpointed(args, program, cluster, precision, memory)
+    return row | _checkpointed(program, cluster, setting, memory)
 
 
-def _checkpointed(
-    args: argparse.Namespace, program: Program, cluster: Cluster, precision: str, memory: int | None
-) -> dict[str, Any]:
-    from meshwright.errors import MeshwrightError
-    from meshwright.solve.plan import make_plan
+def _too_small(program: Program, cluster: Cluster, setting: Setting, memory: int | None) -> str:
+    """Why no plan of any kind fits, where what is held of parameters alone says so; else nothing."""
+    from meshwright.plan.units import show_bytes
+    from meshwright.solve.effort import headroom_of
+    from meshwright.solve.infeasible import state_bytes, usable_bytes
 
-    number = cluster.device_count
-    sharded = (f"mesh={number}", f"dp={number}", "zero=3") if number > 1 and program.batch % number == 0 else ()
-    name = f"{'FSDP' if sharded else 'one GPU' if number == 1 else 'best'} + activation checkpointing"
-    given = {"memory_bytes": memory, "optimizer": args.optimizer, "precision": precision}
+    need, have = state_bytes(program, setting), usable_bytes(cluster, memory, headroom_of(memory, None))
+    if need <= have:
+        return ""
+    what = "it has" if cluster.device_count == 1 else "together they have"
+    return f"weights, gradients and optimizer state take {show_bytes(need)}, {what} {show_bytes(have)}"
+
+
+def _further(args: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
+    """What to do with the rows: the fastest of those that fit is planned as an example."""
+    fitting = [row for row in rows if row["fits"]]
+    if not fitting:
+        return "more GPUs: --counts 2x8,4x8; less to hold: --precision bf16, --optimizer sgd, a smaller --global-batch"
+    best = max(fitting, key=lambda row: row["samples_per_second"])
+    words = ["meshwright", "plan", args.model]
+    for option in ("set", "allow"):
+        words += [word for value in getattr(args, option) for word in (f"--{option}", value)]
+    for option in ("seq", "global_batch", "memory", "precision"):
+        if (value := getattr(args, option)) is not None:
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    words += ["--optimizer", args.optimizer] if args.optimizer != "adamw" else []
+    return (
+        "these are recipes people know; the planner mixes them, which is often faster and may fit where they do not: "
+        f"{shlex.join([*words, '--cluster', best['cluster']])}"
+    )
+
+
+def _checkpointed(program: Program, cluster: Cluster, setting: Setting, memory: int | None) -> dict[str, Any]:
+    """Where the batch is not divided by the devices, and FSDP by samples alone not possible: any plan that recomputes
+    all activations. Else the recipes have been tried."""
+    from meshwright.errors import PlanError
+    from meshwright.plan.units import show_bytes
+    from meshwright.solve.effort import headroom_of
+    from meshwright.solve.plan import look
+    from meshwright.solve.request import PlanRequest
+
+    headroom, pins = headroom_of(memory, None), ("recompute=full",)
+    limit = cluster.devices[0].limit_bytes(memory, headroom)
+    refused = {"fits": False, "why": f"no recipe fits in {show_bytes(limit)} of each, not even with full checkpointing"}
+    if program.batch % cluster.device_count == 0:
+        return refused
+    request = PlanRequest(program, cluster, memory_bytes=memory, setting=setting, pins=pins, headroom=headroom)
     try:
-        plan = make_plan(program, cluster, pins=(*sharded, "recompute=full"), **given)
-    except MeshwrightError as error:
-        return {"fits": False, "why": error.given}
-    return _figures(program, True, name, plan.predicted.step_s, plan.predicted.peak_bytes)
+        found = look(request).predicted
+    except PlanError:
+        return refused
+    return _figures(program, True, "best + activation checkpointing", found.step_s, found.peak_bytes)
 
 
 def _figures(program: Program, fits: bool, recipe: str, step_s: Any, peak_bytes: Any) -> dict[str, Any]:

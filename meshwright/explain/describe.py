@@ -36,13 +36,15 @@ def describe(plan: Plan) -> str:
         lines.append(f"  {parts(plan)}, gradients accumulated")
     found = plan.predicted
     shown = [f"forward {show_seconds(found.forward_s)}", f"backward {show_seconds(found.backward_s)}"]
-    shown += [f"gathers and reductions {show_seconds(found.parameters_s)}"] if found.parameters_s else []
+    alone = plan.mesh.world_size == 1
+    moved = "casting weights, adding gradients" if alone else "gathers and reductions"
+    shown += [f"{moved} {show_seconds(found.parameters_s)}"] if found.parameters_s else []
     shown += [f"optimizer {show_seconds(found.optimizer_s)}"]
     shown += [f"waiting for the host {show_seconds(found.host_s)}"] if found.host_s > LITTLE * found.step_s else []
     less = f", {show_seconds(found.hidden_s)} of it overlapped" if found.hidden_s > LITTLE * found.step_s else ""
     lines.append(
         f"  predicted step {show_seconds(found.step_s)}: {', '.join(shown)}{less}; "
-        f"communication {show_seconds(found.communication_s)}; {show_gap(found.gap)}"
+        f"{'' if alone else f'communication {show_seconds(found.communication_s)}; '}{show_gap(found.gap)}"
     )
     lines.append(
         f"  predicted peak {show_bytes(found.peak_bytes)} per device: "

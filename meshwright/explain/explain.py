@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from meshwright.cluster import collective_s
 from meshwright.errors import counted
@@ -24,20 +24,21 @@ TIERS = {
 }
 
 
-def explain(plan: Plan, at_peak: Mapping[str, int] | None = None) -> str:
-    """at_peak: what a device holds when it holds most, by kind, where that is known."""
+def explain(plan: Plan, at_peak: Mapping[str, int] | None = None, names: Sequence[str] = ()) -> str:
+    """at_peak: what a device holds when it holds most, by kind, where that is known. names: of layers; their numbers
+    in the chain where they are not known."""
     if len(plan.stages) > 1:
         return "\n".join([explain_pipeline(plan), "", _binding(plan), *_rules(plan)])
     lines = [describe(plan)]
     if plan.mesh.world_size > 1:
-        lines += ["", "layers, and the layout of the activations that each hands on:", *_boundaries(plan)]
+        lines += ["", "layers, and the layout of the activations that each hands on:", *_boundaries(plan, names)]
     lines += ["", "where the time goes:", *_time(plan)]
     lines += ["", "where the memory goes, on each device:", *_memory(plan, at_peak), "", _binding(plan)]
     lines += _rules(plan)
     return "\n".join(lines)
 
 
-def _boundaries(plan: Plan) -> list[str]:
+def _boundaries(plan: Plan, names: Sequence[str]) -> list[str]:
     """Runs of layers that do the same."""
     runs: list[list[int]] = []
     for choice in plan.segments:
@@ -48,11 +49,15 @@ def _boundaries(plan: Plan) -> list[str]:
     lines, first = [], 0
     for choice, count in runs:
         made = plan.choices[choice]
-        span = show_spans((first, first + count))
+        span = _named(names[first : first + count]) or show_spans((first, first + count))
         lines.append(f"  {span}: {', '.join(f'{layout_words(text, plan.mesh)} {text}' for text in made.outputs)}")
         lines += [f"    {text}" for text in _weights(plan, made)]
         first += count
     return lines
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"{names[0]} to {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)
 
 
 def _weights(plan: Plan, choice: Choice) -> list[str]:

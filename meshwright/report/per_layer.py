@@ -140,11 +140,14 @@ def show_layers(plan: Plan, program: Program) -> list[str]:
         ("layers", "forward", "backward", "weights, optimizer", "gradients", "activations", "buffers")
     ]
     table += [_row(run) for run in _runs(rows)]
+    table += [_whole(rows, peaks[0])] if len(peaks) == 1 and len(rows) > 1 else []
     wide = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
-    lines = []
+    many = f" of {plan.microbatches} micro-batches" if plan.microbatches > 1 else ""
+    lines = [f"by layer, on one device: seconds of a step{many}, and what is held when memory is fullest:"]
     for name, *cells in table:
         shown = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, wide[1:], strict=True))
         lines.append(f"  {name:<{wide[0]}}  {shown}")
+    lines.append("  buffers: the most that ops of a layer need while they run; they are there for one layer at a time")
     for peak in peaks:
         where = f"stage {peak.stage}: " if len(peaks) > 1 else ""
         op = f", largest op {peak.op}" if peak.op else ""
@@ -167,6 +170,14 @@ def _runs(rows: list[LayerUse]) -> list[list[LayerUse]]:
 def _figures(row: LayerUse) -> tuple[Any, ...]:
     sizes = row.weights_bytes, row.gradients_bytes, row.activations_bytes, row.buffers_bytes
     return (row.stage, f"{row.forward_s:.3e}", f"{row.backward_s:.3e}", *sizes)
+
+
+def _whole(rows: list[LayerUse], peak: StagePeak) -> tuple[str, ...]:
+    """All layers together; of buffers what is there at the peak."""
+    seconds = sum(row.forward_s for row in rows), sum(row.backward_s for row in rows)
+    held = [(row.weights_bytes, row.gradients_bytes, row.activations_bytes) for row in rows]
+    sizes = *map(sum, zip(*held, strict=True)), max(0, peak.temporary_bytes)
+    return "in all", *map(show_seconds, seconds), *map(show_bytes, sizes)
 
 
 def _row(run: list[LayerUse]) -> tuple[str, ...]:

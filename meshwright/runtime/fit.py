@@ -12,11 +12,12 @@ from meshwright.capture import Batch, Precision
 from meshwright.cluster import Device, load_cluster
 from meshwright.cluster.device_table import GPUS
 from meshwright.cluster.launch import launch_s
+from meshwright.pins.constraints import Constraints
 from meshwright.plan import Plan
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.by_method import WORD
 from meshwright.solve.memory.methods import check_method
-from meshwright.solve.of_model import plan_model
+from meshwright.solve.of_model import pin_texts, plan_model
 from meshwright.solve.one_device import one_device_cluster
 
 REFERENCE = "H200-SXM-141GB"
@@ -25,18 +26,19 @@ REFERENCE = "H200-SXM-141GB"
 def fit(
     model: nn.Module,
     batch: Batch,
-    memory: str | int,
+    memory: str | int | None = None,
     *,
     loss: Callable[..., Tensor] | None = None,
     optimizer: str = "adamw",
     precision: Precision = "fp32",
     compile: bool = False,
     method: str = "auto",
-    pins: str | Iterable[str] = (),
+    pins: str | Iterable[str] | Constraints = (),
     copy: bool = False,
     allow: str | Iterable[str] = (),
 ) -> Trainer:
-    """A trainer on this process's device that stays inside `memory` (`"20GiB"`) and is as fast as it can be so.
+    """A trainer on this process's device that stays inside `memory` (`"20GiB"`; without it all of the device but 3 %)
+    and is as fast as it can be so.
 
     The model is adopted, and may be kept: its parameters are the trainer's. `copy=True` leaves it as it is; where it is
     on a GPU, its weights are then not in the budget.
@@ -74,12 +76,12 @@ def fit_plan(
     precision: Precision = "fp32",
     compile: bool = False,
     method: str = "auto",
-    pins: str | Iterable[str] = (),
+    pins: str | Iterable[str] | Constraints = (),
     allow: str | Iterable[str] = (),
 ) -> Plan:
     """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
     check_method(f"method {method!r}", method)
-    asked = (pins,) if isinstance(pins, str) else tuple(pins)
+    asked = pin_texts(pins)
     return plan_model(
         model,
         batch,

@@ -46,7 +46,7 @@ def plan_model(
     check_part("gap", gap)
     memory_bytes = parse_bytes(memory)
     headroom_of(memory, headroom)
-    texts = _texts(pins)
+    texts = pin_texts(pins)
     check_words(texts, cluster)
     check_optimizer(optimizer)
     batch = joined_batch(model, batch, loss)
@@ -76,7 +76,8 @@ def checked_batch(samples: int) -> int:
     return samples
 
 
-def _texts(pins: str | Iterable[str] | Constraints) -> tuple[str, ...]:
+def pin_texts(pins: str | Iterable[str] | Constraints) -> tuple[str, ...]:
+    """Pins in any of the ways that users give them, as text."""
     if isinstance(pins, Constraints):
         return pins.pins()
     if isinstance(pins, str):

@@ -270,12 +270,13 @@ class _Search:
         lost = f"{show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
         by = "" if self.method == "auto" else f" with recompute={self.method}"
         exact &= self.hosted is None  # with some of it on the host less may do
-        sure = "one byte less is refused" if exact else ""
+        sure = "one byte less is refused" if exact else "less may do"
+        more = needed - (self.room if self.given is None else self.given)
         cut = "in one micro-batch" if number == 1 else f"in {number} micro-batches"
         words = ", ".join(filter(None, (lost, rest, cut, sure)))
         return NoRoomError(
             f"no plan fits{by} in {show_bytes(self.given or self.room)} on one device ({device.name})",
-            f"{'' if exact else 'at most '}{needed:,} bytes ({show_bytes(needed)}), which do: {words}",
+            f"{needed:,} bytes ({show_bytes(needed)}), {show_bytes(more)} more, which do: {words}",
             self._todo(number) or error.todo,
             needed,
         )
@@ -286,9 +287,11 @@ class _Search:
         always = found.static_bytes + sum(found.gradients)
         if always <= self.room:
             return ""
-        host = ", put optimizer state on the host (--pin offload=optimizer)" if self._can_offload() else ""
+        ways = ["raise the limit", "shard over several devices"]
+        ways += ["put optimizer state on the host (--pin offload=optimizer)"] if self._can_offload() else []
+        ways += ["store all in half precision (precision bf16)"] if self.setting.precision != "bf16" else []
         taken = f"parameters, gradients and optimizer state take {show_bytes(always)} at any batch size"
-        return f"raise the limit, shard over several devices{host}: {taken}"
+        return f"{', '.join(ways[:-1])} or {ways[-1]}: {taken}"
 
     def _can_offload(self) -> bool:
         return self.hosted is None and not self.setting.offload and state_copies(self.mesh.device) is not None

@@ -10,12 +10,19 @@ from meshwright.errors import PlanError
 from meshwright.pins.parts import split_pin
 from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
+from meshwright.solve.search_log import Progress
 
 
-def what_if(plan: Plan, program: Program, pins: Iterable[str], cluster: str | Cluster | None = None) -> Plan:
+def what_if(
+    plan: Plan,
+    program: Program,
+    pins: Iterable[str],
+    cluster: str | Cluster | None = None,
+    progress: Progress | None = None,
+) -> Plan:
     """The plan's own pins with these changed or added, all else as it was given; `tp=` drops a pin.
 
-    cluster: where it is not the plan's, or is a file.
+    cluster: where it is not the plan's, or is a file. progress: is called with a line for every better plan.
     """
     found = load_cluster(cluster or plan.cluster) if not isinstance(cluster, Cluster) else cluster
     return make_plan(
@@ -28,6 +35,7 @@ def what_if(plan: Plan, program: Program, pins: Iterable[str], cluster: str | Cl
         precision=plan.precision,
         compile=plan.compile,
         pins=changed_pins(plan.pins, pins),
+        progress=progress,
     )
 
 

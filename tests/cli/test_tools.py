@@ -17,14 +17,24 @@ SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
 def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fits", SMALL, "--gpus", "4090,h100", "--counts", "1,2"]) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
+    first, *lines, further = capsys.readouterr().out.splitlines()
     assert "global batch " in first
+    assert further.endswith(f"meshwright plan '{SMALL}' --cluster {fastest(lines)}")
     assert [line.split()[:2] for line in lines] == [[f"{gpu}:{n}", "fits"] for gpu in ("4090", "h100") for n in (1, 2)]
     assert lines[0].endswith("one GPU")
     assert main(["fits", SMALL, "--gpus", "h100", "--counts", "1", "--memory", "64KiB", "--json"]) == 1
     (row,) = json.loads(capsys.readouterr().out)
     assert row["fits"] is False
-    assert row["why"]
+    assert row["why"].startswith("weights, gradients and optimizer state take ")
+    assert row["why"].endswith(", it has 64 KiB")
+    assert main(["fits", SMALL, "--gpus", "h100", "--counts", "2", "--memory", "120KiB"]) == 1
+    _, line, further = capsys.readouterr().out.splitlines()
+    assert line == "h100:2       does not fit: no recipe fits in 120 KiB of each, not even with full checkpointing"
+    assert further.startswith("more GPUs: --counts 2x8,4x8; ")
+
+
+def fastest(lines: list[str]) -> str:
+    return max(lines, key=lambda line: float(line.split()[2].replace(",", ""))).split()[0]
 
 
 OWN = """

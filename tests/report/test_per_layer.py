@@ -11,6 +11,8 @@ from meshwright.capture import capture
 from meshwright.cli import main
 from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
+from meshwright.plan import Plan
+from meshwright.plan.units import show_bytes, show_seconds
 from meshwright.report.per_layer import per_layer
 from meshwright.solve.plan import make_plan
 
@@ -40,10 +42,16 @@ def test_profile_takes_a_plan_file(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["profile", str(file), "--json", str(tmp_path / "p.json")]) == 0
     shown = capsys.readouterr().out
     assert "layers.0 to layers.2 (3), each" in shown
+    plan = Plan.load(file)
+    (whole,) = (line for line in shown.splitlines() if line.startswith("  in all "))
+    assert f"{show_seconds(plan.predicted.forward_s)}  " in whole
+    assert f"{show_bytes(plan.predicted.static_bytes)}  " in whole
     assert "peak " in shown
     assert len(json.loads((tmp_path / "p.json").read_text())["layers"]) == 5
     assert main(["explain", str(file)]) == 0
-    assert "by layer, on one device" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "by layer, on one device: seconds of a step" in shown
+    assert "\n  layers.0 to layers.2 (3): " in shown  # as in the table, not by another number
 
 
 def test_a_tied_weight_is_counted_once_and_nowhere_less_than_nothing() -> None:
