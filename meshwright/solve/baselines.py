@@ -9,10 +9,8 @@ the last byte: a recipe is one way for all layers, and the exact search would ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
-from math import inf
-from time import process_time
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, collective_s
@@ -57,24 +55,23 @@ def baselines(
     compile: bool = False,
     stages: bool = True,
     headroom: float = HEADROOM,
-    seconds: float = inf,
+    may_go_on: Callable[[], bool] = lambda: True,
 ) -> list[Baseline]:
     """pins: of a plan beside which they are shown; the number of micro-batches among them holds for all. stages:
-    pipelines too. headroom: part of each device that is left free where there is no limit. seconds: of CPU time, after
-    which no other is begun; those have neither figures nor a reason why they cannot be."""
-    until_s = process_time() + seconds
+    pipelines too. headroom: part of each device that is left free where there is no limit. may_go_on: where it
+    says no, no other is begun; those have neither figures nor a reason why they cannot be."""
     setting = Setting(optimizer, precision, compile=compile)
     limit = cluster.mesh((cluster.device_count,)).device.limit_bytes(memory_bytes, headroom)
     cut = tuple(text for text in pins if text.startswith(("microbatch=", "microbatches=")))
     if cluster.device_count == 1:
-        return _on_one_device(program, cluster, setting, memory_bytes, cut, headroom, until_s)
+        return _on_one_device(program, cluster, setting, memory_bytes, cut, headroom, may_go_on)
     found: list[Baseline] = []
     ddp = None
     for name, ways in _ways(cluster, experts_of(program)):
         if isinstance(ways, str):
             found.append(Baseline(name, why=ways))
             continue
-        if process_time() >= until_s:
+        if not may_go_on():
             found += [Baseline(name), *([Baseline(CHECKPOINTED)] if name == FSDP else [])]
             continue
         searched = {way: _candidates(program, cluster, (*way, *cut), setting) for way in ways}
@@ -87,7 +84,7 @@ def baselines(
         if name == FSDP:
             found.append(_checkpointed(program, cluster, memory_bytes, setting, (*ways[0], *cut), headroom))
     found.insert(1, _parameter_server(found[0], ddp))
-    return [*found, *pipelines(program, cluster, setting, limit, cut, until_s)] if stages else found
+    return [*found, *pipelines(program, cluster, setting, limit, cut, may_go_on)] if stages else found
 
 
 def _is_cheap(baseline: Baseline, limit: int) -> bool:
@@ -123,12 +120,12 @@ def _on_one_device(
     memory_bytes: int | None,
     cut: Way,
     headroom: float,
-    until_s: float,
+    may_go_on: Callable[[], bool],
 ) -> list[Baseline]:
     """Nothing is shared there: what people keep of the activations."""
     limit, found = cluster.devices[0].limit_bytes(memory_bytes, headroom), []
     for name, method in ONE_DEVICE.items():
-        if process_time() >= until_s:
+        if not may_go_on():
             found.append(Baseline(name))
             continue
         request = PlanRequest(

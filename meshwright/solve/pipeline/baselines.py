@@ -3,10 +3,8 @@ tensor parallel inside, everything kept. Nothing is searched but the cuts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import inf
-from time import process_time
 
 from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
@@ -55,13 +53,13 @@ def pipelines(
     setting: Setting,
     limit: int,
     cut: tuple[str, ...] = (),
-    until_s: float = inf,
+    may_go_on: Callable[[], bool] = lambda: True,
 ) -> list[Baseline]:
     """PP + FSDP and PP + TP, each at the best of the usual numbers of stages. cut: a pinned number of micro-batches.
-    until_s: of this process's CPU time, after which none is priced."""
+    may_go_on: where it says no, none is priced."""
     made = _Recipes(program, cluster, setting, limit, cut)
     ways = {"PP + FSDP": ["tp=1", "zero=3"], "PP + TP": None}
-    return [made.best(name, inside) if process_time() < until_s else Baseline(name) for name, inside in ways.items()]
+    return [made.best(name, inside) if may_go_on() else Baseline(name) for name, inside in ways.items()]
 
 
 class _Recipes:
