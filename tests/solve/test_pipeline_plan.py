@@ -27,6 +27,7 @@ from meshwright.solve.pipeline.pins import PipelinePins, pipeline_pins
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice
+from meshwright.solve.search_log import SearchRecorder
 from meshwright.solve.simulated import simulate_plan
 from meshwright.solve.stages.problem import StageSolution
 
@@ -300,3 +301,17 @@ def test_explaining_a_pipeline_says_whether_memory_binds_and_how_long_collective
         f"memory is the bottleneck: 0 B of {show_bytes(max(peaks))} (the limit that was given) are left {fullest}"
         in tight
     )
+
+
+def test_first_look_goes_on_to_more_micro_batches_until_a_pipeline_fits(gpt: Program) -> None:
+    """What it finds prunes the search for plans of one stage; nothing is tried twice."""
+    cluster, log = load_cluster("local:4"), SearchRecorder()
+    tight = pipeline.PipelineSearch(gpt, cluster, 2_000_000, Setting(), log=log, recompute=False)
+    first = tight.begin()
+    assert first is not None
+    assert first.microbatches > batch_cuts(gpt.batch, pipeline.MOST_COUNT)[2]  # of SAMPLES samples each
+    best, _ = tight.finish()
+    assert best is not None
+    assert best.predicted.step_s <= first.predicted.step_s
+    nodes = [entry.node for entry in log.log() if entry.node.startswith("pipelines, ")]
+    assert len(nodes) == len(set(nodes))

@@ -168,11 +168,14 @@ class PipelineSearch:
         )
 
     def begin(self) -> Plan | None:
-        """The best in the number of micro-batches that is tried first, by a rough count of its bytes."""
+        """The best in the first number of micro-batches in which one fits, by a rough count of its bytes."""
         search = self._search
         if search is None:
             return None
-        search.first_s = search.try_count(search.counts()[search.start()])
+        for count in search.counts()[search.start() :]:
+            search.try_count(count)
+            if search.best is not None:
+                break
         return search.best
 
     def finish(self, known_s: float = inf) -> tuple[Plan | None, float]:
@@ -214,10 +217,9 @@ class _Search:
     promising: tuple[Pipelined, ...] = ()
     bound_s: float = inf
     rough: float = 1.0
-    first_s: float | None = None
     meshes: list[StageMesh] = field(default_factory=list)
     useful: set[int] = field(default_factory=set)
-    tried: set[int] = field(default_factory=set)
+    tried: dict[int, float | None] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
     firsts: dict[tuple[int, int], list[First]] = field(default_factory=dict)
     offered: dict[tuple[int, int], list[Offer]] = field(default_factory=dict)
@@ -239,7 +241,7 @@ class _Search:
         more memory for it; whether a pipeline fits is then found exactly. again: only the best's number of
         micro-batches."""
         self.meshes = [replace(mesh, memory_bytes=int(LOOSE * mesh.memory_bytes)) for mesh in self.meshes]
-        self.kept, self.first_s = set(), None
+        self.kept, self.tried = set(), dict.fromkeys(self.tried)
         if again and self.best is not None:
             self.try_count(self.best.microbatches)
         else:
@@ -276,7 +278,7 @@ class _Search:
         shorter; while nothing fits, to as many as there are."""
         start = self.start()
         worth = WORTH if self.cluster.device_count > MOST_UNITS else 1.0
-        first_s = self.try_count(counts[start]) if self.first_s is None else self.first_s
+        first_s = self.try_count(counts[start])
         for way in (1, -1):
             at, worse, known_s = start + way, 0, first_s
             while 0 <= at < len(counts) and worse < PATIENCE and not ((self.first or STOP.asked) and self.best):
@@ -296,8 +298,13 @@ class _Search:
 
     def try_count(self, count: int) -> float:
         """The simulated step of the best pipeline of so many micro-batches; infinite where none beats what is known."""
+        found_s = self.tried.get(count)
+        if found_s is None:
+            found_s = self.tried[count] = self._try_count(count)
+        return found_s
+
+    def _try_count(self, count: int) -> float:
         node = f"pipelines, {counted(count, 'micro-batch')}"
-        self.tried.add(count)
         if self._is_hopeless(count):
             self.bound_s = min(self.bound_s, self.cutoff_s)
             why = f"none is faster than {show_seconds(self.cutoff_s)}, even with unlimited memory"
