@@ -42,7 +42,7 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
             continue
         ratio = f"{other.step_s / found.step_s:.2f}x" if found.step_s else ""
         fits = "fits" if other.fits else "does not fit"
-        rows.append((other.name, show_seconds(other.step_s), ratio, show_bytes(other.peak_bytes), fits))
+        rows.append((other.title, show_seconds(other.step_s), ratio, show_bytes(other.peak_bytes), fits))
     wide = [max(len(row[place]) for row in rows) for place in range(4)]
     lines = [f"recipes people know, by the same prices, {number}, activations kept unless said otherwise:"]
     for name, seconds, ratio, held, fits in rows:
@@ -68,7 +68,7 @@ def pins_cost(plan: Plan, others: Sequence[Baseline], saved: str | None, cluster
     known = f"none of these recipes, which are without your pins ({given}), is faster"
     if best is not None and best.step_s and step_s / best.step_s - 1 > LITTLE:
         more = f"{step_s / best.step_s - 1:.1%}"
-        known = f"your pins ({given}) cost at least {more}: {best.name} takes {show_seconds(best.step_s)} without them"
+        known = f"your pins ({given}) cost at least {more}: {best.title} takes {show_seconds(best.step_s)} without them"
     words = ["meshwright", "explain", saved or "plan.json"]
     words += [word for text in plan.pins for word in ("--what-if", f"{split_pin(text)[0]}=")]
     words += ["--model", plan.model] if runs_code(plan.model) else []

@@ -39,6 +39,8 @@ SCHEDULES = {
 }
 MOST = 0.9
 """The share of the weights from which on a storage is called that of the plan."""
+LEAST = 0.005
+"""Below this share it is not worth a word in one line: a few norms of a large model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Recipe:
         parts = []
         data = self.degrees.get("dp", 1) * self.degrees.get("cp", 1)
         sharded = [one for one in self.storages if one.level]
-        if sharded:
+        if sharded and not (self.weighed and self._held(sharded[0]) < LEAST):
             main = sharded[0]
             parts.append(self._sharded(main, sharded))
             rest = self.degrees.get("dp", 1) * self.degrees.get("cp", 1) // max(1, min(data, main.ways))
@@ -83,7 +85,7 @@ class Recipe:
 
     def _sharded(self, main: Storage, sharded: list[Storage]) -> str:
         """FSDP drops gathered weights after forward or keeps them (ZeRO-3 or ZeRO-2); a plan may do both."""
-        held = sum(one.share for one in self.storages if one.level == main.level or one.split)
+        held = self._held(main)
         over = f"{SHARDED[main.level]} over {main.ways}"
         if held >= MOST:
             return over
@@ -91,6 +93,9 @@ class Recipe:
         if levels == [3, 2]:
             return f"FSDP over {main.ways} ({self._shares(main)})"
         return f"{over} for {held:.0%} of the weights" if self.weighed else f"{over} for most weights"
+
+    def _held(self, main: Storage) -> float:
+        return sum(one.share for one in self.storages if one.level == main.level or one.split)
 
     def _shares(self, main: Storage) -> str:
         other = 5 - main.level

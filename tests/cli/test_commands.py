@@ -30,8 +30,8 @@ def test_plan_shows_alternatives_and_writes_a_file(tmp_path: Path, capsys: pytes
         "predicted peak",
         "DDP",
         "FSDP (ZeRO-3)",
-        "TP + SP",
-        "PP + FSDP",
+        "TP + SP (tp=2)",
+        "PP + FSDP (pp=2)",
     ):
         assert words in shown
     assert main(["code", str(path)]) == 0

@@ -7,7 +7,7 @@ from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
-from meshwright.explain.words import headline, state_words
+from meshwright.explain.words import Recipe, Storage, headline, state_words
 from meshwright.solve.plan import make_plan
 
 
@@ -33,3 +33,9 @@ def test_a_recipe_has_the_name_that_people_give_it(pins: tuple[str, ...], words:
 
 def test_states_keep_their_letters_beside_plain_words() -> None:
     assert state_words("[S(1), R]", ("dp", "tp")) == "sharded on dim 1 over dp (S(1)), replicated over tp (R)"
+
+
+def test_a_storage_of_next_to_nothing_is_not_in_the_headline() -> None:
+    """Norms of a large model."""
+    storages = (Storage(1, 4, False, 0.001), Storage(0, 1, False, 0.999))
+    assert str(Recipe({"tp": 8}, storages, True, weighed=True)) == "tensor parallel over 8 with sequence parallel"

@@ -26,6 +26,9 @@ PARTS = (4, 16)
 not fit."""
 MOST_STAGES = 16
 
+DEGREES = ("pp=", "dp=", "tp=", "ep=")
+"""Pins that a title names."""
+
 UNEQUAL = "the devices make no equal stages"
 
 
@@ -40,6 +43,13 @@ class Baseline:
     peak_bytes: int | None = None
     fits: bool = False
     why: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name, with the degrees at which it is fastest where it has a choice of them."""
+        degrees = [text for text in self.pins if text.startswith(DEGREES) and not text.endswith("=1")]
+        chosen = self.step_s is not None and any(not text.startswith("dp=") for text in degrees)
+        return f"{self.name} ({' '.join(degrees)})" if chosen else self.name
 
     @property
     def refusal(self) -> str:
