@@ -49,7 +49,8 @@ def page_data(
         "peak_bytes": found.peak_bytes,
         "limit_bytes": limit_bytes(plan),
         "alternatives": [
-            {"name": one.title, "step_s": one.step_s, "peak_bytes": one.peak_bytes, "fits": one.fits, "why": one.refusal}
+            {"name": one.title, "step_s": one.step_s, "peak_bytes": one.peak_bytes, "fits": one.fits}
+            | {"why": one.refusal}
             for one in others
         ],
         "stages": [_stage(plan, number, group) for number, group in enumerate(plan.groups)],
