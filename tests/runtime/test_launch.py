@@ -11,9 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousParameters, c10d_rendezvous_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from meshwright.errors import RunError
-from meshwright.runtime.job.launch import _store, launch
+from meshwright.runtime.job.elastic import _listen_on_loopback
+from meshwright.runtime.job.launch import LOOPBACK, _store, launch
 
 RANK = """
 import ctypes, os, signal, sys, time
@@ -170,10 +174,29 @@ def test_a_rank_that_stands_still_is_named(rank_module: Path, rank: int) -> None
     check_gone(ranks)
 
 
+def check_on_loopback(port: int) -> None:
+    held = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines() if f":{port:04X} " in line]
+    assert "0100007F:" + f"{port:04X}" in held
+    assert not any(address.startswith("00000000") for address in held)
+    every = Path("/proc/net/tcp6")
+    assert not every.exists() or f":{port:04X} 0000" not in every.read_text()
+
+
 def test_the_jobs_store_is_reached_from_this_machine_alone() -> None:
     with _store() as port:
-        held = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines() if f":{port:04X} " in line]
-        assert "0100007F:" + f"{port:04X}" in held
-        assert not any(address.startswith("00000000") for address in held)
-        every = Path("/proc/net/tcp6")
-        assert not every.exists() or f":{port:04X} 0000" not in every.read_text()
+        check_on_loopback(port)
+
+
+def test_torchruns_stores_are_reached_from_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is told that there is one host: that at which hosts meet, and that of the ranks."""
+    for module in (dist, c10d_rendezvous_backend):
+        monkeypatch.setattr(module, "TCPStore", dist.TCPStore)  # put back
+    _listen_on_loopback()
+    parameters = RendezvousParameters("c10d", "localhost:0", "run", 1, 1, LOOPBACK)
+    backend, store = c10d_rendezvous_backend.create_backend(parameters)
+    check_on_loopback(store.port)
+    handler = DynamicRendezvousHandler.from_backend("run", store, backend, 1, 1, LOOPBACK)
+    met = handler.next_rendezvous().bootstrap_store_info
+    assert met.master_addr == LOOPBACK
+    check_on_loopback(met.master_port)
+    assert handler.shutdown()

@@ -13,14 +13,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousError, c10d_rendezvous_backend
 from torch.distributed.run import main as torchrun
 
-from meshwright.runtime.job.launch import LOST, SAVING_S, ToldError, blamed
+from meshwright.runtime.job.launch import LOOPBACK, LOST, SAVING_S, ToldError, blamed, listener, on_loopback
 from meshwright.runtime.job.rank_watch import RankWatch, timeout_of, watched_ranks
 from meshwright.runtime.job.tether import INTERRUPTED
 from meshwright.runtime.seal import KEY
@@ -36,7 +37,12 @@ def main() -> int:
         for name in list(logging.root.manager.loggerDict):
             if name.startswith("torch.distributed.elastic"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ.setdefault(KEY, secrets.token_hex(16) if "--standalone" in sys.argv else "")
+    alone = "--standalone" in sys.argv
+    os.environ.setdefault(KEY, secrets.token_hex(16) if alone else "")
+    if alone:
+        sys.argv[1:1] = ["--local-addr", LOOPBACK]
+        os.environ |= on_loopback()
+        _listen_on_loopback()
     if _elastic(sys.argv):  # else hosts that come back do not find the store that the others have shared
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     wait_s = timeout_of(sys.argv, default_timeout_s())
@@ -62,6 +68,19 @@ def _run(watch: RankWatch) -> int:
         print(f"meshwright: torchrun: {str(error).partition(chr(10))[0]}", file=sys.stderr, flush=True)
         return 2
     return 0
+
+
+def _listen_on_loopback() -> None:
+    """torchrun's stores of a job of one host are reached from this machine alone; else they listen to every network."""
+
+    class Store(dist.TCPStore):  # type: ignore[name-defined, misc]
+        def __init__(self, host_name: str, port: int, *rest: Any, is_master: bool = False, **given: Any) -> None:
+            if is_master:
+                port, given["master_listen_fd"] = listener(port)
+            super().__init__(host_name, port, *rest, is_master=is_master, **given)
+
+    for module in (dist, c10d_rendezvous_backend):
+        module.TCPStore = Store  # type: ignore[attr-defined]
 
 
 def _elastic(words: Sequence[str]) -> bool:

@@ -32,6 +32,7 @@ STILL_S = 3.0
 LATER_S = 2.0
 """How much longer than the ranks the launcher waits: they know more."""
 POLL_S = 0.05
+LOOPBACK = "127.0.0.1"
 
 LOST = 4
 """The exit code of a rank whose peers are gone: not the one to blame."""
@@ -158,15 +159,27 @@ def _store() -> Iterator[int]:
     """The job's store, reached from this machine alone; its port."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(1024)
-    port: int = listener.getsockname()[1]
-    held = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    port, handle = listener()
+    held = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=handle)
     try:
         yield port
     finally:
         del held
+
+
+def listener(port: int = 0) -> tuple[int, int]:
+    """Reached from this machine alone: its port, and the handle of a socket for a store."""
+    found = socket.socket()
+    found.bind((LOOPBACK, port))
+    found.listen(1024)
+    return found.getsockname()[1], found.detach()
+
+
+def on_loopback() -> dict[str, str]:
+    """What tells ranks of one machine to listen there alone."""
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        return {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    return {}
 
 
 def _hand_on(ranks: Sequence[_Rank], asked: _Asked) -> None:
@@ -207,16 +220,14 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         LAUNCHER: str(os.getpid()),
     }
     environment.setdefault(KEY, _Key.text)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    if any(name == "lo" for _, name in socket.if_nameindex()):  # nobody else is to reach them
-        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    return environment
+    return environment | on_loopback()
 
 
 class _Key:
