@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -19,8 +18,6 @@ from meshwright.profile import profile_step as profile
 from meshwright.runtime.fail import tell_uncaught
 from meshwright.solve.effort import SIMPLER_WITHIN
 from meshwright.solve.of_model import checked_batch, plan_model
-
-LOGGER = logging.getLogger("meshwright.plan")
 
 
 def plan(
@@ -55,7 +52,8 @@ def plan(
     simpler_within: of plans whose steps differ by no more than this part the simplest is taken; 0 turns it off.
     effort: how much is searched, `fast`, `default` or `proof`.
     gap: the search ends once its plan is proven to be within this part of the fastest, 0.02 for 2 %;
-    `plan.search_log` says what it did.
+    `plan.search_log` says what it did. Progress is logged under `meshwright.plan` (`MESHWRIGHT_LOG=info` shows it), and
+    printed at a prompt and in notebooks.
     """
     tell_uncaught()
     name = ""
@@ -66,7 +64,7 @@ def plan(
         reference = parse_reference(model)
         name = str(reference)
         model, batch, loss = reference.meta(None if global_batch is None else checked_batch(global_batch))
-    found = plan_model(
+    return plan_model(
         model,
         cast(Batch, batch),  # None is refused there
         cluster if isinstance(cluster, Cluster) else load_cluster(cluster),
@@ -84,8 +82,6 @@ def plan(
         headroom=headroom,
         name=name,
     )
-    LOGGER.info("%r", found)
-    return found
 
 
 __all__ = ["plan", "profile"]

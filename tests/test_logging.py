@@ -19,13 +19,23 @@ def loss(y: Tensor, x: Tensor) -> Tensor:
     return (y - x).square().mean()
 
 
-def test_planning_is_logged_if_asked(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_planning_is_logged_if_asked_and_shown_at_a_prompt(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, batch = torch.nn.Linear(8, 8), (torch.zeros(4, 8),)
     mw.plan(model, batch, loss=loss)
     assert "".join(capsys.readouterr()) == ""
     with caplog.at_level(logging.INFO, "meshwright"):
         mw.plan(model, batch, loss=loss)
     assert any(record.name == "meshwright.plan" and "step" in record.message for record in caplog.records)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    mw.plan(model, batch, loss=loss)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    lines = shown.err.splitlines()
+    assert lines[0] == "meshwright: capturing Linear"
+    assert lines[1].startswith("meshwright: searching plans of ")
+    assert lines[1].endswith(" on 1 device")
 
 
 def test_a_run_is_logged_if_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,11 @@ from meshwright.explain.recommend import limit_bytes, recommendation
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 
+NEXT = (
+    '<div style="font-size:12px;opacity:.75;margin-top:6px">why: <code>print(plan.explain())</code> &nbsp; with layers '
+    'and known recipes: <code>plan.report("plan.html")</code> &nbsp; to train: '
+    "<code>trainer = mw.parallelize(model, plan)</code></div>"
+)
 TONES = ("#5b7fbf", "#57a773", "#d9a441")
 
 
@@ -16,7 +21,7 @@ def small(plan: Plan) -> str:
     lines = "".join(f'<div style="opacity:.75">{line}</div>' for line in rest)
     return (
         '<div style="font:14px/1.5 system-ui,sans-serif;max-width:760px;border:1px solid #8884;border-radius:8px;'
-        f'padding:10px 14px"><b>{first}</b>{lines}{_bar(plan)}</div>'
+        f'padding:10px 14px"><b>{first}</b>{lines}{_bar(plan)}{NEXT}</div>'
     )
 
 

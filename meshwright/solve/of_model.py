@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.optimizer import check_optimizer
 from meshwright.cluster import Cluster
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, counted
 from meshwright.models.joined import joined, joined_batch
 from meshwright.pins.constraints import Constraints
 from meshwright.plan import Plan
@@ -17,6 +19,8 @@ from meshwright.plan.units import parse_bytes
 from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
 from meshwright.solve.pin_words import check_words
 from meshwright.solve.plan import make_plan
+
+LOGGER = logging.getLogger("meshwright.plan")
 
 
 def plan_model(
@@ -51,10 +55,13 @@ def plan_model(
     check_optimizer(optimizer)
     batch = joined_batch(model, batch, loss)
     model, loss = joined(model, loss)
+    tell(f"capturing {name or type(model).__name__}")
     program = capture(model, batch, loss, precision=precision, allow=allow)
     if global_batch is not None:
         program = program.at_batch(global_batch)
-    return make_plan(
+    layers, devices = counted(len(program.segments), "layer"), counted(cluster.device_count, "device")
+    tell(f"searching plans of {layers} on {devices}")
+    found = make_plan(
         program,
         cluster,
         model=name,
@@ -67,7 +74,17 @@ def plan_model(
         effort=effort,
         gap=gap,
         headroom=headroom,
+        progress=lambda best: tell(f"best so far {best}"),
     )
+    LOGGER.info("%r", found)
+    return found
+
+
+def tell(line: str) -> None:
+    """What takes long: to the log, and at a prompt or in a notebook to its user too."""
+    LOGGER.info(line)
+    if hasattr(sys, "ps1"):
+        print(f"meshwright: {line}", file=sys.stderr, flush=True)
 
 
 def checked_batch(samples: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import signal
@@ -114,3 +115,21 @@ def test_the_local_script_trains(plans: dict[str, Path], tmp_path: Path, capsys:
     assert run.returncode == 0, run.stderr
     assert out.exists()
     assert "on 2 processes" in run.stdout
+
+
+@pytest.mark.parametrize("kind", ["torchrun", "slurm", "kubernetes"])
+def test_a_script_of_ones_own_is_started(
+    kind: str, plans: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = json.loads(plans["dgx-h100:2"].read_text())
+    (path := tmp_path / "python.json").write_text(json.dumps(plain | {"model": ""}))  # as mw.plan writes it
+    assert main(["launch", str(path), "--print", kind]) == 2
+    assert "add --script 'YOUR_SCRIPT.py'" in capsys.readouterr().err
+    assert main(["launch", str(path), "--print", kind, "--script=mine.py --name 'a b'"]) == 0
+    shown = capsys.readouterr().out
+    assert "--nproc-per-node=8" in shown
+    assert ("- 'a b'" if kind == "kubernetes" else "    mine.py --name 'a b' \"$@\"\n") in shown
+    assert "meshwright train" not in shown
+    for more in (["--train=--steps 3"], ["--print", "ray"]):
+        assert main(["launch", str(path), "--script=mine.py", *more]) == 2
+        assert "one of them" in capsys.readouterr().err

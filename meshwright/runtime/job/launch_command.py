@@ -20,6 +20,7 @@ def add_parser(subparsers: Any) -> None:
     add("plan", help="a plan file written by `meshwright plan -o`")
     add("--print", dest="kind", choices=KINDS, default=KINDS[0], help=f"{', '.join(KINDS)} (default {KINDS[0]})")
     add("--train", default="", metavar="WORDS", help="options for `train`, as one word: --train='--steps 200'")
+    add("--script", default="", metavar="WORDS", help="start this in place of `train`: --script='mine.py --lr 1e-4'")
     parser.set_defaults(run=run)
 
 
@@ -28,8 +29,12 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.runtime.job.scripts import SCRIPTS, run_of
 
     plan = Plan.load(args.plan)
-    extra = _options(args.train, plan)
-    print(SCRIPTS[args.kind](run_of(plan, args.plan, extra)), end="")
+    script = _words("--script", args.script)
+    if script and (args.train or args.kind == "ray"):
+        other = "--print ray" if args.kind == "ray" else f"--train={args.train}"
+        raise RunError(f"--script and {other}", "one of them: a script is started by torchrun itself", "drop one")
+    extra = () if script else _options(args.train, plan)
+    print(SCRIPTS[args.kind](run_of(plan, args.plan, extra, script)), end="")
     return 0
 
 
@@ -43,10 +48,7 @@ def _options(text: str, plan: Plan) -> tuple[str, ...]:
     from meshwright.runtime.job.command import add_options
     from meshwright.runtime.job.options import check_against, check_joined, check_options
 
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise RunError(f"--train={text}: {error}", "words as a shell reads them", "close the quotation") from error
+    words = _words("--train", text)
     parser = _Parser(add_help=False, allow_abbrev=True)
     add_options(parser)
     found = parser.parse_args(words)
@@ -55,4 +57,11 @@ def _options(text: str, plan: Plan) -> tuple[str, ...]:
     check_options(found)
     check_joined(found)
     check_against(found, plan, found.nproc)
-    return tuple(words)
+    return words
+
+
+def _words(option: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise RunError(f"{option}={text}: {error}", "words as a shell reads them", "close the quotation") from error

@@ -20,28 +20,33 @@ TORCHRUN = "python -m meshwright.runtime.job.elastic"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is to be started: on how many hosts, with how many ranks on each, which training command."""
+    """What is to be started: on how many hosts, with how many ranks on each, which training command. script: of one's
+    own, with its arguments, in place of `meshwright train`."""
 
     hosts: int
     per_host: int
     gpus: bool
     arguments: tuple[str, ...]
+    script: tuple[str, ...] = ()
 
-    def train(self) -> str:
-        return shlex.join(("train", *self.arguments))
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What torchrun starts."""
+        return self.script or ("-m", "meshwright", "train", *self.arguments)
 
 
-def run_of(plan: Plan, path: str, extra: tuple[str, ...] = ()) -> Run:
+def run_of(plan: Plan, path: str, extra: tuple[str, ...] = (), script: tuple[str, ...] = ()) -> Run:
     """How a plan lies on hosts: a mesh axis's first hops are those inside one."""
-    if not plan.model:
-        raise PlanError(f"{path} names no model reference", "a plan made by `meshwright plan`", "use torchrun yourself")
+    if not plan.model and not script:
+        todo = "add --script 'YOUR_SCRIPT.py', which calls mw.parallelize(model, mw.Plan.load(...), loss)"
+        raise PlanError(f"{path} names no model: it was made in Python", "a script that trains by it", todo)
     world = plan.world_size
     axes = plan.stages[0].mesh.axes
     ranks = _of_pipeline(plan) if len(plan.stages) > 1 else _of_mesh(plan)
     if world % ranks:
         ranks = world
     gpus = axes[0].backend == "nccl" if axes else False
-    return Run(world // ranks, ranks, gpus, (plan.model, "--plan", path, *extra))
+    return Run(world // ranks, ranks, gpus, (plan.model, "--plan", path, *extra), script)
 
 
 def run_line(plan: Plan, path: str) -> str:
@@ -50,7 +55,7 @@ def run_line(plan: Plan, path: str) -> str:
         return f"torchrun --nproc-per-node={plan.world_size} YOUR_SCRIPT.py  # with mw.parallelize(model, Plan.load())"
     run = run_of(plan, path)
     if run.hosts == 1:
-        return f"meshwright {run.train()}"
+        return shlex.join(("meshwright", "train", *run.arguments))
     return f"meshwright launch {shlex.quote(path)} --print slurm > run.sh && sbatch run.sh"
 
 
@@ -90,7 +95,7 @@ def torchrun(run: Run) -> str:
 {note}
 set -euo pipefail
 {check}exec {TORCHRUN} --nnodes={run.hosts} --nproc-per-node={run.per_host} {where} \\
-    -m meshwright {run.train()} "$@"
+    {shlex.join(run.words)} "$@"
 """
 
 
@@ -106,15 +111,24 @@ def slurm(run: Run) -> str:
 #SBATCH --output=meshwright-%j.log
 #SBATCH --open-mode=append
 #SBATCH --signal=INT@120
-# sbatch run.sh; set --time. Two minutes before it is over the run saves, if it has a --checkpoint-dir; with
-# --resume auto it goes on from there when the job is queued again.
-set -euo pipefail
+# Set --time, and --partition and --account where your cluster asks for them. Activate the environment that has
+# meshwright before sbatch, or here; it and the plan lie where all hosts read them.
+{_on_slurm(run)}set -euo pipefail
 HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MESHWRIGHT_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')
 export HEAD MESHWRIGHT_KEY
 exec srun {TORCHRUN} --nnodes={run.hosts} --nproc-per-node={run.per_host} \\
     --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$HEAD:{PORT}" \\
-    -m meshwright {run.train()} "$@"
+    {shlex.join(run.words)} "$@"
+"""
+
+
+def _on_slurm(run: Run) -> str:
+    if run.script:
+        return "# sbatch run.sh ARGUMENTS of the script. SIGINT comes two minutes before the time is over: save then.\n"
+    return """\
+# sbatch run.sh --steps 1000 --data text.txt --checkpoint-dir run --resume auto: whatever `meshwright train` takes.
+# Two minutes before the time is over it saves into --checkpoint-dir; queued again, --resume auto goes on from there.
 """
 
 
@@ -122,7 +136,7 @@ def kubernetes(run: Run) -> str:
     limits = f"\n          resources: {{limits: {{nvidia.com/gpu: {run.per_host}}}}}" if run.gpus else ""
     words = [
         *TORCHRUN.split(), f"--nnodes={run.hosts}", f"--nproc-per-node={run.per_host}", "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=meshwright-0.meshwright:{PORT}", "-m", "meshwright", "train", *run.arguments,
+        f"--rdzv-endpoint=meshwright-0.meshwright:{PORT}", *run.words,
     ]  # fmt: skip
     command = "\n".join(f"            - {_quoted(word)}" for word in words)
     return f"""# kubectl apply -f run.yaml; the image has meshwright, and the plan under the path given here.
