@@ -22,7 +22,7 @@ from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint, grad_outputs, label, trace
 from meshwright.generate.rehearse import compiled
 from meshwright.generate.split import Halves, split_backward
-from meshwright.generate.strides import as_traced, holds_images, lies_last
+from meshwright.generate.strides import as_traced, holds_images, lies_last, with_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,10 @@ def make_pair(
     """`graph`: a sharded segment with local sizes. `recompute`: what backward reads and shall not be kept; `keep`:
     what it shall be computed from besides; names as in `Joint.names`. `images`: as `trace` has it;
     as eager kernels want it if not given."""
-    joint = trace(graph, device, images=device != "cpu" and lies_last(graph) if images is None else images)
-    return pair_of(joint, cut_at(joint, recompute, keep))
+    last = device != "cpu" and lies_last(graph) if images is None else images
+    joint = trace(graph, device, images=last)
+    pair = pair_of(joint, cut_at(joint, recompute, keep))
+    return replace(pair, first=with_images(pair.first, pair.halves.first)) if last else pair
 
 
 @CACHES.memoized(maxsize=256)

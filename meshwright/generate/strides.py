@@ -78,6 +78,26 @@ def as_traced(run: Boxed, module: fx.GraphModule, handed_on: int, images: bool =
     return call
 
 
+def with_images(run: Boxed, module: fx.GraphModule) -> Boxed:
+    """`run`: the first half of a pair that was traced on images which lie channels last. Those of a batch lie in rows:
+    left so, convolutions would hand on turned what they were traced to hand on in rows."""
+    given = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    lasts = [index for index, value in enumerate(given) if is_last(value)]
+
+    def call(box: list[Tensor]) -> tuple[Any, ...]:
+        for index in lasts:
+            box[index] = in_order(box[index], images=True)
+        return run(box)
+
+    return call if lasts else run
+
+
+def is_last(tensor: Tensor) -> bool:
+    """Whether it lies channels last, and not in rows as well."""
+    images = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return images and not tensor.is_contiguous()
+
+
 def _same(tensor: Tensor, stride: tuple[int, ...]) -> bool:
     """Strides of dims of one element say nothing."""
     dims = zip(tensor.shape, tensor.stride(), stride, strict=True)

@@ -11,6 +11,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.cost.traced.storage import outputs_of
 from meshwright.generate.joint import trace
+from meshwright.generate.pair import make_pair
 from meshwright.generate.program import sharded_segments
 from meshwright.generate.strides import lies_last
 from meshwright.solve.memory.plan import one_device_plan
@@ -102,3 +103,17 @@ def test_eager_gpus_are_given_images_of_half_precision_channels_last() -> None:
         single, half = (capture(model, {"images": images}, precision=precision) for precision in ("fp32", "bf16"))
         assert not any(map(lies_last, single.graphs)), "float32 as it comes"
         assert any(map(lies_last, half.graphs))
+
+
+def test_images_of_a_batch_are_laid_as_they_were_traced() -> None:
+    """Convolutions hand on what they make as they are given it: patches of images in rows would lie turned, and every
+    layer would copy them."""
+    program, plan = made(Patches(), {"images": torch.randn(4, 3, 16, 16)})
+    graph = sharded_segments(program, plan)[0]
+    pair = make_pair(graph, "cpu", images=True)
+    assert not any(node.target is torch.ops.aten.clone.default for node in pair.halves.first.graph.nodes)
+    given = {value.name: torch.randn(value.type.sizes) for value in graph.arguments()}
+    patches = pair.first([given[value.name] for value in graph.arguments()])[0]
+    assert patches.is_contiguous()
+    plain = make_pair(graph, "cpu", images=False).first([given[value.name] for value in graph.arguments()])[0]
+    assert torch.allclose(patches, plain, atol=1e-6)
