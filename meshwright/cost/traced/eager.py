@@ -13,6 +13,7 @@ from torch import Tensor
 
 from meshwright.cluster.device_profile import LOOKED_UP, VOCABULARY
 from meshwright.cost.traced.call import Call, dtype_of, is_dense, order_of, seen_bytes
+from meshwright.cost.traced.strided import sectors_s, summed_sectors_s, walk_s
 
 Price = Callable[[Call], float]
 
@@ -23,9 +24,14 @@ def eager_s(call: Call) -> float:
 
 
 def moved(call: Call) -> float:
-    """Reads its operands and writes its results, element by element; what is repeated is read again."""
-    read = sum(t.numel() * t.element_size() for t in call.reads)
-    return call.kernel(_way(call, "multiply"), read + call.made_bytes)
+    """Reads its operands and writes its results, element by element; what is repeated is read again, or found in the
+    cache where working out its place takes longer."""
+    way, read = _way(call, "multiply"), sum(t.numel() * t.element_size() for t in call.reads)
+    if not call.makes or not (walked_s := walk_s(call.on, call.makes[0], call.reads)):
+        return call.kernel(way, read + call.made_bytes)
+    seen = sum(map(seen_bytes, call.reads))
+    moved_s = call.kernel(way if way == "turned.forward" else "multiply.forward", seen + call.made_bytes)
+    return max(moved_s, walked_s, sectors_s(call.on, call.makes[0], call.reads))
 
 
 def _way(call: Call, plain: str) -> str:
@@ -175,7 +181,8 @@ def summed(call: Call) -> float:
     if main.numel() == made.numel() or not any(reduced):
         return copied(call)
     kernel = "column_sum" if not reduced[-1] else "channel_sum" if reduced[0] and not all(reduced) else "mean"
-    return call.rows(kernel, "forward", main, made.numel())
+    found = call.rows(kernel, "forward", main, made.numel())
+    return max(found, summed_sectors_s(call.on, main, made, sorted(inside)))
 
 
 def looked_up(call: Call) -> float:
