@@ -111,6 +111,7 @@ def test_an_op_that_ends_the_process_is_tried_in_a_copy_of_it() -> None:
     assert tier(never.op, never.values()) == "fallback"
 
 
+@pytest.mark.full
 def test_where_copies_cannot_compute_gradients_a_helper_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has computed gradients and sees a GPU: nothing is tried there."""
     monkeypatch.setattr("meshwright.rules.copied._has_gradients", lambda: False)

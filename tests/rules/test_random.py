@@ -229,7 +229,15 @@ def train(rank: int, plan_json: bytes) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients}
 
 
-@pytest.mark.parametrize("pins", [("dp=2",), ("dp=2", "zero=3"), ("tp=2",), ("split=matmul",)], ids=str)
+@pytest.mark.parametrize(
+    "pins",
+    [
+        ("dp=2", "zero=3"),
+        ("tp=2",),
+        *(pytest.param(pins, marks=pytest.mark.full) for pins in (("dp=2",), ("split=matmul",))),
+    ],
+    ids=str,
+)
 def test_every_plan_drops_what_one_process_drops(ranks: Callable[[int], GlooPool], pins: tuple[str, ...]) -> None:
     program = capture(*dropping())
     (true,) = ranks(1).run(train, make_plan(program, load_cluster("local:1"), optimizer="sgd").to_json())

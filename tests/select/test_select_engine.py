@@ -132,6 +132,7 @@ def test_a_child_process_solves_and_can_be_killed() -> None:
     assert time.perf_counter() - began < 10
 
 
+@pytest.mark.full
 def test_a_solve_ends_in_time_and_its_gap_is_true() -> None:
     solve(grid(5, 3, limit=500.0), seconds=4)  # kernels are compiled, which a new machine takes long for
     problem = grid(14, 8, limit=4000.0)

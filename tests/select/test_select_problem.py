@@ -219,6 +219,7 @@ def test_the_contests_example_has_the_published_optimum() -> None:
     assert enumerate_optimum(problem) == 445.0
 
 
+@pytest.mark.full
 @needs_contest
 def test_the_transformer_instance_is_solved_to_its_published_optimum() -> None:
     selection = solve(load(CONTEST / "B.json.gz"), seconds=60)

@@ -49,6 +49,7 @@ def test_little_crosses_where_groups_are_parted() -> None:
     assert grouped([1.0] * 3, [0.0] * 3, 8) == (0, 1, 2, 3)
 
 
+@pytest.mark.full
 def test_a_grouped_program_is_planned_nearly_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 14 segments in 7 groups: a plan like any other, cut between groups, at most 10 % slower than ungrouped."""
     program = capture(*parse_reference(DEEP.replace("layers=6", "layers=12")).meta(16))

@@ -100,6 +100,7 @@ def test_ops_need_no_more_than_the_weights_leave() -> None:
     assert together._lean(here, lean) is lean
 
 
+@pytest.mark.full
 def test_no_pin_is_faster_than_no_pin() -> None:
     cluster, one, budget = load_cluster("local:2"), program(1), 380_000
     free = make_plan(one, cluster, memory_bytes=budget).predicted

@@ -45,6 +45,7 @@ def test_a_batch_is_not_cut_where_making_values_again_is_faster() -> None:
     assert plan.predicted.step_s < 0.9 * cut.predicted.step_s
 
 
+@pytest.mark.full
 def test_an_impossible_limit_names_the_bytes_that_would_do() -> None:
     program, cluster = capture(*small_model("narrow")), load_cluster("local:2")
     with pytest.raises(PlanError, match=r"no plan fits in 1,000 bytes(.|\n)*expected: [\d,]+ bytes") as caught:

@@ -81,6 +81,7 @@ def test_a_mesh_that_memory_made_slow_is_named_though_another_fits_without_payin
     assert (found.simplest.place, found.tight) == (0, {1})
 
 
+@pytest.mark.full
 def test_a_plan_that_is_nearly_as_fast_and_simpler_is_taken_unless_turned_off() -> None:
     """Also where memory binds."""
     program, cluster, pins = capture(*small_model("narrow")), load_cluster("local:4"), ("pp=1", "microbatch=1")

@@ -109,7 +109,7 @@ def brute_force(problem: StageProblem) -> float:
     return best_s
 
 
-@pytest.mark.parametrize("block", [*range(4), *(pytest.param(block, marks=pytest.mark.full) for block in range(4, 10))])
+@pytest.mark.parametrize("block", [*range(2), *(pytest.param(block, marks=pytest.mark.full) for block in range(2, 10))])
 def test_brute_force_by_the_simulator_finds_nothing_better(block: int) -> None:
     for seed in range(30 * block, 30 * block + 30):
         problem = random_problem(seed)
