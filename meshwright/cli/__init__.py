@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -54,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("meshwright: interrupted", file=sys.stderr)
         return 130
+    finally:
+        if argv is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left but to end, which Ctrl-C does at once
 
 
 def parser_for(called: str | None) -> argparse.ArgumentParser:

@@ -221,7 +221,10 @@ class _Check:
             raise self.fail(f"{field}.points", points, f"points of {sizes} sizes")
         for point in points:
             self.numbers(f"{field}.points", point, sizes, zero=False)
-        for side, ratios in self.table(f"{field}.ratios", scatter.get("ratios")).items():
+        by_side = self.table(f"{field}.ratios", scatter.get("ratios"))
+        if set(by_side) != set(wanted := _SIDES[field.split(".")[1]]):
+            raise self.fail(f"{field}.ratios", list(by_side), f"ratios of {', '.join(wanted)}")
+        for side, ratios in by_side.items():
             self.numbers(f"{field}.ratios.{side}", ratios, len(points), zero=False)
             if "doubts" in scatter:
                 doubts = self.table(f"{field}.doubts", scatter["doubts"]).get(side)
@@ -246,6 +249,7 @@ class _Check:
             self.positive(f"{field}.fractions", fraction)
 
 
+_SIDES = {"attention": ("forward", "backward"), "convolution": ("forward", "input", "weight")}
 _SIZES = {"convolution.window": 6}
 """Of points that are kept as they were measured, where they are told apart by more than that."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -150,3 +151,18 @@ def test_selftest_on_two_ranks_is_right(tmp_path: Path) -> None:
 def test_selftest_asks_for_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selftest"]) == 2
     assert "torchrun --nproc-per-node=2 -m meshwright selftest" in capsys.readouterr().err
+
+
+ENDING = """
+import atexit, os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from meshwright.cli import main
+atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60)))
+sys.argv = ["meshwright", "--version"]
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_while_a_command_ends_is_quiet() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")

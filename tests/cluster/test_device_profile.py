@@ -238,6 +238,7 @@ FAULTS = [
     ("optimizers/adamw.foreach/fixed_s", True, r"optimizers\.adamw\.foreach\.fixed_s is True"),
     ("scatters/attention.plain/float32/points", [[8, 64]], r"scatters\.attention\.plain\.float32\.points is \[8, 64\]"),
     ("scatters/attention.plain/float32/ratios/forward", [1.0], r"scatters\.attention\.plain\.float32\.ratios\.forward"),
+    ("scatters/attention.plain/float32/ratios", {}, r"scatters\.attention\.plain\.float32\.ratios is \[\]"),
     ("speed", 9, "speed is 9"),
 ]
 

@@ -23,7 +23,7 @@ from torch.distributed.run import main as torchrun
 
 from meshwright.runtime.job.launch import LOOPBACK, LOST, SAVING_S, ToldError, blamed, listener, on_loopback
 from meshwright.runtime.job.rank_watch import RankWatch, timeout_of, watched_ranks
-from meshwright.runtime.job.tether import INTERRUPTED
+from meshwright.runtime.job.tether import INTERRUPTED, STOPS
 from meshwright.runtime.seal import KEY
 from meshwright.runtime.watch import default_timeout_s
 
@@ -103,4 +103,7 @@ def _set_patience() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    for number in STOPS:
+        signal.signal(number, signal.SIG_DFL)  # nothing is left but to end
+    sys.exit(code)
