@@ -65,7 +65,8 @@ def pins_cost(plan: Plan, others: Sequence[Baseline], saved: str | None, cluster
     step_s, given = plan.predicted.step_s, ", ".join(plan.pins)
     faster = [one for one in others if one.fits and one.step_s and one.step_s < step_s]
     best = min(faster, key=lambda one: one.step_s or 0.0, default=None)
-    known = f"none of these recipes, which are without your pins ({given}), is faster"
+    fits = "is faster" if any(one.fits for one in others) else "fits"
+    known = f"none of these recipes, which are without your pins ({given}), {fits}"
     if best is not None and best.step_s and step_s / best.step_s - 1 > LITTLE:
         more = f"{step_s / best.step_s - 1:.1%}"
         known = f"your pins ({given}) cost at least {more}: {best.title} takes {show_seconds(best.step_s)} without them"
@@ -88,9 +89,8 @@ def summary(
     plan: Plan, program: Program, others: Sequence[Baseline], plan_s: float, capture_s: float
 ) -> dict[str, Any]:
     from meshwright.explain.accuracy import expected_error
-    from meshwright.explain.recommend import limit_bytes
+    from meshwright.explain.recommend import limit_bytes, notes
     from meshwright.explain.words import headline
-    from meshwright.models.named import beyond_published
     from meshwright.rules import served
     from meshwright.solve.figures import figures
 
@@ -98,7 +98,7 @@ def summary(
     return {
         "recommendation": headline(plan),
         "expected_error": expected_error(plan),
-        "notes": [note] if (note := beyond_published(plan.model)) else [],
+        "notes": notes(plan),
         "limit_bytes": limit_bytes(plan),
         "plan_seconds": plan_s,
         "capture_seconds": capture_s,

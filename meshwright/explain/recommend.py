@@ -18,14 +18,20 @@ def recommendation(plan: Plan, mfu: float | None = None) -> list[str]:
     bound = f"at most {found.gap:.1%} slower than the best possible" if found.gap < 1 else "no bound known"
     on_gpus = any(stage.mesh.device.kind != "cpu" for stage in plan.stages)
     whole = " in fp32 (bf16: precision mixed)" if on_gpus and plan.precision == "fp32" else ""
-    note = beyond_published(plan.model)
     return [
         f"{plan.model or 'the model'} on {devices(plan)}: {headline(plan)}",
         f"step {show_seconds(found.step_s)}{whole}, {rate(plan)}{'' if mfu is None else f', MFU {mfu:.0%}'}; {bound} "
         f"({expected_error(plan)})",
         f"memory {show_bytes(found.peak_bytes)} of {show_bytes(limit)} per device ({share:.0%}{_free(plan)})",
-        *([f"note: {note}"] if note else []),
+        *(f"note: {note}" for note in notes(plan)),
     ]
+
+
+def notes(plan: Plan) -> list[str]:
+    """What the answer is not to be read without: where it is of something else than was asked for."""
+    given, limit = plan.memory_bytes, limit_bytes(plan)
+    smaller = f"{show_bytes(given)} of memory were given; a device has {show_bytes(limit)} to allocate" if given else ""
+    return [*filter(None, [beyond_published(plan.model), smaller if given and limit < given else ""])]
 
 
 def _free(plan: Plan) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from math import prod
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError, PlanError, counted
+from meshwright.pins.methods import METHODS, check_method
 from meshwright.pins.offload import SHOWN, WORD, read_offload
 from meshwright.pins.parts import AXES, NUMBERS, no_room, pin_parts, pinned_mesh
 from meshwright.sizes import is_whole
@@ -30,9 +32,26 @@ WORDS = {
     "microbatch": "microbatch=4",
     "microbatches": "microbatches=4",
     "split": "split=matmul",
-    "recompute": "recompute=rotor",
+    "recompute": f"recompute={'|'.join(METHODS)}",
     WORD: SHOWN,
 }
+OTHERS = {
+    "ddp": "zero=0",
+    "fsdp": "zero=3",
+    "hsdp": "zero=3:8",
+    "checkpointing": "recompute=full",
+    "activation_checkpointing": "recompute=full",
+    "remat": "recompute=full",
+    "accumulation": "microbatch=4",
+    "grad_accum": "microbatch=4",
+    "pipeline": "pp=2",
+    "stages": "pp=2",
+    "tensor": "tp=2",
+    "sequence": "sp=on",
+    "context": "cp=2",
+    "experts": "ep=2",
+}
+"""The field's words that are pins of ours by another name."""
 NAMED = "or a parameter's storage such as layers.*.up.weight=S(0)"
 
 
@@ -49,9 +68,9 @@ def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None
         if key not in WORDS and storage_layout(value) is None:
             if "." in key or "*" in key:
                 raise PlanError(f"pin {text!r}", "S(dim) or I after `=`, such as S(0)", "correct the pin")
-            close = get_close_matches(key, WORDS, n=2)
-            todo = f"did you mean {' or '.join(f'{name}={value}' for name in close)}?" if close else "correct the pin"
-            raise PlanError(f"pin {text!r}", f"one of {_known()}", todo)
+            raise PlanError(f"pin {text!r}", f"one of {_known()}", _meant(text))
+        if key == "recompute":
+            check_method(f"pin {text!r}", value)
         if key in ("split", "sp") and value not in {"split": ("matmul",), "sp": ("on", "off")}[key]:
             raise PlanError(f"pin {text!r}", WORDS[key], "correct the pin")
         if key == "zero" and value.partition(":")[0] not in ("0", "1", "2", "3"):
@@ -64,6 +83,18 @@ def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None
     sizes = pinned_mesh(texts)
     if cluster is not None and "pp" not in given:
         _check_sizes(given, sizes, cluster)
+
+
+def _meant(text: str) -> str:
+    """What to do about a name that is none: each of several pins by itself, the field's word, the nearest of ours."""
+    key, value = pin_parts(text)
+    if "=" in key:
+        several = [part for part in re.split(r"[,;\s]+", text) if part]
+        return f"give each by itself: {' '.join(f'--pin {one}' for one in several)}; in Python as a list"
+    if (ours := OTHERS.get(key.lower().replace("-", "_"))) is not None:
+        return f"did you mean {ours}?"
+    close = get_close_matches(key, WORDS, n=2)
+    return f"did you mean {' or '.join(f'{name}={value}' for name in close)}?" if close else "correct the pin"
 
 
 def _check_sizes(given: dict[str, str], sizes: tuple[int, ...] | None, cluster: Cluster) -> None:

@@ -10,9 +10,8 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Axis, Mesh, collective_s, load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.explain import accuracy
-from meshwright.explain.recommend import devices, limit_bytes, tokens
+from meshwright.explain.recommend import devices, limit_bytes, notes, tokens
 from meshwright.explain.words import ROLES, headline, role_of
-from meshwright.models.named import beyond_published
 from meshwright.plan import Plan, Stage
 from meshwright.report.layers import kinds, layers
 from meshwright.report.timeline import timeline_data
@@ -36,7 +35,7 @@ def page_data(
         "optimizer": plan.optimizer,
         "constraints": list(plan.pins),
         "headline": headline(plan),
-        "note": beyond_published(plan.model),
+        "notes": notes(plan),
         "step_s": found.step_s,
         "gap": found.gap,
         "expected_error": accuracy.expected_error(plan),

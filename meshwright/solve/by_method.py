@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
+from meshwright.pins.methods import ORDERED, check_method
 from meshwright.pins.parts import pin_parts
 from meshwright.plan import Plan
 from meshwright.solve.intra.chain import chain_at
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
-from meshwright.solve.memory.methods import ORDERED, check_method, fixed_ways
+from meshwright.solve.memory.methods import fixed_ways
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import refine_ways

@@ -12,6 +12,7 @@ from dataclasses import replace
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
+from meshwright.pins.methods import FIXED, ORDERED
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.solve.bounds import Bound, best_bound
@@ -19,7 +20,6 @@ from meshwright.solve.by_method import refine_by
 from meshwright.solve.intra.chain import chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
-from meshwright.solve.memory.methods import FIXED, ORDERED
 from meshwright.solve.min_memory import EXACT, MemoryNeeded, WorkBudget, needed_by
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.pipeline.pins import PipelinePins

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
+from meshwright.pins.methods import ORDERED
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 from meshwright.solve.intra.chain import DEAREST, chain_at
-from meshwright.solve.memory.methods import ORDERED, fixed_ways
+from meshwright.solve.memory.methods import fixed_ways
 from meshwright.solve.memory.refuse import least_where
 from meshwright.solve.min_memory import MemoryNeeded
 from meshwright.solve.ordered import refine_nested

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor, nn
 
@@ -99,6 +99,8 @@ def pin_texts(pins: str | Iterable[str] | Constraints) -> tuple[str, ...]:
         return pins.pins()
     if isinstance(pins, str):
         return (pins,)
+    if isinstance(pins, Mapping):
+        return Constraints(**pins).pins()
     if not isinstance(pins, Iterable):
         raise PlanError(f"pins={pins!r}", 'text such as "tp=2", or a list of such', "correct it, or give no pins")
     return tuple(pins)

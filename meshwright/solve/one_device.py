@@ -17,6 +17,7 @@ from meshwright.cost.host_link import state_copies
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.errors import counted
 from meshwright.generate.program import sharded_segments
+from meshwright.pins.methods import FIXED
 from meshwright.pins.parts import pin_parts
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
@@ -28,7 +29,6 @@ from meshwright.remat.traced import traced_for
 from meshwright.solve.candidates import candidates_on
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.memory.curves import Curves, curves
-from meshwright.solve.memory.methods import FIXED
 from meshwright.solve.memory.plan import one_device_plan
 from meshwright.solve.memory.refuse import EXACT, NoRoomError
 from meshwright.solve.offloading import offloading, tried

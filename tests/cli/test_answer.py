@@ -65,6 +65,7 @@ def test_pins_cost_what_a_recipe_without_them_shows() -> None:
     slow, none = Baseline("TP", (), 2 * step_s, peak_bytes, True), Baseline("HSDP", why="one host")
     large, fast = (Baseline(name, (), step_s / 2, peak_bytes, fits) for name, fits in (("DDP", False), ("TP", True)))
     assert pins_cost(plan, [slow, none, large], None).startswith("none of these recipes, which are without your pins")
+    assert pins_cost(plan, [none, large], None).splitlines()[0].endswith("(dp=2, zero=3, pp=1), fits")
     said = pins_cost(plan, [slow, none, large, fast], "a b.json", "mine.toml")
     assert said.startswith("your pins (dp=2, zero=3, pp=1) cost at least 100.0%: TP takes ")
     assert said.endswith("explain 'a b.json' --what-if dp= --what-if zero= --what-if pp= --cluster mine.toml")
@@ -94,6 +95,12 @@ def test_more_positions_than_were_published_are_said() -> None:
         assert recommendation(replace(plan, model=model))[3] == said
     for model in ("gpt2", "gpt2?seq=512", "gpt?seq=4096", "mixtral-8x7b?seq=32768", "file.py:gpt2", ""):
         assert len(recommendation(replace(plan, model=model))) == 3
+
+
+def test_more_memory_than_a_device_has_is_said() -> None:
+    plan = replace(make_plan(capture(*small_model("mlp")), load_cluster("h100:1")), memory_bytes=90 << 30, headroom=0.0)
+    assert recommendation(plan)[3].startswith("note: 90 GiB of memory were given; a device has 78.1 GiB to allocate")
+    assert len(recommendation(replace(plan, memory_bytes=70 << 30))) == 3
 
 
 def test_stopped_by_ctrl_c_it_gives_the_best_so_far() -> None:
@@ -136,6 +143,9 @@ MISTAKES = [
     (["explain", "nothere.json"], "nothere.json cannot be read"),
     (["plan", "gpt", "--cluster", "h10:8"], "did you mean h100"),
     (["plan", "gpt", "--pin", "tpp=2"], "did you mean tp=2 or pp=2?"),
+    (["plan", "gpt", "--pin", "tp=2,zero=3"], "give each by itself: --pin tp=2 --pin zero=3; in Python as a list"),
+    (["plan", "gpt", "--pin", "fsdp=8"], "did you mean zero=3?"),
+    (["plan", "gpt", "--pin", "recompute=selectiv"], "did you mean selective?"),
 ]
 
 

@@ -13,6 +13,7 @@ from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.pins.spelling import WORDS
+from meshwright.solve.of_model import pin_texts
 from meshwright.solve.plan import make_plan
 
 PINS = ("pp=1", "dp=2", "zero=3", "microbatch=1")
@@ -52,6 +53,9 @@ def test_constraints_say_what_pins_say() -> None:
         mw.plan(model, batch, "local:2", pins=mw.Constraints(tp=3))
     with pytest.raises(PlanError, match="True or False"):
         mw.Constraints(sp="on").pins()  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"Constraints\(zerro=3\)"):
+        mw.plan(model, batch, "local:2", pins={"zerro": 3})
+    assert pin_texts({"tp": 2, "sp": True}) == mw.Constraints(tp=2, sp=True).pins()
 
 
 def test_misspelt_constraints_are_refused_with_what_was_probably_meant() -> None:

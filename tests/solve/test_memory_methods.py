@@ -79,7 +79,7 @@ def test_a_limit_that_is_too_small_is_refused_with_one_that_does(program: Progra
         (("recompute=some",), "auto, flat, sqrt, rotor, nested, keep, full, selective"),
         (("recompute=full", "recompute=keep"), "one recompute"),
         (("recompute=rotor", "pp=2"), "one stage for a nested order, or recompute=keep"),
-        (("recompute",), "recompute=rotor"),
+        (("recompute",), "recompute=auto"),
     ],
 )
 def test_pins_that_name_no_method(pins: tuple[str, ...], words: str) -> None:

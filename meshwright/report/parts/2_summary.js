@@ -15,7 +15,7 @@ function recommendation() {
       figure("Speed", digits(speed), unit + (data.mfu === null ? "" : `, MFU ${percent(data.mfu)}`), "speed"),
       figure("Peak memory", bytes(data.peak_bytes), `of ${bytes(data.limit_bytes)} per device (${percent(used)})`,
         used > 1 ? "over" : "memory")),
-    node("p", { class: "soft" }, `How sure: ${data.expected_error}.${data.note ? ` Note: ${data.note}.` : ""}`),
+    node("p", { class: "soft" }, `How sure: ${data.expected_error}.${data.notes.map((one) => ` Note: ${one}.`).join("")}`),
     data.launch ? launch() : null);
 }
 

@@ -16,6 +16,7 @@ from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.errors import PlanError
 from meshwright.generate.joint import label
 from meshwright.generate.program import sharded_segments
+from meshwright.pins.methods import FIXED, ORDERED, check_method
 from meshwright.plan import Choice, Plan
 from meshwright.plan.units import show_bytes
 from meshwright.predict import predicted
@@ -29,7 +30,7 @@ from meshwright.remat.tail import tail_options
 from meshwright.remat.traced import Tracer, traced_for
 from meshwright.remat.way import cut_way
 from meshwright.solve.memory.chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
-from meshwright.solve.memory.methods import FIXED, ORDERED, check_method, fixed_ways, order_by
+from meshwright.solve.memory.methods import fixed_ways, order_by
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.memory.refuse import Least, NoRoomError, least_where
 

@@ -32,19 +32,7 @@ from meshwright.remat.way import cut_way
 from meshwright.solve.memory.nested import nested_order
 from meshwright.solve.memory.rotor import Move
 
-FIXED = ("keep", "full", "selective")
-"""What they keep does not depend on the limit."""
-
-ORDERED = ("sqrt", "rotor", "nested")
-METHODS = ("auto", "flat", *ORDERED, *FIXED)
-
 KEPT_WHERE_SELECTIVE = (*PRODUCTS, "aten.convolution", "aten._scaled_dot_product", "aten._flash_attention")
-
-
-def check_method(given: str, name: str) -> None:
-    """Raises PlanError unless it is one; given: as the user wrote it."""
-    if name not in METHODS:
-        raise PlanError(given, f"one of {', '.join(METHODS)}", "choose one of them")
 
 
 def all_kept(options: Sequence[Sequence[Kept]]) -> list[Kept]:
