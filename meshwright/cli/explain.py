@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             from meshwright.report.per_layer import at_peak, show_layers
 
             names = [segment.name for segment in program.segments]
-            print(explain(plan, at_peak(plan, program) if len(plan.stages) == 1 else None, names))
+            print(explain(plan, at_peak(plan, program), names))
             print("\n".join(["", *show_layers(plan, program)]))
         return 0
     program = program or program_of(plan, args.plan, args.of)  # which says why there is none

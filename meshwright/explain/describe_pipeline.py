@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from meshwright.cluster import collective_s
 from meshwright.errors import counted
@@ -60,7 +61,7 @@ def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> str:
     return text
 
 
-def explain_pipeline(plan: Plan) -> str:
+def explain_pipeline(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> str:
     """Where each stage's time and memory go, and what crosses between stages."""
     step_s = plan.predicted.step_s or 1.0
     lines = [
@@ -78,11 +79,13 @@ def explain_pipeline(plan: Plan) -> str:
     lines += ["", "where the memory goes, on a device of each stage:"]
     for number, stage in enumerate(plan.predicted.stages):
         rest = max(0, stage.peak_bytes - stage.static_bytes - stage.transient_bytes)
-        peak, static, kept, more = map(show_bytes, (stage.peak_bytes, stage.static_bytes, rest, stage.transient_bytes))
-        lines.append(
-            f"  stage {number}: peak {peak}: parameters, gradients, optimizer {static}; activations and messages in "
-            f"flight {kept}; temporary buffers {more}"
-        )
+        kinds = {
+            "parameters, gradients, optimizer": stage.static_bytes,
+            "activations and messages in flight": rest,
+            "temporary buffers": stage.transient_bytes,
+        }
+        shown = [f"{name} {show_bytes(size)}" for name, size in (at_peak[number] if at_peak else kinds).items()]
+        lines.append(f"  stage {number}: peak {show_bytes(stage.peak_bytes)}: {'; '.join(shown)}")
     lines += ["", "between stages:", *_links(plan), *_relays(plan)]
     lines += ["", "what a rank of each stage communicates in a step:", *_traffic(plan)] if _listed(plan) else []
     lines += ["", "weights:", *_weights(plan)]

@@ -24,16 +24,17 @@ TIERS = {
 }
 
 
-def explain(plan: Plan, at_peak: Mapping[str, int] | None = None, names: Sequence[str] = ()) -> str:
-    """at_peak: what a device holds when it holds most, by kind, where that is known. names: of layers; their numbers
-    in the chain where they are not known."""
+def explain(plan: Plan, at_peak: Sequence[Mapping[str, int]] = (), names: Sequence[str] = ()) -> str:
+    """at_peak: what a device of each stage holds when it holds most, by kind, where that is known.
+    names: of layers; their numbers in the chain where they are not known."""
     if len(plan.stages) > 1:
-        return "\n".join([explain_pipeline(plan), "", _binding(plan), *_rules(plan)])
+        return "\n".join([explain_pipeline(plan, at_peak), "", _binding(plan), *_rules(plan)])
     lines = [describe(plan)]
     if plan.mesh.world_size > 1:
         lines += ["", "layers, and the layout of the activations that each hands on:", *_boundaries(plan, names)]
     lines += ["", "where the time goes:", *_time(plan)]
-    lines += ["", "where the memory goes, on each device:", *_memory(plan, at_peak), "", _binding(plan)]
+    held = _memory(plan, at_peak[0] if at_peak else None)
+    lines += ["", "where the memory goes, on each device:", *held, "", _binding(plan)]
     lines += _rules(plan)
     return "\n".join(lines)
 

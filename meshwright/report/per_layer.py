@@ -62,16 +62,27 @@ def per_layer(plan: Plan, program: Program) -> tuple[list[LayerUse], list[StageP
     return rows, peaks
 
 
-def at_peak(plan: Plan, program: Program) -> dict[str, int]:
-    """What a device of a plan of one stage holds when it holds most, by kind."""
-    rows, (peak,) = per_layer(plan, program)
-    found = {
-        "parameters, optimizer, batch": sum(row.weights_bytes for row in rows),
-        "gradients": sum(row.gradients_bytes for row in rows),
-        "activations kept for backward": sum(row.activations_bytes for row in rows),
-        "temporary buffers": peak.temporary_bytes,
-    }
-    return {name: size for name, size in found.items() if size > 0}
+def at_peak(plan: Plan, program: Program) -> list[dict[str, int]]:
+    """What a device of each stage holds when it holds most, by kind."""
+    rows, peaks = per_layer(plan, program)
+    found = []
+    for peak in peaks:
+        weights, gradients, activations = _held(rows, peak)
+        kinds = {
+            "parameters, optimizer, batch": weights,
+            "gradients": gradients,
+            "activations kept for backward": activations,
+            "temporary buffers": peak.temporary_bytes,
+        }
+        found.append({name: size for name, size in kinds.items() if size > 0})
+    return found
+
+
+def _held(rows: list[LayerUse], peak: StagePeak) -> tuple[int, int, int]:
+    """(weights, gradients, activations) of all layers of a stage."""
+    own = [row for row in rows if row.stage == peak.stage]
+    weights, gradients = (sum(row.weights_bytes for row in own), sum(row.gradients_bytes for row in own))
+    return weights, gradients, sum(row.activations_bytes for row in own)
 
 
 def _with_ties(program: Program, places: list[int], rows: list[LayerUse]) -> list[LayerUse]:
@@ -139,8 +150,11 @@ def show_layers(plan: Plan, program: Program) -> list[str]:
     table: list[tuple[str, ...]] = [
         ("layers", "forward", "backward", "weights, optimizer", "gradients", "activations", "buffers")
     ]
-    table += [_row(run) for run in _runs(rows)]
-    table += [_whole(rows, peaks[0])] if len(peaks) == 1 and len(rows) > 1 else []
+    for peak in peaks:
+        where = f"stage {peak.stage}: " if len(peaks) > 1 else ""
+        own = [row for row in rows if row.stage == peak.stage]
+        table += [(where + name, *cells) for name, *cells in map(_row, _runs(own))]
+        table += [(where + name, *cells) for name, *cells in [_whole(own, peak)] if len(own) > 1]
     wide = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
     many = f" of {plan.microbatches} micro-batches" if plan.microbatches > 1 else ""
     lines = [f"by layer, on one device: seconds of a step{many}, and what is held when memory is fullest:"]
@@ -175,8 +189,7 @@ def _figures(row: LayerUse) -> tuple[Any, ...]:
 def _whole(rows: list[LayerUse], peak: StagePeak) -> tuple[str, ...]:
     """All layers together; of buffers what is there at the peak."""
     seconds = sum(row.forward_s for row in rows), sum(row.backward_s for row in rows)
-    held = [(row.weights_bytes, row.gradients_bytes, row.activations_bytes) for row in rows]
-    sizes = *map(sum, zip(*held, strict=True)), max(0, peak.temporary_bytes)
+    sizes = *_held(rows, peak), max(0, peak.temporary_bytes)
     return "in all", *map(show_seconds, seconds), *map(show_bytes, sizes)
 
 

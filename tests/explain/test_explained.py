@@ -29,9 +29,9 @@ def test_a_plan_that_recomputes_is_bound_by_memory_though_some_is_free() -> None
 def test_what_is_held_at_the_peak_adds_up_to_it() -> None:
     program = capture(*small_model("gpt"))
     plan = make_plan(program, load_cluster("local:2"), pins=("zero=3",))
-    held = at_peak(plan, program)
+    (held,) = at_peak(plan, program)
     assert sum(held.values()) == plan.predicted.peak_bytes
-    assert "temporary buffers" in explain(plan, held)
+    assert "temporary buffers" in explain(plan, [held])
 
 
 def test_weights_that_are_stored_alike_are_named() -> None:

@@ -10,10 +10,11 @@ import pytest
 from meshwright.capture import capture
 from meshwright.cli import main
 from meshwright.cluster import load_cluster
+from meshwright.explain.explain import explain
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
-from meshwright.report.per_layer import per_layer
+from meshwright.report.per_layer import at_peak, per_layer, show_layers
 from meshwright.solve.plan import make_plan
 
 SMALL = "gpt?layers=3&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
@@ -31,6 +32,14 @@ def test_parts_of_the_peak_add_up(pins: tuple[str, ...]) -> None:
         # What is left over is temporary: no more than the largest layers need, with weights that are gathered early.
         assert 0 <= peak.temporary_bytes <= 3 * max(row.buffers_bytes for row in own)
         assert peak.running.split(" of ")[1] in [row.name for row in own]
+    told, table = at_peak(plan, program), "\n".join(show_layers(plan, program))
+    assert [sum(one.values()) for one in told] == [peak.peak_bytes for peak in peaks]
+    assert table.count("in all  ") == len(peaks)
+    assert ("stage 1: in all" in table) == (len(peaks) > 1)
+    assert (
+        f"activations kept for backward {show_bytes(told[-1]['activations kept for backward'])}" in explain(plan, told)
+        or len(peaks) == 1
+    )
     if len(plan.stages) == 1:
         assert sum(row.forward_s for row in rows) == pytest.approx(plan.predicted.forward_s)
         assert sum(row.weights_bytes for row in rows) == plan.predicted.static_bytes
