@@ -16,6 +16,8 @@ def add_parser(subparsers: Any) -> None:
         help="dp, tp, pp, vpp, cp, ep, zero, sp, micro_batch, recompute, precision, attention, schedule, ...",
     )  # fmt: skip
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
+    parser.add_argument("--seq", type=int, metavar="S", help="sequence length; the same as --set seq=S")
+    parser.add_argument("--precision", metavar="P", help="the same as --pin precision=P")
     parser.set_defaults(run=run)
 
 
@@ -25,7 +27,9 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.configuration.transformer import transformer_of
 
     cluster = load_cluster(args.cluster)
-    model, given, found = priced(transformer_of(args.model, tuple(args.set)), cluster, args.pin, args.global_batch)
+    settings = (*args.set, *([f"seq={args.seq}"] if args.seq is not None else []))
+    pins = [*args.pin, *([f"precision={args.precision}"] if args.precision else [])]
+    model, given, found = priced(transformer_of(args.model, settings), cluster, pins, args.global_batch)
     tokens = given.global_batch * model.seq
     axes = " ".join(f"{name}={getattr(given, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
     limit = cluster.devices[0].usable_bytes
