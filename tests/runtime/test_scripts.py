@@ -109,9 +109,23 @@ def test_ranks_have_time_to_save_and_none_to_stand_still(monkeypatch: pytest.Mon
 
 
 @pytest.mark.full
-def test_the_local_script_trains(plans: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["torchrun", "slurm"])
+def test_the_local_script_trains(
+    kind: str,
+    plans: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SLURM's two commands are stood in for: of one host they say and do nothing else."""
+    for name, text in {"scontrol": "echo localhost", "srun": 'exec "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "one")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
     out = tmp_path / "run.json"
-    run = run_script(script(capsys, plans["local:2"], "torchrun"), "--json", str(out))
+    run = run_script(script(capsys, plans["local:2"], kind), "--json", str(out))
     assert run.returncode == 0, run.stderr
     assert out.exists()
     assert "on 2 processes" in run.stdout
