@@ -135,8 +135,11 @@ def _binding(plan: Plan) -> str:
     source = "the limit that was given" if plan.memory_bytes and limit < device.usable_bytes else own
     shown = f"{show_bytes(free) if free >= 0 else '-' + show_bytes(-free)} of {show_bytes(limit)} ({source})"
     where = f" on stage {number}, the fullest" if len(plan.groups) > 1 else ""
-    if free < 0.03 * limit or _saves_memory(plan):
+    if free < 0.03 * limit:
         return f"memory is the bottleneck: {shown} are left{where}; a larger limit may be faster"
+    if _saves_memory(plan):
+        why = "values are recomputed where that takes no longer, or where keeping them would take more than is left"
+        return f"memory may be the bottleneck: {shown} are left{where}; {why}"
     return f"memory is not the bottleneck: {shown} are free{where}"
 
 
