@@ -15,10 +15,16 @@ from meshwright.cluster.profile_load import read_profile
 @dataclass(frozen=True, slots=True)
 class Copies:
     """Between a device and pinned memory of its host. rate: bytes per second over the link; memory_rate: of the
-    device's own memory."""
+    device's own memory. call_s: of the host, asking for one copy."""
 
     rate: float
     memory_rate: float
+    call_s: float = 0.0
+
+
+LAUNCHES = 4
+"""What asking for a copy on a stream of its own takes the host, in launches of kernels (`bench/host_link.py`: 28 to 35
+microseconds, where a launch takes 7.4)."""
 
 
 @CACHES.memoized(maxsize=64)
@@ -26,7 +32,7 @@ def copies_of(device: Device) -> Copies | None:
     """As measured; None where the link was not."""
     link = read_profile(device.profile).get("host_link") if device.profile else None
     rate = device.memory_bandwidth * device.achievable_fraction("memory")
-    return Copies(min(link.values()), rate) if link else None
+    return Copies(min(link.values()), rate, LAUNCHES * device.launch_s) if link else None
 
 
 def state_copies(device: Device) -> Copies | None:

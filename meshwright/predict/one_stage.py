@@ -70,18 +70,19 @@ def _cost(plan: Plan, index: int, piece: Piece, chosen: Chosen, gradients: int) 
 
 def _timed(plan: Plan, found: SegmentCost, chosen: Chosen) -> SegmentCost:
     """With what is recomputed, unless that is in the seconds already, and what copies to the host take of memory."""
-    way, again_s, slower = chosen.way, 0.0 if is_traced(plan) else chosen.again_s, 0.0
+    way, again_s, slower, call_s = chosen.way, 0.0 if is_traced(plan) else chosen.again_s, 0.0, 0.0
     more_host_s = found.forward_host_s * (again_s / found.forward_s if found.forward_s else 0.0)
     copies = copies_of(plan.mesh.device) if way.away_bytes else None
     found = replace(found, away_bytes=way.away_bytes)
     if copies is not None:
-        slower = way.away_bytes / copies.memory_rate
+        slower, call_s = way.away_bytes / copies.memory_rate, len(way.offload) * copies.call_s
         found = replace(found, away_s=way.away_bytes / copies.rate)
     return replace(
         found,
         forward_s=found.forward_s + slower,
         backward_input_s=found.backward_input_s + again_s + slower,
-        backward_host_s=found.backward_host_s + more_host_s,
+        forward_host_s=found.forward_host_s + call_s,
+        backward_host_s=found.backward_host_s + more_host_s + call_s,
     )
 
 

@@ -17,8 +17,9 @@ from meshwright.cost.traced.storage import storage_bytes
 from meshwright.generate.joint import Joint, label
 from meshwright.remat.curve import Kept, in_memory_anyway
 
-SMALLEST = 1 << 12
-"""Bytes below which a value is not worth a copy."""
+SMALLEST, PART = 1 << 12, 64
+"""Bytes below which a value is not worth a copy, and the part of the largest that it has to be: a small one takes the
+host as long."""
 
 
 def away_options(
@@ -34,7 +35,8 @@ def away_options(
     for kept in ways:
         if kept.chunks > 1:
             continue
-        names = [name for name in kept.saved if name not in never and sizes[name] >= SMALLEST]
+        least = max(SMALLEST, max((sizes[name] for name in kept.saved), default=0) // PART)
+        names = [name for name in kept.saved if name not in never and sizes[name] >= least]
         names.sort(key=lambda name: -sizes[name])
         window = int(copies.rate * min(forward_s, backward_s))
         for chosen in (_fill(names, sizes, window), _fill(names, sizes, window // 2), [n for n in names if n in given]):
@@ -65,4 +67,6 @@ def _away(kept: Kept, names: tuple[str, ...], moved: int, copies: Copies, forwar
         backward_transient_bytes=kept.backward_transient_bytes + moved,
         forward_s=kept.forward_s + beside_s + max(0.0, copy_s - forward_s),
         backward_s=kept.backward_s + beside_s + max(0.0, copy_s - backward_s),
+        forward_host_s=kept.forward_host_s + len(names) * copies.call_s,
+        backward_host_s=kept.backward_host_s + len(names) * copies.call_s,
     )

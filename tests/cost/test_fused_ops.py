@@ -26,7 +26,7 @@ def seconds(point: FrontierPoint) -> tuple[float, float]:
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return capture(*parse_reference(LLAMA).meta(8), precision="bf16")
+    return capture(*parse_reference(LLAMA).meta(16), precision="bf16")
 
 
 def test_a_layers_ops_take_what_its_compiled_pair_takes(program: Program) -> None:
@@ -41,7 +41,7 @@ def test_a_layers_ops_take_what_its_compiled_pair_takes(program: Program) -> Non
 
 def test_what_fused_ops_hand_each_other_is_not_moved(program: Program) -> None:
     graph = program.graph(program.segments[LAYER])
-    shares = fused_shares(graph.at(8))
+    shares = fused_shares(graph.at(16))
     by_name: dict[str, set[float]] = {}
     for op in graph.ops:
         by_name.setdefault(op.target.split(".")[1], set()).add(round(shares[op.name], 2))

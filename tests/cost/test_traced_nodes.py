@@ -63,7 +63,7 @@ def test_sums_over_samples_of_what_was_written_take_longer_than_their_bytes() ->
 
     square = ((32, 512, 512), torch.bfloat16)
     first, last = (extra(over(dim), square, square)["aten.sum.dim_IntList"] for dim in (0, 2))
-    assert first > 2 * 32 * 512 * 512 / NodeCosts(H200).rate
+    assert first > 0.5 * 2 * 32 * 512 * 512 / NodeCosts(H200).rate, "half as long again, by the table of sums"
     assert last == 0
 
 

@@ -17,12 +17,13 @@ from meshwright.capture.program import Program
 from meshwright.cli import plan as plan_command
 from meshwright.cluster import load_cluster, presets
 from meshwright.cluster.device_table import GPUS
-from meshwright.cost.host_link import Copies
+from meshwright.cost.host_link import Copies, copies_of, state_copies
 from meshwright.errors import PlanError
 from meshwright.models.arguments import reference_of
 from meshwright.plan import Plan
 from meshwright.predict import one_stage, predict
 from meshwright.schedule import ORDERS
+from meshwright.sizes import parse_bytes
 from meshwright.solve.memory.curves import Curves
 from meshwright.solve.memory.methods import order_by
 from meshwright.solve.one_device import fit_curves
@@ -51,8 +52,10 @@ H200 = "H200-SXM-141GB"
 
 
 @cache
-def program_of(name: str) -> Program:
-    return capture(*small_model(name))
+def program_of(name: str, devices: int = 1) -> Program:
+    """With six samples for each device, so that these share them whether cut in two or in three."""
+    model, batch = small_model(name)
+    return capture(model, {key: value.repeat(devices, *[1] * (value.dim() - 1)) for key, value in batch.items()})
 
 
 def check(plan: Plan, program: Program) -> None:
@@ -68,7 +71,8 @@ def check(plan: Plan, program: Program) -> None:
 def made(name: str, preset: str, pins: tuple[str, ...], tight: float, compiled: bool = False) -> bool:
     """tight: of the bytes that the plan takes, what it may have. False where these pins do not go with this preset, or
     nothing fits."""
-    program, cluster = program_of(name), load_cluster(preset)
+    cluster = load_cluster(preset)
+    program = program_of(name, cluster.device_count)
     try:
         plan = make_plan(program, cluster, pins=pins, compile=compiled)
         limit = int(plan.predicted.peak_bytes * tight)
@@ -96,31 +100,33 @@ def test_some_plans_take_what_was_predicted(preset: str, pins: tuple[str, ...], 
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("pins", WAYS, ids=",".join)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_any_plan_takes_what_was_predicted(preset: str) -> None:
+def test_any_plan_takes_what_was_predicted(preset: str, pins: tuple[str, ...]) -> None:
     count = []
 
-    @given(
-        st.sampled_from(("gpt", "llama")), st.sampled_from(WAYS), st.sampled_from((1.0, 0.97)), st.booleans(),
-    )  # fmt: skip
-    @settings(max_examples=12, deadline=None, derandomize=True)
-    def check_one(name: str, pins: tuple[str, ...], tight: float, compiled: bool) -> None:
+    @given(st.sampled_from(("gpt", "llama")), st.sampled_from((1.0, 0.97)), st.booleans())
+    @settings(max_examples=2, deadline=None, derandomize=True)
+    def check_one(name: str, tight: float, compiled: bool) -> None:
         count.append(made(name, preset, pins, tight, compiled))
 
     check_one()
-    assert any(count) or preset.startswith("gb200"), "72 devices share no small batch"
+    offloads = any(pin.startswith("offload") for pin in pins)
+    refused = offloads and state_copies(load_cluster(preset).devices[0]) is None  # no link to the host was measured
+    assert any(count) is not refused, "what can be planned is compared"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", list(planning.CASES))
+@pytest.mark.parametrize("case", [name for name, case in planning.CASES.items() if not case.refused])
 def test_plans_of_the_planning_bench_take_what_was_predicted(case: str) -> None:
     parser = argparse.ArgumentParser()
     plan_command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["plan", *planning.CASES[case][0]])
+    args = parser.parse_args(["plan", *planning.CASES[case].request.split()])
     cluster = load_cluster(args.cluster)
     precision = plan_command.precision_for(args, cluster)
     program = capture(*reference_of(args).meta(args.global_batch), precision=precision)
-    check(make_plan(program, cluster, precision=precision, pins=args.pin), program)
+    limit = parse_bytes(args.memory)
+    check(make_plan(program, cluster, precision=precision, pins=args.pin, memory_bytes=limit), program)
 
 
 @cache
@@ -190,6 +196,10 @@ def test_values_on_the_host_are_simulated(monkeypatch: pytest.MonkeyPatch) -> No
     plan = found.written(ways, None, 0.0)
     check(plan, program)
     roomy = found.written([options[0] for options in found.options], None, 0.0)
+    copies = copies_of(device)
+    assert copies is not None
+    calls_s = 2 * len(ways[1].offload) * copies.call_s
+    assert plan.predicted.step_s == pytest.approx(roomy.predicted.step_s + calls_s, rel=1e-9), "the host asks for them"
     slow = Copies(rate=ways[1].away_bytes / 1.0, memory_rate=1e15)
     monkeypatch.setattr(one_stage, "copies_of", lambda _: slow)
     late = predict(plan, program)
