@@ -337,7 +337,9 @@ _NEAREST = {
 
 
 def _peak_of(peaks: Mapping[str, float], dtype: str) -> float:
-    return peaks.get(dtype) or peaks[_NEAREST.get(dtype, "float32")]
+    while dtype not in peaks and dtype != "float32":
+        dtype = _NEAREST.get(dtype, "float32")
+    return peaks[dtype]
 
 
 def _table_dtype(dtype: str) -> str:

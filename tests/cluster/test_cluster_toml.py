@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.cluster import Group, load_cluster
 from meshwright.cluster.presets import PRESETS
+from meshwright.cluster.profile_load import profile_of
 from meshwright.cluster.toml.read import read_cluster
 from meshwright.cluster.toml.write import write_cluster
 from meshwright.errors import ClusterError
@@ -97,6 +98,21 @@ def test_a_device_of_another_name_is_known_by_its_rates() -> None:
     cluster = read_cluster(text.replace("989T", "121T").replace("67T", "30T").replace("450GB/s", "32GB/s"), "file")
     assert cluster.devices[0].profile == "L4"
     assert cluster.root.link.measured == "L4"
+
+
+def test_dtypes_that_are_left_out_are_scaled_from_the_nearest_device() -> None:
+    text = TEN_LINES.replace('"989T", float32 = "67T"', '"494.5T"')
+    (device,), sources = (cluster := read_cluster(text, "in/mine.toml")).devices, dict(cluster.sources)
+    assert device.peak_flops("float32") == pytest.approx(33.5e12)
+    assert profile_of(device).matmul_s("nt", "float32", 4, 512, 512, 512) > 0
+    assert "left out: 0.0677 of bfloat16, as H100-SXM-80GB" in sources["h100.peaks.float32"]
+    assert {sources[key] for key in ("h100.peaks.bfloat16", "h100.memory_bytes", "host.bandwidth")} == {
+        "given by mine.toml"
+    }
+    assert sources["h100.launch_s"].endswith(f"({dict(load_cluster('h100:8').sources)['H100-SXM-80GB.launch_s']})")
+    alone = text.replace("nccl", "gloo").replace("450GB/s", '450GB/s"\nlatency = "1us')
+    with pytest.raises(ClusterError, match=r"line 5: device\.h100\.peaks\.float32 is missing"):
+        read_cluster(alone, "file")
 
 
 @pytest.mark.parametrize("name", [f"{preset}:{hosts}" for preset in PRESETS for hosts in (1, 3)])
@@ -221,8 +237,13 @@ FAULTS = [
     ("memory = 0.9 }", "memroy = 0.9 }", r"line 8: device\.fast\.achievable\.memroy is not a field"),
     ("{ bfloat16", "{ bf16", r"line 7: device\.fast\.peaks\.bf16 is not a field"),
     ('memory = "16GB"', 'memory = "1GB"', r"line 12: device\.slow\.reserve is '1GiB'"),
-    ('memory = "80GiB"', 'memory = "8B"', r"device\.fast\.reserve is [\d,]+ bytes, as of H100-SXM-80GB"),
+    ('memory = "80GiB"', 'memory = "64MiB"', r"device\.fast\.reserve is [\d,]+ bytes, as of H100-SXM-80GB"),
     ('memory = "16GB"', 'kind = "tpu"\nmemory = "16GB"', r"line 11: device\.slow\.kind is 'tpu'"),
+    ('"989T"', "989", r"line 7: device\.fast\.peaks\.bfloat16 is 989(.|\n)*from 1G to 100P(.|\n)*\"989T\" was meant"),
+    ('memory = "80GiB"', 'memory = "24PB"', r"line 5: device\.fast\.memory is '24PB'(.|\n)*\"24GiB\" was meant"),
+    ('"3.35TB/s"', "3.35", r"line 6: device\.fast\.memory_bandwidth is 3\.35(.|\n)*\"3\.35TB/s\" was meant"),
+    ('bandwidth = "450GB/s"', "bandwidth = 450", r"level\.host\.bandwidth is 450\n(.|\n)*\"450GB/s\" was meant"),
+    ('latency = "3us"', "latency = 30", r"level\.host\.latency is 30\n(.|\n)*\"30us\" was meant"),
     ("[device.slow]", "[device.fast]", r"not TOML: .*line 10"),
     ('name = "two kinds"', "sources = 3", r"line 1: sources is 3"),
 ]

@@ -8,20 +8,38 @@ from pathlib import Path
 from meshwright.cluster.device import DEVICE_KINDS, Achievable, Device
 from meshwright.cluster.profile_load import device_of
 from meshwright.cluster.toml.nearest import Nearest
-from meshwright.cluster.toml.table import Table
+from meshwright.cluster.toml.table import Plausible, Table
 from meshwright.cluster.units import parse_bytes, parse_count, parse_rate, parse_seconds
 from meshwright.errors import ClusterError
 
 DEVICE_FIELDS = ("kind", "memory", "reserve", "memory_bandwidth", "launch", "peaks", "achievable", "profile")
 _DTYPES = ("float4", "float8", "bfloat16", "float16", "tf32", "float32", "float64")
+_ANCHORS = ("bfloat16", "float16", "tf32", "float32", "float8", "float4")
+"""Dtypes by whose rate others are scaled, the first that both devices have."""
+_RATE = Plausible("1G", "100P", ("T",))
+_MEMORY = Plausible("16MiB", "4TiB", ("GiB",))
+_BANDWIDTH = Plausible("100MB/s", "100TB/s", ("TB/s", "GB/s"))
+_LAUNCH = Plausible("0s", "1s", ("us",))
+_FIGURES = {
+    "memory": "memory_bytes",
+    "reserve": "reserve_bytes",
+    "launch": "launch_s",
+    "memory_bandwidth": "memory_bandwidth",
+    "achievable": "achievable",
+    "profile": "profile",
+}
+"""Fields of the file, and the figures of a Device that they are."""
 _OP_KINDS = ("matmul", "attention", "convolution", "memory", "sustained")
 
 
 def read_device(name: str, table: Table, nearest: Nearest) -> Device:
     """A device's figures; those that are not given are its profile's, or those of the nearest known device."""
     known = _profiled(table) or _nearest(name, table, nearest)
-    peaks = known.peaks if known and "peaks" not in table else _peaks(table)
-    memory_bytes = int(table.figure("memory", parse_bytes, known.memory_bytes if known else None, positive=True))
+    peaks = known.peaks if known and "peaks" not in table else _filled(name, table, known, nearest)
+    for field, figure in _FIGURES.items():
+        if field in table:
+            nearest.given(f"{name}.{figure}")
+    memory_bytes = int(_memory(table, known.memory_bytes if known else None))
     reserve_bytes = int(table.figure("reserve", parse_bytes, known.reserve_bytes if known else 0.0))
     if reserve_bytes >= memory_bytes:
         given = repr(table.data["reserve"]) if "reserve" in table else f"{reserve_bytes:,} bytes, as of {_like(known)},"
@@ -31,14 +49,39 @@ def read_device(name: str, table: Table, nearest: Nearest) -> Device:
         kind=table.one_of("kind", DEVICE_KINDS, known.kind if known else "cuda"),
         peaks=peaks,
         memory_bytes=memory_bytes,
-        memory_bandwidth=table.figure(
-            "memory_bandwidth", parse_rate, known.memory_bandwidth if known else None, positive=True
-        ),
-        launch_s=table.figure("launch", parse_seconds, known.launch_s if known else 0.0),
+        memory_bandwidth=_bandwidth(table, known.memory_bandwidth if known else None),
+        launch_s=table.figure("launch", parse_seconds, known.launch_s if known else 0.0, plausible=_LAUNCH),
         reserve_bytes=reserve_bytes,
         achievable=known.achievable if known and "achievable" not in table else _achievable(table),
         profile=known.profile if known else "",
     )
+
+
+def _memory(table: Table, default: float | None = None) -> float:
+    return table.figure("memory", parse_bytes, default, positive=True, plausible=_MEMORY)
+
+
+def _bandwidth(table: Table, default: float | None = None) -> float:
+    return table.figure("memory_bandwidth", parse_rate, default, positive=True, plausible=_BANDWIDTH)
+
+
+def _filled(name: str, table: Table, known: Device | None, nearest: Nearest) -> tuple[tuple[str, float], ...]:
+    """The peaks that are given; those of other dtypes as `known` has them in proportion."""
+    peaks = dict(_peaks(table))
+    theirs = dict(known.peaks) if known else {}
+    shared = [dtype for dtype in _ANCHORS if dtype in peaks and dtype in theirs]
+    for dtype in peaks:
+        nearest.given(f"{name}.peaks.{dtype}")
+    if known and shared:
+        for dtype in [dtype for dtype in theirs if dtype not in peaks]:
+            ratio = theirs[dtype] / theirs[shared[0]]
+            peaks[dtype] = peaks[shared[0]] * ratio
+            nearest.note_device(name, f"peaks.{dtype}", f"{ratio:.3g} of {shared[0]}", known)
+    if "float32" not in peaks:
+        raise table.where.error(
+            table.field("peaks.float32"), "is missing", "the rate of float32, in which sums are kept", "add it"
+        )
+    return tuple(peaks.items())
 
 
 def _like(known: Device | None) -> str:
@@ -51,15 +94,12 @@ def _nearest(name: str, table: Table, nearest: Nearest) -> Device | None:
     if "profile" in table or kind != "cuda" or not nearest.use:
         return None
     peaks = dict(_peaks(table))
-    memory_bytes = table.figure("memory", parse_bytes, positive=True)
-    bandwidth = table.figure("memory_bandwidth", parse_rate, positive=True)
-    found = nearest.device(name, peaks, memory_bytes, bandwidth)
-    left = {"reserve": "reserve_bytes", "launch": "launch_s", "achievable": "achievable", "profile": "profile"}
-    for field, figure in left.items():
+    found = nearest.device(name, peaks, _memory(table), _bandwidth(table))
+    for field, figure in _FIGURES.items():
         if field not in table:
             value = getattr(found, figure)
             shown = value if not isinstance(value, tuple) else ", ".join(f"{e.kind} {e.fraction:g}" for e in value)
-            nearest.note(f"{name}.{figure}", f"{shown}", found.name)
+            nearest.note_device(name, figure, f"{shown}", found)
     return found
 
 
@@ -83,7 +123,9 @@ def _profiled(table: Table) -> Device | None:
 
 def _peaks(table: Table) -> tuple[tuple[str, float], ...]:
     peaks = table.child("peaks", _DTYPES)
-    return tuple((dtype, peaks.figure(dtype, parse_count, positive=True)) for dtype in table.keys("peaks"))
+    return tuple(
+        (dtype, peaks.figure(dtype, parse_count, positive=True, plausible=_RATE)) for dtype in table.keys("peaks")
+    )
 
 
 def _achievable(table: Table) -> tuple[Achievable, ...]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from meshwright.cluster.collective_table import measured_links
 from meshwright.cluster.cost import KINDS
 from meshwright.cluster.toml.nearest import Nearest
-from meshwright.cluster.toml.table import Table
+from meshwright.cluster.toml.table import Plausible, Table
 from meshwright.cluster.tree import MOST_TAPER, Link
 from meshwright.cluster.units import parse_count, parse_rate, parse_seconds
 
 LINK_FIELDS = ("bandwidth", "latency", "links", "shared", "efficiency", "taper", "measured", "jitter")
 _MOST_EFFICIENCY = 10.0
+_BANDWIDTH, _LATENCY = Plausible("100kB/s", "100TB/s", ("GB/s",)), Plausible("0s", "10s", ("us",))
 
 
 def read_link(table: Table, nearest: Nearest, level: str, inner: bool) -> Link:
     """A link's figures; those that are not given are those of the nearest measured link."""
-    bandwidth = table.figure("bandwidth", parse_rate, positive=True)
+    bandwidth = table.figure("bandwidth", parse_rate, positive=True, plausible=_BANDWIDTH)
+    for key in LINK_FIELDS:
+        if key in table:
+            nearest.given(f"{level}.{'latency_s' if key == 'latency' else key}")
     left = nearest.inner(level, table.data, bandwidth) if inner else nearest.outer(level, table.data)
     table = Table({**left, **table.data}, table.path, table.where)
     efficiency: tuple[tuple[str, float], ...] = ()
@@ -26,7 +30,7 @@ def read_link(table: Table, nearest: Nearest, level: str, inner: bool) -> Link:
     if not isinstance(shared, bool):
         raise table.where.error(table.field("shared"), f"is {shared!r}", "true or false")
     return Link(
-        latency_s=table.figure("latency", parse_seconds),
+        latency_s=table.figure("latency", parse_seconds, plausible=_LATENCY),
         bandwidth=bandwidth,
         count=table.whole("links", 1),
         shared=shared,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import log
+from pathlib import Path
 from typing import Any
 
 from meshwright.cluster.collective_table import link_table, measured_links
 from meshwright.cluster.device import Device
 from meshwright.cluster.hosts import ALIASES, HOSTS, NETWORK_STEP_S, QUIET, RING_STEP_S, TAPER
 from meshwright.cluster.presets import NCCL_OVERHEAD_S
-from meshwright.cluster.profile_load import device_of, shipped
+from meshwright.cluster.profile_load import device_of, read_profile, shipped
 from meshwright.cluster.tree import Link
 
 _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -19,9 +20,12 @@ class Nearest:
     """Stands in for what is left out of one file and keeps a note of it; `use` is false where nothing is to be
     added."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, file: str) -> None:
         self.use = backend == "nccl"
         self.notes: dict[str, str] = {}
+        self.own: dict[str, str] = {}
+        """Figures that the file gives."""
+        self._file = Path(file).name
         self._devices: list[str] = []
 
     def device(self, name: str, peaks: dict[str, float], memory_bytes: float, bandwidth: float) -> Device:
@@ -34,8 +38,20 @@ class Nearest:
         self._devices.append(found)
         return device_of(found)
 
-    def note(self, field: str, value: str, like: str) -> None:
-        self.notes[field] = f"left out: {value}, as {like}, the nearest known"
+    def given(self, field: str) -> None:
+        self.own[field] = f"given by {self._file}"
+
+    def note(self, field: str, value: str, like: str, source: str = "") -> None:
+        """source: where the known one has the figure from."""
+        self.notes[field] = f"left out: {value}, as {like}, the nearest known" + (f" ({source})" if source else "")
+
+    def note_device(self, name: str, field: str, value: str, like: Device) -> None:
+        """A figure of device `name` that is taken from `like`, with where that one has it from."""
+        known = read_profile(like.profile)["sources"] if like.profile else {}
+        stems = {"profile": "tables"}.get(field, field).partition(".")[0]
+        found = {key: source for key, source in known.items() if key.partition(".")[0] == stems}
+        source = "; ".join(f"{key}: {text}" if len(found) > 1 else text for key, text in found.items())
+        self.note(f"{name}.{field}", value, like.name, source)
 
     def overhead_s(self) -> float:
         if self.use:

@@ -44,13 +44,16 @@ def read_cluster(text: str, file: str) -> Cluster:
             raise top.where.error(table, "is missing", f"a table {example}", "docs/cluster.md has an example")
     names = top.keys("device")
     backend = top.one_of("backend", BACKENDS)
-    nearest = Nearest(backend)
+    nearest = Nearest(backend, file)
     devices = tuple(read_device(name, top.child("device").child(name, DEVICE_FIELDS), nearest) for name in names)
     levels = [(name, top.child("level").child(name, _LEVEL_FIELDS)) for name in top.keys("level")]
     sources = top.child("sources").data if "sources" in top else {}
     root = _root(top, levels, {device.name for device in devices}, nearest)
+    if "overhead" in top:
+        nearest.given("overhead_s")
     overhead_s = top.figure("overhead", parse_seconds) if "overhead" in top else nearest.overhead_s()
-    noted = {**nearest.notes, **{str(key): str(value) for key, value in sources.items()}}
+    given = {} if sources else nearest.own  # a file with sources has said it
+    noted = {**given, **nearest.notes, **{str(key): str(value) for key, value in sources.items()}}
     cluster = Cluster(
         name=top.text("name", file),
         backend=backend,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from meshwright.cluster.toml.lines import Where
@@ -10,7 +12,27 @@ from meshwright.cluster.toml.lines import Where
 Convert = Callable[[object], float]
 
 _LEAST_FIGURE, _MOST_FIGURE = 1e-9, 1e30  # beyond these, seconds would be infinite
+_LEADING = re.compile(r"\s*([0-9.]+)")
 _MOST = 1_000_000  # a larger count is a slip, and would only be noticed when memory runs out
+
+
+@dataclass(frozen=True, slots=True)
+class Plausible:
+    """Bounds that no real device or link is beyond, and the units in which people write such a figure."""
+
+    least: str
+    most: str
+    units: tuple[str, ...]
+
+    def fault(self, value: object, number: float, convert: Convert) -> tuple[str, str] | None:
+        """(what was expected, what was probably meant) where a figure is beyond the bounds."""
+        least, most = convert(self.least), convert(self.most)
+        if least <= number <= most:
+            return None
+        written = _LEADING.match(str(value))
+        meant = [f"{written[1].removesuffix('.0')}{unit}" for unit in self.units] if written else []
+        meant = [text for text in meant if least <= convert(text) <= most]
+        return f"from {self.least} to {self.most}", f'probably "{meant[0]}" was meant' if meant else ""
 
 
 class Table:
@@ -57,7 +79,11 @@ class Table:
             raise self.where.error(self.field(key), f"is {value!r}", f"one of {', '.join(options)}")
         return str(value)
 
-    def figure(self, key: str, convert: Convert, default: float | None = None, *, positive: bool = False) -> float:
+    def figure(
+        self, key: str, convert: Convert, default: float | None = None, *, positive: bool = False,
+        plausible: Plausible | None = None,
+    ) -> float:  # fmt: skip
+        """plausible: bounds of a figure that the file gives; a default is known to be right."""
         value = self.need(key) if default is None else self.data.get(key, default)
         try:
             number = convert(value)
@@ -67,6 +93,8 @@ class Table:
         if not least <= number <= _MOST_FIGURE:
             expected = f"a positive figure, from {least:g}" if positive else "0 or more, up"
             raise self.where.error(self.field(key), f"is {value!r}", f"{expected} to {_MOST_FIGURE:g}")
+        if plausible and key in self.data and (fault := plausible.fault(value, number, convert)):
+            raise self.where.error(self.field(key), f"is {value!r}", *fault)
         return number
 
     def whole(self, key: str, default: int | None = None) -> int:
