@@ -79,9 +79,11 @@ def pins_cost(plan: Plan, others: Sequence[Baseline], saved: str | None, cluster
 
 def details(plan: Plan, program: Program) -> str:
     from meshwright.explain.describe import describe
+    from meshwright.report.per_layer import at_peak
     from meshwright.solve.figures import computes_in, speed, unserved
 
-    lines = ["details:", describe(plan), computes_in(plan, program), speed(plan, program), unserved(program)]
+    held = at_peak(plan, program)[0] if len(plan.stages) == 1 else None
+    lines = ["details:", describe(plan, held), computes_in(plan, program), speed(plan, program), unserved(program)]
     return "\n".join(line for line in lines if line)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from meshwright.cluster import Axis
 from meshwright.explain.describe_pipeline import describe_pipeline, parts
@@ -23,7 +23,8 @@ LITTLE = 1e-3
 """A share of the step that is not worth a word."""
 
 
-def describe(plan: Plan) -> str:
+def describe(plan: Plan, at_peak: Mapping[str, int] | None = None) -> str:
+    """at_peak: what is held then, by kind, where it is known; else what the prediction has of it."""
     if len(plan.stages) > 1:
         return describe_pipeline(plan)
     lines = [f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}"]
@@ -48,7 +49,7 @@ def describe(plan: Plan) -> str:
     )
     lines.append(
         f"  predicted peak {show_bytes(found.peak_bytes)} per device: "
-        + ", ".join(f"{name} {show_bytes(size)}" for name, size in found.parts)
+        + ", ".join(f"{name} {show_bytes(size)}" for name, size in (at_peak or dict(found.parts)).items())
         + (f"; {plan.headroom:.0%} of each device is left free" if plan.headroom else "")
     )
     lines += hosted_lines(plan)

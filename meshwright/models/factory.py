@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.errors import MeshwrightError, ModelError, what_is
+from meshwright.errors import MeshwrightError, ModelError, counted, what_is
 from meshwright.models.batch import batch_names
 from meshwright.models.family import BATCH, Family, Settings, Shapes
 
@@ -63,10 +63,14 @@ def _load_file(place: str) -> ModuleType:
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # as where Python runs the file: its neighbours can be imported
+        sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ModelError(f"{place} raises {type(error).__name__}: {error}", "a file that imports", "run it") from error
+        todo = f"run `python {place}` to see where"
+        raise ModelError(f"{place} raises {type(error).__name__}: {error}", "a file that imports", todo) from error
     return module
 
 
@@ -113,11 +117,14 @@ def _checked(reference: str, found: Any) -> tuple[nn.Module, Shapes, Callable[..
 def _shapes(reference: str, model: nn.Module, batch: Any, loss: Callable[..., Tensor] | None) -> Shapes:
     if not isinstance(batch, Mapping):
         names = batch_names(model, loss, len(batch)) if isinstance(batch, tuple | list) else []
-        if not isinstance(batch, tuple | list) or len(batch) > len(names):
+        if not isinstance(batch, tuple | list):
+            expected = "a dict, or a tuple with one entry per argument of forward"
+            raise ModelError(f"{reference} returned {what_is(batch)} as the batch", expected, "return one of these")
+        if len(batch) > len(names):
             raise ModelError(
-                f"{reference} returned a batch of {type(batch).__name__}",
-                f"a dict, or a tuple with one entry per argument of forward ({', '.join(names)}); more with a loss",
-                "return one of these",
+                f"{reference} returned a batch of {len(batch)} entries",
+                f"one for each of the {counted(len(names), 'argument')} of forward ({', '.join(names)})",
+                "return (model, batch, loss): the loss takes what forward returns and the rest of the batch",
             )
         batch = dict(zip(names, batch, strict=False))
     return {name: _shape(reference, name, entry) for name, entry in batch.items()}

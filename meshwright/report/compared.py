@@ -19,14 +19,20 @@ def compared(plan: Plan, name: str, other: Plan) -> dict[str, Any]:
         "step_s": other.predicted.step_s,
         "peak_bytes": other.predicted.peak_bytes,
         "rows": rows(plan, other),
-        "differs": (diff(plan, other) or "the two plans decide the same").splitlines(),
+        "differs": [*_warned(plan, other), *(diff(plan, other) or "the two plans decide the same").splitlines()],
     }
+
+
+def _warned(plan: Plan, other: Plan) -> list[str]:
+    alike = plan.parameters.keys() == other.parameters.keys()
+    return [] if alike else ["these are plans of DIFFERENT MODELS: neither is faster or smaller than the other"]
 
 
 def rows(plan: Plan, other: Plan) -> list[list[str]]:
     """Name and both values, as text."""
     both = (plan, other)
     shown = {
+        "model": [one.model or "(given in Python)" for one in both],
         "parallelised by": [headline(one) for one in both],
         "devices": [devices(one) for one in both],
         "global batch": [f"{one.batch}" for one in both],

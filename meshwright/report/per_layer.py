@@ -10,11 +10,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.capture.program import Program
+from meshwright.capture.program import ITEM_BYTES, Program
+from meshwright.layout import Layout
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
 from meshwright.predict.step import Played, play
 from meshwright.price.flow import flow
+from meshwright.price.parameter import local_bytes
 from meshwright.price.segment import working_bytes
 from meshwright.simulate import Timeline
 
@@ -24,13 +26,15 @@ ENDS = ("backward", "backward_weight")
 @dataclass(frozen=True, slots=True)
 class LayerUse:
     """Of one layer on one device. forward_s, backward_s: of all micro-batches of a step, recomputation in backward.
-    Bytes at the peak of its stage. buffers_bytes: the most it needs while it runs, at any time."""
+    Bytes at the peak of its stage. weights_bytes: with optimizer state, and in the first layer the batch; stored_bytes:
+    of these, the weights. buffers_bytes: the most it needs while it runs, at any time."""
 
     name: str
     stage: int
     forward_s: float
     backward_s: float
     weights_bytes: int
+    stored_bytes: int
     gradients_bytes: int
     activations_bytes: int
     buffers_bytes: int
@@ -95,6 +99,17 @@ def _with_ties(program: Program, places: list[int], rows: list[LayerUse]) -> lis
             first = found[sharers[0]]
             found[sharers[0]] = replace(first, weights_bytes=first.weights_bytes + row.weights_bytes)
             found[place] = replace(row, weights_bytes=0)
+    return [replace(row, stored_bytes=min(row.stored_bytes, row.weights_bytes)) for row in found]
+
+
+def _stored_bytes(plan: Plan, program: Program, index: int) -> int:
+    """Of the weights that a layer is the first to read, what its device stores; none of those on the host."""
+    mesh, found = plan.stage_of(index).mesh, 0
+    for name in dict.fromkeys(program.segments[index].params):
+        entry = plan.parameters.get(name)
+        if entry is not None and entry.offload != "weight" and program.uses_of(name)[0] == index:
+            sizes = program.parameter(name).type.at(1).sizes
+            found += local_bytes(sizes, ITEM_BYTES[entry.dtype], Layout.parse(entry.storage), mesh)
     return found
 
 
@@ -108,6 +123,7 @@ def _use(plan: Plan, program: Program, played: Played, stage: int, index: int) -
         many * cost.forward_s,
         many * (cost.backward_s + cost.recompute_s),
         cost.static_bytes - cost.gradient_bytes,
+        _stored_bytes(plan, program, index),
         cost.gradient_bytes if any(ended[kind] for kind in ENDS) else 0,
         0 if plan.order else kept * cost.resident_bytes,
         max(cost.forward_transient_bytes, cost.backward_transient_bytes),
@@ -148,8 +164,10 @@ def show_layers(plan: Plan, program: Program) -> list[str]:
     """As a table; neighbours that are alike are one row."""
     rows, peaks = per_layer(plan, program)
     table: list[tuple[str, ...]] = [
-        ("layers", "forward", "backward", "weights, optimizer", "gradients", "activations", "buffers")
+        ("layers", "forward", "backward", "weights", "optimizer, copies", "gradients", "activations", "most buffers")
     ]
+    names = {segment.name: _title(program, index) for index, segment in enumerate(program.segments)}
+    rows = [replace(row, name=names[row.name]) for row in rows]
     for peak in peaks:
         where = f"stage {peak.stage}: " if len(peaks) > 1 else ""
         own = [row for row in rows if row.stage == peak.stage]
@@ -161,13 +179,28 @@ def show_layers(plan: Plan, program: Program) -> list[str]:
     for name, *cells in table:
         shown = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, wide[1:], strict=True))
         lines.append(f"  {name:<{wide[0]}}  {shown}")
-    lines.append("  buffers: the most that ops of a layer need while they run; they are there for one layer at a time")
+    lines.append("  most buffers: what ops of a layer need at most while they run, at any time of the step")
+    lines.append("  copies: weights in the dtype and layout they are computed in; in the first layer also the batch")
     for peak in peaks:
         where = f"stage {peak.stage}: " if len(peaks) > 1 else ""
         op = f", largest op {peak.op}" if peak.op else ""
-        rest = f"{show_bytes(max(0, peak.temporary_bytes))} of it temporary"
-        lines.append(f"  {where}peak {show_bytes(peak.peak_bytes)} in {peak.running}{op}; {rest}")
+        weights, gradients, activations = _held(rows, peak)
+        parts = {"weights and optimizer": weights, "gradients": gradients, "activations": activations}
+        shown = " + ".join(f"{name} {show_bytes(size)}" for name, size in parts.items())
+        rest = f"temporary {show_bytes(max(0, peak.temporary_bytes))}"
+        lines.append(f"  {where}peak {show_bytes(peak.peak_bytes)} in {peak.running}{op}")
+        lines.append(f"    = {shown} + {rest} (buffers, gathered weights, gradients and messages on their way)")
     return lines
+
+
+def _title(program: Program, index: int) -> str:
+    """A layer's name; with the modules in it that have others, and the loss: `norm, head, loss`."""
+    segment = program.segments[index]
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in segment.params)
+    others = [one for one in modules if one and not f"{one}.".startswith(f"{segment.name}.")]
+    last = index == len(program.segments) - 1 and len(others) + len(modules) > 0
+    named = [segment.name, *others[:2], *(["..."] if len(others) > 2 else []), *(["loss"] if last else [])]
+    return ", ".join(dict.fromkeys(named))
 
 
 def _runs(rows: list[LayerUse]) -> list[list[LayerUse]]:
@@ -182,20 +215,22 @@ def _runs(rows: list[LayerUse]) -> list[list[LayerUse]]:
 
 
 def _figures(row: LayerUse) -> tuple[Any, ...]:
-    sizes = row.weights_bytes, row.gradients_bytes, row.activations_bytes, row.buffers_bytes
+    sizes = row.weights_bytes, row.stored_bytes, row.gradients_bytes, row.activations_bytes, row.buffers_bytes
     return (row.stage, f"{row.forward_s:.3e}", f"{row.backward_s:.3e}", *sizes)
 
 
 def _whole(rows: list[LayerUse], peak: StagePeak) -> tuple[str, ...]:
-    """All layers together; of buffers what is there at the peak."""
+    """All layers together; buffers of two are hardly there at once."""
     seconds = sum(row.forward_s for row in rows), sum(row.backward_s for row in rows)
-    sizes = *_held(rows, peak), max(0, peak.temporary_bytes)
-    return "in all", *map(show_seconds, seconds), *map(show_bytes, sizes)
+    weights, *others = _held(rows, peak)
+    stored = sum(row.stored_bytes for row in rows)
+    return "in all", *map(show_seconds, seconds), *map(show_bytes, (stored, weights - stored, *others)), ""
 
 
 def _row(run: list[LayerUse]) -> tuple[str, ...]:
     first = run[0]
     name = first.name if len(run) == 1 else f"{first.name} to {run[-1].name} ({len(run)}), each"
     seconds = show_seconds(first.forward_s), show_seconds(first.backward_s)
-    sizes = first.weights_bytes, first.gradients_bytes, first.activations_bytes, first.buffers_bytes
+    state = first.stored_bytes, first.weights_bytes - first.stored_bytes
+    sizes = *state, first.gradients_bytes, first.activations_bytes, first.buffers_bytes
     return name, *seconds, *map(show_bytes, sizes)

@@ -29,6 +29,10 @@ def test_two_plans_beside_each_other_and_on_a_page(tmp_path: Path, capsys: pytes
     shown = capsys.readouterr().out
     assert "data parallel (DDP) over 2" in shown
     assert "FSDP (ZeRO-3) over 2" in shown
+    assert "DIFFERENT MODELS" not in shown
+    assert main(["plan", SMALL.replace("layers=1", "layers=2"), "--cluster", "local:1", "--quiet", "-o", one]) == 0
+    assert main(["compare", one, other]) == 0
+    assert "these are plans of DIFFERENT MODELS" in capsys.readouterr().out
     text = Path(page).read_text()
     assert '"against":[{"name":' in text
     assert "ZeRO-3" in text

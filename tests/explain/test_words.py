@@ -20,6 +20,7 @@ from meshwright.solve.plan import make_plan
             ("dp=2", "zero=1", "microbatch=3", "pp=1"),
             ("ZeRO-1 (optimizer state sharded) over 2", "3 micro-batches"),
         ),
+        (("dp=2", "zero=1", "pp=1", "microbatch=1"), ("ZeRO-1 (optimizer state sharded) over 2",)),
         (("tp=2", "zero=0", "pp=1"), ("tensor parallel over 2",)),
         (("pp=2", "schedule=1f1b", "microbatch=2"), ("pipeline parallel over 2 stages (1F1B)", "2 micro-batches of 3")),
     ],

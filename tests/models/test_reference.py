@@ -163,3 +163,21 @@ def test_transformers_types_are_built_from_their_config() -> None:
 def test_names_that_no_file_can_have_are_refused(name: str) -> None:
     with pytest.raises(ModelError):
         parse_reference(name)
+
+
+def test_a_file_may_import_its_neighbours_as_where_python_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_a_model.py").write_text("from torch import nn\nLAYER = nn.Linear\n")
+    text = "import torch\nimport neighbour_of_a_model as n\ndef make():\n    return n.LAYER(3, 2), {'input': (4, 3)}, "
+    (file := tmp_path / "of_two_files.py").write_text(text + "lambda out, input: out.sum()\n")
+    found = parse_reference(f"{file}:make")
+    assert found.meta(4)[1]["input"].shape == (4, 3)
+
+
+def test_a_forgotten_loss_is_named(tmp_path: Path) -> None:
+    text = "import torch\ndef make():\n    return torch.nn.Linear(3, 2), (torch.ones(4, 3), torch.ones(4))\n"
+    (file := tmp_path / "without_a_loss.py").write_text(text)
+    with pytest.raises(ModelError) as caught:
+        parse_reference(f"{file}:make")
+    assert "a batch of 2 entries" in str(caught.value)
+    assert "one for each of the 1 argument of forward (input)" in str(caught.value)
+    assert "return (model, batch, loss)" in str(caught.value)

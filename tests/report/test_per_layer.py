@@ -51,10 +51,15 @@ def test_profile_takes_a_plan_file(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["profile", str(file), "--json", str(tmp_path / "p.json")]) == 0
     shown = capsys.readouterr().out
     assert "layers.0 to layers.2 (3), each" in shown
+    assert ", loss  " in shown
     plan = Plan.load(file)
     (whole,) = (line for line in shown.splitlines() if line.startswith("  in all "))
     assert f"{show_seconds(plan.predicted.forward_s)}  " in whole
-    assert f"{show_bytes(plan.predicted.static_bytes)}  " in whole
+    rows = json.loads((tmp_path / "p.json").read_text())["layers"]
+    stored = sum(row["stored_bytes"] for row in rows)
+    assert 0.9 < stored / sum(plan.weight_bytes.values()) <= 1  # data parallel: all, but for small ones that are split
+    assert f"{show_bytes(stored)}  " in whole
+    assert f"{show_bytes(plan.predicted.static_bytes - stored)}  " in whole
     assert "peak " in shown
     assert len(json.loads((tmp_path / "p.json").read_text())["layers"]) == 5
     assert main(["explain", str(file)]) == 0

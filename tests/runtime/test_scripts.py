@@ -118,7 +118,7 @@ def test_the_local_script_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SLURM's two commands are stood in for: of one host they say and do nothing else."""
-    for name, text in {"scontrol": "echo localhost", "srun": 'exec "$@"'}.items():
+    for name, text in {"scontrol": "echo localhost", "srun": 'exec "$@"'}.items():  # as on one host
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -142,8 +142,51 @@ def test_a_script_of_ones_own_is_started(
     assert main(["launch", str(path), "--print", kind, "--script=mine.py --name 'a b'"]) == 0
     shown = capsys.readouterr().out
     assert "--nproc-per-node=8" in shown
-    assert ("- 'a b'" if kind == "kubernetes" else "    mine.py --name 'a b' \"$@\"\n") in shown
+    assert ("- 'a b'" if kind == "kubernetes" else "    mine.py --name 'a b' \"$@\"") in shown
     assert "meshwright train" not in shown
     for more in (["--train=--steps 3"], ["--print", "ray"]):
         assert main(["launch", str(path), "--script=mine.py", *more]) == 2
         assert "one of them" in capsys.readouterr().err
+
+
+def test_restarts_are_torchruns_and_slurm_goes_on(plans: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    plan = str(plans["dgx-h100:2"])
+    assert main(["launch", plan, "--print", "slurm", "--max-restarts", "3", "--train=--steps 9"]) == 0
+    shown = capsys.readouterr().out
+    assert "--nnodes=2 --nproc-per-node=8 --max-restarts=3 " in shown
+    assert "--steps 9 --checkpoint-dir run --every 100 --resume auto" in shown
+    assert main(["launch", plan, "--print", "slurm", "--train=--checkpoint-dir mine --every 7"]) == 0
+    assert "--checkpoint-dir mine --every 7 --resume auto" in capsys.readouterr().out
+    assert main(["launch", plan]) == 0
+    assert "--resume" not in capsys.readouterr().out
+    for words, said in (
+        (["--train=--checkpoint-dir run --max-restarts 3"], "meshwright launch ... --max-restarts 3"),
+        (["--max-restarts", "-1"], "0 or more"),
+        (["--max-restarts", "1", "--print", "ray"], "restarts by Ray itself"),
+    ):
+        assert main(["launch", plan, *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_slurm_job_saves_and_is_queued_again_before_its_time_is_over(
+    plans: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stand-ins for SLURM's commands: ranks end when `scancel` tells them to, by SIGTERM here, as a shell keeps
+    SIGINT from what it runs in the background."""
+    said = tmp_path / "said"
+    stand_ins = {
+        "scontrol": f'echo "$@" >> {said}; echo localhost',
+        "scancel": f'echo "$@" >> {said}; kill "$(cat {tmp_path}/pid)"',
+        "srun": f"echo $$ > {tmp_path}/pid; trap 'echo saved >> {said}; exit 130' TERM; kill -USR1 $PPID\n"
+        "for _ in $(seq 100); do sleep 0.1; done",
+    }
+    for name, text in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "one")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    run = run_script(script(capsys, plans["dgx-h100:2"], "slurm"))
+    assert run.returncode == 0, run.stderr
+    assert "queued again" in run.stdout
+    assert said.read_text().splitlines() == ["show hostnames one", "--signal=INT 77", "saved", "requeue 77"]

@@ -20,6 +20,7 @@ def add_parser(subparsers: Any) -> None:
     add("plan", help="a plan file written by `meshwright plan -o`")
     add("--print", dest="kind", choices=KINDS, default=KINDS[0], help=f"{', '.join(KINDS)} (default {KINDS[0]})")
     add("--train", default="", metavar="WORDS", help="options for `train`, as one word: --train='--steps 200'")
+    add("--max-restarts", type=int, default=0, metavar="N", help="start all ranks again after a fault, so many times")
     add("--script", default="", metavar="WORDS", help="start this in place of `train`: --script='mine.py --lr 1e-4'")
     parser.set_defaults(run=run)
 
@@ -33,8 +34,11 @@ def run(args: argparse.Namespace) -> int:
     if script and (args.train or args.kind == "ray"):
         other = "--print ray" if args.kind == "ray" else f"--train={args.train}"
         raise RunError(f"--script and {other}", "one of them: a script is started by torchrun itself", "drop one")
-    extra = () if script else _options(args.train, plan)
-    print(SCRIPTS[args.kind](run_of(plan, args.plan, extra, script)), end="")
+    if args.max_restarts < 0 or (args.max_restarts and args.kind == "ray"):
+        expected = "0 or more" if args.max_restarts < 0 else "restarts by Ray itself"
+        raise RunError(f"--max-restarts {args.max_restarts} --print {args.kind}", expected, "correct it")
+    extra = () if script else _options(args.train, plan, args.kind == "slurm" or args.max_restarts > 0)
+    print(SCRIPTS[args.kind](run_of(plan, args.plan, extra, script, args.max_restarts)), end="")
     return 0
 
 
@@ -43,8 +47,9 @@ class _Parser(argparse.ArgumentParser):
         raise RunError(f"--train: {message}", "options of `train`", "see `meshwright train -h`")
 
 
-def _options(text: str, plan: Plan) -> tuple[str, ...]:
-    """The words, refused where `train` would refuse them; what is on the hosts' disks is looked at there."""
+def _options(text: str, plan: Plan, resumes: bool) -> tuple[str, ...]:
+    """The words, refused where `train` would refuse them; what is on the hosts' disks is looked at there. resumes: it
+    is started again where it ended: without words for that it saves and goes on."""
     from meshwright.runtime.job.command import add_options
     from meshwright.runtime.job.options import check_against, check_joined, check_options
 
@@ -55,9 +60,15 @@ def _options(text: str, plan: Plan) -> tuple[str, ...]:
     if found.plan != "auto":
         raise RunError(f"--train: --plan {found.plan}", "no plan but the one that is launched", "drop it")
     check_options(found)
+    if found.max_restarts:
+        n = found.max_restarts
+        todo = f"give it to launch: meshwright launch ... --max-restarts {n}"
+        raise RunError(f"--train: --max-restarts {n}", "restarts by torchrun, which starts these ranks", todo)
     check_joined(found)
     check_against(found, plan, found.nproc)
-    return words
+    if resumes and not found.checkpoint_dir:
+        words += ("--checkpoint-dir", "run", "--every", "100")
+    return (*words, "--resume", "auto") if resumes and not found.resume else words
 
 
 def _words(option: str, text: str) -> tuple[str, ...]:

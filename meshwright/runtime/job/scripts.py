@@ -21,13 +21,20 @@ TORCHRUN = "python -m meshwright.runtime.job.elastic"
 @dataclass(frozen=True, slots=True)
 class Run:
     """What is to be started: on how many hosts, with how many ranks on each, which training command. script: of one's
-    own, with its arguments, in place of `meshwright train`."""
+    own, with its arguments, in place of `meshwright train`. restarts: how often torchrun starts all ranks again."""
 
     hosts: int
     per_host: int
     gpus: bool
     arguments: tuple[str, ...]
     script: tuple[str, ...] = ()
+    restarts: int = 0
+
+    @property
+    def ranks(self) -> str:
+        """torchrun's words for how many, where, and how often."""
+        again = f" --max-restarts={self.restarts}" if self.restarts else ""
+        return f"--nnodes={self.hosts} --nproc-per-node={self.per_host}{again}"
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -35,7 +42,7 @@ class Run:
         return self.script or ("-m", "meshwright", "train", *self.arguments)
 
 
-def run_of(plan: Plan, path: str, extra: tuple[str, ...] = (), script: tuple[str, ...] = ()) -> Run:
+def run_of(plan: Plan, path: str, extra: tuple[str, ...] = (), script: tuple[str, ...] = (), restarts: int = 0) -> Run:
     """How a plan lies on hosts: a mesh axis's first hops are those inside one."""
     if not plan.model and not script:
         todo = "add --script 'YOUR_SCRIPT.py', which calls mw.parallelize(model, mw.Plan.load(...), loss)"
@@ -46,7 +53,7 @@ def run_of(plan: Plan, path: str, extra: tuple[str, ...] = (), script: tuple[str
     if world % ranks:
         ranks = world
     gpus = axes[0].backend == "nccl" if axes else False
-    return Run(world // ranks, ranks, gpus, (plan.model, "--plan", path, *extra), script)
+    return Run(world // ranks, ranks, gpus, (plan.model, "--plan", path, *extra), script, restarts)
 
 
 def run_line(plan: Plan, path: str) -> str:
@@ -94,7 +101,7 @@ def torchrun(run: Run) -> str:
     return f"""#!/bin/bash
 {note}
 set -euo pipefail
-{check}exec {TORCHRUN} --nnodes={run.hosts} --nproc-per-node={run.per_host} {where} \\
+{check}exec {TORCHRUN} {run.ranks} {where} \\
     {shlex.join(run.words)} "$@"
 """
 
@@ -110,32 +117,46 @@ def slurm(run: Run) -> str:
 #SBATCH --requeue
 #SBATCH --output=meshwright-%j.log
 #SBATCH --open-mode=append
-#SBATCH --signal=INT@120
+#SBATCH --signal=B:USR1@120
 # Set --time, and --partition and --account where your cluster asks for them. Activate the environment that has
 # meshwright before sbatch, or here; it and the plan lie where all hosts read them.
 {_on_slurm(run)}set -euo pipefail
 HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MESHWRIGHT_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')
 export HEAD MESHWRIGHT_KEY
-exec srun {TORCHRUN} --nnodes={run.hosts} --nproc-per-node={run.per_host} \\
+queue_again() {{
+    echo "the time is nearly over: the ranks save and end, the job is queued again"
+    scancel --signal=INT "$SLURM_JOB_ID"
+    wait "$RANKS" || true
+    scontrol requeue "$SLURM_JOB_ID"
+    exit 0
+}}
+trap queue_again USR1
+srun {TORCHRUN} {run.ranks} \\
     --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$HEAD:{PORT}" \\
-    {shlex.join(run.words)} "$@"
+    {shlex.join(run.words)} "$@" &
+RANKS=$!
+wait "$RANKS"
 """
 
 
 def _on_slurm(run: Run) -> str:
     if run.script:
-        return "# sbatch run.sh ARGUMENTS of the script. SIGINT comes two minutes before the time is over: save then.\n"
+        return """\
+# sbatch run.sh ARGUMENTS of the script. Two minutes before the time is over it gets SIGINT: it should save and end. The
+# job is then queued again, with the same arguments.
+"""
     return """\
-# sbatch run.sh --steps 1000 --data text.txt --checkpoint-dir run --resume auto: whatever `meshwright train` takes.
-# Two minutes before the time is over it saves into --checkpoint-dir; queued again, --resume auto goes on from there.
+# sbatch run.sh --steps 1000 --data text.txt: whatever `meshwright train` takes, after what is written below.
+# Two minutes before the time is over it saves and is queued again, and after a node is lost too; it then goes on from
+# the last checkpoint. After an error of its own it ends, unless --max-restarts starts the ranks again.
 """
 
 
 def kubernetes(run: Run) -> str:
     limits = f"\n          resources: {{limits: {{nvidia.com/gpu: {run.per_host}}}}}" if run.gpus else ""
     words = [
-        *TORCHRUN.split(), f"--nnodes={run.hosts}", f"--nproc-per-node={run.per_host}", "--rdzv-backend=c10d",
+        *TORCHRUN.split(), *run.ranks.split(), "--rdzv-backend=c10d",
         f"--rdzv-endpoint=meshwright-0.meshwright:{PORT}", *run.words,
     ]  # fmt: skip
     command = "\n".join(f"            - {_quoted(word)}" for word in words)
