@@ -16,6 +16,12 @@ from network import why_not
 CHAOS = Path(__file__).parents[1] / "bench" / "chaos.py"
 
 
+def test_a_slice(tmp_path: Path) -> None:
+    """Of two hosts one loses its rank; then a file of the last checkpoint is damaged."""
+    found, _ = chaos(tmp_path, "--no-namespaces", "--only", "164")
+    assert [run["fault"] for run in found] == ["kill a rank"]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("numbers", "elsewhere"), [("0,1,3", "0"), ("2,5,7", None), ("8", None)])
 def test_seeded_faults(numbers: str, elsewhere: str | None, tmp_path: Path) -> None:

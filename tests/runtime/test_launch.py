@@ -16,7 +16,8 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, c10d_rend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from meshwright.errors import RunError
-from meshwright.runtime.job.elastic import _listen_on_loopback
+from meshwright.runtime.job import elastic
+from meshwright.runtime.job.elastic import _listen_where_asked, address_of
 from meshwright.runtime.job.launch import LOOPBACK, _store, launch
 
 RANK = """
@@ -191,7 +192,7 @@ def test_torchruns_stores_are_reached_from_this_machine_alone(monkeypatch: pytes
     """Where it is told that there is one host: that at which hosts meet, and that of the ranks."""
     for module in (dist, c10d_rendezvous_backend):
         monkeypatch.setattr(module, "TCPStore", dist.TCPStore)  # put back
-    _listen_on_loopback()
+    _listen_where_asked(alone=True)
     parameters = RendezvousParameters("c10d", "localhost:0", "run", 1, 1, LOOPBACK)
     backend, store = c10d_rendezvous_backend.create_backend(parameters)
     check_on_loopback(store.port)
@@ -200,3 +201,34 @@ def test_torchruns_stores_are_reached_from_this_machine_alone(monkeypatch: pytes
     assert met.master_addr == LOOPBACK
     check_on_loopback(met.master_port)
     assert handler.shutdown()
+
+
+def test_torchruns_store_of_several_hosts_listens_where_they_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (dist, c10d_rendezvous_backend):
+        monkeypatch.setattr(module, "TCPStore", dist.TCPStore)  # put back
+    monkeypatch.setattr(elastic, "address_of", lambda name: "127.0.0.2")  # as if of a network
+    _listen_where_asked(alone=False)
+    store = dist.TCPStore("127.0.0.2", 0, is_master=True, wait_for_workers=False)
+    store.set("key", "value")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((LOOPBACK, store.port), timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("found", "address"),
+    [
+        (["10.77.0.1"], "10.77.0.1"),
+        (["fd00::7"], "fd00::7"),
+        (["127.0.1.1"], None),  # a name that this host alone takes for itself
+        (["10.77.0.1", "192.168.0.1"], None),  # others may look at either
+    ],
+)
+def test_the_address_at_which_hosts_meet(
+    found: list[str], address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (one, 0)) for one in found])
+    assert address_of("host0") == address
+
+
+def test_a_name_that_is_not_known_has_no_address() -> None:
+    assert address_of("no.such.host.invalid") is None

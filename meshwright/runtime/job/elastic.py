@@ -10,8 +10,11 @@ import os
 import re
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import ip_address
 from itertools import pairwise
 from typing import Any
 
@@ -42,7 +45,7 @@ def main() -> int:
     if alone:
         sys.argv[1:1] = ["--local-addr", LOOPBACK]
         os.environ |= on_loopback()
-        _listen_on_loopback()
+    _listen_where_asked(alone)
     if _elastic(sys.argv):  # else hosts that come back do not find the store that the others have shared
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     wait_s = timeout_of(sys.argv, default_timeout_s())
@@ -70,17 +73,38 @@ def _run(watch: RankWatch) -> int:
     return 0
 
 
-def _listen_on_loopback() -> None:
-    """torchrun's stores of a job of one host are reached from this machine alone; else they listen to every network."""
+def _listen_where_asked(alone: bool) -> None:
+    """torchrun's stores listen to every network of their host. Those of a job of one host are reached from this machine
+    alone, others where ranks look for them."""
 
     class Store(dist.TCPStore):  # type: ignore[name-defined, misc]
-        def __init__(self, host_name: str, port: int, *rest: Any, is_master: bool = False, **given: Any) -> None:
-            if is_master:
-                port, given["master_listen_fd"] = listener(port)
-            super().__init__(host_name, port, *rest, is_master=is_master, **given)
+        def __init__(
+            self,
+            host_name: str,
+            port: int,
+            world_size: int | None = None,
+            is_master: bool = False,
+            *rest: Any,
+            **given: Any,
+        ) -> None:
+            address = (LOOPBACK if alone else address_of(host_name)) if is_master else None
+            if address:
+                with suppress(OSError):  # one that is translated on the way here
+                    port, given["master_listen_fd"] = listener(port, address)
+            super().__init__(host_name, port, world_size, is_master, *rest, **given)
 
     for module in (dist, c10d_rendezvous_backend):
         module.TCPStore = Store  # type: ignore[attr-defined]
+
+
+def address_of(host_name: str) -> str | None:
+    """Where other hosts find this one; None where that is not one address, or is known to this host alone."""
+    try:
+        found = {str(one[4][0]) for one in socket.getaddrinfo(host_name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return None
+    outside = [one for one in found if not ip_address(one.partition("%")[0]).is_loopback]
+    return outside[0] if len(found) == len(outside) == 1 else None
 
 
 def _elastic(words: Sequence[str]) -> bool:

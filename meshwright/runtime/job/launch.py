@@ -167,10 +167,12 @@ def _store() -> Iterator[int]:
         del held
 
 
-def listener(port: int = 0) -> tuple[int, int]:
-    """Reached from this machine alone: its port, and the handle of a socket for a store."""
-    found = socket.socket()
-    found.bind((LOOPBACK, port))
+def listener(port: int = 0, address: str = LOOPBACK) -> tuple[int, int]:
+    """Reached at this address alone, from this machine unless another is given: its port, and the handle of a socket
+    for a store."""
+    found = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind((address, port))
     found.listen(1024)
     return found.getsockname()[1], found.detach()
 
