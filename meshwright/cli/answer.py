@@ -47,12 +47,26 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     lines = [f"recipes people know, by the same prices, {number}, activations kept unless said otherwise:"]
     for name, seconds, ratio, held, fits in rows:
         lines.append(f"  {name:<{wide[0]}}  {seconds:>{wide[1]}}  {ratio:>{wide[2]}}  {held:>{wide[3]}}  {fits}")
+    lines += _room(plan)
     if found.host_s > MUCH * found.step_s:
         lines.append(
             f"the host sets the pace: devices wait {found.host_s / found.step_s:.0%} of the step for its calls, so "
             "recipes differ little; --compile or a larger batch helps"
         )
     return "\n".join(lines)
+
+
+def _room(plan: Plan) -> list[str]:
+    """What `fits` means where a limit was given for one GPU."""
+    from meshwright.explain.recommend import limit_bytes
+    from meshwright.plan.units import show_bytes
+    from meshwright.solve.one_device import room_bytes
+
+    device, limit = plan.stages[0].mesh.device, limit_bytes(plan)
+    room = device.limit_bytes(room_bytes(plan.memory_bytes, device), plan.headroom)
+    if plan.world_size > 1 or room >= limit:
+        return []
+    return [f"fits: in {show_bytes(room)}; the allocator may lose {show_bytes(limit - room)} of {show_bytes(limit)}"]
 
 
 def pins_cost(plan: Plan, others: Sequence[Baseline], saved: str | None, cluster: str | None = None) -> str:

@@ -22,7 +22,7 @@ from meshwright.price.parameter import Setting
 from meshwright.solve.assemble import draft
 from meshwright.solve.candidates import allowed_meshes, candidates_on
 from meshwright.solve.effort import HEADROOM
-from meshwright.solve.one_device import one_device_search
+from meshwright.solve.one_device import one_device_search, room_bytes
 from meshwright.solve.pin_words import experts_of
 from meshwright.solve.pipeline.baselines import Baseline, pipelines
 from meshwright.solve.plan import look
@@ -123,7 +123,8 @@ def _on_one_device(
     may_go_on: Callable[[], bool],
 ) -> list[Baseline]:
     """Nothing is shared there: what people keep of the activations."""
-    limit, found = cluster.devices[0].limit_bytes(memory_bytes, headroom), []
+    device, found = cluster.devices[0], []
+    limit = device.limit_bytes(room_bytes(memory_bytes, device), headroom)  # as of the plan
     for name, method in ONE_DEVICE.items():
         if not may_go_on():
             found.append(Baseline(name))

@@ -1,8 +1,9 @@
 """Plans for one device: what to keep, recompute, chunk and offload, and in how many micro-batches.
 
 There is nothing to shard: for every number of micro-batches the curves of the traced segments are the whole space
-(`memory.curves`). Numbers are looked at from few to many, as long as one could be faster. Orders that run segments
-forward more than once are looked for in one micro-batch, and in several where nothing else fits.
+(`memory.curves`). Numbers are looked at from few to many, as long as one of those left could be faster: on a CPU small
+micro-batches may be, whose values stay in its caches. Orders that run segments forward more than once are looked for in
+one micro-batch, and in several where nothing else fits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from meshwright.plan.units import show_bytes
 from meshwright.predict.one_stage import static_bytes
 from meshwright.predict.pieces import stage_pieces
 from meshwright.price.parameter import Setting
-from meshwright.remat.curve import fastest_way
+from meshwright.remat.curve import Kept, fastest_way, kept_curve
 from meshwright.remat.traced import traced_for
 from meshwright.solve.candidates import candidates_on
 from meshwright.solve.interrupt import STOP
@@ -162,6 +163,7 @@ class _Search:
     hosted: Cluster | None = None
     loose: set[int] = field(default_factory=set)
     known: dict[int, Curves] = field(default_factory=dict)
+    timed: dict[int, list[Kept]] = field(default_factory=dict)
 
     def curves(self, number: int) -> Curves:
         if number not in self.known:
@@ -178,15 +180,15 @@ class _Search:
             node = counted(number, "micro-batch")
             if best is not None and (STOP.asked or floor_s >= best.predicted.step_s * (1 - self.gap)):
                 bounds.append(floor_s)
-                self.log.pruned(node, "more micro-batches are no faster than its bound", floor_s)
+                self.log.pruned(node, "so many micro-batches or more are no faster than its bound", floor_s)
                 break
-            plan = self._within(number, nest=number == 1)
-            self.log.expanded(node, "" if plan else "nothing fits", floor_s, plan.predicted.step_s if plan else None)
+            plan, bound_s = self._within(number, nest=number == 1), self.bound_s(number)
+            self.log.expanded(node, "" if plan else "nothing fits", bound_s, plan.predicted.step_s if plan else None)
             if plan is None:
                 tight.append(number)
-                bounds.append(floor_s)
+                bounds.append(bound_s)
                 continue
-            bounds.append(floor_s if number in self.loose else plan.predicted.step_s * (1 - plan.predicted.gap))
+            bounds.append(bound_s if number in self.loose else plan.predicted.step_s * (1 - plan.predicted.gap))
             best = self._faster(best, plan)
             if best.predicted.step_s <= floor_s * (1 + SAME):
                 break
@@ -206,15 +208,15 @@ class _Search:
 
     def _within(self, number: int, nest: bool = True) -> Plan | None:
         plan = self._found(self.curves(number), nest)
-        floor_s = self.floor_s(number) if self.hosted else 0.0
-        if self.hosted is None or (plan is not None and plan.predicted.step_s <= floor_s * (1 + SAME)):
+        bound_s = self.bound_s(number) if self.hosted else 0.0
+        if self.hosted is None or (plan is not None and plan.predicted.step_s <= bound_s * (1 + SAME)):
             return plan
         self.loose.add(number)
         for kind in ("optimizer", "weight"):
             other = self._on_host(self.hosted, kind, number)
             if other is not None and (plan is None or other.predicted.step_s < plan.predicted.step_s * (1 - SAME)):
                 plan = other
-            if plan is not None and plan.predicted.step_s <= floor_s * (1 + WORTH):
+            if plan is not None and plan.predicted.step_s <= bound_s * (1 + WORTH):
                 break
         return plan
 
@@ -248,15 +250,34 @@ class _Search:
             room -= over
         return None
 
+    def bound_s(self, number: int) -> float:
+        """No step in so many micro-batches takes less: with all the memory it wants."""
+        found = self.curves(number)
+        points = [piece.point for piece in stage_pieces(found.plan, self.program, 0)]
+        host_s = sum(min(way.forward_host_s + way.backward_host_s for way in ways) for ways in found.options)
+        step_host_s = sum(point.step_host_s for point in points)
+        return max(number * found.fastest_s + found.step_s, number * host_s + step_host_s)
+
     def floor_s(self, number: int) -> float:
-        """What a step takes in so many micro-batches with all the memory it wants."""
+        """No step in so many micro-batches or in more takes less. Each forward and each backward runs at its best size,
+        for those of fewer micro-batches may run in chunks."""
+        left = [other for other in self.numbers if other >= number]
+        passes = zip(*([(n * way.forward_s, n * way.backward_s) for way in self.ways(n)] for n in left), strict=True)
+        passes_s = sum(min(forward for forward, _ in one) + min(backward for _, backward in one) for one in passes)
+        host_s = min(n * sum(way.forward_host_s + way.backward_host_s for way in self.ways(n)) for n in left)
         plan = _base(self.program, self.mesh, self.cluster, self.setting, number)
-        costs, traced = NodeCosts(self.mesh.device, self.setting.compile, self.mesh), traced_for(self.mesh.device)
-        ways = [fastest_way(traced(graph), costs) for graph in sharded_segments(self.program, plan)]
         points = [piece.point for piece in stage_pieces(plan, self.program, 0)]
-        device_s = number * sum(way.seconds for way in ways) + sum(point.step_s for point in points)
-        host_s = number * sum(way.forward_host_s + way.backward_host_s for way in ways)
-        return max(device_s, host_s + sum(point.step_host_s for point in points))
+        return max(passes_s + sum(point.step_s for point in points), host_s + sum(point.step_host_s for point in points))
+
+    def ways(self, number: int) -> list[Kept]:
+        """The fastest of each segment in so many micro-batches, in no chunks, with all the memory it wants."""
+        if number not in self.timed:
+            plan = _base(self.program, self.mesh, self.cluster, self.setting, number)
+            costs, traced = NodeCosts(self.mesh.device, self.setting.compile, self.mesh), traced_for(self.mesh.device)
+            joints = [traced(graph) for graph in sharded_segments(self.program, plan)]
+            curves = [kept_curve(one, costs) if costs.fused else (fastest_way(one, costs),) for one in joints]
+            self.timed[number] = [min(ways, key=lambda way: way.seconds) for ways in curves]
+        return self.timed[number]
 
     def refusal(self) -> NoRoomError:
         """Names the least that does, of all numbers where segments are few, else of the fewest and the most."""
