@@ -22,7 +22,7 @@ def parse_bytes(given: str | float | None) -> int | None:
     """`20GiB`, `512MB`, or a number of bytes; a text without a unit is refused."""
     if given is None:
         return None
-    if (bare := _bare(given)) is not None:
+    if bare := _bare(given):
         small = bare < FEWEST
         probably = f"{bare:g}GiB" if small else f"{bare:.0f}B"
         raise PlanError(

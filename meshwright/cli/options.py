@@ -36,7 +36,11 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add("--global-batch", type=int, metavar="N", help=SAMPLES)
     add("--memory", metavar="SIZE", help="limit per device, such as 20GiB; the device's own if absent")
     add("--optimizer", default="adamw", help=f"{', '.join(OPTIMIZERS)} (default adamw)")
-    add(
+    add_precision(parser)
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--precision",
         metavar="P",
         help="mixed (bf16 compute, fp32 weights; default on GPUs), bf16, fp16 (fp32 weights, loss scaling), or fp32"
@@ -52,6 +56,11 @@ def check_training(args: argparse.Namespace) -> None:
     check_reference(args)
     check_batch(args)
     parse_bytes(args.memory)
+    check_words(args)
+
+
+def check_words(args: argparse.Namespace) -> None:
+    """Of the optimizer and the precision."""
     if args.optimizer not in OPTIMIZERS:
         raise PlanError(f"optimizer {args.optimizer!r}", f"one of {', '.join(OPTIMIZERS)}", "name one of these")
     if args.precision is not None and args.precision not in PRECISIONS:

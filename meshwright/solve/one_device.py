@@ -286,18 +286,16 @@ class _Search:
         refusals = [(self.curves(number).refusal(self.method, self.room), number) for number in every]
         error, number = min(refusals, key=lambda one: (one[0].least_bytes, one[1]))
         device, least = self.mesh.device, error.least_bytes
-        rest = error.expected.partition(": ")[2]
         needed = least if self.given is None else budget_bytes(least, device)
-        lost = f"{show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
+        lost = f"; {show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
         by = "" if self.method == "auto" else f" with recompute={self.method}"
         exact &= self.hosted is None  # with some of it on the host less may do
         sure = "one byte less is refused" if exact else "less may do"
         more = needed - (self.room if self.given is None else self.given)
         cut = "in one micro-batch" if number == 1 else f"in {number} micro-batches"
-        words = ", ".join(filter(None, (lost, rest, cut, sure)))
         return NoRoomError(
             f"no plan fits{by} in {show_bytes(self.given or self.room)} on one device ({device.name})",
-            f"{needed:,} bytes ({show_bytes(needed)}), {show_bytes(more)} more, which do: {words}",
+            f"{needed:,} bytes: the least found is {show_bytes(needed)} ({show_bytes(more)} more), {cut}; {sure}{lost}",
             self._todo(number) or error.todo,
             needed,
         )

@@ -187,6 +187,8 @@ def test_bare_numbers_are_refused_with_what_was_probably_meant(given: str | int)
     with pytest.raises(PlanError, match=r"without a unit(.|\n)*write 80(\.5)?GiB"):
         parse_bytes(given)
     assert parse_bytes("80GiB") == 80 << 30
+    with pytest.raises(PlanError, match=r"^memory '0'\n  expected: a positive size"):
+        parse_bytes("0")
     assert parse_bytes(1 << 33) == 1 << 33
 
 

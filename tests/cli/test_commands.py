@@ -134,3 +134,18 @@ def test_a_folder_that_is_not_there_is_refused_at_once(
 ) -> None:
     assert main([*argv, "/nonexistent/x"]) == 2
     assert f"{argv[-1]} /nonexistent/x: no folder /nonexistent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words", "said"),
+    [("h100:1", [], "mixed, eager"), ("local:1", [], "fp32, eager"), ("h100:1", ["--compile"], "mixed, compiled")],
+)
+def test_frontier_asks_for_what_plan_does_and_says_so(
+    cluster: str, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "points.json"
+    assert main(["frontier", "mlp", "--cluster", cluster, "--points", "2", "--json", str(path), *words]) == 0
+    assert f", batch 8 in one micro-batch, {said}, one " in capsys.readouterr().out.splitlines()[0]
+    ours = json.loads(path.read_text())[0]
+    assert main(["plan", "mlp", "--cluster", cluster, "--pin", "microbatch=1", "--json", str(path), *words]) == 0
+    assert json.loads(path.read_text())["predicted"]["step_seconds"] == pytest.approx(ours["step_s"], rel=1e-6)
