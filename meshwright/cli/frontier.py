@@ -52,19 +52,19 @@ def run(args: argparse.Namespace) -> int:
     if args.points < 2:
         raise ModelError(f"--points {args.points}", "at least 2 points", "give a larger number")
     reference, cluster = reference_of(args), load_cluster(args.cluster)
-    mesh, precision = one_device_mesh(one_device_cluster(cluster.devices[0])), precision_for(args, cluster)
-    program = capture(*reference.meta(args.global_batch), precision=precision, allow=args.allow)
+    mesh, args.precision = one_device_mesh(one_device_cluster(cluster.devices[0])), precision_for(args, cluster)
+    program = capture(*reference.meta(args.global_batch), precision=args.precision, allow=args.allow)
     before_s = time.process_time()
     curve = one_device_frontier(
         program,
         mesh,
         optimizer=args.optimizer,
-        precision=precision,
+        precision=args.precision,
         compiled=args.compile,
         points=args.points,
     )
     run_as = "compiled" if args.compile else "eager"
-    title = f"{reference}, batch {program.batch} in one micro-batch, {precision}, {run_as}, one {mesh.device.name}"
+    title = f"{reference}, batch {program.batch} in one micro-batch, {args.precision}, {run_as}, one {mesh.device.name}"
     if args.json != "-":
         print("\n".join([title, table(curve), text_plot(curve)]))
         print(f"solved in {time.process_time() - before_s:.1f} CPU s")

@@ -253,21 +253,22 @@ class _Search:
     def bound_s(self, number: int) -> float:
         """No step in so many micro-batches takes less: with all the memory it wants."""
         found = self.curves(number)
-        points = [piece.point for piece in stage_pieces(found.plan, self.program, 0)]
-        host_s = sum(min(way.forward_host_s + way.backward_host_s for way in ways) for ways in found.options)
-        step_host_s = sum(point.step_host_s for point in points)
-        return max(number * found.fastest_s + found.step_s, number * host_s + step_host_s)
+        hosts = (min(way.forward_host_s + way.backward_host_s for way in ways) for ways in found.options)
+        return self._step_s(found.plan, number * found.fastest_s, number * sum(hosts))
 
     def floor_s(self, number: int) -> float:
         """No step in so many micro-batches or in more takes less. Each forward and each backward runs at its best size,
         for those of fewer micro-batches may run in chunks."""
         left = [other for other in self.numbers if other >= number]
         passes = zip(*([(n * way.forward_s, n * way.backward_s) for way in self.ways(n)] for n in left), strict=True)
-        passes_s = sum(min(forward for forward, _ in one) + min(backward for _, backward in one) for one in passes)
+        passes_s = (min(forward for forward, _ in one) + min(backward for _, backward in one) for one in passes)
         host_s = min(n * sum(way.forward_host_s + way.backward_host_s for way in self.ways(n)) for n in left)
-        plan = _base(self.program, self.mesh, self.cluster, self.setting, number)
+        return self._step_s(_base(self.program, self.mesh, self.cluster, self.setting, number), sum(passes_s), host_s)
+
+    def _step_s(self, plan: Plan, passes_s: float, host_s: float) -> float:
+        """With the optimizer. passes_s: of all forwards and backwards; host_s: what the host takes to ask for them."""
         points = [piece.point for piece in stage_pieces(plan, self.program, 0)]
-        return max(passes_s + sum(point.step_s for point in points), host_s + sum(point.step_host_s for point in points))
+        return max(passes_s + sum(one.step_s for one in points), host_s + sum(one.step_host_s for one in points))
 
     def ways(self, number: int) -> list[Kept]:
         """The fastest of each segment in so many micro-batches, in no chunks, with all the memory it wants."""
