@@ -17,7 +17,7 @@ import meshwright as mw
 def main() -> list[int]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--budgets", default="32MiB,18MiB")
+    parser.add_argument("--budgets", default="32MiB,6MiB")
     args = parser.parse_args()
 
     peaks = []
