@@ -32,6 +32,13 @@ def test_the_curve_is_monotone_and_the_known_ways_lie_above_it() -> None:
     assert "a &lt;title>" in shown
 
 
+def test_the_known_ways_cast_weights_and_wait_for_the_host_too() -> None:
+    program, mesh = capture(*small_model("llama"), precision="mixed"), load_cluster("h100:1").mesh((1,))
+    curve = one_device_frontier(program, mesh, optimizer="adamw", precision="mixed", compiled=False, points=2)
+    assert len(curve.others) > 3
+    assert all(point.step_s >= curve.ours[0].step_s * (1 - 1e-9) for point in curve.others)
+
+
 def test_chens_order_runs_every_segment_forward_twice_but_the_last_group() -> None:
     moves = chen(9)
     assert [move.segment for move in moves if move.kind == "pass"] == list(range(6))

@@ -16,6 +16,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.generate.program import sharded_segments
+from meshwright.plan import Prediction
 from meshwright.profile.operands import type_bytes
 from meshwright.remat.curve import Kept
 from meshwright.solve.memory.curves import Curves, curves
@@ -67,19 +68,18 @@ def _ours(found: Curves, points: int) -> Iterator[Point]:
 
 
 def _others(found: Curves) -> Iterator[Point]:
-    for name, method in (("keep all", "keep"), ("full per-block", "full"), ("selective", "selective")):
-        yield _point(name, found, found.fixed(method))
+    whole = found.written(found.fixed("keep"), None, 0.0).predicted
+    yield Point("keep all", whole.peak_bytes, whole.step_s)
+    for name, method in (("full per-block", "full"), ("selective", "selective")):
+        made = found.written(found.fixed(method), None, 0.0).predicted
+        yield Point(name, made.peak_bytes, made.step_s)
     chain, input_bytes = _links(found, all_kept(found.options))
-    yield _played("Chen's square root", found, chain, input_bytes, chen(len(chain)))
+    yield _played("Chen's square root", found, whole, chain, input_bytes, chen(len(chain)))
     room = peak_of_moves(chain, [*_forwards(len(chain)), *_backwards(len(chain))], input_bytes)
     for share in (0.75, 0.5, 0.35, 0.25):
         order = rotor(chain, int(share * room), input_bytes, slots=200)
         if order is not None:
-            yield _played(f"Rotor at {share:.0%}", found, chain, input_bytes, order.moves)
-
-
-def _point(name: str, found: Curves, picked: Sequence[Kept]) -> Point:
-    return Point(name, found.peak_of(picked), sum(kept.seconds for kept in picked) + found.step_s)
+            yield _played(f"Rotor at {share:.0%}", found, whole, chain, input_bytes, order.moves)
 
 
 def _links(found: Curves, whole: Sequence[Kept]) -> tuple[list[Link], int]:
@@ -96,13 +96,16 @@ def _links(found: Curves, whole: Sequence[Kept]) -> tuple[list[Link], int]:
     return links, sum(type_bytes(value.type) for value in graphs[0].inputs)
 
 
-def _played(name: str, found: Curves, chain: Sequence[Link], input_bytes: int, moves: Sequence[Move]) -> Point:
-    seconds = found.step_s
+def _played(
+    name: str, found: Curves, whole: Prediction, chain: Sequence[Link], input_bytes: int, moves: Sequence[Move]
+) -> Point:
+    """whole: of the step with everything kept; what the host takes to ask for more is not counted."""
+    seconds = found.step_s + whole.parameters_s
     for move in moves:
         link = chain[move.segment]
         seconds += link.savings[0].backward_s if move.kind == "backward" else link.forward_s
     peak = found.static_bytes + max(peak_of_moves(chain, moves, input_bytes), sum(found.gradients))
-    return Point(name, peak, seconds)
+    return Point(name, peak, max(seconds, whole.step_s))
 
 
 def _forwards(count: int) -> list[Move]:
