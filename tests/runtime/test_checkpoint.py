@@ -204,6 +204,20 @@ def test_what_one_rank_finds_damaged_all_pass_over(tmp_path: Path, ranks: Callab
         assert step == 1
         assert [str(damaged) in line for line in passed_over] == [True]
         assert left == ["step-000001", "step-000002"], "a later one is no reason to remove what was just saved"
+    flip_a_byte(tmp_path / "step-000001" / "__0_0.distcp")
+    for refused in ranks(2).run(past_nothing, plan, str(tmp_path)):
+        assert "none of the 2 checkpoints is whole: " in refused
+        assert all(f"step-00000{step}" in refused for step in (1, 2))
+        assert "restore one, or start anew in another folder" in refused
+
+
+def past_nothing(rank: int, plan_json: bytes, folder: str) -> str:
+    import meshwright as mw
+
+    trainer = mw.parallelize(small_model("gpt", "float64")[0], Plan.from_json(plan_json))
+    with pytest.raises(MeshwrightError) as caught:
+        mw.load(trainer, torch.optim.AdamW(trainer.parameters()), folder, skip_damaged=True)
+    return str(caught.value)
 
 
 def sourced(rank: int, plan_json: bytes, folder: str) -> dict[str, Any]:

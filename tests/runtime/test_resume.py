@@ -7,6 +7,9 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,19 @@ def trained(rank: int, jobs: list[Job]) -> list[Any]:
         except MeshwrightError as error:
             found.append(str(error))
     return found
+
+
+def told(rank: int, first: Job, again: Job) -> str:
+    train(first)
+    with redirect_stdout(StringIO()) as shown:
+        train(again)
+    return shown.getvalue()
+
+
+def test_a_run_that_is_over_says_that_nothing_is_left(tmp_path: Path, ranks: Callable[[int], GlooPool]) -> None:
+    first = Job(a_plan(tmp_path, 4), 2, 1e-2, 5, "", True, str(tmp_path / "saved"), resume="auto")
+    (shown,) = ranks(1).run(told, first, replace(first, steps=1, quiet=False))
+    assert "nothing is left to do: step 2 of 1; give more --steps to go on" in shown
 
 
 def test_what_a_resumed_run_is_told_otherwise(tmp_path: Path, ranks: Callable[[int], GlooPool]) -> None:

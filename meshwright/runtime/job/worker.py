@@ -102,7 +102,10 @@ def _resumed(
         for fault in found.passed_over:
             print(f"passed over: {fault}", file=sys.stderr, flush=True)
     if shown:
-        print(f"going on from {found.path}, step {found.step}", flush=True)
+        lost = "; steps after it are computed again" if found.passed_over else ""
+        print(f"going on from {found.path}, step {found.step}{lost}", flush=True)
+        if found.step >= job.steps:
+            print(f"nothing is left to do: step {found.step} of {job.steps}; give more --steps to go on", flush=True)
     if job.seed not in (None, trainer.seed):
         raise _otherwise(found.path, f"--seed {job.seed}", f"{trainer.seed}")
     for name, word in (("data", "--data"), ("batch", "--global-batch"), ("precision", "--precision")):

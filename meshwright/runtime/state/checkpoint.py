@@ -144,6 +144,10 @@ def load(
                 passed.append(error.given)
                 LOGGER.warning("passed over: %s", error.given)
                 continue
+            if passed:
+                given = f"none of the {len(every)} checkpoints is whole: {error.given}; {'; '.join(passed)}"
+                todo = "restore one, or start anew in another folder"
+                raise DamagedError(given, "one that is as it was saved", todo) from error
             todo = f"load {others[0]}, or pass skip_damaged=True" if others else "start anew: there is no other one"
             raise DamagedError(error.given, error.expected, todo) from error
     raise AssertionError("complete_ones gives at least one")
