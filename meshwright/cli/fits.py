@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import warnings
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.options import add_training, check_training, precision_for
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from meshwright.price.parameter import Setting
 
 GPUS = "4090,l40s,a100,h100,h200,b200"
-COUNTS = "1,2,8"
+COUNTS = "1,2,4,8"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -61,17 +62,36 @@ def run(args: argparse.Namespace) -> int:
             programs[precision] = capture(*given, precision=precision, allow=args.allow)  # type: ignore[arg-type]
             if args.json != "-" and not rows:
                 batch = programs[precision].batch
-                print(f"{reference}, global batch {batch}, {args.optimizer}; step and memory of each GPU:")
+                more = "" if args.global_batch else ", or the next that the GPUs divide"
+                print(f"{reference}, global batch {batch}{more}, {args.optimizer}; step and memory of each GPU:")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuleWarning)
-            rows.append(_row(args, programs[precision], cluster, precision))
+            rows.append(_row(args, _divided(args, programs[precision], cluster), cluster, precision))
         if args.json != "-":
             print(_line(rows[-1]), flush=True)
     if args.json != "-":
-        print(_further(args, rows))
+        print("\n".join([*_fewest(rows), _further(args, rows)]))
     if args.json:
         write_json(args.json, json.dumps(rows, indent=1))
     return 0 if any(row["fits"] for row in rows) else 1
+
+
+def _divided(args: argparse.Namespace, program: Program, cluster: Cluster) -> Program:
+    """With the next larger batch that the devices divide, where none is given: 3 GPUs do not share 8 samples."""
+    count = cluster.device_count
+    if args.global_batch is not None or program.batch % count == 0 or not program.batch_varies:
+        return program
+    return program.at_batch(-(-program.batch // count) * count)
+
+
+def _fewest(rows: list[dict[str, Any]]) -> list[str]:
+    """Of each kind the least number that fits."""
+    found: dict[str, tuple[int, str]] = {}
+    for row in rows:
+        kind, _, count = row["cluster"].partition(":")
+        if row["fits"]:
+            found[kind] = min(found.get(kind, (1 << 30, "")), (prod(map(int, count.split("x"))), row["cluster"]))
+    return [f"fewest that fit: {', '.join(name for _, name in found.values())}"] if found else []
 
 
 def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision: str) -> dict[str, Any]:
@@ -82,6 +102,7 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
 
     memory = parse_bytes(args.memory)
     row: dict[str, Any] = {"cluster": cluster.name, "precision": precision, "fits": False}
+    row |= {"global_batch": program.batch, "even": program.batch % cluster.device_count == 0}
     setting = Setting(args.optimizer, precision)
     if why := _too_small(program, cluster, setting, memory):
         return row | {"why": why}
@@ -118,8 +139,11 @@ def _further(args: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
     words = ["meshwright", "plan", args.model]
     for option in ("set", "allow"):
         words += [word for value in getattr(args, option) for word in (f"--{option}", value)]
+    given = vars(args) | {
+        "global_batch": best["global_batch"] if len({row["global_batch"] for row in rows}) > 1 else args.global_batch
+    }
     for option in ("seq", "global_batch", "memory", "precision"):
-        if (value := getattr(args, option)) is not None:
+        if (value := given[option]) is not None:
             words += [f"--{option.replace('_', '-')}", str(value)]
     words += ["--optimizer", args.optimizer] if args.optimizer != "adamw" else []
     return (
@@ -151,8 +175,6 @@ def _checkpointed(program: Program, cluster: Cluster, setting: Setting, memory: 
 
 
 def _figures(program: Program, fits: bool, recipe: str, step_s: Any, peak_bytes: Any) -> dict[str, Any]:
-    from math import prod
-
     shapes = [value.type.at(program.batch) for value in program.inputs]
     texts = [prod(one.sizes) for one in shapes if one.dtype in ("int64", "int32") and len(one.sizes) == 2]
     return {
@@ -172,5 +194,9 @@ def _line(row: dict[str, Any]) -> str:
         return f"{row['cluster']:<12} does not fit: {row['why']}"
     step, held = show_seconds(row["step_seconds"]), show_bytes(row["peak_bytes"])
     unit = "samples" if row["tokens_per_second"] is None else "tokens"
-    speed = row[f"{unit}_per_second"]
-    return f"{row['cluster']:<12} fits  {speed:>12,.0f} {unit}/s  {step:>8}  {held:>9}  {row['recipe']}"
+    speed, batch = row[f"{unit}_per_second"], row["global_batch"]
+    uneven = "" if row["even"] else f" (slow: {batch} samples are not shared evenly, see --global-batch)"
+    line = (
+        f"{row['cluster']:<12} fits  {speed:>12,.0f} {unit}/s  {step:>8}  {held:>9}  batch {batch:<4} {row['recipe']}"
+    )
+    return line + uneven

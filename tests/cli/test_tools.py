@@ -18,8 +18,9 @@ SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
 def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fits", SMALL, "--gpus", "4090,h100", "--counts", "1,2"]) == 0
-    first, *lines, further = capsys.readouterr().out.splitlines()
+    first, *lines, fewest, further = capsys.readouterr().out.splitlines()
     assert "global batch " in first
+    assert fewest == "fewest that fit: 4090:1, h100:1"
     assert further.endswith(f"meshwright plan '{SMALL}' --cluster {fastest(lines)}")
     assert [line.split()[:2] for line in lines] == [[f"{gpu}:{n}", "fits"] for gpu in ("4090", "h100") for n in (1, 2)]
     assert lines[0].endswith("one GPU")
@@ -32,6 +33,19 @@ def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[st
     _, line, further = capsys.readouterr().out.splitlines()
     assert line == "h100:2       does not fit: no recipe fits in 120 KiB of each, not even with full checkpointing"
     assert further.startswith("more GPUs: --counts 2x8,4x8; ")
+
+
+def test_fits_takes_a_batch_that_the_devices_divide_or_says_that_they_do_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["fits", SMALL, "--gpus", "h100", "--counts", "3"]) == 0
+    _, line, _, further = capsys.readouterr().out.splitlines()
+    assert " batch 9 " in line
+    assert "slow" not in line
+    assert main(["fits", SMALL, "--gpus", "h100", "--counts", "3", "--global-batch", "8"]) == 0
+    _, line, _, further = capsys.readouterr().out.splitlines()
+    assert "(slow: 8 samples are not shared evenly, see --global-batch)" in line
+    assert "--global-batch 8" in further
 
 
 def fastest(lines: list[str]) -> str:
