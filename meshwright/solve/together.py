@@ -16,7 +16,7 @@ from math import inf, sqrt
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.solve.effort import EFFORTS
-from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.chain import chain_at, chain_within, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.mixture import Mixture, Offer, arranged, best_mixture, spliced, undominated
@@ -173,7 +173,7 @@ class Together:
         cap_bytes = self.budget_bytes - chain.static_bytes
         if cap_bytes <= 0 or chain.transient_bytes <= cap_bytes:
             return chain
-        return chain_at(base.capped(cap_bytes), chain.price)
+        return chain_within(base.capped(cap_bytes), chain.price) or chain
 
     def _new(self, chain: Chain) -> int:
         """How many of its segments do what no mixture has."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from meshwright.errors import PlanError
 from meshwright.solve.intra.exact import exact_chain, is_small
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.leanest import Leanest
@@ -75,6 +76,14 @@ def _cheapest(frontier: Frontier, price: float) -> tuple[float, Chain]:
 def chain_at(frontier: Frontier, price: float) -> Chain:
     """The cheapest chain at a price per byte."""
     return _cheapest(frontier, price)[1]
+
+
+def chain_within(frontier: Frontier, price: float) -> Chain | None:
+    """The same; None where a layer has no way to run under the cap of the frontier."""
+    try:
+        return chain_at(frontier, price)
+    except PlanError:  # pins leave ways: chains without the cap were found
+        return None
 
 
 def floor_s(frontier: Frontier) -> float:
@@ -165,8 +174,11 @@ def _lower(search: _Search, over: Chain) -> Chain:
             cap = int(LOWER * min(search.frontier.cap_bytes, over.transient_bytes))
         if cap <= 0:
             return over
-        search.frontier = search.frontier.capped(cap)
-        over = chain_at(search.frontier, over.price)
+        capped = search.frontier.capped(cap)
+        leaner = chain_within(capped, over.price)
+        if leaner is None:
+            return over
+        search.frontier, over = capped, leaner
         search.chains.append(over)
         if search.fits(over):
             return over
