@@ -20,6 +20,7 @@ from processes import GlooPool
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError, RunError
 from meshwright.models.reference import parse_reference
+from meshwright.runtime.job import progress
 from meshwright.runtime.job.worker import Job, not_finite, train
 from meshwright.runtime.state.lock import LOCK, release, take
 from meshwright.solve.plan import make_plan
@@ -55,6 +56,22 @@ def test_a_run_that_is_over_says_that_nothing_is_left(tmp_path: Path, ranks: Cal
     first = Job(a_plan(tmp_path, 4), 2, 1e-2, 5, "", True, str(tmp_path / "saved"), resume="auto")
     (shown,) = ranks(1).run(told, first, replace(first, steps=1, quiet=False))
     assert "nothing is left to do: step 2 of 1; give more --steps to go on" in shown
+
+
+def lines_of(rank: int, job: Job, silent_s: float) -> int:
+    before, progress._SILENT_S = progress._SILENT_S, silent_s
+    try:
+        with redirect_stdout(StringIO()) as shown:
+            train(job)
+    finally:
+        progress._SILENT_S = before
+    return shown.getvalue().count("  loss ")
+
+
+def test_a_long_run_shows_a_line_every_few_seconds(tmp_path: Path, ranks: Callable[[int], GlooPool]) -> None:
+    job = Job(a_plan(tmp_path, 4), 30, 1e-2, 5, "", False)
+    assert ranks(1).run(lines_of, job, 1e9) == [11]  # the first, and ten of all
+    assert ranks(1).run(lines_of, job, 0.0) == [30]
 
 
 def test_what_a_resumed_run_is_told_otherwise(tmp_path: Path, ranks: Callable[[int], GlooPool]) -> None:

@@ -22,6 +22,9 @@ from meshwright.runtime.trainer import Trainer
 _WARM = 2
 """Steps before the clock starts: the first ones allocate."""
 
+_SILENT_S = 10.0
+"""Seconds after which a line is shown whatever the step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:
@@ -45,7 +48,7 @@ class Progress:
         self.live = self.shown and sys.stdout.isatty()
         self.writer = _tensorboard(folder) if dist.get_rank() == 0 and folder else None
         self.flops_s = self._peak_flops()
-        self.done, self.begun_s, self.warm_s = 0, time.perf_counter(), 0.0
+        self.done, self.begun_s, self.warm_s, self.told_s = 0, time.perf_counter(), 0.0, time.perf_counter()
         self.losses, self.slow = Losses(), SlowRanks(trainer.watch, len(trainer.plan.stages))
         self.spikes: list[Spike] = []
 
@@ -63,7 +66,9 @@ class Progress:
             self.writer.add_scalar("loss", loss, number)
             self.writer.add_scalar(f"{self.word} per second", self._rate(), number)
         due = self.live or self.done == 1 or number % max(1, self.steps // 10) == 0 or number == self.steps
+        due |= time.perf_counter() - self.told_s >= _SILENT_S
         if self.shown and due:
+            self.told_s = time.perf_counter()
             print(self._line(loss), end="\r" if self.live and number < self.steps else "\n", flush=True)
 
     def figures(self) -> Figures:
