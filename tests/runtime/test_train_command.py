@@ -145,7 +145,7 @@ def test_a_rank_killed_in_a_save_is_named_and_nothing_complete_is_lost(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(("--resume", "--checkpoint-dir", "/nowhere/at/all"), "is not there", marks=pytest.mark.full),
+        pytest.param(("--resume", "--checkpoint-dir", "/nowhere/at/all"), "has no checkpoint", marks=pytest.mark.full),
         pytest.param(("--lr", "1e30", "--steps", "20"), "the loss is nan at step", marks=pytest.mark.full),
         (("--every", "3"), "--every without --checkpoint-dir"),
         (("--checkpoint-dir", "/proc/nowhere"), "cannot be written"),
