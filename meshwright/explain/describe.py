@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from meshwright.cluster import Axis
 from meshwright.explain.describe_pipeline import describe_pipeline, parts
-from meshwright.explain.words import alike_weights, hosted_lines, weight_words
+from meshwright.explain.words import accumulated, alike_weights, hosted_lines, weight_words
 from meshwright.layout import Collective
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_gap, show_seconds
@@ -65,7 +65,7 @@ def _role(axis: Axis) -> str:
 
 
 def _parameters(plan: Plan) -> list[str]:
-    return [f"  {which}: {weight_words(entry, plan.mesh, plan.microbatches)}" for entry, which in alike_weights(plan)]
+    return [f"  {which}: {weight_words(entry, plan.mesh, accumulated(plan))}" for entry, which in alike_weights(plan)]
 
 
 def _recomputed(plan: Plan) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from meshwright.cluster import collective_s
 from meshwright.errors import counted
-from meshwright.explain.words import SCHEDULES, alike_weights, hosted_lines, weight_words
+from meshwright.explain.words import SCHEDULES, accumulated, alike_weights, hosted_lines, weight_words
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
 from meshwright.plan.records import ParameterPlan, Stage
@@ -145,5 +145,5 @@ def _stored(plan: Plan, entry: ParameterPlan) -> str:
     axes = len(Layout.parse(entry.storage).states)
     meshes = {stage.mesh.names: stage.mesh for stage in plan.stages if len(stage.mesh.axes) == axes}
     if len(meshes) == 1:
-        return weight_words(entry, next(iter(meshes.values())), plan.microbatches)
+        return weight_words(entry, next(iter(meshes.values())), accumulated(plan))
     return f"used {entry.compute}, stored {entry.storage}"

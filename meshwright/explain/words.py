@@ -142,6 +142,11 @@ def state_words(layout: str, names: Iterable[str]) -> str:
     return ", ".join(found) or "whole"
 
 
+def accumulated(plan: Plan) -> int:
+    """Micro-batches that tell ZeRO-1 from ZeRO-2. In one they are the same, and it is called what was pinned."""
+    return max(2, plan.microbatches) if "zero=1" in plan.pins else plan.microbatches
+
+
 def recipe_of(plan: Plan, stage: Stage) -> Recipe:
     degrees: Counter[str] = Counter()
     for axis in stage.mesh.axes:
@@ -149,9 +154,8 @@ def recipe_of(plan: Plan, stage: Stage) -> Recipe:
         degrees[role] = (degrees[role] or 1) * axis.size
     own = _parameters(plan, stage)
     found: Counter[tuple[int, int, bool]] = Counter()
-    parts = 2 if "zero=1" in plan.pins else plan.microbatches  # in one, ZeRO-1 and 2 are the same: called as pinned
     for name, entry in own.items():
-        found[stored(entry, stage.mesh, parts)] += plan.weight_bytes.get(name, 1)
+        found[stored(entry, stage.mesh, accumulated(plan))] += plan.weight_bytes.get(name, 1)
     whole = sum(found.values()) or 1
     storages = tuple(Storage(*stored, count / whole) for stored, count in found.most_common())
     return Recipe(

@@ -7,6 +7,7 @@ from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.explain.describe import describe
 from meshwright.explain.words import Recipe, Storage, headline, state_words
 from meshwright.solve.plan import make_plan
 
@@ -30,6 +31,7 @@ def test_a_recipe_has_the_name_that_people_give_it(pins: tuple[str, ...], words:
     shown = headline(plan)
     for one in words:
         assert one in shown
+    assert "zero=1" not in pins or "ZeRO-2" not in describe(plan)
 
 
 def test_states_keep_their_letters_beside_plain_words() -> None:
