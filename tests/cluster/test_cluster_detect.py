@@ -115,14 +115,14 @@ def test_many_absent_ranks_cost_the_time_limit_once() -> None:
     ("environment", "arguments", "message"),
     [
         ({}, ["--timeout", "-3"], "--timeout -3"),
-        ({}, ["--out", "/nowhere/at/all/x.toml"], "a folder that exists"),
+        ({}, ["--out", "{}/absent/x.toml"], "a folder that exists"),
         ({"WORLD_SIZE": "2"}, [], "without MASTER_ADDR and MASTER_PORT"),
         ({"RANK": "first"}, [], "RANK=first"),
         ({"LOCAL_RANK": "7"}, ["--backend", "nccl"], "a GPU per rank"),
     ],
 )
 def test_what_cannot_be_detected_is_said(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], arguments: list[str], message: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environment: dict[str, str], arguments: list[str], message: str
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -130,7 +130,8 @@ def test_what_cannot_be_detected_is_said(
         monkeypatch.setenv(name, value)
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
-    args = parser.parse_args(["cluster", "detect", "--backend", "gloo", *arguments])
+    given = [word.format(tmp_path) for word in arguments]
+    args = parser.parse_args(["cluster", "detect", "--backend", "gloo", *given])
     with pytest.raises(ClusterError, match=message):
         args.run(args)
 

@@ -145,15 +145,19 @@ def test_a_rank_killed_in_a_save_is_named_and_nothing_complete_is_lost(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(("--resume", "--checkpoint-dir", "/nowhere/at/all"), "has no checkpoint", marks=pytest.mark.full),
+        (("--resume", "--checkpoint-dir", "{}/absent"), "absent is not there"),
         pytest.param(("--lr", "1e30", "--steps", "20"), "the loss is nan at step", marks=pytest.mark.full),
         (("--every", "3"), "--every without --checkpoint-dir"),
         (("--checkpoint-dir", "/proc/nowhere"), "cannot be written"),
-        (("--data", "/nowhere/at/all"), "is no file"),
+        (("--data", "{}/absent"), "is no file"),
     ],
 )
-def test_one_message_each(arguments: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", MODEL, "--global-batch", "6", "--nproc", "2", *arguments]) == 2
+def test_one_message_each(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = [word.format(tmp_path) for word in arguments]
+    assert main(["train", MODEL, "--global-batch", "6", "--nproc", "2", *given]) == 2
+    assert not (tmp_path / "absent").exists()
     error = capfd.readouterr().err
     assert error.count(message) == 1
     assert error.count("meshwright:") == 1, error

@@ -95,15 +95,18 @@ def check_places(args: argparse.Namespace) -> None:
         )
     if args.data and not os.path.isfile(args.data):
         raise RunError(f"--data {args.data} is no file", "a text file", "check the path")
-    if args.checkpoint_dir and not args.resume:
-        from meshwright.runtime.state.folder import latest
+    if not args.checkpoint_dir:
+        return
+    from meshwright.runtime.state.folder import complete_ones, latest
 
-        if found := latest(args.checkpoint_dir):
-            raise RunError(
-                f"{found} is there already", "an empty --checkpoint-dir", "pass --resume, or name another folder"
-            )
-    if args.checkpoint_dir and args.resume != MUST:
-        _check_folder(Path(args.checkpoint_dir))
+    if args.resume == MUST:
+        complete_ones(args.checkpoint_dir)  # refused here, before anything is planned or a folder made
+        return
+    if not args.resume and (found := latest(args.checkpoint_dir)):
+        raise RunError(
+            f"{found} is there already", "an empty --checkpoint-dir", "pass --resume, or name another folder"
+        )
+    _check_folder(Path(args.checkpoint_dir))
 
 
 def resumes(args: argparse.Namespace) -> bool:
