@@ -97,12 +97,22 @@ def test_it_goes_on_from_a_checkpoint_on_fewer_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ignored", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_it_learns_and_ctrl_c_saves_and_leaves(tmp_path: Path, ignored: bool) -> None:
+def test_it_learns_and_ctrl_c_saves_and_leaves(tmp_path: Path, ignored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes for itself meanwhile nobody else can read, whatever the umask, and none of it is left."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))  # torch's own, kept from run to run
+    mask = os.umask(0)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
     saving = ["--checkpoint-dir", str(tmp_path), "--every", "6", "--json", str(tmp_path / "run.json")]
     run = start("--nproc", "2", "--steps", "100000", "--lr", "1e-2", *saving)
     signal.signal(signal.SIGINT, before)
+    os.umask(mask)
     wait_for(run, tmp_path, "step-000012")
+    modes = [path.stat().st_mode & 0o777 for path in temporary.iterdir()]
+    assert modes
+    assert not any(mode & 0o077 for mode in modes)
     ranks = ranks_of(run.pid)
     run.send_signal(signal.SIGINT)
     out, error = run.communicate(timeout=PATIENCE_S)
@@ -113,6 +123,7 @@ def test_it_learns_and_ctrl_c_saves_and_leaves(tmp_path: Path, ignored: bool) ->
     assert losses[11] < losses[0] - 0.5
     assert len(ranks) == 2
     assert not any(map(alive, ranks))
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.full
