@@ -1,8 +1,8 @@
-"""One model in one precision, eager or compiled, in a process of its own: planned, built, run twice; then measured when
-told to.
+"""One model in one precision, eager or compiled, in a process of its own: planned, built, run twice; then measured
+whenever it is told to.
 
-It says `@ready`, waits for a line, measures every plan and answers `@` and JSON. A peak is that of the trainer which is
-measured: what the other plan's trainer keeps in the same process is taken away.
+It says `@ready`; for each line that it reads, it measures every plan and answers `@` and JSON. A peak is that of the
+trainer which is measured: what the other plan's trainer keeps in the same process is taken away.
 """
 
 from __future__ import annotations
@@ -38,31 +38,35 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     device = as_here(device_of(profile), float(asked_s))
-    rows: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
     jobs: list[Job] = []
     case = case_of(name, precision, way == "compiled")
     try:
         jobs = prepared(case, device)
     except Exception:
-        rows.append({"case": str(case), "error": traceback.format_exc()[-600:]})
+        failed.append({"case": str(case), "error": traceback.format_exc()[-600:]})
     say("ready", {"jobs": len(jobs)})
-    sys.stdin.readline()
+    about = {"model": name, "precision": precision, "compiled": case.compiled}
     kept = sum(own for *_, own in jobs)
-    for planned, tight, plan, step, own in jobs:
-        row: dict[str, Any] = {"model": name, "case": str(planned.case), "precision": precision}
-        row |= {"compiled": planned.case.compiled, "tight": tight}
-        try:
-            if device.kind == "cuda":
-                row["launch_s"] = measured_s(torch.device("cuda"))  # now, where the plan's was measured at the start
-            row |= measure(step, 0.5, 5)
-            row["peak_bytes"] -= kept - own
-            guess = plan.predicted
-            row |= {"predicted_s": guess.step_s, "predicted_bytes": guess.peak_bytes, "host_waits_s": guess.host_s}
-        except Exception:
-            row["error"] = traceback.format_exc()[-600:]
-        step.park()
-        rows.append(row)
-    say("rows", rows)
+    for _ in sys.stdin:
+        say("rows", failed + [about | measured(job, kept) for job in jobs])
+
+
+def measured(job: Job, kept: int) -> dict[str, Any]:
+    """kept: bytes of all trainers between steps."""
+    planned, tight, plan, step, own = job
+    row: dict[str, Any] = {"case": str(planned.case), "tight": tight}
+    try:
+        if planned.device.kind == "cuda":
+            row["launch_s"] = measured_s(torch.device("cuda"))  # now, where the plan's was measured at the start
+        row |= measure(step, 0.5, 5)
+        row["peak_bytes"] -= kept - own
+        guess = plan.predicted
+        row |= {"predicted_s": guess.step_s, "predicted_bytes": guess.peak_bytes, "host_waits_s": guess.host_s}
+    except Exception:
+        row["error"] = traceback.format_exc()[-600:]
+    step.park()
+    return row
 
 
 def prepared(case: Case, device: Any) -> list[Job]:
