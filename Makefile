@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 # Files of tests are dealt to so many processes, each with ranks of its own.
 JOBS ?= 2
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
+# Bytecode is kept: else each of the hundreds of processes that tests start compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo docs test test-all lint bench clean
 
