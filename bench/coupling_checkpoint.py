@@ -20,6 +20,7 @@ from meshwright.cost.traced.storage import storage_bytes
 from meshwright.generate.cut import cut_at, read_by_backward
 from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segments
+from meshwright.pins.meshes import allowed_meshes
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import kept_values
@@ -28,7 +29,7 @@ from meshwright.remat.inner import CHUNKS, inner_options
 from meshwright.remat.traced import traced_for
 from meshwright.solve.assemble import draft
 from meshwright.solve.bounds import Bound, best_bound
-from meshwright.solve.candidates import allowed_meshes, candidates_on
+from meshwright.solve.candidates import candidates_on
 from meshwright.solve.intra.chain import floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.segment import SegmentProblem

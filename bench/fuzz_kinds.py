@@ -178,14 +178,14 @@ def _weights(path: str) -> object:
 
 def _pins(raw: bytes) -> object:
     from meshwright.cluster import load_cluster
+    from meshwright.pins.check import check_pins
+    from meshwright.pins.methods import pinned_method
     from meshwright.pins.pins import pin_readings
-    from meshwright.solve.by_method import pinned_method
-    from meshwright.solve.pin_words import check_words
-    from meshwright.solve.pipeline.pins import pipeline_pins
+    from meshwright.pins.stages import pipeline_pins
 
     cluster = load_cluster("local:8")
     texts = tuple(_text(raw).split(" and "))
-    check_words(texts, cluster)
+    check_pins(texts, cluster)
     _, texts = pinned_method(texts)
     if not pipeline_pins(texts).pipeline:
         return pin_readings(texts, cluster.mesh((2, 4)))

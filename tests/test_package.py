@@ -19,6 +19,7 @@ ROOT = Path(meshwright.__file__).parent
 ORDER = [
     "errors",
     "sizes",
+    "cutting",
     "methods",
     "caches",
     "torch_compat",

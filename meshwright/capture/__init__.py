@@ -54,6 +54,14 @@ def capture(
         return _capture(model, batch, loss, precision, keyed, fine, entries)
 
 
+def rows(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] | None = None) -> int:
+    """How many samples a batch has."""
+    check_given(model, batch, loss)
+    named, _ = flat_batch(named_batch(model, batch, loss))
+    check_tensors(named)
+    return batch_size(named)
+
+
 def _capture(
     model: nn.Module,
     batch: Batch,
@@ -130,4 +138,4 @@ def _same(first: Flat, second: Flat) -> bool:
     return (first.ops, first.updates, first.loss) == (second.ops, second.updates, second.loss)
 
 
-__all__ = ["Batch", "Precision", "Program", "capture", "named_batch"]
+__all__ = ["Batch", "Precision", "Program", "capture", "named_batch", "rows"]

@@ -92,7 +92,7 @@ def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:
     program, why = program_here(plan, path, model)
     if program is not None:
         check_plan(plan, program)
-        check_storage(plan.pins, program)
+        check_storage(plan.pins, {one.name: one.type.sizes for one in program.parameters})
     elif why:
         print(f"meshwright: {path} is not held against its model {plan.model}: {why}", file=sys.stderr)
     return plan, program

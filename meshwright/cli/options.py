@@ -13,6 +13,7 @@ from meshwright.models.family import BATCH
 if TYPE_CHECKING:
     from meshwright.capture.program import Program
     from meshwright.cluster import Cluster
+    from meshwright.models.reference import Reference
     from meshwright.plan import Plan
 
 PRECISIONS = {
@@ -48,15 +49,16 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_training(args: argparse.Namespace) -> None:
-    """The model's name, sizes and words, by what can be known without torch."""
+def check_training(args: argparse.Namespace) -> Reference | None:
+    """The model's name, sizes and words, by what can be known without torch, as its reference may be."""
     from meshwright.models.arguments import check_reference
     from meshwright.sizes import parse_bytes
 
-    check_reference(args)
+    reference = check_reference(args)
     check_batch(args)
     parse_bytes(args.memory)
     check_words(args)
+    return reference
 
 
 def check_words(args: argparse.Namespace) -> None:

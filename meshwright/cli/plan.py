@@ -18,6 +18,7 @@ from meshwright.cli.options import (
 )
 from meshwright.errors import counted
 from meshwright.models.arguments import add_json, add_model_arguments, check_folder, reference_of, write_json
+from meshwright.pins.check import check_pins
 from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
 
 if TYPE_CHECKING:
@@ -78,15 +79,15 @@ def run(args: argparse.Namespace) -> int:
     if args.upgrade:
         return _upgrade(args)
     _check_model(args)
-    check_training(args)
+    reference = check_training(args)
     effort_of(args.effort)
     check_part("--simpler-within", args.simpler_within)
     check_part("--gap", args.gap)
     headroom_of(args.memory, args.headroom)
-    _check_pins(args, None)  # their words, before the cluster's tables are read
+    check_pins(args.pin)  # their words, before the cluster's tables are read
     cluster = cluster_for(args.cluster)
     args.precision = precision_for(args, cluster)
-    _check_pins(args, cluster)
+    check_pins(args.pin, cluster, args.global_batch or (reference.family.batch if reference else None))
 
     # What takes seconds to import comes after what can be refused at once.
     from meshwright.cli.progress import Progress
@@ -133,26 +134,21 @@ def _check_model(args: argparse.Namespace) -> None:
         raise ModelError("no model", "a family, a named size, hf:TYPE or file.py:function", todo)
 
 
-def _check_pins(args: argparse.Namespace, cluster: Cluster | None) -> None:
-    if args.pin:
-        from meshwright.pins.spelling import check_spelling
-
-        check_spelling(args.pin, cluster)
-
-
 def _planned(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> tuple[Plan, Program, float]:
     from meshwright.capture import capture
     from meshwright.errors import RuleWarning
     from meshwright.sizes import parse_bytes
-    from meshwright.solve.pin_words import check_words
+    from meshwright.solve.pin_words import check_names
     from meshwright.solve.plan import make_plan
 
     gc.freeze()  # modules stay: looking through them for garbage takes a fifth of a second each time
     reference = reference_of(args)
-    check_words(args.pin, cluster)
+    check_pins(args.pin, cluster, args.global_batch or reference.family.batch)
     progress.doing(f"capturing {args.model}")
     capture_s = time.process_time()
-    program = capture(*reference.meta(args.global_batch), precision=args.precision, allow=args.allow)
+    model, batch, loss = reference.meta(args.global_batch)
+    check_names(args.pin, model)
+    program = capture(model, batch, loss, precision=args.precision, allow=args.allow)
     capture_s = time.process_time() - capture_s
     progress.doing(
         f"searching plans of {counted(len(program.segments), 'layer')} on {counted(cluster.device_count, 'device')}"

@@ -43,17 +43,18 @@ def reference_of(args: argparse.Namespace) -> Reference:
     return parse_reference(args.model, [*args.set, *sequence])
 
 
-def check_reference(args: argparse.Namespace) -> None:
-    """Refuses at once what needs no torch to be seen as wrong: names, settings, files that are not there."""
+def check_reference(args: argparse.Namespace) -> Reference | None:
+    """Refuses at once what needs no torch to be seen as wrong: names, settings, files that are not there. The
+    reference, where it can be had so."""
     name = str(args.model).partition("?")[0]
     if (name.startswith("hf:") or "/" in name.partition(":")[0]) and find_spec("transformers") is None:
         raise ModelError("hf: models need the `transformers` package", "it installed", "pip install 'meshwright[hf]'")
     if ":" not in name:
-        reference_of(args)
-        return
+        return reference_of(args)
     place = name.rpartition(":")[0]
     if place.endswith(".py") and not os.path.isfile(place):
         raise ModelError(f"no file {place}", "a Python file", "check the path")
+    return None
 
 
 def check_folder(option: str, path: str | None) -> None:

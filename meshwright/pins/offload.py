@@ -48,10 +48,7 @@ def read_offload(value: str) -> Offload | None:
 
 def pinned_offload(texts: Sequence[str]) -> tuple[Offload, tuple[str, ...]]:
     """(what pins ask for; the other pins)."""
-    values = list(dict.fromkeys(value for key, value in map(pin_parts, texts) if key == WORD))
-    if len(values) > 1:
-        given = " and ".join(f"{WORD}={value}" for value in values)
-        raise PlanError(f"pins {given}", f"one {WORD}", "drop one of them")
+    values = [value for key, value in map(pin_parts, texts) if key == WORD]
     found = read_offload(values[0]) if values else Offload("")
     if found is None:
         raise PlanError(f"pin {WORD}={values[0]}", SHOWN, "correct the pin")

@@ -40,7 +40,7 @@ def pinned_mesh(texts: Iterable[str]) -> tuple[int, ...] | None:
 
 def pinned_devices(texts: Iterable[str]) -> int:
     """A plan of one stage has a multiple of so many devices: the axes that are asked for."""
-    return prod(int(value) for key, value in map(split_pin, texts) if key in AXES)
+    return prod(int(value) for key, value in dict(map(split_pin, texts)).items() if key in AXES)
 
 
 def no_room(asked: Mapping[str, int], devices: int) -> PlanError:

@@ -98,12 +98,10 @@ def parse_pins(texts: Iterable[str], mesh: Mesh) -> Pins:
 def pin_readings(texts: Iterable[str], mesh: Mesh) -> list[Pins]:
     """All that the pins may mean on this mesh: `tp=8` on 8x8 either axis. Of axes that are alike the first is meant.
 
-    Refuses what contradicts the mesh or another pin, by name. Their words were checked before: `pin_words`.
+    Refuses what contradicts the mesh or another pin, by name. Their words were checked before: `pins.check`.
     """
     texts = tuple(texts)
     given = dict(split_pin(text) for text in texts)
-    if len(given) < len(texts):
-        raise PlanError(f"pins {', '.join(texts)}", "each name once", "drop one of them")
     numbers = {key: int(value) for key, value in given.items() if key in NUMBERS}
     zero, zero_axes = _zero(given.get("zero"), mesh)
     sequence, micro = (given["sp"] == "on" if "sp" in given else None), numbers.get("microbatch")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from meshwright.errors import LayoutError, PlanError, counted
 from meshwright.pins.methods import METHODS, check_method
 from meshwright.pins.offload import SHOWN, WORD, read_offload
-from meshwright.pins.parts import AXES, NUMBERS, no_room, pin_parts, pinned_mesh
+from meshwright.pins.parts import AXES, NUMBERS, no_room, pin_parts, pinned_mesh, split_pin
 from meshwright.sizes import is_whole
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ NAMED = "or a parameter's storage such as layers.*.up.weight=S(0)"
 
 
 def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None:
-    """Refuses unknown names, values that are not one, and sizes that the cluster has not."""
+    """Refuses unknown names, values that are not one, two of one name, and sizes that the cluster has not."""
     texts = tuple(texts)
     given: dict[str, str] = {}
     for text in texts:
@@ -79,7 +79,9 @@ def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None
             raise PlanError(f"pin {text!r}", f"{SHOWN}: a fraction above 0, of at most 1", "correct the pin")
         if key in NUMBERS and not is_whole(value):
             raise PlanError(f"pin {text!r}", f"a whole number from 1, such as {WORDS[key]}", "correct the pin")
-        given[key] = value
+        key = split_pin(text)[0]
+        if (other := given.setdefault(key, value)).strip("[]") != value.strip("[]"):
+            raise PlanError(f"pins {key}={other} and {key}={value}", f"one {key}", "drop one of them")
     sizes = pinned_mesh(texts)
     if cluster is not None and "pp" not in given:
         _check_sizes(given, sizes, cluster)

@@ -16,6 +16,7 @@ from meshwright.layout import Layout
 from meshwright.pins.parts import pin_parts, pinned_mesh
 from meshwright.pins.pins import pin_readings
 from meshwright.pins.spelling import check_spelling
+from meshwright.pins.stages import SCHEDULES
 from meshwright.plan.order import parse_order
 from meshwright.plan.records import OFFLOADS
 from meshwright.plan.tasks import check_tasks
@@ -30,9 +31,6 @@ MOST_BYTES = 1 << 63
 """No device holds as many, and no float is needed to print fewer."""
 ROUNDING = 1e-9
 """Of a step: a difference of sums may be this much below zero."""
-
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "searched")
-"""What plans of several stages may say; those of one are `one-stage`."""
 
 PRECISIONS = ("fp32", "bf16", "mixed", "fp16")
 

@@ -13,10 +13,10 @@ import msgspec
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
+from meshwright.cutting import MOST_NAMED, check_cut, cut_batch
 from meshwright.errors import ClusterError, LayoutError, PlanError, counted, what_is
 from meshwright.layout import Layout
 from meshwright.methods import method
-from meshwright.plan.cutting import MOST_NAMED, check_cut, cut_batch
 from meshwright.plan.frontier import Choice
 from meshwright.plan.grouped import grouped
 from meshwright.plan.loaded import check_fields, check_loaded

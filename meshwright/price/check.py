@@ -9,11 +9,11 @@ from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.precision import precisions_of
 from meshwright.capture.program import Program, Segment, SegmentGraph
 from meshwright.cluster import Mesh
+from meshwright.cutting import check_cut
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
+from meshwright.pins.stages import SCHEDULES
 from meshwright.plan import Choice, Plan, Stage
-from meshwright.plan.cutting import check_cut
-from meshwright.plan.loaded import SCHEDULES
 from meshwright.plan.stages import stage_inputs, stage_prologue
 from meshwright.price.flow import flow, invariant
 from meshwright.price.parameter import Setting

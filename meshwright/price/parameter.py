@@ -12,9 +12,9 @@ from meshwright.capture.precision import WIDENED
 from meshwright.capture.program import ITEM_BYTES, Value
 from meshwright.cluster import Mesh, collective_s
 from meshwright.cost.optimizer import update_s
+from meshwright.cutting import cut_batch
 from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.plan import ParameterPlan
-from meshwright.plan.cutting import cut_batch
 from meshwright.price.hosted import HostedUpdate, hosted_update, link_s
 from meshwright.price.together import moving, part_of_bucket_s, shared_op, whole_bytes
 

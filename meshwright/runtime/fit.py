@@ -13,10 +13,9 @@ from meshwright.cluster import Device, load_cluster
 from meshwright.cluster.device_table import GPUS
 from meshwright.cluster.launch import launch_s
 from meshwright.pins.constraints import Constraints
-from meshwright.pins.methods import check_method
+from meshwright.pins.methods import WORD, check_method
 from meshwright.plan import Plan
 from meshwright.runtime.trainer import Trainer, parallelize
-from meshwright.solve.by_method import WORD
 from meshwright.solve.of_model import pin_texts, plan_model
 from meshwright.solve.one_device import one_device_cluster
 

@@ -15,9 +15,9 @@ from meshwright.capture.coupling.parts import check_in_parts
 from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program
 from meshwright.cluster import Device, load_cluster
+from meshwright.cutting import cut_batch, nearest
 from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint, Plan
-from meshwright.plan.cutting import cut_batch, nearest
 from meshwright.runtime.fit import this_device
 from meshwright.runtime.trainer import Trainer, parallelize
 from meshwright.solve.memory.plan import one_device_plan

@@ -8,10 +8,10 @@ from math import ceil
 
 from torch import Tensor
 
+from meshwright.cutting import cut_batch
 from meshwright.errors import PlanError, RunError
 from meshwright.layout import Layout
 from meshwright.plan import Plan
-from meshwright.plan.cutting import cut_batch
 from meshwright.runtime.step.batches import Batches
 
 

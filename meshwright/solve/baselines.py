@@ -16,11 +16,12 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, collective_s
 from meshwright.cluster.enumerate import per_host
 from meshwright.errors import PlanError
+from meshwright.pins.meshes import allowed_meshes
 from meshwright.plan import Plan
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.solve.assemble import draft
-from meshwright.solve.candidates import allowed_meshes, candidates_on
+from meshwright.solve.candidates import candidates_on
 from meshwright.solve.effort import HEADROOM
 from meshwright.solve.one_device import one_device_search, room_bytes
 from meshwright.solve.pin_words import experts_of

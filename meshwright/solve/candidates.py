@@ -9,12 +9,13 @@ from math import prod
 from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
-from meshwright.cluster.enumerate import meshes, per_host
-from meshwright.errors import PlanError, counted
-from meshwright.pins.parts import AXES, pin_parts, pinned_mesh
-from meshwright.pins.pins import FREE, Pins, pin_readings, with_roles
+from meshwright.cluster.enumerate import per_host
+from meshwright.cutting import cut_batch, even_cuts
+from meshwright.errors import PlanError
+from meshwright.pins.meshes import allowed_meshes, readings_on
+from meshwright.pins.parts import AXES, pin_parts
+from meshwright.pins.pins import FREE, Pins, with_roles
 from meshwright.pins.spelling import check_spelling
-from meshwright.plan.cutting import check_cut, cut_batch, even_cuts
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.alive import crowded
 from meshwright.solve.intra.frontier import Frontier
@@ -29,32 +30,6 @@ REMEMBERED = 10
 ALL_AXES = 16
 """On so many devices, three axes may split something else than samples where there is one sample."""
 
-MANY = 1024
-"""On more devices than this, plans of one stage are looked for on meshes of whole hosts alone."""
-
-
-def allowed_meshes(cluster: Cluster, pins: tuple[str, ...], max_axes: int) -> list[Mesh]:
-    """All shapes of the cluster's devices, or the one that a pin names."""
-    shape = pinned_mesh(pins)
-    if shape is None and cluster.device_count > MANY and not any(pin_parts(text)[0] in AXES for text in pins):
-        return _of_hosts(cluster)
-    if shape is None:
-        return meshes(cluster, max_axes=max_axes)
-    if prod(shape) != cluster.device_count or len(shape) > 4:
-        raise PlanError(
-            f"pin mesh={'x'.join(map(str, shape))} on {counted(cluster.device_count, 'device')}",
-            f"at most four axis sizes whose product is {cluster.device_count}",
-            "change the pin or the cluster",
-        )
-    return [cluster.mesh(shape)]
-
-
-def _of_hosts(cluster: Cluster) -> list[Mesh]:
-    """Of very many devices: one axis, or two of which the inner one is within a host."""
-    total, inner = cluster.device_count, per_host(cluster)
-    insides = [n for n in range(1, inner + 1) if inner % n == 0 and total % n == 0 and n < total]
-    return [cluster.mesh((total // inside, inside) if inside > 1 else (total,)) for inside in insides]
-
 
 def candidates_on(
     program: Program,
@@ -68,9 +43,7 @@ def candidates_on(
     allowed, refused = [], []
     for mesh in found:
         try:
-            readings = pin_readings(pins, mesh)
-            for parsed in readings:
-                _check_batch(program, mesh, parsed)
+            readings = readings_on(mesh, pins, program.batch)
         except PlanError as error:
             refused.append(error)
             continue
@@ -152,17 +125,3 @@ def _microbatches(program: Program, mesh: Mesh, pins: Pins) -> tuple[int, ...]:
     ways = prod(mesh.sizes[axis] for axis in pins.dp_axes)
     pairs = [(number, cut_batch(program.batch, number)) for number in numbers]
     return tuple(number for number, (each, last) in pairs if each % ways == 0 and last > 0 and last % ways == 0)
-
-
-def _check_batch(program: Program, mesh: Mesh, pins: Pins) -> None:
-    number = pins.microbatches or 1
-    at_a_time = f"a global batch of {program.batch}" + (f" in {number} parts" if number > 1 else "")
-    given = f"pin microbatch={number} with a global batch of {program.batch}"
-    check_cut(given, program.batch, number, "change the batch or the pin")
-    ways = prod(mesh.sizes[axis] for axis in pins.dp_axes)
-    if any(samples % ways for samples in cut_batch(program.batch, number)):
-        raise PlanError(
-            f"dp={ways} with {at_a_time}",
-            "a batch that divides evenly",
-            "change the batch or the pins",
-        )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
+from meshwright.pins.methods import pinned_method
 from meshwright.pins.offload import pinned_offload
+from meshwright.pins.stages import pipeline_pins
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.select.contest import dump, split_intervals
-from meshwright.solve.by_method import pinned_method
 from meshwright.solve.candidates import candidates_on
 from meshwright.solve.intra.exact import whole_problem
-from meshwright.solve.pipeline.pins import pipeline_pins
 
 
 def dump_problem(plan: Plan, program: Program, path: str) -> None:

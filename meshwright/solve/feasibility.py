@@ -13,6 +13,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
 from meshwright.pins.methods import FIXED, ORDERED
+from meshwright.pins.stages import PipelinePins
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.solve.bounds import Bound, best_bound
@@ -22,7 +23,6 @@ from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.min_memory import EXACT, MemoryNeeded, WorkBudget, needed_by
 from meshwright.solve.ordered import refine_nested
-from meshwright.solve.pipeline.pins import PipelinePins
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import refine, refine_ways

@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor, nn
 
-from meshwright.capture import Batch, Precision, capture
+from meshwright.capture import Batch, Precision, capture, rows
 from meshwright.capture.optimizer import check_optimizer
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError, counted
 from meshwright.models.joined import joined, joined_batch
+from meshwright.pins.check import check_pins
 from meshwright.pins.constraints import Constraints
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
-from meshwright.solve.pin_words import check_words
+from meshwright.solve.pin_words import check_names
 from meshwright.solve.plan import make_plan
 
 LOGGER = logging.getLogger("meshwright.plan")
@@ -51,10 +52,13 @@ def plan_model(
     memory_bytes = parse_bytes(memory)
     headroom_of(memory, headroom)
     texts = pin_texts(pins)
-    check_words(texts, cluster)
+    check_pins(texts, cluster, global_batch)
     check_optimizer(optimizer)
     batch = joined_batch(model, batch, loss)
     model, loss = joined(model, loss)
+    if texts:
+        check_pins(texts, cluster, global_batch or rows(model, batch, loss))
+        check_names(texts, model)
     tell(f"capturing {name or type(model).__name__}")
     program = capture(model, batch, loss, precision=precision, allow=allow)
     if global_batch is not None:

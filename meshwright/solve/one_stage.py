@@ -10,11 +10,13 @@ from typing import Any
 
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
+from meshwright.pins.meshes import allowed_meshes
+from meshwright.pins.methods import ANYWHERE
 from meshwright.pins.parts import pinned_devices
 from meshwright.plan import Plan
 from meshwright.solve.assemble import assemble, draft
-from meshwright.solve.by_method import ANYWHERE, method_search
-from meshwright.solve.candidates import allowed_meshes, candidates_on, tight_candidates
+from meshwright.solve.by_method import method_search
+from meshwright.solve.candidates import candidates_on, tight_candidates
 from meshwright.solve.feasibility import (
     feasible_jointly,
     feasible_kept,

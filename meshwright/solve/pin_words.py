@@ -1,30 +1,20 @@
-"""What can be said of pins before anything is solved: their words, before a model is captured; then its parameters."""
+"""What can be said of pins before anything is solved: of a model its weights, before it is captured; its sizes then."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+
+from torch import nn
 
 from meshwright.capture.experts import MIX
 from meshwright.capture.program import Program
 from meshwright.capture.sizes import BatchSize
-from meshwright.cluster import Cluster
-from meshwright.errors import PlanError
-from meshwright.pins.offload import pinned_offload
+from meshwright.errors import PlanError, did_you_mean
+from meshwright.layout import Layout
 from meshwright.pins.parts import pin_parts
-from meshwright.pins.spelling import WORDS, check_spelling, storage_layout
-from meshwright.solve.by_method import IN_STAGES, no_stages, pinned_method
-from meshwright.solve.pipeline.pins import pipeline_pins
-
-
-def check_words(texts: Iterable[str], cluster: Cluster | None = None) -> None:
-    """Refuses what no model could have: what is misspelt, stages and methods that there are not."""
-    texts = tuple(texts)
-    check_spelling(texts, cluster)
-    method, texts = pinned_method(texts)
-    _, texts = pinned_offload(texts)
-    if pipeline_pins(texts).pipeline and method not in IN_STAGES:
-        raise no_stages(method)
+from meshwright.pins.spelling import WORDS, storage_layout
 
 
 def check_axes(texts: Iterable[str], program: Program) -> None:
@@ -59,30 +49,49 @@ def experts_of(program: Program) -> set[int]:
     return found
 
 
-def check_storage(texts: Iterable[str], program: Program) -> None:
-    """Refuses storage of parameters that the model has not, or of dims that they have not, or two of one parameter."""
+def check_names(texts: Iterable[str], model: nn.Module) -> None:
+    """Refuses storage of weights that a model has not, before it is captured."""
+    named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    names = [name for some in named for name, _ in some]
+    for text, key, _ in _stored(texts):
+        _matching(text, key, names)
+
+
+def check_storage(texts: Iterable[str], sizes: Mapping[str, Sequence[int]]) -> None:
+    """Refuses storage of parameters that the model has not, or of dims that they have not, or two of one parameter.
+    sizes: of each parameter."""
     pinned: dict[str, tuple[str, object]] = {}
+    for text, key, layout in _stored(texts):
+        said = layout, pin_parts(text)[1].partition(" on ")[2]
+        for name in _matching(text, key, list(sizes)):
+            other, same = pinned.setdefault(name, (text, said))
+            if same != said:
+                given = f"pins {other} and {text}, which both match {name}"
+                raise PlanError(given, "one storage for each parameter", "drop one of them, or let them match others")
+            deep = [state.dim for state in layout if state.dim is not None and state.dim >= len(sizes[name])]
+            if deep:
+                raise PlanError(
+                    f"pin {text} for {name} of shape {tuple(sizes[name])}",
+                    f"a dim from 0 to {len(sizes[name]) - 1}",
+                    "correct the pin, or let its pattern match fewer parameters",
+                )
+
+
+def _stored(texts: Iterable[str]) -> Iterator[tuple[str, str, Layout]]:
+    """(pin, pattern, layout) of those that speak of weights."""
     for text in texts:
         key, value = pin_parts(text)
         layout = storage_layout(value) if key not in WORDS else None
-        if layout is None:
-            continue
-        matching = [parameter for parameter in program.parameters if fnmatchcase(parameter.name, key)]
-        if not matching:
-            names = ", ".join(parameter.name for parameter in program.parameters[:3])
-            raise PlanError(
-                f"pin {text} matches no parameter", f"a pattern over names such as {names}", "correct the pin"
-            )
-        said = layout, value.partition(" on ")[2]
-        for parameter in matching:
-            other, same = pinned.setdefault(parameter.name, (text, said))
-            if same != said:
-                given = f"pins {other} and {text}, which both match {parameter.name}"
-                raise PlanError(given, "one storage for each parameter", "drop one of them, or let them match others")
-            deep = [state.dim for state in layout if state.dim is not None and state.dim >= len(parameter.type.sizes)]
-            if deep:
-                raise PlanError(
-                    f"pin {text} for {parameter.name} of shape {tuple(parameter.type.sizes)}",
-                    f"a dim from 0 to {len(parameter.type.sizes) - 1}",
-                    "correct the pin, or let its pattern match fewer parameters",
-                )
+        if layout is not None:
+            yield text, key, layout
+
+
+def _matching(text: str, pattern: str, names: Sequence[str]) -> list[str]:
+    found = [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        alike = dict.fromkeys(re.sub(r"\b\d+\b", "*", name) if "*" in pattern else name for name in names)
+        todo = did_you_mean(pattern, alike, "correct the pin")
+        raise PlanError(
+            f"pin {text} matches no parameter", f"a pattern over names such as {', '.join(names[:3])}", todo
+        )
+    return found

@@ -14,15 +14,17 @@ from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
+from meshwright.pins.check import check_pins
+from meshwright.pins.methods import ANYWHERE, pinned_method
 from meshwright.pins.offload import pinned_offload
 from meshwright.pins.parts import pin_parts
+from meshwright.pins.stages import PipelinePins, pipeline_pins
 from meshwright.plan import Plan
 from meshwright.plan.loaded import preset_named
 from meshwright.plan.recent import remember
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.rules import served, warn_of_fallbacks
-from meshwright.solve.by_method import ANYWHERE, pinned_method
 from meshwright.solve.compiled import compiled_plan
 from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
 from meshwright.solve.feasibility import (
@@ -35,8 +37,8 @@ from meshwright.solve.min_memory import (
 from meshwright.solve.offloading import OFFLOADING, check_may_offload, offloading
 from meshwright.solve.one_device import is_for_one_device, one_device_search
 from meshwright.solve.one_stage import ROUNDING, OneStageSearch
-from meshwright.solve.pin_words import check_axes, check_storage, check_words
-from meshwright.solve.pipeline.pins import PipelinePins, no_pipeline, pipeline_pins
+from meshwright.solve.pin_words import check_axes, check_storage
+from meshwright.solve.pipeline.pins import no_pipeline
 from meshwright.solve.pipeline.search import PipelineSearch
 from meshwright.solve.request import PlanRequest
 from meshwright.solve.roles import name_axes
@@ -93,7 +95,7 @@ def make_plan(
         model=model,
         memory_bytes=memory_bytes,
         setting=Setting(optimizer, precision, compile=compile),
-        pins=tuple(pins),
+        pins=tuple(dict.fromkeys(pins)),
         max_axes=max_axes,
         fit=fit,
         recompute=recompute,
@@ -118,7 +120,7 @@ def look(request: PlanRequest) -> Plan:
 
 def _compiled(request: PlanRequest, log: SearchRecorder) -> Plan:
     """On several devices: what the layers of one stage keep is decided once more by compiled pairs."""
-    check_words(request.pins, request.cluster)
+    check_pins(request.pins, request.cluster, request.program.batch)
     method = pinned_method(request.pins)[0] if request.recompute else "keep"
 
     def searched(memory_bytes: int | None) -> Plan:
@@ -131,8 +133,8 @@ def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False)
     """only_look: where nothing fits, say so without looking for what would."""
     program, cluster, memory_bytes, texts = request.program, request.cluster, request.memory_bytes, request.pins
     check_optimizer(request.setting.optimizer)
-    check_words(texts, cluster)
-    check_storage(texts, program)
+    check_pins(texts, cluster, program.batch)
+    check_storage(texts, {one.name: one.type.sizes for one in program.parameters})
     check_axes(texts, program)
     for name, number in map(pin_parts, texts):
         if name in ("microbatch", "microbatches") and number.isdigit():

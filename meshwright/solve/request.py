@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
+from meshwright.pins.check import MOST_AXES
 from meshwright.price.parameter import Setting
 from meshwright.solve.effort import EFFORTS, SIMPLER_WITHIN, Effort
 
@@ -35,7 +36,7 @@ class PlanRequest:
     memory_bytes: int | None = None
     setting: Setting = field(default_factory=Setting)
     pins: tuple[str, ...] = ()
-    max_axes: int = 3
+    max_axes: int = MOST_AXES
     fit: bool = True
     recompute: bool = True
     stage_method: str = "auto"

@@ -7,8 +7,9 @@ from torch import nn
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.pins.meshes import allowed_meshes
 from meshwright.price.parameter import Setting
-from meshwright.solve.candidates import allowed_meshes, candidates_on
+from meshwright.solve.candidates import candidates_on
 from meshwright.solve.intra.chain import chain_at
 from meshwright.solve.together import Together
 

@@ -13,8 +13,9 @@ import meshwright.solve.intra.chain as chains
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
+from meshwright.pins.meshes import allowed_meshes
 from meshwright.price.parameter import Setting
-from meshwright.solve.candidates import allowed_meshes, candidates_on
+from meshwright.solve.candidates import candidates_on
 from meshwright.solve.intra.chain import chain_at, floor_s, solve_chain
 from meshwright.solve.intra.exact import exact_chain
 from meshwright.solve.intra.frontier import Frontier

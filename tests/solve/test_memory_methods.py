@@ -12,8 +12,8 @@ from meshwright.cluster import load_cluster
 from meshwright.cost.host_link import Copies
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
+from meshwright.pins.check import check_pins
 from meshwright.plan import Plan
-from meshwright.solve.pin_words import check_words
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice
 
@@ -84,5 +84,5 @@ def test_a_limit_that_is_too_small_is_refused_with_one_that_does(program: Progra
 )
 def test_pins_that_name_no_method(pins: tuple[str, ...], words: str) -> None:
     with pytest.raises(PlanError) as caught:
-        check_words(pins, load_cluster("local:2"))
+        check_pins(pins, load_cluster("local:2"))
     assert words in str(caught.value)

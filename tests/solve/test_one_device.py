@@ -10,7 +10,7 @@ from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cli.answer import recipes
 from meshwright.cluster import load_cluster
-from meshwright.plan.cutting import even_cuts
+from meshwright.cutting import even_cuts
 from meshwright.solve.baselines import baselines
 from meshwright.solve.one_device import budget_bytes
 from meshwright.solve.plan import make_plan

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.pins.meshes import allowed_meshes
 from meshwright.pins.pins import Pins
 from meshwright.price.parameter import Setting
-from meshwright.solve.candidates import allowed_meshes
 from meshwright.solve.intra.frontier import Frontier
 
 HEADS, HEAD, ROTARY, LENGTH = 8, 32, 16, 16

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from functools import cache
@@ -10,6 +11,7 @@ import torch
 from small_models import small_model
 from torch import nn
 
+import meshwright as mw
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
@@ -88,11 +90,65 @@ def test_storage_on_an_axis_that_no_pin_names(pin: str, todo: str) -> None:
     assert caught.value.todo == todo
 
 
-def test_a_misspelt_pin_is_refused_before_torch_is_there() -> None:
-    words = "import sys; from meshwright.pins.spelling import check_spelling; assert 'torch' not in sys.modules; "
-    words += "check_spelling(['dp=x'])"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
-    assert "pin 'dp=x'" in done.stderr
+IMPOSSIBLE = {
+    "dp=x": "pin 'dp=x'",
+    "tp=4 tp=2": "pins tp=4 and tp=2",
+    "pp=2 pp=4": "pins pp=2 and pp=4",
+    "zero=1 zero=3": "pins zero=1 and zero=3",
+    "recompute=full recompute=keep": "pins recompute=full and recompute=keep",
+    "offload=auto offload=none": "pins offload=auto and offload=none",
+    "mesh=2x4 mesh=4x2": "pins mesh=2x4 and mesh=4x2",
+    "microbatch=2 microbatches=4": "pins microbatch=2 and microbatch=4",
+    "tokens.weight=S(0) tokens.weight=S(1)": "pins tokens.weight=S(0) and tokens.weight=S(1)",
+    "microbatch=16": "pin microbatch=16 with a global batch of 8",
+    "pp=2 microbatch=16": "pin microbatch=16 with a global batch of 8",
+    "dp=8 microbatch=2": "dp=8 with a global batch of 8 in 2 parts",
+    "tp=16": "pin tp=16 on 8 devices",
+    "mesh=8 tp=4": "pins mesh=8 and tp=4",
+    "zero=3:5": "pin zero=3:5 on a mesh of (8,)",
+    "sp=on dp=8": "pins sp=on and dp=8 on 8 devices",
+    "pp=9": "pin pp=9 on 8 devices",
+    "pp=2+2": "pin pp=2+2 on 8 devices",
+    "pp=2 tp=8": "no pipeline with pp=2, tp=8 on 8 devices",
+    "pp=3 schedule=interleaved": "no pipeline with pp=3, schedule=interleaved on 8 devices",
+    "pp=2 recompute=rotor": "pin recompute=rotor with stages",
+}
+"""On 8 devices, with the batch of 8 that models have."""
+
+
+def test_pins_that_no_model_can_have_are_refused_before_torch_is_there() -> None:
+    words = "import sys; from meshwright.cli import main\nfor pins in sys.argv[1:]:\n"
+    words += "    main(['plan', 'gpt2', '--cluster', 'h100:8', *map('--pin={}'.format, pins.split())])\n"
+    words += "assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", words, *IMPOSSIBLE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stderr.splitlines() if line.startswith("meshwright: ")]
+    for line, given in zip(found, IMPOSSIBLE.values(), strict=True):
+        assert line.startswith(f"meshwright: {given}")
+
+
+@pytest.mark.parametrize(
+    ("pins", "fault"),
+    [
+        (mw.Constraints(microbatch=4), "microbatch=4 with a global batch of 6"),
+        (mw.Constraints(tp=4), "pin tp=4 on 2 devices"),
+        (mw.Constraints(dp=2, microbatch=6), "dp=2 with a global batch of 6 in 6 parts"),
+        (["tokens.wieght=S(0)"], "did you mean tokens.weight or"),
+        (mw.Constraints(storage={"layers.*.upp.weight": "S(0)"}), "did you mean layers.*.up.weight or"),
+    ],
+)
+def test_pins_that_the_model_cannot_have_are_refused_before_it_is_captured(
+    pins: list[str] | mw.Constraints, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshwright.solve.of_model.capture", lambda *_, **__: pytest.fail("captured"))
+    model, batch = small_model("gpt")
+    with pytest.raises(PlanError, match=re.escape(fault)):
+        mw.plan(model, batch, "local:2", pins=pins)
+
+
+def test_a_pin_may_be_given_twice() -> None:
+    plan = make_plan(gpt(), load_cluster("local:2"), pins=("dp=2", "dp=2", "*.up.weight=S(0)", "*.up.weight=[S(0)]"))
+    assert plan.mesh.names == ("dp",)
 
 
 def test_data_parallel_is_ddp_and_fully_sharded_is_zero_3() -> None:

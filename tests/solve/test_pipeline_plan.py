@@ -12,10 +12,11 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
+from meshwright.cutting import batch_cuts
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
+from meshwright.pins.stages import PipelinePins, pipeline_pins
 from meshwright.plan import Plan
-from meshwright.plan.cutting import batch_cuts
 from meshwright.plan.units import show_bytes
 from meshwright.predict.step import pipeline_predicted as predicted
 from meshwright.price.check import check_plan
@@ -23,7 +24,6 @@ from meshwright.price.parameter import Setting
 from meshwright.schedule import plan_lists, verify_lists
 from meshwright.schedule.reads import reads_of
 from meshwright.solve.pipeline import search as pipeline
-from meshwright.solve.pipeline.pins import PipelinePins, pipeline_pins
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice
@@ -248,7 +248,7 @@ def test_pins_that_no_pipeline_has_are_refused(gpt: Program, pins: tuple[str, ..
         ),
         (("pp=1+3", "tp=2"), "pp=1+3, tp=2 on 4 devices", "such as pp=2+2"),
         (("pp=1+1+2+1",), "pin pp=1+1+2+1 on 4 devices", "sum to 4"),
-        (("pp=1+1+1+1+1",), "pin pp=1+1+1+1+1 for", "at most 4 stages"),
+        (("pp=1+1+1+1+1",), "pin pp=1+1+1+1+1 on 4 devices", "at most 4 stages"),
     ],
 )
 def test_what_no_memory_would_help_is_refused_for_what_it_is(

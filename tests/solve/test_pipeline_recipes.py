@@ -9,11 +9,11 @@ import pytest
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
+from meshwright.pins.stages import pipeline_pins
 from meshwright.plan import Plan
 from meshwright.predict import predict
 from meshwright.price.parameter import Setting
 from meshwright.solve.pipeline.baselines import Baseline, pipelines
-from meshwright.solve.pipeline.pins import pipeline_pins
 from meshwright.solve.pipeline.search import pipeline_search
 from tests.small_models import small_model
 

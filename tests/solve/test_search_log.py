@@ -14,9 +14,9 @@ from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cli import main
 from meshwright.cluster import load_cluster
+from meshwright.cutting import batch_cuts
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.plan.cutting import batch_cuts
 from meshwright.plan.search_log import WORDS
 from meshwright.solve.plan import make_plan
 

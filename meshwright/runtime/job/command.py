@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MeshwrightError, RunError, counted
 from meshwright.models.arguments import add_json, add_model_arguments, check_reference, reference_of, write_json
+from meshwright.pins.check import check_pins
 from meshwright.runtime.job.options import (
     AUTO,
     MUST,
@@ -94,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_reference(args)
     parse_bytes(args.memory)
+    check_pins(args.pin)
     if "RANK" in os.environ:
         return _join(args)
     with stoppable():
@@ -251,14 +253,13 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None,
     from meshwright.cluster import load_cluster
     from meshwright.plan import Plan
     from meshwright.price.check import check_plan
+    from meshwright.solve.pin_words import check_names
     from meshwright.solve.plan import make_plan
 
     reference = reference_of(args)
     if args.plan == "auto":
         batch = args.global_batch or _saved_batch(args)
         tell = _say if say else LOGGER.info
-        tell(f"capturing {reference}")
-        program = capture(*reference.meta(batch), precision=args.precision, allow=args.allow)
         cluster = measured or load_cluster(args.cluster or f"local:{world or 2}")
         if world not in (None, cluster.device_count):
             raise RunError(
@@ -267,6 +268,11 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None,
                 "one process for each device",
                 f"start {cluster.device_count}, or name a cluster of {world}",
             )
+        check_pins(args.pin, cluster, batch or reference.family.batch)
+        tell(f"capturing {reference}")
+        model, tensors, loss = reference.meta(batch)
+        check_names(args.pin, model)
+        program = capture(model, tensors, loss, precision=args.precision, allow=args.allow)
         layers, devices = counted(len(program.segments), "layer"), counted(cluster.device_count, "device")
         tell(f"searching plans of {layers} on {devices}")
         plan = make_plan(

@@ -11,6 +11,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.cluster.enumerate import per_host
 from meshwright.errors import MeshwrightError, PlanError
+from meshwright.pins.stages import pipeline_pins
 from meshwright.plan import Plan
 from meshwright.predict import predicted
 from meshwright.predict.step import pipeline_predicted
@@ -18,7 +19,7 @@ from meshwright.price.parameter import Setting
 from meshwright.solve.pipeline.balance import balanced_cuts
 from meshwright.solve.pipeline.meshes import StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import FIRST, Offer, offers
-from meshwright.solve.pipeline.pins import check_pins, pipeline_pins
+from meshwright.solve.pipeline.pins import check_pins
 from meshwright.solve.pipeline.plan import Part, pipeline_plan
 
 PARTS = (4, 16)

@@ -17,10 +17,10 @@ from math import inf
 import numpy as np
 
 from meshwright.capture.program import Program
+from meshwright.cutting import cut_batch
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan
-from meshwright.plan.cutting import cut_batch
 from meshwright.predict.pieces import per_microbatch
 from meshwright.price.parameter import Setting, local_bytes
 from meshwright.simulate import SegmentCost

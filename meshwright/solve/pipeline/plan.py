@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
+from meshwright.cutting import cut_batch
 from meshwright.plan import Choice, ParameterPlan, Plan, Stage, StageLink
-from meshwright.plan.cutting import cut_batch
 from meshwright.predict.fast import NOTHING
 from meshwright.predict.pieces import stand_in
 from meshwright.predict.step import pipeline_predicted

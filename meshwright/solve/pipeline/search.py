@@ -15,9 +15,10 @@ from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.cluster.enumerate import per_host
+from meshwright.cutting import batch_cuts, cut_batch
 from meshwright.errors import PlanError, counted
+from meshwright.pins.stages import PipelinePins
 from meshwright.plan import Plan
-from meshwright.plan.cutting import batch_cuts, cut_batch
 from meshwright.plan.units import show_seconds
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
@@ -26,7 +27,7 @@ from meshwright.solve.interrupt import STOP
 from meshwright.solve.pipeline.fit import NEARLY, checkpointed, fitted
 from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import First, Offer, first_offers, more_offers, with_levels
-from meshwright.solve.pipeline.pins import FEWEST_RUNS, PipelinePins, check_pins
+from meshwright.solve.pipeline.pins import FEWEST_RUNS, check_pins
 from meshwright.solve.pipeline.placing import crossings, parts_of
 from meshwright.solve.pipeline.plan import pipeline_plan, route_far_values
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
