@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Files of tests are dealt to so many processes, each with ranks of its own.
 JOBS ?= 2
-PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
+MARKS := not full and not gpu
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Bytecode is kept: else each of the hundreds of processes that tests start compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo docs test test-all lint bench clean
+.PHONY: install demo docs test test-all tests lint bench clean
 
 install: $(STAMP)
 
@@ -31,11 +32,15 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
-	$(PYTEST) -m "not full and not gpu"
+# mypy has one thread: the tests begin meanwhile.
+test: install
+	+$(MAKE) -j 2 lint tests
 
-test-all: lint
-	$(PYTEST) -m "not gpu"
+test-all: install
+	+$(MAKE) -j 2 lint tests MARKS="not gpu"
+
+tests: install
+	$(PYTEST) -m "$(MARKS)"
 
 # The quick ones; each bench is a command of its own (`ls bench`), says what it needs, and writes JSON to out/.
 bench: install
