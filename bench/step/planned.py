@@ -102,10 +102,10 @@ def measure(step: Callable[[], Any], seconds: float = 1.0, bursts: int = 5) -> d
     """The middle of a few bursts of steps back to back; and the peak of allocated bytes."""
     for _ in range(3):
         step()
-    settle()
+    synchronize()
     start = time.perf_counter()
     step()
-    settle()
+    synchronize()
     count = max(2, int(seconds / bursts / max(1e-4, time.perf_counter() - start)))
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -114,13 +114,13 @@ def measure(step: Callable[[], Any], seconds: float = 1.0, bursts: int = 5) -> d
         start = time.perf_counter()
         for _ in range(count):
             step()
-        settle()
+        synchronize()
         times.append((time.perf_counter() - start) / count)
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     return {"step_s": median(times), "fastest_s": min(times), "slowest_s": max(times), "peak_bytes": float(peak)}
 
 
-def settle() -> None:
+def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

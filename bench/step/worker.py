@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from bench.step.judged import case_of
-from bench.step.planned import Case, Planned, Steps, as_here, measure, settle
+from bench.step.planned import Case, Planned, Steps, as_here, measure, synchronize
 from meshwright.cluster.launch import measured_s
 from meshwright.cluster.profile_load import device_of
 
@@ -78,7 +78,7 @@ def prepared(case: Case, device: Any) -> list[Job]:
         step = Steps(planned.trainer(plan), planned.data())
         for _ in range(2):
             step()
-        settle()
+        synchronize()
         step.park()
         found.append((planned, tight, plan, step, held_bytes() - before))
     return found

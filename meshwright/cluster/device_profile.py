@@ -40,7 +40,7 @@ def alignment(pixels: int, itemsize: int) -> int:
 
 def window_place(itemsize: int, images: int, image: int, channels: int, out: int, window: int, spread: int) -> Place:
     """Where a convolution lies among others: pixels, those of each image, channels in and out, elements of a window,
-    how many pixels there are for each that is swept; and how channels fill 16, 64 and 128 bytes."""
+    how many pixels of the input there are for each of the output; and how channels fill 16, 64 and 128 bytes."""
     return (images * image, image, channels, out, window, spread, *(_filling(n * itemsize) for n in (channels, out)))
 
 

@@ -25,15 +25,15 @@ def measured_s(device: torch.device) -> float:
 
 
 def _round_s(one: torch.Tensor) -> float:
-    _settle(one.device)
+    _synchronize(one.device)
     before = time.perf_counter()
     for _ in range(_CALLS):
         one + 1
     found = time.perf_counter() - before
-    _settle(one.device)
+    _synchronize(one.device)
     return found
 
 
-def _settle(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

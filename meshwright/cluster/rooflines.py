@@ -74,8 +74,8 @@ def attention_base_s(
 def convolution_base_s(
     peak: float, bandwidth: float, itemsize: int, units: int, sizes: tuple[int, ...], side: str
 ) -> float:
-    """sizes: images, pixels of each that are swept, channels of a group, channels out, elements of a window, pixels
-    of each that are there, groups. A window of one is a product; others are brought into another order before and
+    """sizes: images, output pixels of each, channels of a group, channels out, elements of a window, input pixels
+    of each, groups. A window of one is a product; others are brought into another order before and
     after.
     """
     images, image, channels, out, window, wide, groups = sizes

@@ -17,8 +17,8 @@ from meshwright.caches import CACHES
 from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.capture.targets import call
 from meshwright.cost.traced.storage import base, depends_on, is_part, is_view, outputs_of, producer
+from meshwright.generate.expert_rows import fix_expert_rows
 from meshwright.generate.gpu_norm import rms_norm_as_on_gpu
-from meshwright.generate.settle import settle
 from meshwright.generate.strides import in_order, memory_format
 from meshwright.generate.writes import without_writes
 from meshwright.profile.attention import attention_kernel
@@ -90,7 +90,7 @@ def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "", images: b
     fakes = [_fake(value, mode, device, value.name in given) for value in arguments]
     fakes += [_fake(known[name], mode, device, images) for name in outputs]
     traced = without_writes(trace_joint(joint, fakes, mode), fakes, mode)
-    settle(traced)
+    fix_expert_rows(traced)
     labels = [*map(label, names), *(f"gradient_{i}" for i in range(len(outputs)))]
     _name_placeholders(traced, labels)
     _drop_unread(traced)

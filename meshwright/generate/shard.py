@@ -10,7 +10,7 @@ from dataclasses import replace
 from meshwright.capture.program import Op, Ref, SegmentGraph, TensorType, Value
 from meshwright.cluster import Mesh
 from meshwright.layout import Layout
-from meshwright.price.flow import Flow, Move, invariant, settled
+from meshwright.price.flow import Flow, Move, canonical, invariant
 
 CONVERT = "meshwright.layout.convert:convert"
 
@@ -24,7 +24,7 @@ def shard(found: Flow, outputs: tuple[Layout, ...]) -> SegmentGraph:
     def want(name: str, layout: Layout) -> str:
         """The name of a value in this layout; the conversion is emitted when it is first wanted."""
         value = values[name]
-        target = settled(layout, value.grad)
+        target = canonical(layout, value.grad)
         if target == found.layouts[name]:
             return name
         if (name, target) not in names:

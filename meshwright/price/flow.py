@@ -47,7 +47,7 @@ def invariant(mesh: Mesh) -> Layout:
     return Layout((I,) * len(mesh.axes))
 
 
-def settled(layout: Layout, grad: bool) -> Layout:
+def canonical(layout: Layout, grad: bool) -> Layout:
     """The layout as far as it matters: without a gradient `R` is `I`."""
     return layout if grad else _without_gradient(layout)
 
@@ -84,7 +84,7 @@ def flow(
         for name, wanted in zip(op.operands(), one.operands, strict=True):
             _want(found, values[name], wanted)
         for value, layout in zip(op.results, one.results, strict=True):
-            layouts[value.name] = settled(layout, value.grad)
+            layouts[value.name] = canonical(layout, value.grad)
     for name, text in zip(graph.outputs, choice.outputs, strict=True):
         _want(found, values[name], Layout.parse(text))
     for _, name in graph.updates:
@@ -109,11 +109,11 @@ def _argument_layouts(
     found = {value.name: Layout.parse(text) for value, text in zip(graph.inputs, choice.inputs, strict=True)}
     found |= {value.name: commons.get(value.name, invariant(mesh)) for value in graph.commons}
     for value in graph.params:
-        found[value.name] = settled(Layout.parse(choice.parameters[value.name]), value.grad)
+        found[value.name] = canonical(Layout.parse(choice.parameters[value.name]), value.grad)
     return found | {value.name: invariant(mesh) for value in graph.buffers}
 
 
 def _want(found: Flow, value: Value, wanted: Layout) -> None:
-    target, source = settled(wanted, value.grad), found.layouts[value.name]
+    target, source = canonical(wanted, value.grad), found.layouts[value.name]
     if target != source and (value.name, target) not in found.moves:
         found.moves[value.name, target] = move(value, source, target, found.mesh)

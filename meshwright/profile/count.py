@@ -118,8 +118,8 @@ def _pair_flops(op: Op, operands: Sequence[Value]) -> tuple[int, ...]:
     if name in ATTENTIONS or name == RING:
         return _attention(op, operands)
     if name in CONVOLUTIONS:
-        swept = operands[0] if "transpose" in name else op.results[0]
-        return (2 * prod(swept.type.sizes) * prod(operands[1].type.sizes[1:]),)
+        output = operands[0] if "transpose" in name else op.results[0]
+        return (2 * prod(output.type.sizes) * prod(operands[1].type.sizes[1:]),)
     if name in RECURRENT:
         return tuple(recurrent_flops(operands).values())
     return _PRODUCTS[name](op, operands) if name in _PRODUCTS else ()

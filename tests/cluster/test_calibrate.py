@@ -83,9 +83,9 @@ def test_scattered_sizes_are_many_and_within_bounds(effort: calibration.Effort) 
 
 def test_a_convolution_sample_sweeps_what_it_is_counted_with() -> None:
     rates = Rates(CPU, CpuClock(1e-6, 1), {}, 1.0)
-    for window, stride, swept in (((3, 3), 1, 64), ((3, 3), 2, 16), ((2, 2), 2, 16), ((1, 7), 1, 64)):
+    for window, stride, positions in (((3, 3), 1, 64), ((3, 3), 2, 16), ((2, 2), 2, 16), ((1, 7), 1, 64)):
         calls, pixels = convolution_calls(rates, torch.float32, (2, 8, 4, 8, window, stride))
-        assert pixels == swept
+        assert pixels == positions
         assert [side for side, _ in calls] == ["forward", "input", "weight"]
         for _, run in calls:
             run()

@@ -15,7 +15,7 @@ from meshwright.cluster import Mesh
 from meshwright.layout import Layout
 from meshwright.pins.pins import Pins
 from meshwright.plan import Choice, ParameterPlan
-from meshwright.price.flow import settled
+from meshwright.price.flow import canonical
 from meshwright.price.parameter import ParameterPrice, Setting, chain_uses, parameter_price
 from meshwright.price.segment import price_segment
 from meshwright.price.together import whole_bytes
@@ -151,10 +151,10 @@ class Oracle:
         options: list[list[str]] = []
         for value, name in zip(made.graph.params, self.program.segments[index].params, strict=True):
             places = made.uses[value.name]
-            wants = [settled(made.strategies[i][picked[i]].operands[position], value.grad) for i, position in places]
+            wants = [canonical(made.strategies[i][picked[i]].operands[position], value.grad) for i, position in places]
             computes = list(dict.fromkeys(plan.compute for plan in self._plans(name, made, value.name)))
             if len(wants) == 1 and len(self.program.uses_of(name)) == 1:
-                computes = [text for text in computes if _used_as(settled(Layout.parse(text), value.grad), wants[0])]
+                computes = [text for text in computes if _used_as(canonical(Layout.parse(text), value.grad), wants[0])]
             options.append(computes)
         for texts in product(*options):
             yield {value.name: text for value, text in zip(made.graph.params, texts, strict=True)}
@@ -168,7 +168,7 @@ def _two_copies(made: Space, picked: tuple[int, ...], outputs: dict[str, Layout]
     """At most two layouts of a value are made."""
     for name, places in made.uses.items():
         grad = made.values[name].grad
-        wants = {settled(made.strategies[i][picked[i]].operands[position], grad) for i, position in places}
+        wants = {canonical(made.strategies[i][picked[i]].operands[position], grad) for i, position in places}
         if name in outputs:
             wants.add(outputs[name])
         if len(wants) > 2:

@@ -34,8 +34,8 @@ from meshwright.capture.tracing.state import (
     check_random,
     restore,
     set_attributes,
-    settle_buffers,
     state_of,
+    write_assigned_buffers,
 )
 from meshwright.capture.tracing.swallowed import noted_numbers, raised_again
 from meshwright.capture.tracing.traps import eager_paths
@@ -71,7 +71,7 @@ class _WithLoss(nn.Module):
         before, buffers = state_of(self.model, self.given[0]), buffers_of(self.model)
         with raised_again(), noted_numbers(), Intercept(self.questions):
             loss = self._scalar(shaped(self.form, batch))
-            settle_buffers(buffers)
+            write_assigned_buffers(buffers)
         after = state_of(self.model, self.given[0])
         check_random(before, after)
         self.changes.update(changes(before, after))  # in place: export puts attributes back

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.capture.tracing.opaque import Entries, Slot, fill, flatten, record_whole
-from meshwright.capture.tracing.state import buffers_of, settle_buffers
+from meshwright.capture.tracing.state import buffers_of, write_assigned_buffers
 
 
 class NotAlikeError(Exception):
@@ -105,17 +105,17 @@ def _same(first: Any, other: Any) -> bool:
 def _share(group: list[tuple[str, nn.Module]], numbers: Iterator[int]) -> None:
     traced: dict[str, _Traced] = {}
     for path, layer in group:
-        layer.forward = _forward(path, _settled(layer), traced, numbers)
+        layer.forward = _forward(path, _writing_buffers(layer), traced, numbers)
 
 
-def _settled(layer: nn.Module) -> Callable[..., Any]:
+def _writing_buffers(layer: nn.Module) -> Callable[..., Any]:
     """Its forward, after which buffers that it assigned are written: that is what is done again for other layers."""
     forward = layer.forward
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before = buffers_of(layer)
         result = forward(*args, **kwargs)
-        settle_buffers(before)
+        write_assigned_buffers(before)
         return result
 
     return call

@@ -101,7 +101,7 @@ def remembered(names: list[str]) -> CaptureError:
     )
 
 
-def settle_buffers(before: Mapping[tuple[nn.Module, str], Tensor]) -> None:
+def write_assigned_buffers(before: Mapping[tuple[nn.Module, str], Tensor]) -> None:
     """Buffers that were assigned (`self.centre = ...`) are written instead, and assigned back."""
     for (module, name), old in before.items():
         new = own_buffers(module).get(name)

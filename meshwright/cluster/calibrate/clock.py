@@ -43,7 +43,7 @@ class CpuClock:
     def host_s(self, run: Run, calls: int = 1) -> float:
         return 0.0
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Nothing runs behind a CPU's back."""
 
 
@@ -61,9 +61,9 @@ class CudaClock:
     def device_s(self, run: Run, rounds: int | None = None) -> float:
         """Seconds of device time per call: the shortest of a few rounds."""
         run()
-        self.settle()
+        self.synchronize()
         asked_s = _wall_s(run, 2) / 2
-        self.settle()
+        self.synchronize()
         once_s = self._events_s(run, 1, asked_s)
         repeats = max(1, min(20, int(self.target_s / max(once_s, 1e-6)), int(_AHEAD_S / asked_s)))
         return min(self._events_s(run, repeats, asked_s) for _ in range(rounds or self.rounds))
@@ -73,12 +73,12 @@ class CudaClock:
         repeats = max(1, _QUEUE // calls)
         times = []
         for _ in range(5):
-            self.settle()
+            self.synchronize()
             times.append(_wall_s(run, repeats) / (repeats * calls))
-        self.settle()
+        self.synchronize()
         return median(times)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
     def _fill(self) -> None:
@@ -99,7 +99,7 @@ class CudaClock:
                 run()
             end.record()
             took_s = time.perf_counter() - begin_s
-            self.settle()
+            self.synchronize()
             if took_s <= fills * self._fill_s or not fills:
                 break
             ahead_s = 2 * took_s

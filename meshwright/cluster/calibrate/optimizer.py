@@ -32,9 +32,9 @@ def optimizers(
     }
     with _one_rank(rates.device) as wrap:
         if wrap is not None:
-            gradient_s, lent_s = _handed_s(rates, pace, wrap)
+            gradient_s, swap_s = _handed_s(rates, pace, wrap)
             fused = found["adamw.fused"]
-            each = {"tensor_s": _short(fused["tensor_s"] + lent_s), "gradient_s": gradient_s}
+            each = {"tensor_s": _short(fused["tensor_s"] + swap_s), "gradient_s": gradient_s}
             found["adamw.sharded"] = fused | each
     return found
 
@@ -85,7 +85,7 @@ def _each(rates: Rates, pace: Pace | None, options: dict[str, bool]) -> dict[str
 
 
 def _handed_s(rates: Rates, pace: Pace | None, wrap: Wrap) -> tuple[float, float]:
-    """Host seconds of handing a gradient to a parameter as a DTensor, and of lending its piece to a step and taking it
+    """Host seconds of handing a gradient to a parameter as a DTensor, and of swapping its shard in for a step and
     back, as trainers do; on a CPU, all there is."""
     parameter = nn.Parameter(wrap(torch.randn(1024, device=rates.device)))
     piece = nn.Parameter(torch.randn(1024, device=rates.device), requires_grad=False)
@@ -95,7 +95,7 @@ def _handed_s(rates: Rates, pace: Pace | None, wrap: Wrap) -> tuple[float, float
         for _ in range(FEW):
             parameter.grad = dtensor_like(local, parameter)
 
-    def lend() -> None:
+    def swap() -> None:
         for _ in range(FEW):
             piece.grad = local_tensor(parameter.grad)
             piece.grad = None
@@ -103,7 +103,7 @@ def _handed_s(rates: Rates, pace: Pace | None, wrap: Wrap) -> tuple[float, float
     hand()
     if pace is None:
         return _short(rates.clock.device_s(hand) / FEW), 0.0
-    found = pace.paced(lambda: [rates.clock.host_s(run, FEW) for run in (hand, lend)])
+    found = pace.paced(lambda: [rates.clock.host_s(run, FEW) for run in (hand, swap)])
     return _short(pace.usual_s * found[0]), _short(pace.usual_s * found[1])
 
 

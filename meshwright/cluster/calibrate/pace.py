@@ -63,19 +63,19 @@ class Reference:
 
     def phases(self) -> list[float]:
         """The host's seconds of forward, backward and optimizer."""
-        self._settle()
+        self._synchronize()
         found = [after - before for before, after in pairwise(self._step())]
-        self._settle()
+        self._synchronize()
         return found
 
     def now_s(self) -> float:
-        self._settle()
+        self._synchronize()
         start = time.perf_counter()
         self._step()
-        self._settle()
+        self._synchronize()
         return time.perf_counter() - start
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

@@ -182,18 +182,18 @@ def _convolution(
     rates: Rates, dtype: torch.dtype, point: Convolution, lies: torch.memory_format = torch.contiguous_format
 ) -> tuple[list[int], dict[str, float]]:
     images, edge, channels, out, window, stride = point
-    calls, swept = convolution_calls(rates, dtype, point, lies)
+    calls, positions = convolution_calls(rates, dtype, point, lies)
     # Convolutions in single precision run on TF32 units where there are any: torch's default.
     peak = rates.peaks.get("tf32", rates.peaks["float32"]) if dtype is torch.float32 else rates.peaks[_text(dtype)]
     elements, wide = window[0] * window[1], edge * edge
-    sizes = (images, swept, channels, out, elements, wide, 1)
+    sizes = (images, positions, channels, out, elements, wide, 1)
     found = {}
     for side, run in calls:
         base_s = convolution_base_s(peak, rates.bandwidth, dtype.itemsize, rates.units, sizes, side)
         found[side] = rates.clock.device_s(run, rounds=1) / base_s
     if elements == 1 and stride == 1:
-        return [images, swept, channels, out, alignment(swept, dtype.itemsize)], found
-    return [images, swept, channels, out, elements, -(-wide // swept)], found
+        return [images, positions, channels, out, alignment(positions, dtype.itemsize)], found
+    return [images, positions, channels, out, elements, -(-wide // positions)], found
 
 
 LAST: tuple[Convolution, ...] = (
@@ -219,7 +219,7 @@ def channels_last(rates: Rates, dtype: torch.dtype) -> dict[str, float]:
 def convolution_calls(
     rates: Rates, dtype: torch.dtype, point: Convolution, lies: torch.memory_format = torch.contiguous_format
 ) -> tuple[list[tuple[str, Callable[[], object]]], int]:
-    """Forward, the input's gradient and the weight's; and how many pixels of each image are swept."""
+    """Forward, the input's gradient and the weight's; and at how many positions of each image the window lies."""
     images, edge, channels, out, window, stride = point
     x = random_tensor(rates, dtype, images, channels, edge, edge).to(memory_format=lies).requires_grad_()
     weight = random_tensor(rates, dtype, out, channels, *window).to(memory_format=lies).requires_grad_()

@@ -39,7 +39,7 @@ def steady(rates: Rates, dtype: torch.dtype, size: int, copy_bytes: int) -> list
             for _ in range(copies):
                 target.copy_(source)
             marks[-1][2].record()
-        rates.clock.settle()
+        rates.clock.synchronize()
         late = marks[len(marks) // 2 :]
         took_s = [sum(mark[i].elapsed_time(mark[i + 1]) for mark in late) * 1e-3 / len(late) for i in (0, 1)]
         found.append([share, took_s[0] / (products * product_s), took_s[1] / (copies * copy_s)])

@@ -34,7 +34,7 @@ class Tape:
 
     def forward(self) -> list[float]:
         """Seconds of each op."""
-        self._settle()
+        self._synchronize()
         state: object = self.x
         stamps = [perf_counter()]
         for move in self.moves:
@@ -61,13 +61,13 @@ class Tape:
                 count += 1
                 look(last_of(state), count)
         loss = last_of(state).mean()
-        self._settle()
+        self._synchronize()
         loss.backward()  # type: ignore[no-untyped-call]
         for handle in handles:
             handle.remove()
         return {number: ended[number] - begun[number] for number in range(count)}
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         self.x.grad = None
         for move in self.moves:
             for leaf in move.leaves:

@@ -53,15 +53,15 @@ def _best_s(work: Callable[[], object], device: torch.device) -> float:
     """The shortest of a few runs: a busy machine only ever makes a run longer."""
     best = float("inf")
     for _ in range(4):
-        _settle(device)
+        _synchronize(device)
         start = time.perf_counter()
         work()
-        _settle(device)
+        _synchronize(device)
         best = min(best, time.perf_counter() - start)
     return best
 
 
-def _settle(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -126,7 +126,7 @@ class Worker:
             for k, work in enumerate(works):
                 work.wait()
                 if k < len(inbox):
-                    _settle(self.device)
+                    _synchronize(self.device)
                     times[k].append(time.perf_counter() - start)
             while len(works) < len(inbox) and any(len(t) < len(times[0]) for t in times):
                 # NCCL joins a batch into one operation: all of it arrives together.
@@ -141,11 +141,11 @@ class Worker:
             return None
         times = []
         for _ in range(_REPEATS):
-            _settle(self.device)
+            _synchronize(self.device)
             start = time.perf_counter()
             for _ in range(_TRIPS):
                 self._trip(x, second if self.rank == first else first, sends=self.rank == first)
-            _settle(self.device)
+            _synchronize(self.device)
             times.append((time.perf_counter() - start) / _TRIPS)
         return times if self.rank == first else None
 
@@ -169,10 +169,10 @@ class Worker:
         times = []
         for _ in range(_REPEATS):
             dist.barrier(self.groups[ranks])
-            _settle(self.device)
+            _synchronize(self.device)
             start = time.perf_counter()
             run()
-            _settle(self.device)
+            _synchronize(self.device)
             times.append(time.perf_counter() - start)
         return times
 

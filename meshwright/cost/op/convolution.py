@@ -11,12 +11,12 @@ def convolution(case: Case) -> Seconds:
     """A turned one runs the gradient of the plain one forward, and the plain one backward."""
     x, weight = case.operands[:2]
     turned = "transpose" in case.name
-    swept, wide = (x, case.results[0]) if turned else (case.results[0], x)
+    output, wide = (x, case.results[0]) if turned else (case.results[0], x)
     groups = max(1, wide.shape[1] // weight.shape[1])
     if groups > 1 and groups == wide.shape[1] and not turned:
         forward_s, inputs_s, weights_s = _depthwise(case)
     else:
-        forward_s, inputs_s, weights_s = _dense(case, swept.shape, wide.shape, groups, turned)
+        forward_s, inputs_s, weights_s = _dense(case, output.shape, wide.shape, groups, turned)
     if len(case.operands) > 2:
         bias_s = _bias(case)
         forward_s += bias_s[0]
@@ -42,10 +42,10 @@ def _is_depthwise(case: Case) -> bool:
     return weight.shape[1] == 1 and x.shape[1] > 1 and "transpose" not in case.name
 
 
-def _dense(case: Case, swept: tuple[int, ...], wide: tuple[int, ...], groups: int, turned: bool) -> Seconds:
+def _dense(case: Case, output: tuple[int, ...], wide: tuple[int, ...], groups: int, turned: bool) -> Seconds:
     x, weight = case.operands[:2]
-    image, there = max(1, prod(swept[2:])), prod(wide[2:])
-    sizes = (swept[0], image, weight.shape[1], weight.shape[0], window_size(case), max(image, there), groups)
+    image, there = max(1, prod(output[2:])), prod(wide[2:])
+    sizes = (output[0], image, weight.shape[1], weight.shape[0], window_size(case), max(image, there), groups)
 
     def side(name: str) -> float:
         return case.on.convolution_s(name, case.dtype, case.itemsize, sizes)

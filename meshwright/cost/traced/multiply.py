@@ -80,21 +80,21 @@ def convolution_sides(call: Call) -> list[str]:
 def _convolution_side_s(call: Call, side: str, lies_last: bool) -> float:
     backward = "backward" in call.name
     x, weight = call.reads[backward], call.reads[backward + 1]
-    swept = call.reads[0] if backward else call.makes[0]
+    output = call.reads[0] if backward else call.makes[0]
     dtype, itemsize = float_of(call.node)
     if side == "bias":
-        return call.on.kernel_s("bias.forward", dtype, 2 * bytes_of([swept]))
+        return call.on.kernel_s("bias.forward", dtype, 2 * bytes_of([output]))
     if side == "bias_sum":
-        channels = swept.shape[1]
-        return call.on.rows_s("channel_sum", "forward", dtype, itemsize, channels, swept.numel() // max(1, channels))
+        channels = output.shape[1]
+        return call.on.rows_s("channel_sum", "forward", dtype, itemsize, channels, output.numel() // max(1, channels))
     groups = max(1, x.shape[1] // weight.shape[1])
     if groups > 1 and groups == x.shape[1]:  # each channel by itself; both gradients were measured as one
-        work = bytes_of([swept]) * prod(weight.shape[2:]) / 9
+        work = bytes_of([output]) * prod(weight.shape[2:]) / 9
         name = "depthwise_last" if lies_last and "depthwise_last.forward" in call.on.tables.kernels else "depthwise"
         both_s = call.on.kernel_s(f"{name}.{'forward' if side == 'forward' else 'backward'}", dtype, work)
         return both_s if side == "forward" else both_s / 2
-    image, wide = max(1, prod(swept.shape[2:])), prod(x.shape[2:])
-    sizes = (swept.shape[0], image, weight.shape[1], weight.shape[0], prod(weight.shape[2:]), max(image, wide), groups)
+    image, wide = max(1, prod(output.shape[2:])), prod(x.shape[2:])
+    sizes = (output.shape[0], image, weight.shape[1], weight.shape[0], prod(weight.shape[2:]), max(image, wide), groups)
     seconds = call.on.channels_last_s if lies_last else call.on.convolution_s
     return seconds(side, dtype, itemsize, sizes)
 
@@ -106,8 +106,8 @@ def flops(call: Call) -> float:
     if str(node.target).startswith(PRODUCTS):
         return 2.0 * float(node.meta["val"].numel()) * float(factors(node)[0].meta["val"].shape[-1])
     if call.name.startswith("convolution"):
-        swept, weight = (values[0], values[2]) if back else (node.meta["val"], values[1])
-        return (4.0 if back else 2.0) * float(swept.numel()) * float(weight.numel()) / float(weight.shape[0])
+        output, weight = (values[0], values[2]) if back else (node.meta["val"], values[1])
+        return (4.0 if back else 2.0) * float(output.numel()) * float(weight.numel()) / float(weight.shape[0])
     query, key = values[back], values[back + 1]
     seen = 0.5 if call.given().get("is_causal") else 1.0
     return (10.0 if back else 4.0) * seen * float(query.numel()) * float(key.shape[-2])

@@ -64,7 +64,7 @@ class Interpreter:
     ) -> Tensor:
         self._begin(batches, random)
         with self._counted():
-            self.exchange.tied_replicas.lend()
+            self.exchange.tied_replicas.send()
             self._play(instructions)
             for part in self.parts:
                 part.store.wait()
@@ -75,7 +75,7 @@ class Interpreter:
         """The loss in eval mode; gathers what it needs and keeps nothing."""
         self.evaluating = True
         self._begin(batches, RandomState(dropout=False))
-        self.exchange.tied_replicas.lend()
+        self.exchange.tied_replicas.send()
         self._play(instructions)
         self.exchange.tied_replicas.forget()
         return self._end()

@@ -24,7 +24,7 @@ OUT, HOME = 5, 6
 
 
 @dataclass(slots=True)
-class Lent:
+class TiedCopy:
     """A transfer under way. dtype, wide: of the copy and of its gradient. ready: the gradient, about to set out."""
 
     transfer: TiedWeightTransfer
@@ -44,23 +44,23 @@ class TiedReplicas:
         self.device, self.out, self.home = device, channels[OUT], channels[HOME]
         self.parts = {part.stage.first: part for part in parts}
         own = {rank for part in parts for rank in part.stage.mesh.ranks}
-        self.lent: list[Lent] = []
+        self.copies: list[TiedCopy] = []
         for transfer in transfers(plan, program) if len(plan.stages) > 1 else []:
             if own & {*transfer.owner.mesh.ranks, *transfer.replica.stage.mesh.ranks}:
                 dtype = getattr(torch, program.parameter(transfer.name).type.dtype)
-                self.lent.append(Lent(transfer, dtype, getattr(torch, plan.parameters[transfer.name].dtype)))
+                self.copies.append(TiedCopy(transfer, dtype, getattr(torch, plan.parameters[transfer.name].dtype)))
 
-    def lend(self) -> None:
+    def send(self) -> None:
         """At the beginning of a step: copies set out for the tied replicas, taken where they are first needed."""
         rank = dist.get_rank()
-        for one in self.lent:
+        for one in self.copies:
             home = self.parts.get(one.transfer.owner.first) if rank in one.transfer.there.sources else None
             local = None if home is None else home.store.local(one.transfer.name).detach().to(one.dtype)
             one.out = begin(one.transfer.there, local, one.dtype, self.device, self.out)
 
     def take(self, segment: int) -> None:
         """The copies that a segment reads, in its stage's store."""
-        for one in self.lent:
+        for one in self.copies:
             stage = one.transfer.replica.stage
             part = self.parts.get(stage.first)
             if part is None or segment not in stage.segments or one.transfer.name in part.store.copies:
@@ -76,7 +76,7 @@ class TiedReplicas:
 
         In the order of the transfers: one that is ready before another waits for it, so that both ends count alike.
         """
-        for one in self.lent:
+        for one in self.copies:
             transfer = one.transfer
             part = self.parts.get(transfer.replica.stage.first)
             if part is None or segment != transfer.first or transfer.back is None:
@@ -86,7 +86,7 @@ class TiedReplicas:
                 gradient = torch.zeros_like(part.store.copies[transfer.name], dtype=one.wide)
             with use_transport(part.transport):
                 one.ready = transfer.replica.reduced(gradient, transfer.shape)
-        for one in self.lent:
+        for one in self.copies:
             if (
                 one.transfer.back is None
                 or one.returned is not None
@@ -101,11 +101,11 @@ class TiedReplicas:
     def collect(self) -> None:
         """At the end of a step: gradients come home and are added to the stored parameter's; all sends are over."""
         rank = dist.get_rank()
-        for one in self.lent:
+        for one in self.copies:
             if one.transfer.back is not None and one.returned is None:
                 one.returned = begin(one.transfer.back, None, one.wide, self.device, self.home)
         self.forget()
-        for one in self.lent:
+        for one in self.copies:
             if one.transfer.back is None or one.returned is None:
                 continue
             found: Tensor | None = one.returned.wait()
@@ -114,8 +114,8 @@ class TiedReplicas:
                 self.parts[one.transfer.owner.first].store.add_stored({one.transfer.name: found})
 
     def forget(self) -> None:
-        """After evaluating: what was lent is over, nothing comes back."""
-        for one in self.lent:
+        """After evaluating: copies under way have arrived, nothing comes back."""
+        for one in self.copies:
             if one.out is not None:
                 one.out.wait()
                 one.out = None

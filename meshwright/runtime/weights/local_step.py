@@ -41,13 +41,13 @@ _PIECE = "meshwright_piece"
 
 
 def prepare(parameter: nn.Parameter) -> None:
-    """From now on its piece can be lent: a plain parameter over the same memory."""
+    """From now on an optimizer can step its shard: a plain parameter over the same memory."""
     if isinstance(parameter.data, DTensor):
         setattr(parameter, _PIECE, nn.Parameter(local_tensor(parameter).detach(), requires_grad=False))
 
 
-class _Lending:
-    """What one optimizer is handed. groups: its parameters, and what stands in for them; others are lent as they are.
+class _LocalParameters:
+    """What one optimizer is handed. groups: its parameters, and what stands in for them; others stay as they are.
     state: the optimizer's, by what stands in. seen: which tensors that was made from."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -67,7 +67,7 @@ class _Lending:
             for group, own in zip(groups, self.groups, strict=True)
         )
 
-    def lend(self, optimizer: torch.optim.Optimizer) -> None:
+    def swap_in(self, optimizer: torch.optim.Optimizer) -> None:
         self.stored = optimizer.state
         for one, piece in self.pairs:
             if piece is not one:
@@ -92,7 +92,7 @@ class _Lending:
             if hosted is not None and is_state(key, local, piece) and not hosted.memory.holds(local):
                 state[key] = _wrapped(key, hosted.memory.put(local), one, piece)
 
-    def take_back(self, optimizer: torch.optim.Optimizer) -> None:
+    def swap_out(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.state = self.stored
         for group, params in zip(optimizer.param_groups, self.groups, strict=True):
             group["params"] = list(params)
@@ -110,10 +110,10 @@ def _wrapped(key: str, value: Any, stored: nn.Parameter, piece: nn.Parameter) ->
     return dtensor_like(value, stored) if stored is not piece and is_state(key, value, piece) else value
 
 
-_LENDING: WeakKeyDictionary[torch.optim.Optimizer, _Lending] = WeakKeyDictionary()
+_LOCAL: WeakKeyDictionary[torch.optim.Optimizer, _LocalParameters] = WeakKeyDictionary()
 
 
-def lend_pieces(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def swap_in_shards(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Before a step; nothing where it may look at more than one element at a time, or somebody else looks at it."""
     closure = any(one is not None for one in (*args[1:], *kwargs.values()))  # the first is the optimizer
     watched = has_step_hooks(optimizer, HOOKS) or hasattr(optimizer, "grad_scale")
@@ -129,10 +129,10 @@ def lend_pieces(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         step_whole(optimizer)
     if type(optimizer) not in ELEMENTWISE or closure or watched:
         return
-    lending = _LENDING.get(optimizer)
-    if lending is None or not lending.fits(optimizer):
-        lending = _LENDING[optimizer] = _Lending(optimizer)
-    lending.lend(optimizer)
+    local = _LOCAL.get(optimizer)
+    if local is None or not local.fits(optimizer):
+        local = _LOCAL[optimizer] = _LocalParameters(optimizer)
+    local.swap_in(optimizer)
 
 
 def _check_here(optimizer: torch.optim.Optimizer) -> None:
@@ -146,9 +146,9 @@ def _check_here(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def take_back(optimizer: torch.optim.Optimizer) -> None:
+def swap_out(optimizer: torch.optim.Optimizer) -> None:
     """After it; or before the next, where one has ended with an error."""
-    lending = _LENDING.get(optimizer)
-    if lending is not None and lending.stored is not None:
-        lending.take_back(optimizer)
+    local = _LOCAL.get(optimizer)
+    if local is not None and local.stored is not None:
+        local.swap_out(optimizer)
     give_back(optimizer)

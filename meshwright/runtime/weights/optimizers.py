@@ -21,7 +21,7 @@ from meshwright.errors import RunError
 from meshwright.runtime.weights.adoption import Cut
 from meshwright.runtime.weights.hosted import in_groups
 from meshwright.runtime.weights.in_pieces import InPieces, PiecesDict
-from meshwright.runtime.weights.local_step import ELEMENTWISE, lend_pieces, prepare, take_back
+from meshwright.runtime.weights.local_step import ELEMENTWISE, prepare, swap_in_shards, swap_out
 from meshwright.runtime.weights.stage_state import OwnStage
 from meshwright.runtime.weights.whole_step import keep_cut, shard_loaded_state
 
@@ -102,7 +102,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """What its class tells: nothing has been allocated yet."""
     if in_groups(optimizer):
         return
-    take_back(optimizer)
+    swap_out(optimizer)
     _check_kind(optimizer)
     if optimizer in _BEFORE:
         _BEFORE[optimizer]()
@@ -115,7 +115,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             planned = getattr(parameter, _PLANNED, None)
             if planned is not None and expected > STATES[planned]:
                 raise _refuse(optimizer, expected, planned)
-    lend_pieces(optimizer, args, kwargs)
+    swap_in_shards(optimizer, args, kwargs)
 
 
 def _check_kind(optimizer: torch.optim.Optimizer) -> None:
@@ -159,7 +159,7 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """What it keeps: for a class that we do not know. A tensor of the parameter's size counts."""
     if in_groups(optimizer):
         return
-    take_back(optimizer)
+    swap_out(optimizer)
     _STEPS[optimizer] = steps_of(optimizer) + 1
     if type(optimizer) in ELEMENTWISE:
         return

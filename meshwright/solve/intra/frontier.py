@@ -269,14 +269,14 @@ class Frontier:
             users = self.uses[name]
             if len(users) > 1:
                 tied[value.name] = Tied(self._tied_options(name), self._uses(users) if users[0] == index else 0)
-        settled = self._settled(segment) if self.skips is not None else {}
+        fixed = self._fixed_layouts(segment) if self.skips is not None else {}
         uses = self._uses((index,))
-        key = (segment.graph, tuple(tied.items()), tuple(settled.items()), uses, freedom)
+        key = (segment.graph, tuple(tied.items()), tuple(fixed.items()), uses, freedom)
         if key not in self._problems:
-            self._problems[key] = SegmentProblem(self.space(segment), tied, settled, uses, freedom)
+            self._problems[key] = SegmentProblem(self.space(segment), tied, fixed, uses, freedom)
         return self._problems[key]
 
-    def _settled(self, segment: Segment) -> dict[str, Layout]:
+    def _fixed_layouts(self, segment: Segment) -> dict[str, Layout]:
         """The layout of each boundary value that crosses more than one boundary, by local name."""
         here, far = self.space(segment), far_values(self.program)
         graph = here.graph
@@ -308,7 +308,7 @@ class Frontier:
             here = self.space(segment)
             crossing = (*(value.name for value in here.graph.inputs), *here.graph.outputs)
             lying = {name: skip_layout(here, name, skips) for name in crossing}
-            alone = solve_segment(SegmentProblem(here, settled=lying), 0.0, segment.graph)
+            alone = solve_segment(SegmentProblem(here, fixed=lying), 0.0, segment.graph)
             if not np.isfinite(alone.costs).any():
                 raise PlanError(f"no way is left to run layer {segment.name}", "pins that agree", "drop one of them")
             found = alone.answer((0,) * alone.costs.ndim).parameters

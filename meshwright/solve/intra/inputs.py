@@ -13,7 +13,7 @@ from meshwright.cluster import Mesh
 from meshwright.layout import Layout
 from meshwright.plan import Choice, InputPlan
 from meshwright.plan.stages import stage_inputs, stage_prologue
-from meshwright.price.flow import Flow, flow, invariant, settled
+from meshwright.price.flow import Flow, canonical, flow, invariant
 from meshwright.rules import Strategy, strategies
 
 Wishes = dict[str, set[Layout]]
@@ -49,9 +49,9 @@ def input_layouts(
     for op in reversed(prologue.ops):
         made = _agreeing(op, values, mesh, wishes)
         chosen[op.name] = made.text
-        layouts.update((v.name, settled(layout, False)) for v, layout in zip(op.results, made.results, strict=True))
+        layouts.update((v.name, canonical(layout, False)) for v, layout in zip(op.results, made.results, strict=True))
         for name, layout in zip(op.operands(), made.operands, strict=True):
-            wishes.setdefault(name, set()).add(settled(layout, False))
+            wishes.setdefault(name, set()).add(canonical(layout, False))
     shapes = {value.name: value.type.at(program.batch).sizes for value in program.inputs}
     inputs = {
         name: str(_even(_agreed(wishes.get(name, set()), mesh), shapes[name], mesh))
@@ -63,7 +63,7 @@ def input_layouts(
 
 def _wanted(found: Flow, value: Value) -> set[Layout]:
     return {
-        settled(layout, value.grad)
+        canonical(layout, value.grad)
         for op in found.graph.ops
         for name, layout in zip(op.operands(), found.strategies[op.name].operands, strict=True)
         if name == value.name
@@ -85,6 +85,6 @@ def _agreeing(op: Op, values: dict[str, Value], mesh: Mesh, wishes: Wishes) -> S
     found = strategies(op, values, mesh)
     for made in found:
         pairs = zip(op.results, made.results, strict=True)
-        if all(_agreed(wishes.get(value.name, set()), mesh) == settled(layout, False) for value, layout in pairs):
+        if all(_agreed(wishes.get(value.name, set()), mesh) == canonical(layout, False) for value, layout in pairs):
             return made
     return found[0]

@@ -24,7 +24,7 @@ import numpy as np
 from meshwright.errors import ProblemError
 from meshwright.layout import I, Layout, conversion
 from meshwright.plan import Choice, ParameterPlan
-from meshwright.price.flow import invariant, settled
+from meshwright.price.flow import canonical, invariant
 from meshwright.price.parameter import parameter_price
 from meshwright.price.together import whole_bytes
 from meshwright.rules import Strategy
@@ -88,13 +88,13 @@ class SegmentProblem:
         self,
         space: Space,
         tied: Mapping[str, Tied] | None = None,
-        settled: Mapping[str, Layout] | None = None,
+        fixed: Mapping[str, Layout] | None = None,
         uses: float = 1.0,
         freedom: int = ALL,
     ) -> None:
-        """settled: boundary values that may cross in one layout only. uses: as `chain_uses`, of weights that no other
+        """fixed: boundary values that may cross in one layout only. uses: as `chain_uses`, of weights that no other
         segment reads. freedom: of pictures that cross."""
-        self.space, self.tied, self.settled = space, tied or {}, settled or {}
+        self.space, self.tied, self.fixed = space, tied or {}, fixed or {}
         self.uses, self.freedom = uses, freedom
         self.micro = space.setting.microbatches
         self.build = ProblemBuilder()
@@ -176,7 +176,7 @@ class SegmentProblem:
 
     def _boundary(self, name: str) -> _Side:
         space = self.space
-        alone = self.settled.get(name)
+        alone = self.fixed.get(name)
         layouts: LayoutSet = boundary_layouts(space, name, self.freedom) if alone is None else (alone,)
         return _Side(self._node(np.zeros(len(layouts)), name=f"{name} at the boundary"), layouts)
 
@@ -199,13 +199,13 @@ class SegmentProblem:
                 if self.space.mesh.anything_beside:
                     apart_s = np.array([(price.hideable_s, price.step_s) for price in prices]).T
             self.options[value.name] = options
-            layouts = tuple(settled(Layout.parse(plan.compute), value.grad) for plan in options)
+            layouts = tuple(canonical(Layout.parse(plan.compute), value.grad) for plan in options)
             self.makers[value.name] = _Side(self._node(costs, held, value.name, apart_s), layouts)
 
     def _results(self) -> None:
         for index, op in enumerate(self.space.graph.ops):
             for position, value in enumerate(op.results):
-                layouts = tuple(settled(made.results[position], value.grad) for made in self.space.strategies[index])
+                layouts = tuple(canonical(made.results[position], value.grad) for made in self.space.strategies[index])
                 self.makers[value.name] = _Side(self.op_nodes[index], layouts)
 
     def _readers(self, name: str) -> list[_Side]:

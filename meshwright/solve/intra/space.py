@@ -22,7 +22,7 @@ from meshwright.layout import I, Layout, S, State
 from meshwright.layout.table import conversion_matrix
 from meshwright.pins.pins import Pins
 from meshwright.plan import ParameterPlan
-from meshwright.price.flow import settled
+from meshwright.price.flow import canonical
 from meshwright.price.parameter import Setting, local_bytes, parameter_price
 from meshwright.price.segment import (
     collectives_s,
@@ -285,7 +285,7 @@ def wanted(space: Space, place: tuple[int, int]) -> list[Layout]:
     index, position = place
     name = space.graph.ops[index].operands()[position]
     grad = space.values[name].grad
-    return [settled(made.operands[position], grad) for made in space.strategies[index]]
+    return [canonical(made.operands[position], grad) for made in space.strategies[index]]
 
 
 def _batch_dims(type_: TensorType) -> frozenset[int]:

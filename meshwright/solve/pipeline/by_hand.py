@@ -137,11 +137,11 @@ def _choice(program: Program, plans: Sequence[Plan], number_of: dict[int, int], 
         }
         return len(found) > 1
 
-    def settled(name: str, text: str) -> str:
+    def reduced(name: str, text: str) -> str:
         return _without_partial(text) if crosses(name) else text
 
-    inputs = tuple(settled(name, text) for name, text in zip(segment.inputs, choice.inputs, strict=True))
-    outputs = tuple(settled(name, text) for name, text in zip(segment.outputs, choice.outputs, strict=True))
+    inputs = tuple(reduced(name, text) for name, text in zip(segment.inputs, choice.inputs, strict=True))
+    outputs = tuple(reduced(name, text) for name, text in zip(segment.outputs, choice.outputs, strict=True))
     return replace(choice, inputs=inputs, outputs=outputs)
 
 

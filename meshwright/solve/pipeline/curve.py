@@ -1,7 +1,7 @@
 """What a sharded segment could keep, op by op: a quick stand-in for the curve of its traced pair.
 
 Storages are those that `price.segment.resident_bytes` counts; an op that runs again restores its results and pays its
-collectives again. A few prices per byte give a few points of the curve; the chosen plan is settled on traced pairs.
+collectives again. A few prices per byte give a few points of the curve; the chosen plan is refined on traced pairs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshwright.cost.op.compute import op_seconds
 from meshwright.cost.op.fused import fused_shares
 from meshwright.layout import Layout
 from meshwright.plan import Choice
-from meshwright.price.flow import Flow, flow, settled
+from meshwright.price.flow import Flow, canonical, flow
 from meshwright.price.parameter import local_bytes
 from meshwright.price.segment import collectives_s, kept_values, kernels, shards, storage_bases
 from meshwright.profile import is_view, saved
@@ -64,7 +64,7 @@ class _Reader:
         for op in self.flow.graph.ops:
             made = self.flow.strategies[op.name]
             wants = [
-                self._wanted(name, settled(layout, self.values[name].grad))
+                self._wanted(name, canonical(layout, self.values[name].grad))
                 for name, layout in zip(op.operands(), made.operands, strict=True)
             ]
             if is_view(op) and op.operands():
@@ -75,7 +75,7 @@ class _Reader:
                 again_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
                 rerun = self._rerun(again_s, wants)
             for value, layout in zip(op.results, made.results, strict=True):
-                self._storage(value.name, settled(layout, value.grad), rerun)
+                self._storage(value.name, canonical(layout, value.grad), rerun)
             if any(value.grad for value in op.results):
                 self._backward(op, made, rerun)
         return Recomputation(tuple(self.storages), tuple(self.reruns), frozenset(self.read))
@@ -86,7 +86,7 @@ class _Reader:
         if auxiliary:
             self.read.add(self._add((op.name, None), auxiliary, rerun))  # type: ignore[attr-defined]
         for name, layout in kept_values(op, made, self.values, self.outside, mesh):  # type: ignore[arg-type]
-            self.read.add(self._wanted(name, settled(layout, self.values[name].grad)))
+            self.read.add(self._wanted(name, canonical(layout, self.values[name].grad)))
 
     def _wanted(self, name: str, layout: Layout) -> int:
         """The storage of a value in a layout, converted from the one it is made in where it must be."""

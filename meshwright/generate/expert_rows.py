@@ -1,4 +1,4 @@
-"""Sizes that only the data tells, settled for those who count: rows that go to experts, as if all had the same number.
+"""Sizes that only the data tells, for those who count: rows sent to experts, as if every expert had the same number.
 
 The graph itself keeps its symbols; what a traced node says of its result (`meta`) gets numbers.
 """
@@ -15,7 +15,7 @@ from meshwright.torch_compat import fake_like, symbolic_value
 TRAVEL = "meshwright.exchange_rows.default"
 
 
-def settle(traced: fx.GraphModule) -> None:
+def fix_expert_rows(traced: fx.GraphModule) -> None:
     """A rank receives as many rows as it sends."""
     travels = [node for node in traced.graph.nodes if str(node.target) == TRAVEL]
     if not travels:
@@ -24,12 +24,12 @@ def settle(traced: fx.GraphModule) -> None:
     rows = max(count for count in sent if isinstance(count, int))
     for node in traced.graph.nodes:
         if "val" in node.meta:
-            node.meta["val"] = _settled(node.meta["val"], rows)
+            node.meta["val"] = _fixed(node.meta["val"], rows)
 
 
-def _settled(value: Any, rows: int) -> Any:
+def _fixed(value: Any, rows: int) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(_settled(part, rows) for part in value)
+        return type(value)(_fixed(part, rows) for part in value)
     if not isinstance(value, Tensor) or not any(isinstance(size, torch.SymInt) for size in value.shape):
         return value
     return fake_like(value, _numbers(value.shape, rows), _numbers(value.stride(), rows))

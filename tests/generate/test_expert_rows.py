@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from meshwright.cost.traced.storage import base, is_part, storage_bytes
-from meshwright.generate.settle import settle
+from meshwright.generate.expert_rows import fix_expert_rows
 from meshwright.layout.collectives import exchange_rows
 from meshwright.torch_compat import fake_mode, fake_tensor, trace_joint
 
@@ -27,7 +27,7 @@ def test_rows_that_arrive_are_counted_as_those_sent() -> None:
         if any(isinstance(n, torch.SymInt) for n in getattr(_val(node), "shape", ()))
     ]
     assert open_nodes
-    settle(traced)
+    fix_expert_rows(traced)
     assert traced.code == before
     assert [storage_bytes(node) for node in open_nodes if base(node) is node and not is_part(node)][:2] == [192, 192]
     assert [tuple(_val(node).shape) for node in open_nodes][:2] == [(12, 4), (12, 4)]
