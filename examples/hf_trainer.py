@@ -1,7 +1,8 @@
-"""transformers' Trainer with meshwright's step: its loop, schedule, callbacks and logs; the plan's parallelism.
+"""transformers' Trainer under a plan: its loop, schedule, callbacks and logs; the plan's parallelism.
 
 One process, or several: torchrun --nproc-per-node=2 examples/hf_trainer.py
-It needs `accelerate`, as the Trainer does. Copy `PlannedTrainer`; docs/hf_trainer.md says what it leaves out.
+The same training without meshwright, to compare the losses: python examples/hf_trainer.py --plain
+It needs `accelerate`, as the Trainer does. docs/hf_trainer.md says what PlannedTrainer leaves out.
 """
 
 from __future__ import annotations
@@ -9,54 +10,15 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import meshwright as mw
+from meshwright.hf import PlannedTrainer
 
-
-class PlannedTrainer(Trainer):
-    """A Trainer whose steps run under a plan. The plan has the global batch and its micro-batches, so
-    `gradient_accumulation_steps` is 1 and `per_device_train_batch_size` has no say."""
-
-    def __init__(self, model: PreTrainedModel, plan: mw.Plan, args: TrainingArguments, **others: Any) -> None:
-        refused = {
-            "gradient_accumulation_steps": args.gradient_accumulation_steps != 1,
-            "bf16 or fp16 (the plan's precision says it)": args.bf16 or args.fp16,
-            "save_strategy (use mw.save in a callback)": args.save_strategy != "no",
-            "activation_checkpointing (the plan says what is recomputed)": args.gradient_checkpointing,
-        }
-        for name, given in refused.items():
-            if given:
-                raise ValueError(f"TrainingArguments.{name} is the plan's to decide: leave it out")
-        args.average_tokens_across_devices = False  # a step's loss is that of the global batch; ranks read parts of it
-        self.run = mw.parallelize(model.train(), plan)
-        super().__init__(model=model, args=args, **others)
-        self.accelerator.prepare_model = lambda model, **_: model  # it is parallel already: no DDP around it
-
-    def get_train_dataloader(self) -> Any:
-        """This rank's part of every global batch."""
-        return mw.loader(self.train_dataset, self.run.plan, seed=self.args.seed)
-
-    def training_step(self, model: Any, inputs: Mapping[str, Tensor], num_items_in_batch: Any = None) -> Tensor:
-        model.train()  # evaluate leaves it in eval mode
-        return self.run.step(dict(inputs)).detach()
-
-    def _move_model_to_device(self, model: Any, device: Any) -> None:
-        """It is where the plan wants it."""
-
-    def _clip_grad_norm(self, model: Any) -> Tensor:
-        return self.run.clip_grad_norm_(self.args.max_grad_norm)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """For from_pretrained. Every rank calls it, one writes."""
-        with self.run.gathered() as whole:
-            if self.args.should_save:
-                whole.save_pretrained(output_dir or self.args.output_dir)
+ROWS = 8  # of the global batch
 
 
 def main() -> tuple[float, float]:
@@ -64,6 +26,7 @@ def main() -> tuple[float, float]:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--out", help="write the trained model here")
+    parser.add_argument("--plain", action="store_true", help="transformers' own Trainer, in one process")
     options = parser.parse_args()
 
     args = TrainingArguments(
@@ -72,7 +35,7 @@ def main() -> tuple[float, float]:
         learning_rate=1e-2,
         optim="adamw_torch",
         logging_steps=1,
-        save_strategy="no",
+        save_strategy="no",  # "steps" saves what resume_from_checkpoint reads
         report_to=[],
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,
@@ -80,17 +43,21 @@ def main() -> tuple[float, float]:
     torch.manual_seed(0)
     model = LlamaForCausalLM(small_config(options.layers))
     samples = rows(64)
-    batch = {name: torch.stack([sample[name] for sample in samples[:8]]) for name in samples[0]}
-    plan = mw.plan(model, batch, cluster=f"local:{os.environ.get('WORLD_SIZE', '1')}")  # on 8 H100: cluster="h100:8"
-
-    trainer = PlannedTrainer(model, plan, args, train_dataset=samples, eval_dataset=samples[:8])
+    data = {"train_dataset": samples, "eval_dataset": samples[:ROWS]}
+    if options.plain:
+        args.per_device_train_batch_size = ROWS
+        trainer = Trainer(model=model, args=args, **data)
+    else:
+        batch = {name: torch.stack([sample[name] for sample in samples[:ROWS]]) for name in samples[0]}
+        plan = mw.plan(model, batch, cluster=f"local:{os.environ.get('WORLD_SIZE', '1')}")  # 8 H100: cluster="h100:8"
+        trainer = PlannedTrainer(model, plan, args, **data)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     held_out = trainer.evaluate()["eval_loss"]
     if options.out:
         trainer.save_model()
     if args.process_index == 0:
-        print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, evaluated {held_out:.3f}")
+        print(f"loss {losses[0]:.6f} -> {losses[-1]:.6f}, evaluated {held_out:.6f}")
     return losses[0], losses[-1]
 
 

@@ -44,6 +44,7 @@ ORDER = [
     "solve",
     "runtime",
     "report",
+    "hf",
     "api",
     "cli",
 ]

@@ -107,8 +107,8 @@ ON_RANKS = {("docs/cluster.md", 1): 4, ("docs/pipelines.md", 3): 2}
 """Blocks for torchrun, and on how many ranks they are run here."""
 ELSEWHERE = {
     ("README.md", 1): "tests/runtime/test_outputs.py",
-    ("docs/hf_trainer.md", 0): "tests/examples/test_hf_trainer.py",
-    ("docs/hf_trainer.md", 1): "tests/examples/test_hf_trainer.py",
+    ("docs/hf_trainer.md", 0): "tests/test_hf.py",
+    ("docs/hf_trainer.md", 1): "tests/test_hf.py",
     ("docs/running.md", 1): "tests/runtime/test_outputs.py",
     ("docs/troubleshooting.md", 0): "tests/docs/test_troubleshooting.py",
 }
