@@ -5,6 +5,7 @@ The text runs: `loss(batch, stored, buffers)` on every rank gives the loss, and 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import isfinite
 from textwrap import wrap
@@ -12,23 +13,30 @@ from typing import Any
 
 from meshwright.capture.program import Op, Program, Ref, RunDevice, SegmentGraph, TorchConstant
 from meshwright.capture.reading.random import KEYS
+from meshwright.cluster import FLAT
+from meshwright.errors import counted
 from meshwright.generate.code_chain import (
     INDENT,
+    NOTHING,
     WIDTH,
+    backward_words,
     chain,
+    forward_words,
     function_names,
     header,
     mesh_name,
     prologue_name,
-    stored,
+    weight_words,
+    weights,
     whole,
 )
 from meshwright.generate.program import At, sharded_prologue, sharded_segments
 from meshwright.generate.rolled import comment_loops
 from meshwright.generate.shard import CONVERT
-from meshwright.layout import Layout, conversion
-from meshwright.plan import Choice, Plan, Stage
+from meshwright.layout import Collective, Layout, conversion
+from meshwright.plan import Plan, Stage
 from meshwright.plan.instruction import to_text
+from meshwright.price.buckets import Transfers, gathered, reduced
 from meshwright.price.flow import Flow, flow
 from meshwright.schedule.of_plan import plan_lists
 
@@ -39,20 +47,20 @@ def code(program: Program, plan: Plan, rank: int = 0) -> str:
     segments, prologues = _graphs(program, plan, [_place(plan, stage, rank) for stage in plan.stages])
     last = [tuple(size - 1 for size in stage.mesh.sizes) for stage in plan.stages]
     alone = rank if _graphs(program, plan, last) != _graphs(program, plan, [None] * len(last)) else None
-    parts = [header(plan, _modules([*prologues, *segments]), alone), stored(program, plan)]
+    parts = [header(plan, _modules([*prologues, *segments]), alone), weights(program, plan)]
     names = function_names(program, segments)
     for number, (stage, prologue) in enumerate(zip(plan.stages, prologues, strict=True)):
         mesh = mesh_name(plan, number)
         if prologue.ops:
             name = prologue_name(plan, number)
-            parts.append(_function(name, prologue, {}, "values that several layers read", mesh))
+            parts.append(_function(name, prologue, None, "values that several layers read", mesh))
         for index in stage.segments:
             users = [i for i in stage.segments if segments[i] is segments[index]]
             if users[0] == index:
                 summary = f"runs as {_names([program.segments[i].name for i in users])}"
                 own = program.segments[index].name if len(users) > 1 else None
-                layouts = _layouts(program, plan, index)
-                parts.append(_function(names[index], segments[index], layouts, summary, mesh, own))
+                run = _flow(program, plan, index)
+                parts.append(_function(names[index], segments[index], run, summary, mesh, own))
         parts.append(chain(program, plan, number, names, segments, prologue))
     parts += whole(program, plan)
     return "\n\n\n".join([*parts, _steps(program, plan)])
@@ -77,11 +85,9 @@ def _modules(graphs: list[SegmentGraph]) -> list[str]:
     return sorted({target.split(":")[0] for target in targets})
 
 
-def _layouts(program: Program, plan: Plan, index: int) -> dict[str, Layout]:
-    choice: Choice = plan.choice(index)
+def _flow(program: Program, plan: Plan, index: int) -> Flow:
     graph = program.graph(program.segments[index]).at(plan.microbatch)
-    found: Flow = flow(graph, choice, plan.stage_of(index).mesh, plan.common_layouts(program, index))
-    return found.layouts
+    return flow(graph, plan.choice(index), plan.stage_of(index).mesh, plan.common_layouts(program, index))
 
 
 def _names(names: Sequence[str]) -> str:
@@ -89,9 +95,11 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _function(
-    name: str, graph: SegmentGraph, layouts: dict[str, Layout], summary: str, mesh: str, shared: str | None = None
+    name: str, graph: SegmentGraph, run: Flow | None, summary: str, mesh: str, shared: str | None = None
 ) -> str:
-    """shared: the name of the first layer that runs it, where there are several; modules are then named within it."""
+    """run: layouts of its values, and what its ops do among ranks.
+    shared: the name of the first layer that runs it, where there are several; modules are then named within it."""
+    layouts = run.layouts if run is not None else {}
     lines = _signature(name, [value.name for value in graph.arguments()])
     lines.append(f'    """{summary}"""')
     lines += [
@@ -105,7 +113,7 @@ def _function(
             module = op.module
             within = module if shared is None else module.removeprefix(shared).removeprefix(".")
             lines.append(f"    # {within or 'the layer'}")
-        lines += _statement(op, layouts, mesh)
+        lines += _statement(op, layouts, mesh, _inside(op, run))
     returned = [*graph.outputs, *(value for _, value in graph.updates)]
     return "\n".join([*lines, f"    return {', '.join(returned)}"])
 
@@ -121,22 +129,36 @@ def _signature(name: str, arguments: list[str]) -> list[str]:
     ]
 
 
-def _statement(op: Op, layouts: dict[str, Layout], mesh_name: str) -> list[str]:
+def _inside(op: Op, run: Flow | None) -> str:
+    """The collectives that an op runs itself: `; all_reduce over tp, backward all_reduce over tp`."""
+    made = run.strategies.get(op.name) if run is not None else None
+    if made is None or not (made.collectives_forward or made.collectives_backward):
+        return ""
+    grad = any(value.grad for value in op.results)
+    forward, backward = _counted(made.collectives_forward), _counted(made.collectives_backward if grad else ())
+    return "; " + ", backward ".join([forward or "nothing", *([backward] if backward else [])])
+
+
+def _counted(collectives: Sequence[Collective]) -> str:
+    found = Counter(f"{one.kind} over {one.axis.replace(FLAT, ', ')}" for one in collectives)
+    return " and ".join(f"{count} x {what}" if count > 1 else what for what, count in found.items())
+
+
+def _statement(op: Op, layouts: dict[str, Layout], mesh_name: str, inside: str = "") -> list[str]:
     left = ", ".join(value.name for value in op.results)
     value = op.results[0]
     if op.target == CONVERT:
         source, layout, target, mesh = op.args
         options = dict(op.kwargs)
         shape, grad = options["shape"], options["grad"]
-        path = conversion(layout, target, shape, value.type.itemsize, mesh, grad=grad)
-        runs = " then ".join(step.forward for step in path.steps)
-        back = f", backward {' then '.join(step.backward for step in reversed(path.steps))}" if grad else ""
+        steps = conversion(layout, target, shape, value.type.itemsize, mesh, grad=grad).steps
+        back = f", backward {backward_words(steps, mesh)}" if grad else ""
         right = f'convert({source}, "{layout}", "{target}", {mesh_name}, shape={shape}, grad={grad})'
-        return [f"    {left} = {right}  # {runs}{back}: {value.type}"]
+        return [f"    {left} = {right}  # {forward_words(steps, mesh)}{back}: {value.type}"]
     left += "," if op.target == KEYS and len(op.results) == 1 else ""  # they come as a tuple
     args = [_literal(arg) for arg in op.args] + [f"{key}={_literal(arg)}" for key, arg in op.kwargs]
     layout = f" {layouts[value.name]}" if value.name in layouts else ""
-    return [f"    {left} = {_callee(op.target)}({', '.join(args)})  # {value.type}{layout}"]
+    return [f"    {left} = {_callee(op.target)}({', '.join(args)})  # {value.type}{layout}{inside}"]
 
 
 def _callee(target: str) -> str:
@@ -160,11 +182,38 @@ def _literal(arg: Any) -> str:
 
 
 def _steps(program: Program, plan: Plan) -> str:
-    listed = comment_loops([f"{index}: {segment.name}" for index, segment in enumerate(program.segments)])
-    lines = ["# layers, by their numbers", *(f"#   {line}" for line in listed)]
+    listed = comment_loops([_layer(program, plan, index) for index in range(len(program.segments))])
+    lines = ["# layers by their numbers, and what `gather` and `reduce` of each move"]
+    lines += [f"#   {line}" for line in listed]
     every = plan_lists(plan, program)
     for number, instructions in enumerate(every):
         ranks = ", ".join(map(str, plan.groups[number][0].mesh.ranks))
         lines.append("# one step of this rank" if len(every) == 1 else f"# one step of ranks {ranks}")
         lines += [f"#   {line}" for line in comment_loops(to_text(instructions).splitlines())]
     return "\n".join(lines) + "\n"
+
+
+def _layer(program: Program, plan: Plan, index: int) -> str:
+    """A layer's number and name; under it the collectives of its weights and of their gradients."""
+    lines = [f"{index}: {program.segments[index].name}"]
+    for flag, gather, reduce in ((False, "once a step", "once a step"), (True, "each time", "each micro-batch")):
+        moved = gathered(plan, program, index, again=flag), reduced(plan, program, index, scatter=flag)
+        for number, when in enumerate((f"gather, {gather}", f"reduce, {reduce}")):
+            alone = Counter(weight_words(program, plan, name)[number] for name in moved[number].alone)
+            lines += _transfers(when, moved[number], alone)
+    return "\n".join(lines)
+
+
+def _transfers(when: str, found: Transfers, alone: Counter[str]) -> list[str]:
+    """alone: what weights do that do not go together, and how many do so."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for bucket in found.buckets:
+        alike.setdefault((bucket.kind, bucket.axis.replace(FLAT, ", ")), []).append(len(bucket.names))
+    texts = [
+        f"{kind} over {axis} of {counted(sum(sizes), 'weight')} in {counted(len(sizes), 'collective')}"
+        for (kind, axis), sizes in alike.items()
+    ]
+    texts += [
+        f"{words} of {counted(count, 'weight')}, one by one" for words, count in alone.items() if words != NOTHING
+    ]
+    return [f"  {when}: {'; '.join(texts)}"] if texts else []

@@ -7,10 +7,12 @@ from dataclasses import MISSING, fields, is_dataclass
 from itertools import count
 from textwrap import indent, wrap
 
-from meshwright.capture.program import Program, SegmentGraph, TensorType, Value
+from meshwright.capture.program import Program, SegmentGraph, Value
+from meshwright.cluster import Mesh
 from meshwright.generate.rolled import python_loops
 from meshwright.layout import I, Layout, conversion
-from meshwright.plan import ParameterPlan, Plan
+from meshwright.layout.steps import Op, Step
+from meshwright.plan import Plan
 from meshwright.plan.loaded import preset_named
 from meshwright.plan.stages import stage_commons
 from meshwright.plan.units import show_spans
@@ -25,9 +27,15 @@ WIDTH = 118
 OWN = "its axes, with the bandwidth (bytes/s) and latency (s) of each link that they cross"
 TAKEN = (
     *("os", "torch", "dist", "aten", "cluster", "mesh", "device", "convert", "convert_layout", "hand_over"),
-    *("load_cluster", "Achievable", "Axis", "Device", "Hop", "Layout", "Mesh", "parameters", "loss", "prologue"),
+    *("load_cluster", "Achievable", "Axis", "Device", "Hop", "Layout", "Mesh", "Weights", "loss", "prologue"),
 )
 """Names that a segment's function may not have."""
+GATHERED = '''"""This rank's pieces. A layer that reads a weight gets it as it uses it, gathered at that moment.
+
+Gradients go the other way. A run gathers one layer ahead, all weights of a layer together, drops them after the
+layer and gathers them again for its backward, where the list at the end of this file says so.
+"""'''
+NOTHING = "nothing to move"
 
 
 def header(plan: Plan, modules: list[str], alone: int | None = None) -> str:
@@ -138,34 +146,50 @@ def function_names(program: Program, segments: Sequence[SegmentGraph]) -> list[s
     return [made[id(graph)] for graph in segments]
 
 
-def stored(program: Program, plan: Plan) -> str:
+def weights(program: Program, plan: Plan) -> str:
     """Parameters from how they are stored to how segments use them; gradients go the other way."""
-    lines = ["def parameters(stored):", f'{INDENT}"""as layers use them; those that are stored so stay"""']
-    lines.append(f"{INDENT}used = dict(stored)")
     blocks = []
     types = {parameter.name: parameter.type for parameter in program.parameters}
     for number in range(len(plan.stages)):
         for name in _own(program, plan, number):
             entry, kind = plan.parameters[name], types[name]
-            x = f'used["{name}"]'
-            right = x if entry.dtype == kind.dtype else f"{x}.to(torch.{kind.dtype})"
+            right = "x" if entry.dtype == kind.dtype else f"x.to(torch.{kind.dtype})"
             if entry.storage != entry.compute:
                 layouts = f'"{entry.storage}", "{entry.compute}", {mesh_name(plan, number)}'
-                right = f"convert({right}, {layouts}, shape={kind.sizes}){_moves(plan, number, entry, kind)}"
-            if right == x:
-                continue
-            here = f'if "{name}" in used:\n{INDENT}' if len(plan.stages) > 1 else ""
-            blocks.append(f"{here}{x} = {right}")
-    lines += python_loops(blocks, lambda block, before: indent(block, before).splitlines(), INDENT)
-    return "\n".join([*lines, f"{INDENT}return used"])
+                words = "  # {}; gradient: {}".format(*weight_words(program, plan, name))
+                right = f"convert({right}, {layouts}, shape={kind.sizes}){words}"
+            if right != "x":
+                blocks.append(f'if name == "{name}":\n{INDENT}return {right}')
+    if not blocks:
+        return "Weights = dict  # all are stored as their layers use them"
+    inside = INDENT * 2
+    lines = ["class Weights(dict):", *(f"{INDENT}{line}".rstrip() for line in GATHERED.splitlines()), ""]
+    lines += [f"{INDENT}def __getitem__(self, name):", f"{inside}x = super().__getitem__(name)"]
+    lines += python_loops(blocks, lambda block, before: indent(block, before).splitlines(), inside)
+    return "\n".join([*lines, f"{inside}return x"])
 
 
-def _moves(plan: Plan, number: int, entry: ParameterPlan, kind: TensorType) -> str:
-    """A comment: the collectives of a weight's gather and of its gradient's reduction."""
+def weight_words(program: Program, plan: Plan, name: str) -> tuple[str, str]:
+    """The collectives of a weight's gather and of its gradient's reduction."""
+    entry, kind, mesh = plan.parameters[name], program.parameter(name).type, plan.home(program, name).mesh
     layouts = Layout.parse(entry.storage), Layout.parse(entry.compute)
-    path = conversion(*layouts, kind.sizes, kind.itemsize, plan.stages[number].mesh, grad=True)
-    runs, back = [step.forward for step in path.steps], [step.backward for step in reversed(path.steps)]
-    return f"  # {' then '.join(runs)}, backward {' then '.join(back)}"
+    steps = conversion(*layouts, kind.sizes, kind.itemsize, mesh, grad=True).steps
+    return forward_words(steps, mesh), backward_words(steps, mesh)
+
+
+def forward_words(steps: Sequence[Step], mesh: Mesh) -> str:
+    return _words([step.forward_op for step in steps], mesh)
+
+
+def backward_words(steps: Sequence[Step], mesh: Mesh) -> str:
+    return _words([step.backward_op for step in reversed(steps)], mesh)
+
+
+def _words(ops: Sequence[Op], mesh: Mesh) -> str:
+    """`all_gather over tp then all_reduce over dp`."""
+    kinds = [("take_slice", op.sliced) for op in ops if op.sliced] + [(op.kind, op.axes) for op in ops]
+    named = [(kind, ", ".join(mesh.names[axis] for axis in axes)) for kind, axes in kinds if kind != "none"]
+    return " then ".join(f"{kind} over {axes}" for kind, axes in named) or NOTHING
 
 
 def _own(program: Program, plan: Plan, number: int) -> list[str]:
@@ -206,7 +230,8 @@ def chain(
     for index in stage.segments:
         segment, graph = program.segments[index], segments[index]
         given = [read(name) for name in (*segment.inputs, *segment.commons)]
-        given += [f'params["{name}"]' for name in segment.params] + [f'buffers["{name}"]' for name in segment.buffers]
+        given += [_tied(name) if name in stage.tied_replicas else f'params["{name}"]' for name in segment.params]
+        given += [f'buffers["{name}"]' for name in segment.buffers]
         for name in [name for name in made if name not in fixed and needed.get(name, -1) <= index]:
             del made[name]
         for name in segment.outputs:
@@ -247,17 +272,17 @@ def whole(program: Program, plan: Plan) -> list[str]:
     lines = ["def loss(batch, stored, buffers):"]
     if len(plan.stages) == 1:
         lines.append(f'{INDENT}"""the loss; of a micro-batch, where the plan has several"""')
-        call = "stage_0(batch, parameters(stored), buffers, {})"
+        call = "stage_0(batch, Weights(stored), buffers, {})"
         return ["\n".join([*lines, f'{INDENT}return {call}["{program.loss}"]'])]
     lines.append(f'{INDENT}"""the loss, or zeros on ranks of earlier stages; every rank calls backward on it"""')
     numbers = count()
-    lines += ["rank, params, values, ends = dist.get_rank(), parameters(stored), {}, []"]
+    lines += ["rank, params, values, ends = dist.get_rank(), Weights(stored), {}, []"]
     for number, stage in enumerate(plan.stages):
         for name, layout in stage.tied_replicas.items():
             home = _home(program, plan, name)
             kind, used = program.parameter(name).type, plan.parameters[name].compute
             message = (f'params["{name}"]', (home, used), (number, layout), Value(name, kind, True))
-            lines += _message(plan, next(numbers), *message)
+            lines += _message(plan, next(numbers), *message, taken_as=_tied(name))
         lines.append(f"if rank in {mesh_name(plan, number)}.ranks:")
         lines.append(f"{INDENT}values |= stage_{number}(batch, params, buffers, values)")
         for name in _handed_on(program, plan, number):
@@ -292,7 +317,14 @@ def _value_message(program: Program, plan: Plan, name: str, source: int, target:
     return f'values["{name}"]', (source, made), (target, wanted), value
 
 
-def _message(plan: Plan, number: int, x: str, source: End, target: End, value: Value) -> list[str]:
+def _tied(name: str) -> str:
+    """A weight of an earlier stage."""
+    return f'values["weight {name}"]'
+
+
+def _message(
+    plan: Plan, number: int, x: str, source: End, target: End, value: Value, taken_as: str | None = None
+) -> list[str]:
     """Between two stages. R is handed over as I: the reader reduces its gradient before that goes back."""
     meshes = [mesh_name(plan, stage) for stage, _ in (source, target)]
     plain = [_nothing_to_reduce(text) for _, text in (source, target)]
@@ -306,7 +338,7 @@ def _message(plan: Plan, number: int, x: str, source: End, target: End, value: V
     lines.append(f"{INDENT}came = hand_over(given, {ends}, {called})")
     taken = f'convert(came, "{plain[1]}", "{target[1]}", {meshes[1]}, {options})' if plain[1] != target[1] else "came"
     lines.append(f"{INDENT}if rank in {meshes[1]}.ranks:")
-    lines.append(f"{INDENT * 2}{x} = {taken}")
+    lines.append(f"{INDENT * 2}{taken_as or x} = {taken}")
     if grad:
         lines += [f"{INDENT}else:", f"{INDENT * 2}ends.append(came)"]
     return lines

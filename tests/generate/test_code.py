@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from meshwright.layout.threads import simulate
 from meshwright.models.gpt import GPT
 from meshwright.models.moe import MoE
 from meshwright.plan import Plan
+from meshwright.price.buckets import parameter_collectives
 from meshwright.solve.plan import make_plan
 
 
@@ -39,6 +41,23 @@ def test_the_printed_code_computes_what_the_sharded_segment_does(name: str, pin:
     program = capture(*model_of(name))
     plan = make_plan(program, load_cluster("local:2"), pins=(pin,))
     assert_the_text_computes(program, plan)
+
+
+@pytest.mark.parametrize("pins", [("dp=2", "zero=3"), ("tp=2",), ("dp=2", "zero=0")], ids=" ".join)
+def test_every_collective_of_the_plan_is_named_with_its_axis(pins: tuple[str, ...]) -> None:
+    """Those of weights and gradients as often as they run: `in N collectives` at the end of the text."""
+    program = capture(*small_model("gpt"))
+    plan = make_plan(program, load_cluster("local:2"), pins=pins)
+    text = code(program, plan)
+    for one in plan.predicted.collectives:
+        assert f"{one.kind} over {one.axis.replace('*', ', ')}" in text, one
+    reduces = "\n".join(re.findall(r"^#\s+reduce, .*", text, re.M))
+    listed = re.findall(r"(\w+) over \w+ of \d+ weights? in (\d+) collective", reduces)
+    listed += re.findall(r"(\w+) over \w+(?: then take_slice over \w+)? of (\d+) weights?, one by one", reduces)
+    counted = list(parameter_collectives(plan, program))
+    for kind in ("reduce_scatter", "all_reduce"):
+        assert sum(int(count) for name, count in listed if name == kind) == sum(one.kind == kind for one in counted)
+    assert bool(listed) == ("dp=2" in pins)
 
 
 OWN = """
