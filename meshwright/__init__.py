@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from meshwright.errors import MeshwrightError
     from meshwright.layout import Layout
     from meshwright.plan.plan import Plan
+    from meshwright.report.compared import compare
     from meshwright.rules import register_rule
     from meshwright.runtime.fit import fit
     from meshwright.runtime.gpipe import gpipe
@@ -41,6 +42,7 @@ _HOMES = {
     "capture": "meshwright.capture",
     "clear_caches": "meshwright.caches",
     "fit": "meshwright.runtime.fit",
+    "compare": "meshwright.report.compared",
     "export": "meshwright.runtime.state.export",
     "gpipe": "meshwright.runtime.gpipe",
     "load": "meshwright.runtime.state.checkpoint",
@@ -110,6 +112,7 @@ __all__ = [
     "Trainer",
     "capture",
     "clear_caches",
+    "compare",
     "export",
     "fit",
     "gpipe",

@@ -36,6 +36,10 @@ class MeshwrightError(Exception):
         parts = [given, f"expected: {expected}" if expected else "", f"to do: {todo}" if todo else ""]
         super().__init__("\n  ".join(part for part in parts if part))
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and notebooks show: the message alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ModelError(MeshwrightError):
     """A model reference, its options or its batch cannot be used."""

@@ -189,9 +189,8 @@ def test_private_torch_names_live_behind_one_door() -> None:
 def test_exported_names() -> None:
     assert sorted(meshwright.__all__) == [
         "Cluster", "Constraints", "Layout", "Mesh", "MeshwrightError", "Plan", "Program", "Trainer", "capture",
-        "clear_caches", "export", "fit", "gpipe", "load", "load_cluster", "loader", "parallelize", "plan", "price",
-        "profile",
-        "register_rule", "save",
+        "clear_caches", "compare", "export", "fit", "gpipe", "load", "load_cluster", "loader", "parallelize", "plan",
+        "price", "profile", "register_rule", "save",
     ]  # fmt: skip
     for name in meshwright.__all__:
         assert getattr(meshwright, name) is not None

@@ -23,21 +23,14 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--report", args.report)
 
     from meshwright.plan import Plan
-    from meshwright.report.compared import compared
+    from meshwright.report.compared import compare
     from meshwright.report.traced import is_trace
 
     if is_trace(args.other):
         return _with_trace(args)
-    plan, other = Plan.load(args.plan), Plan.load(args.other)
-    found = compared(plan, args.other, other)
-    width = max(len(row[1]) for row in found["rows"])
-    print(f"{'':<22} {args.plan:<{width}}  {args.other}")
-    for name, mine, theirs in found["rows"]:
-        print(f"{name:<22} {mine:<{width}}  {theirs}")
-    print("\nwhat they decide differently:")
-    print("\n".join(f"  {line}" for line in found["differs"]))
+    print(compare(args.plan, args.other))
     if args.report:
-        _write(args, plan, other)
+        _write(args, Plan.load(args.plan), Plan.load(args.other))
         print(f"page written to {args.report}")
     return 0
 

@@ -6,12 +6,12 @@ fifteen seconds. Ctrl-C asks the search to stop with what it has; a second Ctrl-
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
-from typing import Any, TextIO
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TextIO
 
 from meshwright.solve.interrupt import STOP
 
@@ -32,12 +32,10 @@ class Progress:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._beat, daemon=True)
-        self._before: Any = None
+        self._interrupts = ExitStack()
 
     def __enter__(self) -> Progress:
-        STOP.asked = False
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._interrupt)
+        self._interrupts.enter_context(STOP.by_ctrl_c(self._heard))
         if self._shown:
             self._thread.start()
         return self
@@ -49,8 +47,7 @@ class Progress:
         if self._shown:
             self._thread.join()
             self._clear()
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        self._interrupts.close()
 
     def doing(self, what: str) -> None:
         self._doing = what
@@ -64,11 +61,8 @@ class Progress:
         if not self._terminal:
             self._say(between_s=AFTER_S)
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if STOP.asked or not STOP.may:
-            raise KeyboardInterrupt
-        STOP.asked = True
-        self._doing = "stopping with the best plan so far (Ctrl-C again: at once)"
+    def _heard(self, line: str) -> None:
+        self._doing = line
         self._say()
 
     def _beat(self) -> None:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from meshwright.errors import counted
+from meshwright.explain.words import layout_words
+from meshwright.layout import Layout
 from meshwright.plan.frontier import Choice
 from meshwright.plan.plan import Plan
 from meshwright.plan.records import Stage
@@ -19,12 +21,15 @@ DECIDED = {
     "graph": "graph",
     "outputs": "layouts of outputs",
     "inputs": "layouts of inputs",
-    "recompute": "activation checkpointing",
-    "keep": "kept besides",
-    "chunks": "chunks",
-    "offload": "activation offload",
+    "recompute": "recomputed in backward (activation checkpointing)",
+    "keep": "kept for backward besides",
+    "chunks": "chunks that run one after another",
+    "offload": "moved to the host until backward (activation offload)",
 }
 """What a segment does, in words; its ops and weights are counted."""
+
+LISTED = {"recompute": "op", "keep": "value", "offload": "value"}
+"""Of these a segment has a list of names."""
 
 COUNTED = {
     "strategies": ("shards its ops differently", "shard their ops differently"),
@@ -115,7 +120,10 @@ def _parameter(plan: Plan, name: str) -> str:
         return "none"
     extra = ", resharded after forward" if entry.reshard_after_forward else ""
     extra += ", reduced every micro-batch" if entry.reduce_scatter_every_microbatch else ""
-    return f"{entry.dtype}, stored {entry.storage}, used {entry.compute}{extra}"
+    axes = len(Layout.parse(entry.storage).states)
+    mesh = next(stage.mesh for stage in plan.stages if len(stage.mesh.axes) == axes)
+    texts = [f"{layout_words(layout, mesh)} {layout}" for layout in (entry.storage, entry.compute)]
+    return f"{entry.dtype}, stored {texts[0]}, used {texts[1]}{extra}"
 
 
 def _used(plan: Plan, name: str) -> str:
@@ -136,7 +144,8 @@ def _segments(one: Plan, other: Plan) -> list[str]:
     for name, what in DECIDED.items():
         if name == "inputs" and len(one.stages) == len(other.stages) == 1 and _differ(pairs, "outputs"):
             continue  # inside a stage they are read as they are handed over
-        lines += _changes(what, ((n, _text(before, name), _text(after, name)) for n, before, after in pairs))
+        rows = ((n, _text(before, name), _text(after, name)) for n, before, after in pairs)
+        lines += _changes(what, rows, LISTED.get(name))
     return lines
 
 
@@ -149,7 +158,10 @@ def _text(choice: Choice, name: str) -> tuple[str, ...]:
     return tuple(found) if isinstance(found, tuple) else (str(found),)
 
 
-def _changes(what: str, rows: Iterable[tuple[int, tuple[str, ...], tuple[str, ...]]]) -> list[str]:
+def _changes(
+    what: str, rows: Iterable[tuple[int, tuple[str, ...], tuple[str, ...]]], noun: str | None = None
+) -> list[str]:
+    """noun: what the names are of, where they are to be counted."""
     found: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for number, before, after in rows:
         if before != after:
@@ -157,8 +169,18 @@ def _changes(what: str, rows: Iterable[tuple[int, tuple[str, ...], tuple[str, ..
     lines = []
     for (before, after), numbers in found.items():
         where = f"layer {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} layers ({numbers[0]}, ...)"
-        lines.append(f"{what} in {where}: {_listed(before, after)}")
+        lines.append(f"{what} in {where}: {_numbers(before, after, noun) if noun else _listed(before, after)}")
     return lines
+
+
+def _numbers(before: tuple[str, ...], after: tuple[str, ...], noun: str) -> str:
+    """`nothing -> 2 ops (gelu, linear)`; of long lists what is new and what is gone."""
+    if max(len(before), len(after)) <= SHOWN:
+        both = [f"{counted(len(one), noun)} ({', '.join(one)})" if one else "nothing" for one in (before, after)]
+        return " -> ".join(both)
+    gone, new = [name for name in before if name not in after], [name for name in after if name not in before]
+    also = [f"{word} {_names(names)}" for word, names in (("now also", new), ("no longer", gone)) if names]
+    return f"{counted(len(before), noun)} -> {counted(len(after), noun)} ({'; '.join(also)})"
 
 
 def _listed(before: tuple[str, ...], after: tuple[str, ...]) -> str:

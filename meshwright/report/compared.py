@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from html import escape
+from os import PathLike, fspath
 from typing import Any
 
+from meshwright.errors import PlanError, what_is
 from meshwright.explain.diff import diff
 from meshwright.explain.recommend import devices, rate
 from meshwright.explain.words import headline
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison:
+    """Two plans: what each does, row by row, and what they decide differently. It shows itself, as text and in
+    notebooks.
+
+    names: of the two plans. rows: a name and both values. differs: one line each.
+    """
+
+    names: tuple[str, str]
+    rows: tuple[tuple[str, str, str], ...]
+    differs: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        width = max(len(row[1]) for row in (("", *self.names), *self.rows))
+        lines = [f"{name:<22} {mine:<{width}}  {theirs}" for name, mine, theirs in (("", *self.names), *self.rows)]
+        return "\n".join([*lines, "", "what they decide differently:", *(f"  {line}" for line in self.differs)])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("", *self.names))
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
+        lines = "".join(f"<li>{escape(line)}</li>" for line in self.differs)
+        return f"<table><tr>{head}</tr>{body}</table><p>What they decide differently:</p><ul>{lines}</ul>"
+
+
+def compare(plan: Plan | str | PathLike[str], other: Plan | str | PathLike[str]) -> Comparison:
+    """Two plans beside each other, as `meshwright compare` prints them. Each is a Plan, or the name of its file."""
+    plans = _read(plan), _read(other)
+    names = tuple(f"plan {n}" if isinstance(one, Plan) else fspath(one) for n, one in ((1, plan), (2, other)))
+    found = compared(plans[0], names[1], plans[1])
+    return Comparison((names[0], names[1]), tuple(tuple(row) for row in found["rows"]), tuple(found["differs"]))
+
+
+def _read(given: Plan | str | PathLike[str]) -> Plan:
+    if isinstance(given, Plan):
+        return given
+    if not isinstance(given, str | PathLike):
+        raise PlanError(f"{what_is(given)} as a plan", "a Plan, or the name of its file", "give two of these")
+    if fspath(given).endswith((".json.gz", ".trace.json")):
+        todo = f"run `meshwright compare plan.json {fspath(given)}` for a plan and a trace of its run"
+        raise PlanError(f"the trace {fspath(given)}", "two plans", todo)
+    return Plan.load(given)
 
 
 def compared(plan: Plan, name: str, other: Plan) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from meshwright.capture import Batch, Precision, capture
 from meshwright.capture.counter import RandomState
 from meshwright.capture.program import Program
-from meshwright.errors import MeshwrightError, RunError, what_is
+from meshwright.errors import MeshwrightError, RunError, counted, what_is
+from meshwright.explain.words import headline
 from meshwright.layout import Layout
 from meshwright.layout.states import I
 from meshwright.models.form import shaped
@@ -106,6 +107,15 @@ class Trainer:
         for other in plans[1:]:
             self._add_run(*other)
         self._planned = tuple(self._runs)
+
+    def __repr__(self) -> str:
+        """In one line: what is trained how, on which rank, how far it is."""
+        plan = self.plan
+        stage = f", stage {self.stage + 1} of {len(plan.stages)}" if len(plan.stages) > 1 else ""
+        return (
+            f"<Trainer of {type(self.model).__name__}: {headline(plan)}; rank {self.watch.rank} of {plan.world_size}"
+            f"{stage} on {self.device}, global batch {plan.batch}, {counted(self.steps, 'step')} taken>"
+        )
 
     def _add_run(self, plan: Plan, program: Program) -> Run:
         parts = tuple(self._interpreter.parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from meshwright.pins.constraints import Constraints
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
+from meshwright.solve.interrupt import STOP
 from meshwright.solve.pin_words import check_names
 from meshwright.solve.plan import make_plan
 
@@ -65,21 +67,22 @@ def plan_model(
         program = program.at_batch(global_batch)
     layers, devices = counted(len(program.segments), "layer"), counted(cluster.device_count, "device")
     tell(f"searching plans of {layers} on {devices}")
-    found = make_plan(
-        program,
-        cluster,
-        model=name,
-        memory_bytes=memory_bytes,
-        optimizer=optimizer,
-        precision=precision,
-        compile=compile,
-        pins=texts,
-        simpler_within=simpler_within,
-        effort=effort,
-        gap=gap,
-        headroom=headroom,
-        progress=lambda best: tell(f"best so far {best}"),
-    )
+    with STOP.by_ctrl_c(tell) if _interactive() else nullcontext():
+        found = make_plan(
+            program,
+            cluster,
+            model=name,
+            memory_bytes=memory_bytes,
+            optimizer=optimizer,
+            precision=precision,
+            compile=compile,
+            pins=texts,
+            simpler_within=simpler_within,
+            effort=effort,
+            gap=gap,
+            headroom=headroom,
+            progress=lambda best: tell(f"best so far {best}"),
+        )
     LOGGER.info("%r", found)
     return found
 
@@ -87,8 +90,13 @@ def plan_model(
 def tell(line: str) -> None:
     """What takes long: to the log, and at a prompt or in a notebook to its user too."""
     LOGGER.info(line)
-    if hasattr(sys, "ps1"):
+    if _interactive():
         print(f"meshwright: {line}", file=sys.stderr, flush=True)
+
+
+def _interactive() -> bool:
+    """At a prompt, or in a notebook."""
+    return hasattr(sys, "ps1")
 
 
 def checked_batch(samples: int) -> int:

@@ -11,6 +11,7 @@ import meshwright as mw
 from meshwright.capture import capture
 from meshwright.cli import main
 from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.report.traced import read_trace
 from meshwright.solve.plan import make_plan
@@ -30,9 +31,19 @@ def test_two_plans_beside_each_other_and_on_a_page(tmp_path: Path, capsys: pytes
     assert "data parallel (DDP) over 2" in shown
     assert "FSDP (ZeRO-3) over 2" in shown
     assert "DIFFERENT MODELS" not in shown
+    found = mw.compare(one, other)
+    assert shown.startswith(repr(found)), "the command prints what Python shows"
+    plans = mw.compare(mw.Plan.load(one), mw.Plan.load(other))
+    assert plans.names == ("plan 1", "plan 2")
+    assert (plans.rows, plans.differs) == (found.rows, found.differs)
+    assert "<td>FSDP (ZeRO-3) over 2</td>" in plans._repr_html_()
     assert main(["plan", SMALL.replace("layers=1", "layers=2"), "--cluster", "local:1", "--quiet", "-o", one]) == 0
     assert main(["compare", one, other]) == 0
     assert "these are plans of DIFFERENT MODELS" in capsys.readouterr().out
+    with pytest.raises(PlanError, match=r"meshwright compare plan\.json run\.json\.gz"):
+        mw.compare(one, "run.json.gz")
+    with pytest.raises(PlanError, match="a list as a plan"):
+        mw.compare(one, [])  # type: ignore[arg-type]
     text = Path(page).read_text()
     assert '"against":[{"name":' in text
     assert "ZeRO-3" in text

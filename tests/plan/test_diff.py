@@ -36,10 +36,10 @@ def edited(plan: Plan, **changes: Any) -> Plan:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"recompute": ("gelu",)}, "activation checkpointing in "),
-        ({"keep": ("linear",)}, "kept besides in "),
+        ({"recompute": ("gelu",)}, "(activation checkpointing) in "),
+        ({"keep": ("linear",)}, "kept for backward besides in "),
         ({"chunks": 2}, ": 1 -> 2"),
-        ({"offload": ("linear",)}, "activation offload in "),
+        ({"offload": ("linear",)}, "(activation offload) in "),
         ({"outputs": ("[I]",)}, "layouts of outputs in "),
         ({"inputs": ("[I]",)}, "layouts of inputs in "),
         ({"parameters": {}}, "weights in other layouts"),
@@ -56,9 +56,11 @@ def test_what_a_segment_does_otherwise_is_said(plan: Plan, changes: dict[str, An
 def test_one_segment_is_named_and_many_are_counted(plan: Plan) -> None:
     count = plan.segments.count(plan.segments[1])
     where = "layer 1" if count == 1 else f"{count} layers (1, ...)"
-    assert f"activation checkpointing in {where}: none -> gelu" in plan.diff(edited(plan, recompute=("gelu",)))
+    said = f"recomputed in backward (activation checkpointing) in {where}: nothing -> 1 op (gelu)"
+    assert said in plan.diff(edited(plan, recompute=("gelu",)))
     many = tuple(f"op_{number}" for number in range(20))
-    assert ": none -> last, of 20 -> 21" in edited(plan, recompute=many).diff(edited(plan, recompute=(*many, "last")))
+    longer = edited(plan, recompute=(*many, "last"))
+    assert ": 20 ops -> 21 ops (now also last)" in edited(plan, recompute=many).diff(longer)
 
 
 @pytest.mark.parametrize(
@@ -129,3 +131,4 @@ def test_another_peak_alone_is_said_and_one_weight_is_one(plan: Plan) -> None:
     moved = replace(entry, storage="[S(0)]", reduce_scatter_every_microbatch=True)
     other = replace(plan, parameters=plan.parameters | {name: moved})
     assert plan.diff(other).startswith(f"1 weight ({name}): ")
+    assert "stored sharded on dim 0 over dp [S(0)]" in plan.diff(other)

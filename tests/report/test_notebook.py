@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 
@@ -25,3 +28,39 @@ def test_a_plan_is_short_at_a_prompt_and_in_a_notebook(tmp_path) -> None:  # typ
     text = (tmp_path / "plan.html").read_text()
     assert '"layers":[{"name":' in text
     assert '"name":"DDP"' in text
+
+
+def test_a_trainer_says_in_a_line_what_it_trains() -> None:
+    model, batch = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (torch.randn(4, 8),)
+    loss = lambda y, x: (y - x).square().mean()  # noqa: E731
+    trainer = mw.parallelize(model, mw.plan(model, batch, loss=loss), loss)
+    trainer.step(batch)
+    assert repr(trainer).startswith("<Trainer of Sequential: one device")
+    assert repr(trainer).endswith("rank 0 of 1 on cpu, global batch 4, 1 step taken>")
+
+
+def test_errors_are_one_message_in_a_notebook() -> None:
+    """IPython asks an exception for `_render_traceback_`."""
+    with pytest.raises(mw.MeshwrightError) as raised:
+        mw.plan("gpt", memory="80")
+    assert raised.value._render_traceback_() == [f"PlanError: {raised.value}"]
+
+
+def test_ctrl_c_at_a_prompt_gives_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a kernel does it: SIGINT when the first plan is told. In scripts it is a KeyboardInterrupt."""
+    model = "gpt?layers=2&hidden=64&heads=4&ffn=128&vocab=128&seq=32"
+    said: list[str] = []
+
+    def say(line: str, **_: object) -> None:
+        said.append(line)
+        if "best so far" in line and sum("best so far" in one for one in said) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.setattr("builtins.print", say)
+    before = signal.getsignal(signal.SIGINT)
+    plan = mw.plan(model, cluster="h100:8", global_batch=64)
+    assert "stopping with the best plan so far" in " ".join(said)
+    assert plan.predicted.gap == 1.0, "no bound is known"
+    assert signal.getsignal(signal.SIGINT) is before
+    assert mw.plan(model).predicted.gap < 1.0, "the next search is not stopped"
