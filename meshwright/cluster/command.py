@@ -72,6 +72,7 @@ def _show(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from meshwright.cluster.load import load_cluster
+    from meshwright.cluster.origins import FROM
     from meshwright.cluster.toml.write import write_cluster
 
     cluster = load_cluster(args.cluster)
@@ -84,12 +85,13 @@ def _show(args: argparse.Namespace) -> int:
         console.print(_fit(name))
     left_out = [(figure, source) for figure, source in cluster.sources if source.startswith("left out")]
     if left_out and not args.sources:
-        console.print("  the file leaves out, so taken from what is nearest (--sources has all):")
+        console.print("  the file leaves out, so taken from what is nearest (--sources says where that has it from):")
         for figure, source in left_out:
-            console.print(f"    {figure}: {source}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"    {figure}: {source.split(FROM)[0]}", highlight=False, markup=False, soft_wrap=True)
     if args.sources:
         for figure, source in cluster.sources:
-            console.print(f"  {figure}: {source}", highlight=False, markup=False, soft_wrap=True)
+            shown = source.replace(FROM, f"\n     {FROM}")
+            console.print(f"  {figure}: {shown}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -19,7 +19,7 @@ _AIC = "ai-dynamo/aiconfigurator@095f58a51c4c systems/*.yaml"
 _MIST = "Dazz993/Mist@d69e530acb62 benchmark/mist/configs/experiment"
 _SAILOR = "eth-easl/sailor@cf2c8e3 sailor/providers"
 _PCIE = "PCIe: 64 GB/s each way (gen 5 x16), 32 GB/s (gen 4 x16)"
-_PLAYBOOK = "HF Ultra-Scale Playbook, collectives of 256 MB on 2 to 64 hosts of 8 H100: best of the shown range"
+PLAYBOOK = "HF Ultra-Scale Playbook, collectives of 256 MB on 2 to 64 hosts of 8 H100: best of the shown range"
 _ASSUMED = "assumption"
 
 _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -30,6 +30,8 @@ latencies of 12 and 30 us (14 %): a quiet and a shared network. Steps that were 
 many ranks, lie between (0.5 and 0.25, docs/accuracy.md)."""
 RING_STEP_S, NETWORK_STEP_S = 6e-6, 20e-6
 """A ring's step inside a host and between hosts, fitted with the above: over 512 ranks latency is most of a gather."""
+RING_SOURCE = f"of a ring's step through several hosts: {PLAYBOOK}"
+OVERHEAD_SOURCE = "NVIDIA/nccl src/graph/tuning.cc: base latency of a ring; tables of hosts have theirs in them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +60,21 @@ def _network(bandwidth: float, cards: int, reached: float = QUIET, taper: float 
     return Link(NETWORK_STEP_S, bandwidth, cards, efficiency=efficiency, taper=taper)
 
 
-def _sources(inside: str, table: str, network: str, reached: str = _PLAYBOOK) -> Sources:
+def _sources(inside: str, table: str, network: str, reached: str = PLAYBOOK) -> Sources:
     measured = link_table(table)["source"]
     return (
         ("host.bandwidth", inside),
-        ("host.latency_s", f"of a ring's step through several hosts: {_PLAYBOOK}"),
+        ("host.latency_s", RING_SOURCE),
         ("host.efficiency", f"{measured} ({table})"),
         ("pod.bandwidth", network),
-        ("pod.latency_s", _PLAYBOOK),
+        ("pod.latency_s", PLAYBOOK),
         ("pod.efficiency", f"{reached}; broadcast and send nominal ({_ASSUMED})"),
-        ("pod.taper", f"{_PLAYBOOK}; the means of that shared cluster have 0.5"),
-        ("overhead_s", "NVIDIA/nccl src/graph/tuning.cc: base latency of a ring; tables of hosts have theirs in them"),
+        ("pod.taper", f"{PLAYBOOK}; the means of that shared cluster have 0.5"),
+        ("overhead_s", OVERHEAD_SOURCE),
     )
 
 
-_LIKE_H100 = f"{_ASSUMED}: as measured between hosts of H100 ({_PLAYBOOK})"
+_LIKE_H100 = f"{_ASSUMED}: as measured between hosts of H100 ({PLAYBOOK})"
 _NO_NETWORK = f"{_ASSUMED}: 100 Gbit/s Ethernet, one card per host"
 _LIKE_PCIE = f"{_PCIE}; collectives as measured on RTX PRO 6000 at gen 5 ({_ASSUMED})"
 
@@ -110,7 +112,7 @@ HOSTS: dict[str, Host] = {
         ),
         _nvlink(
             "H100-SXM-80GB", 8, "H100-SXM-80GB", _network(50e9, 8),
-            f"{_ML_ENG}: NVLink4 450 GB/s each way", f"{_MLPERF}: 8 x 400 Gbit/s", _PLAYBOOK,
+            f"{_ML_ENG}: NVLink4 450 GB/s each way", f"{_MLPERF}: 8 x 400 Gbit/s", PLAYBOOK,
         ),
         _nvlink(
             "H100-SXM-96GB", 8, "H100-SXM-80GB", _network(50e9, 8),

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 
 from meshwright.cluster.device_table import GPUS, SourcedDevice, local_cpu
 from meshwright.cluster.hosts import ALIASES, HOSTS, Host
+from meshwright.cluster.origins import FROM, origin
 from meshwright.cluster.topology import Cluster
 from meshwright.cluster.tree import Group, Link, Member
 from meshwright.errors import ClusterError
@@ -92,7 +93,9 @@ def _host(kind: Host, each: int) -> Group:
 
 
 def _all_sources(device: SourcedDevice, links: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    return (*((f"{device.device.name}.{field}", source) for field, source in device.sources), *links)
+    name, profile = device.device.name, device.device.profile
+    own = ((f"{name}.{field}", FROM.join([source, *origin(profile, field)[1:]])) for field, source in device.sources)
+    return (*own, *links)
 
 
 PRESETS: dict[str, Callable[[int], Cluster]] = {"local": _local} | {name: _hosts(name) for name in _HOSTS}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from meshwright.cli import main
 from meshwright.cluster import Group, load_cluster
+from meshwright.cluster.origins import FROM, origin, sources_of
 from meshwright.cluster.presets import PRESETS
-from meshwright.cluster.profile_load import profile_of
+from meshwright.cluster.profile_load import profile_of, shipped
 from meshwright.cluster.toml.read import read_cluster
 from meshwright.cluster.toml.write import write_cluster
 from meshwright.errors import ClusterError
@@ -109,10 +112,28 @@ def test_dtypes_that_are_left_out_are_scaled_from_the_nearest_device() -> None:
     assert {sources[key] for key in ("h100.peaks.bfloat16", "h100.memory_bytes", "host.bandwidth")} == {
         "given by mine.toml"
     }
-    assert sources["h100.launch_s"].endswith(f"({dict(load_cluster('h100:8').sources)['H100-SXM-80GB.launch_s']})")
+    assert sources["h100.launch_s"].endswith(dict(load_cluster("h100:8").sources)["H100-SXM-80GB.launch_s"])
     alone = text.replace("nccl", "gloo").replace("450GB/s", '450GB/s"\nlatency = "1us')
     with pytest.raises(ClusterError, match=r"line 5: device\.h100\.peaks\.float32 is missing"):
         read_cluster(alone, "file")
+
+
+def test_where_a_figure_comes_from_is_followed_to_its_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    """From device to device; no shipped one says no more than that another is like it."""
+    first, last = origin("RTX-4090", "achievable.matmul")
+    assert first == "RTX-4090: assumption: as RTX-PRO-6000-Server"
+    assert "measured on RTX-PRO-6000-Server" in last
+    for device in shipped():
+        for key in sources_of(device):
+            end = origin(device, key)[-1].partition(": ")[2]
+            assert not re.fullmatch(r"assumption: as \S+( \S+)?", end), (device, key, end)
+    sources = dict(read_cluster(TEN_LINES, "file").sources)
+    assert [hop.partition(":")[0] for hop in sources["h100.launch_s"].split(FROM)[1:]] == [
+        "H100-SXM-80GB",
+        "H200-SXM-141GB",
+    ]
+    assert main(["cluster", "show", "4090:1", "--sources"]) == 0
+    assert "      <- H200-SXM-141GB: measured on an H200 by one `meshwright calibrate`" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [f"{preset}:{hosts}" for preset in PRESETS for hosts in (1, 3)])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from meshwright.cluster.device import DEVICE_KINDS, Achievable, Device
 from meshwright.cluster.profile_load import device_of
 from meshwright.cluster.toml.nearest import Nearest
 from meshwright.cluster.toml.table import Plausible, Table
-from meshwright.cluster.units import parse_bytes, parse_count, parse_rate, parse_seconds
+from meshwright.cluster.units import format_bytes, parse_bytes, parse_count, parse_rate, parse_seconds
 from meshwright.errors import ClusterError
 
 DEVICE_FIELDS = ("kind", "memory", "reserve", "memory_bandwidth", "launch", "peaks", "achievable", "profile")
@@ -97,10 +98,16 @@ def _nearest(name: str, table: Table, nearest: Nearest) -> Device | None:
     found = nearest.device(name, peaks, _memory(table), _bandwidth(table))
     for field, figure in _FIGURES.items():
         if field not in table:
-            value = getattr(found, figure)
-            shown = value if not isinstance(value, tuple) else ", ".join(f"{e.kind} {e.fraction:g}" for e in value)
-            nearest.note_device(name, figure, f"{shown}", found)
+            nearest.note_device(name, figure, _shown(figure, getattr(found, figure)), found)
     return found
+
+
+def _shown(figure: str, value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(f"{each.kind} {each.fraction:g}" for each in value)
+    if figure.endswith("_bytes"):
+        return format_bytes(value)
+    return f"{value * 1e6:.3g} us" if figure == "launch_s" else f"{value}"
 
 
 def _profiled(table: Table) -> Device | None:

@@ -8,9 +8,19 @@ from typing import Any
 
 from meshwright.cluster.collective_table import link_table, measured_links
 from meshwright.cluster.device import Device
-from meshwright.cluster.hosts import ALIASES, HOSTS, NETWORK_STEP_S, QUIET, RING_STEP_S, TAPER
+from meshwright.cluster.hosts import (
+    HOSTS,
+    NETWORK_STEP_S,
+    OVERHEAD_SOURCE,
+    PLAYBOOK,
+    QUIET,
+    RING_SOURCE,
+    RING_STEP_S,
+    TAPER,
+)
+from meshwright.cluster.origins import FROM, origin, shipped_name, sources_of
 from meshwright.cluster.presets import NCCL_OVERHEAD_S
-from meshwright.cluster.profile_load import device_of, read_profile, shipped
+from meshwright.cluster.profile_load import device_of, shipped
 from meshwright.cluster.tree import Link
 
 _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -30,8 +40,7 @@ class Nearest:
 
     def device(self, name: str, peaks: dict[str, float], memory_bytes: float, bandwidth: float) -> Device:
         """The shipped device of this name, or else the one whose rates are nearest."""
-        known = {each.lower(): each for each in shipped()} | ALIASES
-        found = known.get(name.lower()) or min(
+        found = shipped_name(name) or min(
             (each for each in shipped() if device_of(each).kind == "cuda"),
             key=lambda each: _apart(device_of(each), peaks, memory_bytes, bandwidth),
         )
@@ -41,21 +50,20 @@ class Nearest:
     def given(self, field: str) -> None:
         self.own[field] = f"given by {self._file}"
 
-    def note(self, field: str, value: str, like: str, source: str = "") -> None:
-        """source: where the known one has the figure from."""
-        self.notes[field] = f"left out: {value}, as {like}, the nearest known" + (f" ({source})" if source else "")
+    def note(self, field: str, value: str, like: str, *origins: str) -> None:
+        """origins: where the known one has the figure from, and where that is from."""
+        self.notes[field] = FROM.join([f"left out: {value}, as {like}, the nearest known", *origins])
 
     def note_device(self, name: str, field: str, value: str, like: Device) -> None:
         """A figure of device `name` that is taken from `like`, with where that one has it from."""
-        known = read_profile(like.profile)["sources"] if like.profile else {}
-        stems = {"profile": "tables"}.get(field, field).partition(".")[0]
-        found = {key: source for key, source in known.items() if key.partition(".")[0] == stems}
-        source = "; ".join(f"{key}: {text}" if len(found) > 1 else text for key, text in found.items())
-        self.note(f"{name}.{field}", value, like.name, source)
+        stem = {"profile": "tables"}.get(field, field).partition(".")[0]
+        keys = [key for key in sources_of(like.profile) if key.partition(".")[0] == stem]
+        hops = [f"{key} of {hop}" if len(keys) > 1 else hop for key in keys for hop in origin(like.profile, key)]
+        self.note(f"{name}.{field}", value, like.name, *hops)
 
     def overhead_s(self) -> float:
         if self.use:
-            self.note("overhead_s", f"{NCCL_OVERHEAD_S * 1e6:g} us", "every NCCL cluster")
+            self.note("overhead_s", f"{NCCL_OVERHEAD_S * 1e6:g} us", "every NCCL cluster", OVERHEAD_SOURCE)
         return NCCL_OVERHEAD_S if self.use else 0.0
 
     def inner(self, field: str, given: dict[str, Any], bandwidth: float) -> dict[str, Any]:
@@ -65,10 +73,11 @@ class Nearest:
         found: dict[str, Any] = {}
         if "latency" not in given:
             found["latency"] = RING_STEP_S
-            self.note(f"{field}.latency_s", f"{RING_STEP_S * 1e6:g} us", "hosts of H100")
+            self.note(f"{field}.latency_s", f"{RING_STEP_S * 1e6:g} us", "hosts of H100", RING_SOURCE)
         if "efficiency" not in given and "measured" not in given:
             found["measured"] = self._link(bandwidth)
-            self.note(f"{field}.efficiency", "collectives as measured", found["measured"])
+            source = str(link_table(found["measured"])["source"])
+            self.note(f"{field}.efficiency", "collectives as measured", found["measured"], source)
         return found
 
     def outer(self, field: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +89,7 @@ class Nearest:
         shown = {"latency": f"{NETWORK_STEP_S * 1e6:g} us", "efficiency": f"{QUIET:g}", "taper": f"{TAPER:g}"}
         for key in found:
             name = "latency_s" if key == "latency" else key
-            self.note(f"{field}.{name}", shown[key], "2 to 64 hosts of 8 H100")
+            self.note(f"{field}.{name}", shown[key], "2 to 64 hosts of 8 H100", PLAYBOOK)
         return found
 
     def _link(self, bandwidth: float) -> str:
