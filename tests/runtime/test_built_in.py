@@ -56,6 +56,11 @@ def test_whole_numbers_lie_inside(
         assert found.unique().tolist() == list(range(count))
 
 
+def test_it_says_what_it_is() -> None:
+    assert str(built_in(*classifier())) == "4,096 samples of noise, in the sizes of the batch"
+    assert "samples of 6 characters of the text that comes with meshwright" in str(built_in(*tagger()))
+
+
 def test_a_text_that_is_given_is_not_folded(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a text of one's own")
     with pytest.raises(RunError, match="--data for a vocabulary of 5") as refused:

@@ -17,6 +17,7 @@ from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
 from meshwright.runtime.job import observe, worker
 from meshwright.runtime.job.observe import Losses
+from meshwright.runtime.job.progress import Progress
 from meshwright.runtime.state.loader import Loader
 from meshwright.solve.plan import make_plan
 
@@ -77,3 +78,15 @@ def test_a_slow_rank_is_named_once(tmp_path: Path, ranks: Callable[[int], GlooPo
     assert f"rank {slow} on " in found[0]["told"][0]
     assert "is slow: the other waits for it" in found[0]["told"][0]
     assert found[0]["step_s"] > SLEEP_S
+
+
+def test_saves_that_follow_quickly_share_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress.__new__(Progress)
+    progress.shown, progress.live, progress.saved_s, progress.unsaid = True, False, None, 0
+    for step in range(3):
+        progress.saved(Path(f"run/step-{step}"))
+    assert capsys.readouterr().out == "saved run/step-0\n"
+    assert progress.saved_s is not None
+    progress.saved_s -= 20
+    progress.saved(Path("run/step-3"))
+    assert capsys.readouterr().out == "saved run/step-3 (2 more since the last line)\n"

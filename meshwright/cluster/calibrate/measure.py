@@ -121,6 +121,7 @@ def calibrate(
     effort, clock = (CUDA, clock_for(device)) if device.type == "cuda" else (CPU, clock_for(device))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
+        progress("rates of products and copies (0 s; all of it takes some minutes)")
         found = _figures(device, effort, clock, nominal)
         rates = Rates(device, clock, found["peaks"], found["memory_bandwidth"], found["units"])
         dtypes = [torch.float32, torch.bfloat16]

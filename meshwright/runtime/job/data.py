@@ -36,7 +36,7 @@ class BuiltIn:
         ranges: Mapping[str, Range] = MappingProxyType({}),
     ) -> None:
         self.entries = {name: (entry.shape[1:], entry.dtype) for name, entry in plan.inputs.items()}
-        self.ranges = ranges
+        self.ranges, self.source = ranges, text or "the text that comes with meshwright"
         self.classes = settings.get("classes", settings.get("num_labels")) or self._targets() or 2
         read = [(name, shape) for name, (shape, dtype) in self.entries.items() if dtype in _WHOLE and shape]
         self.seq = max((shape[0] for _, shape in read), default=0)
@@ -61,6 +61,12 @@ class BuiltIn:
     def sum(self) -> int:
         """Of the text; data of other kinds is a function of its number alone."""
         return zlib.crc32(self.text.numpy().tobytes())
+
+    def __str__(self) -> str:
+        """What it is, for the user."""
+        if self.seq:
+            return f"{len(self):,} samples of {self.seq} characters of {self.source}"
+        return f"{len(self):,} samples of noise, in the sizes of the batch"
 
     def __len__(self) -> int:
         return len(self.text) - self.seq - 1 if self.seq else SAMPLES

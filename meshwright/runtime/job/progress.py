@@ -26,6 +26,10 @@ _SILENT_S = 10.0
 """Seconds after which a line is shown whatever the step."""
 
 
+CLEAR = "\033[K"
+"""Ends a line that is written over: what stood behind is erased."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Of a whole run: tokens (or samples, where there are no tokens) per second, bytes at the peak of the fullest rank,
@@ -51,6 +55,8 @@ class Progress:
         self.done, self.begun_s, self.warm_s, self.told_s = 0, time.perf_counter(), 0.0, time.perf_counter()
         self.losses, self.slow = Losses(), SlowRanks(trainer.watch, len(trainer.plan.stages))
         self.spikes: list[Spike] = []
+        self.saved_s: float | None = None  # when a line was last printed for one
+        self.unsaid = 0
 
     def step(self, loss: float, samples: Sequence[int] = ()) -> None:
         """After each step. samples: the numbers of those in its batch."""
@@ -70,6 +76,14 @@ class Progress:
         if self.shown and due:
             self.told_s = time.perf_counter()
             print(self._line(loss), end="\r" if self.live and number < self.steps else "\n", flush=True)
+
+    def saved(self, where: Path) -> None:
+        """A line for a checkpoint; of those that follow quickly for one of them, which counts the others."""
+        self.unsaid += 1
+        if self.shown and (self.saved_s is None or time.perf_counter() - self.saved_s >= _SILENT_S):
+            others = f" ({self.unsaid - 1} more since the last line)" if self.unsaid > 1 else ""
+            print(f"{CLEAR if self.live else ''}saved {where}{others}", flush=True)
+            self.saved_s, self.unsaid = time.perf_counter(), 0
 
     def figures(self) -> Figures:
         peak = torch.tensor(float(seen_bytes(self.trainer.device)), device=self.trainer.device)

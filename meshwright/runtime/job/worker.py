@@ -68,8 +68,10 @@ def train(job: Job) -> dict[str, Any]:
     optimizer = make_optimizer(plan.optimizer, trainer.parameters(), job.lr or LR)
     samples = BuiltIn(plan, dict(reference.settings), job.data, ranges_of(trainer.program))
     data = loader(samples, plan, seed=job.seed or 0)
+    goes_on = bool(job.folder) and _resumes(job)
+    _say_what(reference, samples, job, goes_on)
     told: dict[str, Any] = {"losses": [], "data": samples.sum(), "batch": plan.batch, "precision": plan.precision}
-    if job.folder and _resumes(job):
+    if goes_on:
         told["losses"] = _resumed(trainer, optimizer, data, job, told)
     losses: list[float] = told["losses"]
     progress = Progress(trainer, job.steps, job.quiet, job.folder)
@@ -79,6 +81,15 @@ def train(job: Job) -> dict[str, Any]:
     if job.folder:
         where = str(save(trainer, optimizer, job.folder, loader=data, extra=told, keep=job.keep))
     return asdict(figures) | {"losses": losses, "stopped": stopped, "saved": where}
+
+
+def _say_what(reference: Reference, samples: BuiltIn, job: Job, goes_on: bool) -> None:
+    """What is trained, from which weights, on which data: a run like this is a trial, not a training of one's own."""
+    if dist.get_rank() == 0 and not job.quiet:
+        given = "" if job.data else "; another text: --data FILE; data of your own: mw.loader (docs/running.md)"
+        print(f"data: {samples}{given}", flush=True)
+        if not goes_on:
+            print(f"weights: as {reference} initialises them, seed {job.seed or 0}", flush=True)
 
 
 def _resumes(job: Job) -> bool:
@@ -161,7 +172,7 @@ def _loop(
             if stop.agreed():
                 return True
             if job.folder and job.every and trainer.steps % job.every == 0 and trainer.steps < job.steps:
-                save(trainer, optimizer, job.folder, loader=data, extra=told, keep=job.keep)
+                progress.saved(save(trainer, optimizer, job.folder, loader=data, extra=told, keep=job.keep))
     return False
 
 
