@@ -39,10 +39,11 @@ class _EnoughError(Exception):
         self.plan = plan
 
 
-def feasible_kept(candidates: list[Candidate], budget_bytes: int) -> MemoryNeeded | None:
-    """With everything kept (`search`)."""
+def feasible_kept(candidates: list[Candidate], budget_bytes: int, *, program: Program) -> MemoryNeeded | None:
+    """With everything kept (`search`); to the byte for small programs alone, of others a question takes a minute."""
+    small = len(program.segments) <= EXACT
     try:
-        found = search(candidates, budget_bytes, first=True).best
+        found = search(candidates, budget_bytes, first=True, exactly=small, hard=small).best
     except PlanError:
         return None
     return MemoryNeeded(found[0].peak_bytes, "everything kept", found[0].microbatches) if found else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 
-EXACT, NEAR = 16, 0.005
+EXACT, NEAR = 8, 0.005
 """Of so many segments the minimum is found to the byte; of more within this part, since every question takes long."""
 
 WORK_EXACT, WORK_NEAR = 1500, 400

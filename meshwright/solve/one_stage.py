@@ -196,13 +196,15 @@ class OneStageSearch:
         return anyway(self.candidates).best
 
     def refusal(self, others: Sequence[Part]) -> PlanError:
-        """Why there is no plan. others: that look for one in several stages."""
+        """Why there is no plan. others: that look for one in several stages. Of larger programs the quick parts are
+        asked alone: what takes long names hardly less."""
         if self.refused is not None:
             return self.refused
         budget = self.budget
         work = WorkBudget(len(self.program.segments))
         quick, slow = self._parts(work)
-        parts = (*quick, *(counted_pipeline(one, work) for one in others), *slow)
+        staged = [counted_pipeline(one, work) for one in others]
+        parts = (*quick, *staged, *slow) if len(self.program.segments) <= EXACT else quick
         refused = max(budget, self.too_few_bytes)
         least = minimum_budget(parts, refused, self._known(budget), len(self.program.segments), work)
         if self.method not in ANYWHERE:
@@ -225,7 +227,7 @@ class OneStageSearch:
         dearest = partial(feasible_min_memory, self.leanest, method=self.method, **given)
         if self.method not in (*ANYWHERE, "flat"):
             return [dearest], [partial(feasible_swept, self.first, method=self.method, **given)]
-        kept = partial(feasible_kept, self.candidates)
+        kept = partial(feasible_kept, self.candidates, program=self.program)
         if not self.recompute:
             return [kept], []
         jointly = partial(feasible_jointly, self.jointly, flat=self.method == "flat", **given)

@@ -47,9 +47,9 @@ def test_a_cluster_that_is_named_can_have_the_pins(count: int, pins: tuple[str, 
 class Deep(torch.nn.Module):
     """More segments than are refused to the byte."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 24) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(24))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(layers))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -72,3 +72,19 @@ def test_state_that_no_devices_hold_is_refused_without_a_search(monkeypatch: pyt
     monkeypatch.setattr(one_stage, "minimum_budget", lambda parts, refused, known, *rest: known)
     with pytest.raises(PlanError, match="no plan fits"):
         make_plan(program, cluster, memory_bytes=needed // 2 - 1, pins=pins)
+
+
+def test_a_refusal_asks_what_takes_long_of_small_programs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many layers as gpt2 has: what is named is still a budget that does."""
+    program, cluster = capture(Deep(12), {"x": torch.zeros(8, 16)}), load_cluster("local:2")
+    assert EXACT < len(program.segments) <= 14
+    slow = ("feasible_jointly", "feasible_swept", "counted_pipeline")
+    with monkeypatch.context() as patched:
+        for name in slow:
+            patched.setattr(one_stage, name, lambda *_, **__: lambda *_, **__: pytest.fail("asked"))
+        patched.setattr("meshwright.solve.intra.chain._lean", lambda *_: pytest.fail("solved to the byte"))
+        patched.setattr(plan, "_searched", None)  # to call it is an error
+        with pytest.raises(PlanError, match=r"[\d,]+ more, which do: ") as refused:
+            make_plan(program, cluster, memory_bytes=4096)
+    least = int(refused.value.expected.split()[2].replace(",", ""))
+    assert make_plan(program, cluster, memory_bytes=least).predicted.peak_bytes <= least
