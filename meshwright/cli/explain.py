@@ -112,8 +112,8 @@ def _alternatives(plan: Plan, program: Program, names: list[str], limit: int) ->
             rule = resolve_rule(op, tuple(values[one].type for one in op.operands()))
             source = TIERS[rule.tier]
             print(f"{op.target}, sharding rule from {source}: {rule.text}".rstrip(": "))
-        count = "1 way" if len(found) == 1 else f"{len(found)} ways"
-        print(f"{name}: {count}; more or less seconds and bytes of its layer, all else as planned")
+        layers = len(program.uses_of(name)) if name in plan.parameters else 1
+        print(f"{name}: {_counted(plan, len(found), layers)}")
         for one in found[:limit]:
             sign = "-" if one.more_s < 0 else "+"
             held = f"{'-' if one.more_bytes < 0 else '+'}{show_bytes(abs(one.more_bytes))}"
@@ -121,3 +121,12 @@ def _alternatives(plan: Plan, program: Program, names: list[str], limit: int) ->
             print(f"  {mark:>12}  {held:>10}  {one.text}")
     if names:
         print("layouts, per mesh axis: S(d) sharded on dim d, R and I replicated, P partial sum (docs/glossary.md)")
+
+
+def _counted(plan: Plan, ways: int, layers: int) -> str:
+    """layers: that read it."""
+    if ways > 1:
+        where = "its layer" if layers == 1 else f"the first of its {layers} layers"
+        return f"{ways} ways; more or less seconds and bytes of {where}, all else as planned"
+    alone = all(stage.mesh.world_size == 1 for stage in plan.stages)
+    return f"no other way: {'one device shares with no other' if alone else 'its rule splits nothing on this mesh'}"

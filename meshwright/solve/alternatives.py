@@ -10,13 +10,13 @@ from meshwright.cluster import Mesh
 from meshwright.errors import PlanError, did_you_mean
 from meshwright.layout import Layout
 from meshwright.pins.pins import Pins
-from meshwright.plan import Plan
+from meshwright.plan import Choice, Plan
 from meshwright.predict.pieces import setting_of
 from meshwright.price.parameter import chain_uses
 from meshwright.price.segment import price_segment
 from meshwright.profile.spared import spared_segments
 from meshwright.rules import strategies
-from meshwright.solve.intra.space import space
+from meshwright.solve.intra.space import Space, space
 
 SHOWN = 8
 """Ops that a refusal lists at most."""
@@ -50,20 +50,35 @@ def _of_parameter(plan: Plan, program: Program, name: str) -> list[Alternative]:
     spared = spared_segments(program)
     uses = {local: chain_uses(program.uses_of(name), len(program.segments), plan.microbatches, spared)}
     base = price_segment(here.graph, choice, given, mesh, setting, uses)
-    found = []
-    for option in dict.fromkeys((plan.parameters[name], *here.parameters[local])):
-        if option.compute != plan.parameters[name].compute:
-            continue  # another compute layout is another strategy of the op that reads it
-        if option != plan.parameters[name] and _idle(option.storage, mesh):
+    planned, found = plan.parameters[name], []
+    for option in dict.fromkeys((planned, *here.parameters[local])):
+        if option != planned and (_idle(option.storage, mesh) or _idle(option.compute, mesh)):
             continue
-        point = price_segment(here.graph, choice, given | {local: option}, mesh, setting, uses)
-        text = f"stored {option.storage}, used {option.compute}"
+        ways = [("", choice)] if option.compute == planned.compute else _used_so(here, choice, local, option.compute)
+        priced = [(price_segment(here.graph, w, given | {local: option}, mesh, setting, uses), why) for why, w in ways]
+        if not priced:
+            continue
+        point, why = min(priced, key=lambda one: one[0].seconds(plan.microbatches))
+        text = f"stored {option.storage}, used {option.compute}{why}"
         pieces = [Layout.parse(layout).shard_factor(mesh.sizes) for layout in (option.storage, option.compute)]
         if pieces[0] > pieces[1]:
             text += ", gathered for each use" if option.reshard_after_forward else ", gathered once a step"
         text += ", gradient reduce-scattered each micro-batch" if option.reduce_scatter_every_microbatch else ""
         more_s = point.seconds(plan.microbatches) - base.seconds(plan.microbatches)
-        found.append(Alternative(text, more_s, point.held_bytes - base.held_bytes, option == plan.parameters[name]))
+        found.append(Alternative(text, more_s, point.held_bytes - base.held_bytes, option == planned))
+    return found
+
+
+def _used_so(here: Space, choice: Choice, weight: str, compute: str) -> list[tuple[str, Choice]]:
+    """The choice with one reader of a weight run so that it takes the weight in this layout, and how that reader is."""
+    found = []
+    for index, position in here.uses[weight]:
+        op = here.graph.ops[index]
+        for made in here.strategies[index]:
+            if str(made.operands[position]) == compute and made.text != choice.strategies[op.name]:
+                strategies = choice.strategies | {op.name: made.text}
+                way = replace(choice, strategies=strategies, parameters=choice.parameters | {weight: compute})
+                found.append((f", {op.name} as {made.text}", way))
     return found
 
 

@@ -77,6 +77,20 @@ def test_alternatives_of_a_weight_and_an_op_name_the_planned_one_first(pinned: t
         alternatives_of(plan, program, "layers.0.upp.weight")
 
 
+def test_what_else_the_op_of_a_weight_could_do_has_its_price(pinned: tuple[Plan, Program]) -> None:
+    """A table that the plan gathers whole could be used by columns or by rows, or be replicated."""
+    plan, program = pinned
+    planned, *others = alternatives_of(plan, program, "tokens.weight")
+    assert planned.text.startswith("stored [S(0)], used [R]")
+    held = {}
+    for layout, factor in (("[S(1)]", "n"), ("[S(0)]", "v"), ("[I]", "-")):
+        text = f"stored {layout}, used {layout}, embedding as {factor}"
+        (found,) = [one for one in others if one.text.startswith(text)]
+        assert found.more_s != 0
+        held[layout] = found.more_bytes
+    assert held["[S(0)]"] == held["[S(1)]"] < held["[I]"], "by rows or columns half of it is held"
+
+
 def test_nothing_is_said_to_be_split_over_an_axis_of_one_device(pinned: tuple[Plan, Program]) -> None:
     program = pinned[1]
     plan = make_plan(program, load_cluster("local:2"), pins=("mesh=1x2", "dp=2"))
