@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from published_rows import ImpossibleError, NotModelledError, Row, case_of
 from published_scores import Scored, scores
 
+from meshwright.configuration.replicas import predicted, steps_of
 from meshwright.configuration.reserved import pooled_bytes, waiting_bytes, workspace_bytes
-from meshwright.configuration.step import Step
 from meshwright.errors import MeshwrightError, PlanError
 
 
@@ -36,22 +36,23 @@ def priced(row: Row) -> Scored:
     """Raises NotModelledError."""
     case = case_of(row)
     try:
-        step = Step(case.model, case.given, case.cluster, case.habits.framework)
-        found = step.predict()
+        steps = steps_of(case.model, case.given, case.cluster, case.habits.framework)
+        found = predicted(steps)
     except PlanError as error:
         raise ImpossibleError(str(error).splitlines()[0]) from error
     except MeshwrightError as error:
         raise NotModelledError(str(error).splitlines()[0]) from error
     except (ArithmeticError, ValueError, LookupError, AssertionError) as error:  # of a table that nobody has seen
         raise NotModelledError(f"{type(error).__name__}: {error}") from error
-    device = case.cluster.devices[0]
-    held = found.peak_bytes + (device.reserve_bytes if case.habits.in_use else 0)
+    step, device = steps[0], case.cluster.devices[0]
+    every = [one for each in steps for one in each.held]
+    held = max(peak + (of.reserve_bytes if case.habits.in_use else 0) for of, peak in every)
     used = workspace_bytes(device)
     if case.habits.first_rank:
         held = max(step.first_bytes, min(step.first_bytes + used + waiting_bytes(step), device.usable_bytes))
     if case.habits.last_rank:
         held = max(step.last_bytes, min(step.last_bytes + used + pooled_bytes(step), device.usable_bytes))
-    return Scored(row, found.step_s, held, not case.refused and found.peak_bytes <= device.usable_bytes)
+    return Scored(row, found.step_s, held, not case.refused and all(peak <= of.usable_bytes for of, peak in every))
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -10,9 +10,9 @@ from published_frameworks import Habits, habits_of
 
 from meshwright.cluster import Cluster
 from meshwright.cluster.device import Achievable, Device
-from meshwright.cluster.hosts import ALIASES, HOSTS
-from meshwright.cluster.presets import devices_of
-from meshwright.cluster.tree import Group, Member
+from meshwright.cluster.hosts import ALIASES, HOSTS, NETWORK_STEP_S
+from meshwright.cluster.presets import NCCL_OVERHEAD_S, devices_of
+from meshwright.cluster.tree import Group, Link, Member, merge_equal
 from meshwright.configuration import Configuration, Transformer
 from meshwright.configuration.transformer import LatentAttention
 from meshwright.errors import MeshwrightError
@@ -25,6 +25,8 @@ FIGURES = ("step_time_s", "peak_mem_GB", "mfu", "inter_node_GBps_per_gpu")
 PRECISIONS = {"bf16": "mixed", "mixed": "mixed", "fp16": "fp16", "fp8": "fp8", "fp32": "fp32", "tf32": "tf32"}
 NOMINAL_MHZ = {"L4": 2040.0}
 """Boost clocks behind the nominal peaks (NVIDIA's data sheet), for rows whose clocks were locked lower."""
+UPLINKS = {"RTX-3090": 0.115e9, "RTX-2080-Ti": 2.858e9, "Titan-RTX": 2.858e9}
+"""Bytes per second between Sailor's hosts of different GPUs (eth-easl/sailor@cf2c8e3, multizone_bandwidths_het)."""
 
 
 LOCKED = 0.88
@@ -167,6 +169,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         scatter=habits.scatter,
         half_gradients=habits.half_gradients,
         recorded=habits.recorded,
+        in_turn=habits.in_turn,
     )
     if habits.dealt and pp > 1 and not stages:
         places = _dealt(model, pp)[: model.layers]
@@ -211,6 +214,8 @@ def _cluster(row: Row, habits: Habits) -> Cluster:
         raise NotModelledError(f"{count} devices on hosts of {each}")
     locked = re.search(r"clocks_locked_(\d+)MHz", row.get("note") or "")
     tf32 = (row.get("precision") or "") == "tf32"
+    if row["gpu"] == "mixed":
+        return _mixed(row.get("device_types") or "", count, each, "tf32_only_on_3090" in (row.get("note") or ""))
     network = row.get("inter_node_GBps_per_gpu") or ""
     return _built(row["gpu"], hosts, each, network, locked[1] if locked else "", tf32, habits.network)
 
@@ -222,9 +227,8 @@ def _built(gpu: str, hosts: int, each: int, network: str, locked: str, tf32: boo
     device = found.devices[0]
     if locked:
         device = _at_clock(device, float(locked))
-    if tf32 and "tf32" in dict(device.peaks):
-        peaks = dict(device.peaks) | {"float32": dict(device.peaks)["tf32"]}
-        device = replace(device, peaks=tuple(peaks.items()))
+    if tf32:
+        device = _in_tf32(device)
     root, members = found.root, [(member.of, member.count) for member in found.root.members]
     if network and hosts > 1:
         link = HOSTS[ALIASES[name]].network
@@ -235,6 +239,33 @@ def _built(gpu: str, hosts: int, each: int, network: str, locked: str, tf32: boo
             members = [(_with_step(of, reached[3]), count) for of, count in members]
         root = Group(root.level, replace(link, bandwidth=wanted), tuple(Member(of, count) for of, count in members))
     return replace(found, devices=(device,), root=root)
+
+
+def _in_tf32(device: Device) -> Device:
+    peaks = dict(device.peaks)
+    return replace(device, peaks=tuple((peaks | {"float32": peaks.get("tf32", peaks["float32"])}).items()))
+
+
+@lru_cache(maxsize=256)
+def _mixed(types: str, count: int, each: int, tf32: bool) -> Cluster:
+    """Hosts in the order of stages and, of each, of replicas: `RTX-3090x8+RTX-2080x8|Titan-RTXx8+RTX-2080x8`."""
+    devices, members = {}, []
+    for text in types.replace("|", "+").split("+"):
+        name, _, number_ = text.strip().rpartition("x")
+        if not name or not number_.isdigit() or not int(number_):
+            raise NotModelledError(f"device_types {types!r}, not such as RTX-3090x8+RTX-2080x8|Titan-RTXx16")
+        kind = HOSTS[ALIASES[device_name(name)]]
+        device = devices_of(device_name(name), 1, 1).devices[0]
+        devices[kind.device] = _in_tf32(device) if tf32 else device
+        uplink = Link(NETWORK_STEP_S, UPLINKS.get(kind.device, kind.network.total_bandwidth))
+        while int(number_) > 0:
+            inside = min(each, int(number_))
+            members.append(Member(Group("host", kind.inner, (Member(kind.device, inside),)), 1, uplink))
+            number_ = str(int(number_) - inside)
+    root = Group("pod", Link(NETWORK_STEP_S, min(UPLINKS.values())), merge_equal(members))
+    if root.device_count != count:
+        raise NotModelledError(f"device_types {types!r}: {root.device_count} devices, not the row's {count}")
+    return Cluster(f"mixed:{count}", "nccl", tuple(devices.values()), root, NCCL_OVERHEAD_S)
 
 
 def _with_step(host: str | Group, latency_s: float) -> str | Group:
@@ -254,6 +285,7 @@ def _at_clock(device: Device, mhz: float) -> Device:
 def device_name(gpu: str) -> str:
     """The short name of a device, as in `h100:8`."""
     words = gpu.lower().replace("_", "-").replace("nvidia-", "")
+    words = {"rtx-2080": "2080ti"}.get(words, words)  # Sailor's have 11 GB, which the RTX 2080 Ti has
     tried = (words, words.replace("-sxm4", "").replace("-sxm5", "").replace("-sxm2", "").replace("-sxm", ""))
     known = ALIASES | {device.lower(): alias for alias, device in reversed(ALIASES.items())}
     for text in (*tried, *(re.sub(r"-\d+gb$", "", one) for one in tried)):

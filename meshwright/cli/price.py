@@ -24,20 +24,23 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from meshwright.cluster import load_cluster
     from meshwright.configuration.price import priced
+    from meshwright.configuration.replicas import predicted, tightest
     from meshwright.configuration.transformer import transformer_of
 
     cluster = load_cluster(args.cluster)
     settings = (*args.set, *([f"seq={args.seq}"] if args.seq is not None else []))
     pins = [*args.pin, *([f"precision={args.precision}"] if args.precision else [])]
-    model, given, found = priced(transformer_of(args.model, settings), cluster, pins, args.global_batch)
+    model = transformer_of(args.model, settings)
+    steps = priced(model, cluster, pins, args.global_batch)
+    given, found, (device, held) = steps[0].given, predicted(steps), tightest(steps)
     tokens = given.global_batch * model.seq
     axes = " ".join(f"{name}={getattr(given, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
-    limit = cluster.devices[0].usable_bytes
+    limit, named = device.usable_bytes, f" of {device.name}" if len(cluster.devices) > 1 else ""
     print(f"{args.model} on {cluster.name}: {axes} zero={given.zero} micro_batch={given.micro_batch}", end=" ")
     print(f"({given.microbatches} micro-batches of a batch of {given.global_batch}) recompute={given.recompute}")
     print(f"  step    {found.step_s:.4g} s, {tokens / found.step_s / given.devices:,.0f} tokens/s per device")
-    print(f"  memory  {found.peak_bytes / 2**30:.4g} GiB of {limit / 2**30:.4g}", end="")
-    print("" if found.peak_bytes <= limit else ": does not fit")
+    print(f"  memory  {held / 2**30:.4g} GiB of {limit / 2**30:.4g}{named}", end="")
+    print("" if held <= limit else ": does not fit")
     if given.pp > 1:
         print(f"  bubble  {found.bubble:.1%}")
     return 0

@@ -47,9 +47,14 @@ class DeviceTree(Protocol):
 
 
 def bind_mesh(
-    cluster: DeviceTree, shape: tuple[int, ...], names: Sequence[str] | None, ranks: Sequence[int] | None
+    cluster: DeviceTree,
+    shape: tuple[int, ...],
+    names: Sequence[str] | None,
+    ranks: Sequence[int] | None,
+    others: tuple[int, ...] = (),
 ) -> Mesh:
-    """The mesh of this shape over the given devices of the cluster (the first ones by default)."""
+    """The mesh of this shape over the given devices of the cluster (the first ones by default). others: devices that
+    communicate at the same time, and so have their part of the links."""
     check_shape(shape)
     names = tuple(names) if names is not None else _NAMES.get(len(shape), tuple(f"x{i}" for i in range(len(shape))))
     if len(names) != len(shape) or any(not isinstance(name, str) for name in names):
@@ -70,7 +75,7 @@ def bind_mesh(
             f"a mesh of shape {shape} on ranks {list(chosen)}",
             f"{world} different numbers from 0 to {count - 1}, the devices of cluster {cluster.name}",
         )
-    load, levels = _load(cluster.root, chosen), cluster.root.levels()
+    load, levels = _load(cluster.root, (*chosen, *others)), cluster.root.levels()
 
     def axis(which: tuple[int, ...]) -> Axis:
         size = prod(shape[i] for i in which)

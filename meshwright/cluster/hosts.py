@@ -96,6 +96,8 @@ def _card(device: str, bandwidth: float, note: str = "") -> Host:
 
 
 _ETHERNET = _network(12.5e9, 1)
+_TURING_NETWORK, _25_GBIT = _network(25e9 / 8, 1, 0.915, 0.0), f"{_ASSUMED}: 25 Gbit/s Ethernet, one card per host"
+_PCIE_3 = "PCIe gen 3 x16: 16 GB/s each way"
 _PCIE_SWITCH = "MooreThreads/SimuMax@3005b17 configs/system/a100_pcie.json: measured among 2, 4 and 8"
 
 HOSTS: dict[str, Host] = {
@@ -170,6 +172,14 @@ HOSTS: dict[str, Host] = {
             "RTX-3090", 8, "RTX-3090", _ETHERNET,
             f"{_SAILOR}/intra_node_bandwidths.json: pairs joined by NVLink, pairs by PCIe", _NO_NETWORK, _LIKE_H100,
         ),
+        _nvlink(
+            "Titan-RTX", 8, "Titan-RTX", _TURING_NETWORK, _PCIE_3, _25_GBIT,
+            f"{_SAILOR}/multizone_bandwidths_het.json: 2.86 GB/s between hosts",
+        ),
+        _nvlink(
+            "RTX-2080-Ti", 8, "RTX-2080-Ti", _TURING_NETWORK, _PCIE_3, _25_GBIT,
+            f"{_SAILOR}/multizone_bandwidths_het.json: 2.86 GB/s between hosts",
+        ),
         Host(
             "A100-PCIe-80GB", 8, _inside("A100-PCIe-80GB"), _network(25e9, 1),
             (
@@ -221,6 +231,9 @@ ALIASES: dict[str, str] = {
     "rtx-3090": "RTX-3090",
     "rtx-4090": "RTX-4090",
     "rtx-5090": "RTX-5090",
+    "titan-rtx": "Titan-RTX",
+    "2080ti": "RTX-2080-Ti",
+    "rtx-2080-ti": "RTX-2080-Ti",
     "rtx-pro-6000": "RTX-PRO-6000-Server",
     "mi300x": "MI300X",
 }

@@ -40,7 +40,9 @@ class Configuration:
     scatter: ZeRO-1 reduces gradients to shards; else all of them are reduced everywhere. half_gradients: backward makes
     gradients in the compute dtype, all of which are there before they are added to those that are held. recorded:
     whole operands of tensor parallelism's collectives are freed only when the device has run these, so that they pile
-    up while the host runs ahead (`reserved.waiting_bytes`).
+    up while the host runs ahead (`reserved.waiting_bytes`). in_turn: stages hand over as in DeepSpeed: a stage gives a
+    gradient back, only then is sent the next hidden states, and waits for both; ranks of tp send a part each, which the
+    receivers gather.
     """
 
     dp: int = 1
@@ -74,6 +76,7 @@ class Configuration:
     scatter: bool = True
     half_gradients: bool = False
     recorded: bool = False
+    in_turn: bool = False
 
     @property
     def devices(self) -> int:

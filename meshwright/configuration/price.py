@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from meshwright.cluster import Cluster, load_cluster
-from meshwright.configuration.configuration import Configuration, configured
-from meshwright.configuration.step import predict_configuration
+from meshwright.configuration.configuration import configured
+from meshwright.configuration.replicas import predicted, steps_of
+from meshwright.configuration.step import Step
 from meshwright.configuration.transformer import Transformer, transformer_of
 from meshwright.errors import PlanError, what_is
 from meshwright.plan import Prediction
@@ -26,18 +27,17 @@ def price(
     (`Configuration` has them all); dp takes the devices that are left. global_batch: sequences of a step, one
     micro-batch for each data-parallel rank unless given.
     """
-    _, _, found = priced(model, cluster, pins, global_batch)
-    return found
+    return predicted(priced(model, cluster, pins, global_batch))
 
 
 def priced(
     model: str | Transformer, cluster: str | Cluster, pins: str | Iterable[str], global_batch: int | None
-) -> tuple[Transformer, Configuration, Prediction]:
-    """The same with what was understood of the model and the pins."""
+) -> tuple[Step, ...]:
+    """The steps behind it, which know what was understood of the model and the pins."""
     if not isinstance(model, str | Transformer):
         raise PlanError(f"price of {what_is(model)}", "a model reference or a Transformer", "write llama3-8b")
     described = transformer_of(model) if isinstance(model, str) else model
     devices = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     texts = (pins,) if isinstance(pins, str) else tuple(pins)
     given = configured(texts, devices.device_count, global_batch)
-    return described, given, predict_configuration(described, given, devices)
+    return steps_of(described, given, devices)

@@ -11,11 +11,11 @@ from dataclasses import fields, replace
 from functools import cached_property
 
 from meshwright.capture.program import ITEM_BYTES
-from meshwright.cluster import Cluster, collective_s
+from meshwright.cluster import Cluster, Device, collective_s
 from meshwright.configuration.block import Moved
 from meshwright.configuration.configuration import Configuration
 from meshwright.configuration.costs import BlockCost, block_cost, loaded
-from meshwright.configuration.framework import PLAIN, Framework
+from meshwright.configuration.framework import Framework
 from meshwright.configuration.layers import Layers
 from meshwright.configuration.meshes import Meshes
 from meshwright.configuration.parameters import with_parameters
@@ -30,37 +30,59 @@ DEPARTURES = 4
 """In how many parts the gradients of a layer leave while its backward runs."""
 
 
-def predict_configuration(
-    model: Transformer, given: Configuration, cluster: Cluster, framework: Framework = PLAIN
-) -> Prediction:
-    """Seconds and bytes of one step on the slowest device. Raises PlanError where the configuration is impossible."""
-    return Step(model, given, cluster, framework).predict()
-
-
 class Step:
-    """What each block of one model costs under one configuration, and the step they make."""
+    """What each block of one model costs under one configuration, and the step they make; replica: that of one
+    data-parallel replica, where hosts differ."""
 
-    def __init__(self, model: Transformer, given: Configuration, cluster: Cluster, framework: Framework) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        given: Configuration,
+        cluster: Cluster,
+        framework: Framework,
+        replica: int | None = None,
+    ) -> None:
         model.verify()
         given.verify(model, cluster.device_count)
         self.model, self.given, self.framework = model, given, framework
-        self.meshes = Meshes(cluster, given)
+        self.meshes = Meshes(cluster, given, 0, replica)
+        self.stages = [self.meshes] * given.pp
+        if replica is not None:
+            self.stages[1:] = [Meshes(cluster, given, stage, replica) for stage in range(1, given.pp)]
         self.layers = Layers(model, given)
-        device = self.meshes.device
-        self.blocks = {"embedding": block_cost(self.layers.embedding(), device)}
-        self.blocks["head"] = block_cost(self.layers.head(), device)
-        self.blocks["loss"] = block_cost(self.layers.loss(), device)
-        if model.routed_layers < model.layers:
-            self.blocks["dense"] = block_cost(self.layers.layer(), device)
-        if model.routed_layers:
-            self.blocks["routed"] = block_cost(self.layers.layer(routed=True), device)
-        counts = {"dense": model.layers - model.routed_layers, "routed": model.routed_layers}
-        every = [cost for name, cost in self.blocks.items() for _ in range(counts.get(name, 1))]
-        self.load = loaded(every, device, given.dtype)
-        self.known: dict[tuple[str, str], FrontierPoint] = {}
+        self.known: dict[tuple[str, str, Meshes], FrontierPoint] = {}
+        self._blocks: dict[Device, tuple[dict[str, BlockCost], tuple[float, float]]] = {}
+
+    @property
+    def blocks(self) -> dict[str, BlockCost]:
+        return self._on(self.meshes.device)[0]
+
+    def _on(self, device: Device) -> tuple[dict[str, BlockCost], tuple[float, float]]:
+        """Costs of the blocks on a device, and how much longer they take where it does nothing but this."""
+        if device not in self._blocks:
+            model, layers = self.model, self.layers
+            blocks = {"embedding": block_cost(layers.embedding(), device)}
+            blocks["head"] = block_cost(layers.head(), device)
+            blocks["loss"] = block_cost(layers.loss(), device)
+            if model.routed_layers < model.layers:
+                blocks["dense"] = block_cost(layers.layer(), device)
+            if model.routed_layers:
+                blocks["routed"] = block_cost(layers.layer(routed=True), device)
+            counts = {"dense": model.layers - model.routed_layers, "routed": model.routed_layers}
+            every = [cost for name, cost in blocks.items() for _ in range(counts.get(name, 1))]
+            self._blocks[device] = blocks, loaded(every, device, self.given.dtype)
+        return self._blocks[device]
 
     def predict(self) -> Prediction:
         return self.one_stage if self.given.pp == 1 else self._summed(self.timeline)
+
+    @property
+    def held(self) -> list[tuple[Device, int]]:
+        """Of each stage, its device and what a rank holds at its peak."""
+        if self.given.pp == 1:
+            return [(self.meshes.device, self.one_stage.peak_bytes)]
+        every = zip(self.stages, self.timeline.stages, strict=True)
+        return [(meshes.device, times.peak_bytes) for meshes, times in every]
 
     @property
     def first_bytes(self) -> int:
@@ -79,7 +101,7 @@ class Step:
 
     @cached_property
     def one_stage(self) -> Prediction:
-        points = [self.point("embedding"), *self._layer_points(0, self.model.layers)]
+        points = [self.point("embedding"), *self._layer_points(0, 0, self.model.layers)]
         points += [self.point("head"), self.point("loss")]
         return quick_prediction(self._hosted(points), self.given.microbatches, True)
 
@@ -101,29 +123,33 @@ class Step:
             for point in points
         ]
 
-    def _layer_points(self, first: int, end: int, recomputed: int | None = None) -> list[FrontierPoint]:
+    def _layer_points(self, stage: int, first: int, end: int, recomputed: int | None = None) -> list[FrontierPoint]:
         """recomputed: how many of them, the first ones, make their activations again; all by the configuration."""
         dense = self.model.layers - self.model.routed_layers
         return [
             self.point(
                 "dense" if index < dense else "routed",
                 self.given.recompute if recomputed is None else "full" if index - first < recomputed else "none",
+                stage,
             )
             for index in range(first, end)
         ]
 
-    def point(self, name: str, policy: str = "none") -> FrontierPoint:
-        if (name, policy) not in self.known:
-            self.known[name, policy] = self._priced(self.blocks[name], policy, alone=name == "loss")
-        return self.known[name, policy]
+    def point(self, name: str, policy: str = "none", stage: int = 0) -> FrontierPoint:
+        meshes = self.stages[stage]
+        if (name, policy, meshes) not in self.known:
+            self.known[name, policy, meshes] = self._priced(name, policy, meshes)
+        return self.known[name, policy, meshes]
 
-    def _priced(self, cost: BlockCost, policy: str, alone: bool) -> FrontierPoint:
-        """alone: one op at a time holds anything large, so that gradients replace what forward held."""
+    def _priced(self, name: str, policy: str, meshes: Meshes) -> FrontierPoint:
+        blocks, load = self._on(meshes.device)
+        cost = blocks[name]
+        alone = name == "loss"  # one op at a time holds anything large, so that gradients replace what forward held
         slower = self.framework.kernels
-        forward_s, inputs_s, weights_s = (slower * one for one in cost.whole.under(self.load))
-        again_s = slower * sum(cost.again[policy].under(self.load))
-        there_s, there_wire_s = self._moved_s(cost, False)
-        back_s, back_wire_s = self._moved_s(cost, True)
+        forward_s, inputs_s, weights_s = (slower * one for one in cost.whole.under(load))
+        again_s = slower * sum(cost.again[policy].under(load))
+        there_s, there_wire_s = self._moved_s(cost, False, meshes)
+        back_s, back_wire_s = self._moved_s(cost, True, meshes)
         if policy == "full":
             back_s, back_wire_s = back_s + there_s, back_wire_s + there_wire_s
         host_s = self._host_s(cost)
@@ -138,19 +164,19 @@ class Step:
             forward_wire_s=there_wire_s, backward_wire_s=back_wire_s, departures=DEPARTURES,
         )  # fmt: skip
         for count, expert in ((cost.weights, False), (cost.expert_weights, True)):
-            mesh = self.meshes.experts if expert else self.meshes.data
+            mesh = meshes.experts if expert else meshes.data
             point = with_parameters(point, count, mesh, self.given) if count else point
         return point
 
-    def _moved_s(self, cost: BlockCost, backward: bool) -> tuple[float, float]:
+    def _moved_s(self, cost: BlockCost, backward: bool, meshes: Meshes) -> tuple[float, float]:
         """Seconds of collectives between ops, and of those on links that parameters use too."""
         found = wire_s = 0.0
         for one in cost.moved:
             if one.backward == backward:
-                seconds = collective_s(one.kind, one.bytes, self.meshes.axis(one.axis))
+                seconds = collective_s(one.kind, one.bytes, meshes.axis(one.axis))
                 seconds *= 1.0 - self._hidden(one)
                 found += seconds
-                wire_s += seconds if self.meshes.shares_links(one.axis) else 0.0
+                wire_s += seconds if meshes.shares_links(one.axis) else 0.0
         return found, wire_s
 
     def _hidden(self, one: Moved) -> float:
@@ -175,10 +201,14 @@ class Step:
         for run, count in enumerate(counts):
             stage = run % given.pp
             recomputed = given.recomputed[stage] if given.recomputed else None
-            points = self._layer_points(first, first + count, recomputed)
+            points = self._layer_points(stage, first, first + count, recomputed)
             points = [self.point("embedding")] * (run == 0) + points
-            points += [self.point("head"), self.point("loss")] if run == len(counts) - 1 else []
-            rows.append(self._offloaded(self._run_cost(points, stage), stage))
+            if run == len(counts) - 1:
+                points += [self.point("head", stage=stage), self.point("loss", stage=stage)]
+            row = self._offloaded(self._run_cost(points, stage), stage)
+            if given.in_turn and run:
+                row = replace(row, forward_s=row.forward_s + 2 * self._handed_s(stage))
+            rows.append(row)
             first += count
         few = [m for m in self._shorter() if m < given.microbatches]
         if len(few) < 2:
@@ -253,10 +283,22 @@ class Step:
 
     def _transfer(self, stage: int) -> Transfer:
         """Hidden states between stages; each tensor-parallel rank sends its part where the next stage gathers them."""
+        sent = self._sent_bytes
+        seconds = 0.0 if self.given.in_turn else collective_s("send", sent, self.stages[stage].wire(stage))
+        return Transfer(seconds, 0.0, sent, sent)
+
+    @property
+    def _sent_bytes(self) -> int:
+        given = self.given
         whole = self.layers.tokens * self.model.hidden * self.layers.size
-        parted = self.given.tp > 1 and (self.given.sp or self.given.vpp > 1)
-        sent = whole // self.given.tp if parted else whole
-        return Transfer(collective_s("send", sent, self.meshes.wire(stage)), 0.0, sent, sent)
+        return whole // given.tp if given.sp or given.vpp > 1 or given.in_turn else whole
+
+    def _handed_s(self, stage: int) -> float:
+        """Until a stage has what the one before it sends, of which each rank has sent a part."""
+        sent = self._sent_bytes
+        meshes, before = self.stages[stage], (stage - 1) % self.given.pp
+        sent_s = collective_s("send", sent, self.stages[before].wire(min(before, stage)))
+        return sent_s + collective_s("all_gather", sent * self.given.tp, meshes.axis("tp"))
 
     def _summed(self, found: Timeline) -> Prediction:
         fullest = max(found.stages, key=lambda stage: stage.peak_bytes)

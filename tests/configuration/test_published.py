@@ -83,3 +83,23 @@ def test_a_row_that_its_framework_refuses_is_taken_to_fail(tmp_path: Path) -> No
     found = _score(tmp_path, rows)["hf_mine"]
     assert isinstance(found, dict)
     assert (found["oom_agreement"], found["not_modelled"]) == (1.0, [])
+
+
+def test_hosts_of_several_types_are_priced(tmp_path: Path) -> None:
+    row = ROW | {
+        "set": "sailor_mine", "gpu": "mixed", "tp": "8", "pp": "2", "dp": "2", "zero": "0", "num_gpus": "32",
+        "global_batch": "64", "precision": "fp32", "attention": "unfused", "step_time_s": "60",
+        "device_types": "RTX-3090x8+RTX-2080x8|Titan-RTXx8+RTX-2080x8",
+    }  # fmt: skip
+    rows = [
+        row,
+        row | {"row_id": "1", "device_types": "RTX-2080x8+RTX-2080x8|Titan-RTXx8+RTX-2080x8"},
+        row | {"row_id": "2", "device_types": "RTX-3090x8|Titan-RTXx8"},
+        row | {"row_id": "3", "device_types": "RTX-3090|Titan-RTXx8"},
+        row | {"row_id": "4", "device_types": ""},
+    ]
+    found = _score(tmp_path, rows)["sailor_mine"]
+    assert isinstance(found, dict)
+    (_, slow), (_, fast) = found["steps"]
+    assert slow > 2 * fast  # one host behind 0.115 GB/s
+    assert [text.partition(":")[0] for text in found["not_modelled"]] == ["row 2", "row 3", "row 4"]
