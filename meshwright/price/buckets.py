@@ -2,12 +2,13 @@
 
 A bucket is one collective on their pieces laid side by side; a large one has its own. Those that take more than one
 step go alone. Gradients stand in the order in which backward makes them, in a few buckets that leave one after the
-other. The runtime moves buckets, and `predict.traffic` counts them.
+other, on the way to the pieces that are stored; what is left of their reduction follows once a step (`stopover`). The
+runtime moves buckets, and `predict.traffic` counts them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.capture.program import ITEM_BYTES, Parameter, Program
@@ -17,7 +18,7 @@ from meshwright.layout.steps import Op
 from meshwright.plan import ParameterPlan, Plan
 from meshwright.plan.order import gathers_of
 from meshwright.price.parameter import chain_uses, gathers, local_bytes, reductions
-from meshwright.price.together import BUCKET_BYTES, departures, moving, parts_of, shared_op
+from meshwright.price.together import BUCKET_BYTES, departures, moving, parts_of, shared_op, stopover
 from meshwright.profile.spared import spared_segments
 
 
@@ -88,25 +89,50 @@ def _does_something(ops: list[Op], mesh: Mesh) -> bool:
 
 
 def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Transfers:
-    """Gradients from compute to storage layout, of parameters first used here; `scatter`: after each micro-batch."""
-    mesh, found = plan.stage_of(segment).mesh, []
-    for parameter in _params(program, segment):
-        entry = plan.parameters[parameter.name]
-        if (
-            parameter.trainable
-            and entry.reduce_scatter_every_microbatch == scatter
-            and program.uses_of(parameter.name)[0] == segment
-        ):
-            itemsize = ITEM_BYTES[entry.dtype]
-            path = _path(parameter, entry, mesh, itemsize)
-            ops = tuple(step.backward_op for step in reversed(path.steps))
-            layout = Layout.parse(
-                entry.storage if [op.kind for op in moving(ops, mesh)] == ["reduce_scatter"] else entry.compute
-            )
-            found.append((parameter, ops, layout, itemsize))
+    """Gradients from compute layout to the pieces that are stored, of parameters first used here; `scatter`: after each
+    micro-batch."""
+    ways = {name: (to, of) for name, (_, to, of) in _legs(plan, program, segment, (scatter,)).items()}
+    return _reduced(plan, program, segment, ways)
+
+
+def left_over(plan: Plan, program: Program, segment: int) -> Transfers:
+    """What is left of these reductions once a step: sums of the pieces over axes whose ranks store the same."""
+    legs = _legs(plan, program, segment, (False, True))
+    return _reduced(plan, program, segment, {name: (to, of) for name, (to, of, _) in legs.items() if to != of})
+
+
+Legs = tuple[Layout, Layout, Layout]
+
+
+def legs_of(entry: ParameterPlan) -> Legs:
+    """Storage, where a gradient stops on its way, compute."""
+    storage, compute = Layout.parse(entry.storage), Layout.parse(entry.compute)
+    return storage, stopover(storage, compute), compute
+
+
+def _legs(plan: Plan, program: Program, segment: int, scatter: tuple[bool, ...]) -> dict[str, Legs]:
+    return {
+        parameter.name: legs_of(entry)
+        for parameter in _params(program, segment)
+        if parameter.trainable
+        and (entry := plan.parameters[parameter.name]).reduce_scatter_every_microbatch in scatter
+        and program.uses_of(parameter.name)[0] == segment
+    }
+
+
+def _reduced(plan: Plan, program: Program, segment: int, ways: Mapping[str, tuple[Layout, Layout]]) -> Transfers:
+    """ways: to which layout gradients go, and from which."""
+    mesh, found, stopping = plan.stage_of(segment).mesh, list[_Moved](), set[str]()
     order = _backward_order(program, segment)
-    ordered = sorted(found, key=lambda one: order[one[0].name])
-    return _together(ordered, mesh, _on_host(plan, found), leaves=True)
+    for name in sorted(ways, key=order.__getitem__):
+        parameter, entry, (to, of) = program.parameter(name), plan.parameters[name], ways[name]
+        itemsize = ITEM_BYTES[entry.dtype]
+        ops = tuple(step.backward_op for step in reversed(_home(plan, program, name, to, of).steps))
+        cut = [op.kind for op in moving(ops, mesh)] == ["reduce_scatter"]
+        found.append((parameter, ops, to if cut else of, itemsize))
+        if str(to) != entry.storage:
+            stopping.add(name)
+    return _together(found, mesh, _on_host(plan, found), stopping, leaves=True)
 
 
 def _backward_order(program: Program, segment: int) -> dict[str, int]:
@@ -137,6 +163,10 @@ def segment_collectives(plan: Plan, program: Program, segment: int) -> Iterator[
             (reduced(plan, program, segment, scatter=flag), False),
         ):
             yield from _collectives(plan, program, segment, transfers, forward)
+    left = left_over(plan, program, segment)
+    yield from (bucket.collective for bucket in left.buckets)
+    for name in left.alone:
+        yield from _home(plan, program, name, *legs_of(plan.parameters[name])[:2]).backward
 
 
 def _collectives(
@@ -156,9 +186,17 @@ def _collectives(
         yield from (bucket.collective,) * times(bucket.names[0])
     for name in transfers.alone:
         parameter, entry = program.parameter(name), plan.parameters[name]
-        mesh = plan.home(program, name).mesh
-        path = _path(parameter, entry, mesh, parameter.type.itemsize if forward else ITEM_BYTES[entry.dtype])
-        yield from (path.forward if forward else path.backward) * times(name)
+        if forward:
+            path = _path(parameter, entry, plan.home(program, name).mesh, parameter.type.itemsize)
+            yield from path.forward * times(name)
+        else:
+            yield from _home(plan, program, name, *legs_of(entry)[1:]).backward * times(name)
+
+
+def _home(plan: Plan, program: Program, name: str, to: Layout, of: Layout) -> Conversion:
+    """Whose backward is a gradient's way."""
+    parameter, itemsize = program.parameter(name), ITEM_BYTES[plan.parameters[name].dtype]
+    return conversion(to, of, parameter.type.sizes, itemsize, plan.home(program, name).mesh, grad=parameter.trainable)
 
 
 def _params(program: Program, segment: int) -> list[Parameter]:
@@ -178,17 +216,25 @@ def _on_host(plan: Plan, found: list[_Moved]) -> frozenset[str]:
     return frozenset(one[0].name for one in found if plan.parameters[one[0].name].on_host)
 
 
-def _together(found: list[_Moved], mesh: Mesh, on_host: frozenset[str], leaves: bool = False) -> Transfers:
-    """Group what moves alike, in order, up to the size of a bucket. on_host: of which nothing is in one bucket with
-    others. leaves: gradients, which set out in parts while others are still to come."""
-    alike: dict[tuple[str, str, int, bool], list[Bucket]] = {}
+def _together(
+    found: list[_Moved],
+    mesh: Mesh,
+    on_host: Collection[str],
+    stopping: Collection[str] = (),
+    leaves: bool = False,
+) -> Transfers:
+    """Group what moves alike, in order, up to the size of a bucket. on_host, stopping (whose reduction is not over
+    then): of which nothing is in one bucket with others. leaves: gradients, which set out in parts while others are
+    still to come."""
+    alike: dict[tuple[str, str, int, bool, bool], list[Bucket]] = {}
     alone = []
     for parameter, ops, layout, itemsize in found:
         made = _single(parameter, ops, layout, itemsize, mesh)
         if made is None:
             alone.append(parameter.name)
         else:
-            alike.setdefault((made.kind, made.axis, itemsize, parameter.name in on_host), []).append(made)
+            name = parameter.name
+            alike.setdefault((made.kind, made.axis, itemsize, name in on_host, name in stopping), []).append(made)
     return Transfers(tuple(bucket for group in alike.values() for bucket in _packed(group, mesh, leaves)), tuple(alone))
 
 

@@ -16,7 +16,7 @@ from meshwright.cutting import cut_batch
 from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.plan import ParameterPlan
 from meshwright.price.hosted import HostedUpdate, hosted_update, link_s
-from meshwright.price.together import moving, part_of_bucket_s, shared_op, whole_bytes
+from meshwright.price.together import moving, part_of_bucket_s, shared_op, stopover, whole_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ParameterPrice:
-    """Of one step. first_s: gathers. last_s: the gradient's reduction. step_s: the optimizer's update of what is
-    stored; step_host_s: the host's part in it. add_s: adding up the micro-batches' gradients, a part of each backward.
-    late_bytes: what the gradient takes beyond its storage until it is reduced. early_bytes: what is gathered while
-    another segment runs. carried_s: of gathers and reduction, what compute can not hide. link_s: of gathers, copies
-    from the host; beside_s: of gathers and reduction, what runs beside compute on one device too. hosted: the update
-    where optimizer state is on the host; step_s is then what of it is not hidden."""
+    """Of one step. first_s: gathers. last_s: the gradient's reduction; scatter_s: of it, after each micro-batch.
+    step_s: the optimizer's update of what is stored; step_host_s: the host's part in it. add_s: adding up the
+    micro-batches' gradients, a part of each backward. late_bytes: what the gradient takes beyond its storage until it
+    is reduced. early_bytes: what is gathered while another segment runs. carried_s: of gathers and reduction, what
+    compute can not hide. link_s: of gathers, copies from the host; beside_s: of gathers and reduction, what runs beside
+    compute on one device too. hosted: the update where optimizer state is on the host; step_s is then what of it is not
+    hidden."""
 
     first_s: float
     last_s: float
@@ -72,6 +73,7 @@ class ParameterPrice:
     link_s: float = 0.0
     beside_s: float = 0.0
     hosted: HostedUpdate | None = None
+    scatter_s: float = 0.0
 
     @property
     def hideable_s(self) -> float:
@@ -97,7 +99,8 @@ def gathers(plan: ParameterPlan, uses: float, microbatches: int = 1) -> int:
 
 
 def reductions(plan: ParameterPlan, microbatches: int = 1) -> int:
-    """How often a step brings the gradient to the storage layout."""
+    """How often a step brings the gradient to the pieces that are stored; what is left then is summed once
+    (`stopover`)."""
     return microbatches if plan.reduce_scatter_every_microbatch else 1
 
 
@@ -142,10 +145,21 @@ def _price(
         rate = mesh.device.memory_bandwidth * mesh.device.achievable_fraction("memory")
         add_s = (micro - 1) * (2 * summed + one.computed) / rate  # fresh gradients come from memory
         held += summed if one.computed_wide != one.stored and not every else 0
-    last_s = reductions(plan, micro) * one.home_s
-    carried_s += last_s * one.home_carried
+    home_s = reductions(plan, micro) * one.home_s
+    carried_s += home_s * one.home_carried + one.left_s * one.left_carried
     price = ParameterPrice(
-        first_s, last_s, one.step_s, held, transient, one.gather, one.copied, one.step_host_s, early, add_s, carried_s
+        first_s,
+        home_s + one.left_s,
+        one.step_s,
+        held,
+        transient,
+        one.gather,
+        one.copied,
+        one.step_host_s,
+        early,
+        add_s,
+        carried_s,
+        scatter_s=home_s if plan.reduce_scatter_every_microbatch else 0.0,
     )
     if not plan.offload:
         return price
@@ -156,7 +170,8 @@ def _price(
 
 class _Moved(NamedTuple):
     """What a parameter takes whatever the number of micro-batches: bytes that are stored, computed with and copied, one
-    gather (its cast included) and one reduction, the share of each that compute carries, one update."""
+    gather (its cast included), one reduction to the pieces that are stored and what is left of it (`stopover`), the
+    share of each that compute carries, one update."""
 
     stored: int
     computed: int
@@ -165,10 +180,12 @@ class _Moved(NamedTuple):
     gather: Conversion
     gather_s: float
     gather_carried: float
-    home_s: float
-    home_carried: float
-    step_host_s: float
-    step_s: float
+    home_s: float = 0.0
+    home_carried: float = 0.0
+    left_s: float = 0.0
+    left_carried: float = 0.0
+    step_host_s: float = 0.0
+    step_s: float = 0.0
 
 
 @CACHES.memoized(maxsize=1 << 15)
@@ -194,15 +211,18 @@ def _moved(
     cast = plan.dtype != dtype
     copied = computed if cast or computed_wide != stored else 0
     gather_s = _way_s(gather, True, shape, company, mesh) + (1.5 * stored / rate if cast else 0.0)
-    found = _Moved(
-        stored, computed, computed_wide, copied, gather, gather_s, _carried(gather.forward, mesh), 0.0, 0.0, 0.0, 0.0
-    )
+    found = _Moved(stored, computed, computed_wide, copied, gather, gather_s, _carried(gather.forward, mesh))
     if not grad:
         return found
     step_host_s, step_s = update_s(mesh.device, plan.dtype, stored, states)
-    home = conversion(storage, compute, shape, ITEM_BYTES[travels], mesh, grad=True) if travels != dtype else gather
-    home_s, home_carried = _way_s(home, False, shape, company, mesh), _carried(home.backward, mesh)
-    return found._replace(home_s=home_s, home_carried=home_carried, step_host_s=step_host_s, step_s=step_s)
+    between, width = stopover(storage, compute), ITEM_BYTES[travels]
+    home = conversion(between, compute, shape, width, mesh, grad=True)
+    found = found._replace(step_host_s=step_host_s, step_s=step_s)
+    found = found._replace(home_s=_way_s(home, False, shape, company, mesh), home_carried=_carried(home.backward, mesh))
+    if between == storage:
+        return found
+    left = conversion(storage, between, shape, width, mesh, grad=True)
+    return found._replace(left_s=_way_s(left, False, shape, company, mesh), left_carried=_carried(left.backward, mesh))
 
 
 class _Sizes(NamedTuple):

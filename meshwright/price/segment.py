@@ -80,9 +80,7 @@ def price_segment(
         forward_transient_bytes=working + gathered,
         backward_transient_bytes=2 * working + gathered,
         again_s=sum(price.first_s for price, plan in zip(prices, plans, strict=True) if plan.reshard_after_forward),
-        scatter_s=sum(
-            price.last_s for price, plan in zip(prices, plans, strict=True) if plan.reduce_scatter_every_microbatch
-        ),
+        scatter_s=sum(price.scatter_s for price in prices),
         late_bytes=sum(price.late_bytes for price in prices),
         early_bytes=sum(price.early_bytes for price in prices),
         forward_host_s=forward_host_s,

@@ -8,7 +8,7 @@ from math import prod
 from meshwright.caches import CACHES
 from meshwright.capture.program import Value
 from meshwright.cluster import Axis, Mesh, collective_s
-from meshwright.layout import Collective, Layout
+from meshwright.layout import Collective, I, Layout, R
 from meshwright.layout.steps import Op
 
 DEPARTURES, LITTLE = 4, 1.05
@@ -26,6 +26,15 @@ def whole_bytes(parameters: Iterable[Value]) -> int:
 def moving(ops: Iterable[Op], mesh: Mesh) -> list[Op]:
     """Those that do something on this mesh."""
     return [op for op in ops if op.kind != "none" and any(mesh.sizes[axis] > 1 for axis in op.axes)]
+
+
+def stopover(storage: Layout, compute: Layout) -> Layout:
+    """Where a gradient stops on its way from compute to storage: in the pieces that are stored, still a partial sum
+    over axes whose ranks store the same (replicas of HSDP; of norms under sequence parallelism, the tensor-parallel
+    ranks). What is left is reduced once a step. The storage layout where nothing is left, or nothing comes before."""
+    pairs = zip(storage.states, compute.states, strict=True)
+    found = Layout(tuple(R if stored == I and used == R else stored for stored, used in pairs))
+    return storage if found == compute else found
 
 
 def shared_op(ops: Iterable[Op], shape: Sequence[int], layout: Layout, mesh: Mesh) -> Op | None:
