@@ -49,7 +49,7 @@ rows than it scores; devices, network and habits stay fitted on all. No row has 
   is still predicted faster there (60 s against 82 s), and no published run says whether it would be.
 - *Contention*: compute takes 0.49 s longer for each second of a collective that overlaps with it over NVLink, and 0.07
   s over other links. Both are medians of what Mist measured on A100 and V100 (`meshwright/cluster/contention.py`),
-  fitted to no step; other devices are taken to be alike. Our planner's own clock does not have it yet.
+  fitted to no step; other devices are taken to be alike. Our planner's own clock has it too.
 """
 
 MISSES = """
@@ -96,7 +96,7 @@ MIST = """
 `python bench/mist_plans.py mist_chosen_plans.csv steps2_visible.csv`: Mist's plans under our prices (eager, mixed
 precision), and what our planner chooses for the same model, cluster and memory; `measured` is how far Mist's measured
 step is from its plan's price under Mist's habits. A plan of ours is missing where our planner was not asked yet, and
-for plans 0, 2, 4, 8, 10, 14, 16 and 18, whose attention is not fused. Both are priced without contention.
+for plans 0, 2, 4, 8, 10, 14, 16 and 18, whose attention is not fused. Both are priced with contention.
 """
 
 

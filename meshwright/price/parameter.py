@@ -11,6 +11,7 @@ from meshwright.capture.optimizer import STATES
 from meshwright.capture.precision import WIDENED
 from meshwright.capture.program import ITEM_BYTES, Value
 from meshwright.cluster import Mesh, collective_s
+from meshwright.cluster.contention import compute_slowdown
 from meshwright.cost.optimizer import update_s
 from meshwright.cutting import cut_batch
 from meshwright.layout import Collective, Conversion, Layout, conversion
@@ -55,9 +56,9 @@ class ParameterPrice:
     step_s: the optimizer's update of what is stored; step_host_s: the host's part in it. add_s: adding up the
     micro-batches' gradients, a part of each backward. late_bytes: what the gradient takes beyond its storage until it
     is reduced. early_bytes: what is gathered while another segment runs. carried_s: of gathers and reduction, what
-    compute can not hide. link_s: of gathers, copies from the host; beside_s: of gathers and reduction, what runs beside
-    compute on one device too. hosted: the update where optimizer state is on the host; step_s is then what of it is not
-    hidden."""
+    compute can not hide; contended_s: what compute takes longer while the others run (`contention`). link_s: of
+    gathers, copies from the host; beside_s: of gathers and reduction, what runs beside compute on one device too.
+    hosted: the update where optimizer state is on the host; step_s is then what of it is not hidden."""
 
     first_s: float
     last_s: float
@@ -74,10 +75,16 @@ class ParameterPrice:
     beside_s: float = 0.0
     hosted: HostedUpdate | None = None
     scatter_s: float = 0.0
+    contended_s: float = 0.0
+
+    @property
+    def overlappable_s(self) -> float:
+        """What the lane carries; compute stands for the rest, as if it waited."""
+        return self.first_s + self.last_s - self.contended_s
 
     @property
     def hideable_s(self) -> float:
-        return self.first_s + self.last_s - self.carried_s
+        return self.overlappable_s - self.carried_s
 
     @property
     def total_s(self) -> float:
@@ -129,10 +136,18 @@ def _price(
     first_s = gathers(plan, uses, micro) * one.gather_s
     held = one.stored + (0 if plan.reshard_after_forward else one.copied)
     transient = one.copied if plan.reshard_after_forward else 0
-    carried_s = first_s * one.gather_carried
+    carried_s, contended_s = first_s * one.gather_carried, first_s * one.gather_contended
     if not grad:
         price = ParameterPrice(
-            first_s, 0.0, 0.0, held, transient, one.gather, early_bytes=transient, carried_s=carried_s
+            first_s,
+            0.0,
+            0.0,
+            held,
+            transient,
+            one.gather,
+            early_bytes=transient,
+            carried_s=carried_s,
+            contended_s=contended_s,
         )
         return _on_host(price, plan, mesh, _sizes(one, plan, dtype), gathers(plan, uses, micro))
     early, states = transient, STATES[setting.optimizer]
@@ -147,6 +162,7 @@ def _price(
         held += summed if one.computed_wide != one.stored and not every else 0
     home_s = reductions(plan, micro) * one.home_s
     carried_s += home_s * one.home_carried + one.left_s * one.left_carried
+    contended_s += home_s * one.home_contended + one.left_s * one.left_contended
     price = ParameterPrice(
         first_s,
         home_s + one.left_s,
@@ -160,6 +176,7 @@ def _price(
         add_s,
         carried_s,
         scatter_s=home_s if plan.reduce_scatter_every_microbatch else 0.0,
+        contended_s=contended_s,
     )
     if not plan.offload:
         return price
@@ -171,7 +188,7 @@ def _price(
 class _Moved(NamedTuple):
     """What a parameter takes whatever the number of micro-batches: bytes that are stored, computed with and copied, one
     gather (its cast included), one reduction to the pieces that are stored and what is left of it (`stopover`), the
-    share of each that compute carries, one update."""
+    shares of each that compute carries and is slowed by, one update."""
 
     stored: int
     computed: int
@@ -180,10 +197,13 @@ class _Moved(NamedTuple):
     gather: Conversion
     gather_s: float
     gather_carried: float
+    gather_contended: float
     home_s: float = 0.0
     home_carried: float = 0.0
+    home_contended: float = 0.0
     left_s: float = 0.0
     left_carried: float = 0.0
+    left_contended: float = 0.0
     step_host_s: float = 0.0
     step_s: float = 0.0
 
@@ -211,18 +231,22 @@ def _moved(
     cast = plan.dtype != dtype
     copied = computed if cast or computed_wide != stored else 0
     gather_s = _way_s(gather, True, shape, company, mesh) + (1.5 * stored / rate if cast else 0.0)
-    found = _Moved(stored, computed, computed_wide, copied, gather, gather_s, _carried(gather.forward, mesh))
+    found = _Moved(stored, computed, computed_wide, copied, gather, gather_s, *_of_compute(gather.forward, mesh))
     if not grad:
         return found
     step_host_s, step_s = update_s(mesh.device, plan.dtype, stored, states)
     between, width = stopover(storage, compute), ITEM_BYTES[travels]
     home = conversion(between, compute, shape, width, mesh, grad=True)
     found = found._replace(step_host_s=step_host_s, step_s=step_s)
-    found = found._replace(home_s=_way_s(home, False, shape, company, mesh), home_carried=_carried(home.backward, mesh))
+    carried, contended = _of_compute(home.backward, mesh)
+    home_s = _way_s(home, False, shape, company, mesh)
+    found = found._replace(home_s=home_s, home_carried=carried, home_contended=contended)
     if between == storage:
         return found
     left = conversion(storage, between, shape, width, mesh, grad=True)
-    return found._replace(left_s=_way_s(left, False, shape, company, mesh), left_carried=_carried(left.backward, mesh))
+    carried, contended = _of_compute(left.backward, mesh)
+    left_s = _way_s(left, False, shape, company, mesh)
+    return found._replace(left_s=left_s, left_carried=carried, left_contended=contended)
 
 
 class _Sizes(NamedTuple):
@@ -268,16 +292,21 @@ def _on_host(
     )
 
 
-def _carried(moved: Sequence[Collective], mesh: Mesh) -> float:
+def _of_compute(moved: Sequence[Collective], mesh: Mesh) -> tuple[float, float]:
     """The share of a way that the cores which compute carry themselves: casts and cuts too, where nothing runs beside
-    them."""
+    them. And the share of its seconds that compute takes longer while it runs beside."""
     if not moved:
-        return 0.0 if mesh.anything_beside else 1.0
-    if all(mesh.runs_beside(mesh.axis(one.axis)) for one in moved):
-        return 0.0
-    seconds = [collective_s(one.kind, one.bytes, mesh.axis(one.axis)) for one in moved]
-    carried = [s for one, s in zip(moved, seconds, strict=True) if not mesh.runs_beside(mesh.axis(one.axis))]
-    return sum(carried) / sum(seconds)
+        return 0.0 if mesh.anything_beside else 1.0, 0.0
+    total_s = carried_s = contended_s = 0.0
+    for one in moved:
+        axis = mesh.axis(one.axis)
+        seconds = collective_s(one.kind, one.bytes, axis)
+        total_s += seconds
+        if not mesh.runs_beside(axis):
+            carried_s += seconds
+        elif mesh.device.kind == "cuda":
+            contended_s += seconds * compute_slowdown(axis)
+    return (carried_s / total_s, contended_s / total_s) if total_s else (0.0, 0.0)
 
 
 def _way_s(way: Conversion, forward: bool, shape: tuple[int, ...], company: float, mesh: Mesh) -> float:
