@@ -44,6 +44,7 @@ class FrontierPoint:
     backward_wire_s: of forward_s and backward_s, collectives on links that the parameters use too. spared: backward
     reads no parameter. departures: in how many parts its gradients leave, one after the other while backward runs.
     carried_s: of overlappable_s, what the cores that compute carry themselves: it takes their time whenever it runs.
+    slowed_s: per micro-batch, what compute takes longer while the rest of it runs (`cluster.contention`).
     """
 
     choice: Choice
@@ -70,6 +71,7 @@ class FrontierPoint:
     spared: bool = False
     departures: int = 1
     carried_s: float = 0.0
+    slowed_s: float = 0.0
 
     @property
     def hideable_s(self) -> float:
@@ -78,7 +80,8 @@ class FrontierPoint:
 
     @property
     def backward_s(self) -> float:
-        return self.backward_input_s + self.backward_weight_s
+        """With what gathers and reductions slow: most of them run beside it."""
+        return self.backward_input_s + self.backward_weight_s + self.slowed_s
 
     def seconds(self, microbatches: int = 1) -> float:
         """One step of so many micro-batches with nothing overlapped."""

@@ -57,9 +57,7 @@ def _cost(plan: Plan, index: int, piece: Piece, chosen: Chosen, gradients: int) 
         found,
         first_s=found.first_s + more_s,
         link_s=piece.link_s,
-        overlappable_s=found.overlappable_s * (1 + more_s / (found.first_s + found.last_s))
-        if more_s
-        else found.overlappable_s,
+        overlappable_s=found.overlappable_s + more_s if found.overlappable_s else 0.0,
         resident_bytes=way.resident_bytes,
         forward_transient_bytes=way.forward_transient_bytes + piece.gathered,
         backward_transient_bytes=way.backward_transient_bytes + piece.gathered,

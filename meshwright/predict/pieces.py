@@ -81,7 +81,7 @@ class Piece:
             found,
             first_s=found.first_s + self.replica.first_s,
             last_s=found.last_s + self.replica.last_s,
-            overlappable_s=min(found.last_s, found.overlappable_s),  # a replica is waited for
+            overlappable_s=found.last_s if found.overlappable_s else 0.0,  # a replica is waited for
             static_bytes=found.static_bytes + self.replica.held_bytes,
             gradient_bytes=found.gradient_bytes + self.replica.gradient_bytes,
         )
@@ -199,7 +199,6 @@ def per_microbatch(point: FrontierPoint, microbatches: int) -> SegmentCost:
     """Gathers that each use pays and reductions of every micro-batch, as part of what a micro-batch takes. Of several,
     gradients are summed among the static bytes until they are reduced."""
     cost = SegmentCost.of(point)
-    left_s = max(0.0, cost.first_s + cost.last_s - point.again_s - point.scatter_s)
     return replace(
         cost,
         forward_s=cost.forward_s + point.again_s / (2 * microbatches),
@@ -207,7 +206,7 @@ def per_microbatch(point: FrontierPoint, microbatches: int) -> SegmentCost:
         backward_weight_s=cost.backward_weight_s + point.scatter_s / microbatches,
         first_s=max(0.0, cost.first_s - point.again_s),
         last_s=max(0.0, cost.last_s - point.scatter_s),
-        overlappable_s=cost.overlappable_s * left_s / (cost.first_s + cost.last_s) if left_s else 0.0,
+        overlappable_s=max(0.0, cost.overlappable_s - point.again_s - point.scatter_s),
         late_bytes=point.late_bytes if microbatches == 1 else 0,
         forward_wire_s=0.0,
         backward_wire_s=0.0,

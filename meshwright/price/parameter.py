@@ -78,17 +78,12 @@ class ParameterPrice:
     contended_s: float = 0.0
 
     @property
-    def overlappable_s(self) -> float:
-        """What the lane carries; compute stands for the rest, as if it waited."""
-        return self.first_s + self.last_s - self.contended_s
-
-    @property
     def hideable_s(self) -> float:
-        return self.overlappable_s - self.carried_s
+        return self.first_s + self.last_s - self.carried_s
 
     @property
     def total_s(self) -> float:
-        return self.first_s + self.last_s + self.step_s + self.add_s
+        return self.first_s + self.last_s + self.step_s + self.add_s + self.contended_s
 
 
 def chain_uses(users: Sequence[int], segments: int, microbatches: int, spared: Collection[int] = frozenset()) -> float:

@@ -74,7 +74,7 @@ def price_segment(
         first_s=sum(price.first_s for price in prices),
         last_s=sum(price.last_s for price in prices),
         step_s=sum(price.step_s for price in prices),
-        overlappable_s=sum(price.overlappable_s if mesh.world_size > 1 else price.beside_s for price in prices),
+        overlappable_s=sum(price.first_s + price.last_s if mesh.world_size > 1 else price.beside_s for price in prices),
         static_bytes=sum(price.static_bytes for price in prices),
         resident_bytes=resident_bytes(found),
         forward_transient_bytes=working + gathered,
@@ -91,6 +91,7 @@ def price_segment(
         spared=is_spared(graph),
         departures=_departures(prices, mesh),
         carried_s=sum(price.carried_s for price in prices) if mesh.world_size > 1 else 0.0,
+        slowed_s=sum(price.contended_s for price in prices) / setting.microbatches,
     )
 
 

@@ -73,7 +73,7 @@ class SegmentCost:
     def of(cls, point: FrontierPoint) -> SegmentCost:
         return cls(
             point.forward_s,
-            point.backward_input_s,
+            point.backward_input_s + point.slowed_s,
             point.backward_weight_s,
             point.first_s,
             point.last_s,

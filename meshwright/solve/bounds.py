@@ -116,11 +116,12 @@ def _next_price(met: dict[float, float], best_s: float) -> float | None:
     """Where a concave function with these values may be higher than `best_s` by more than CLOSE; None: nowhere."""
     prices = sorted(met)
     top = max(range(len(prices)), key=lambda place: met[prices[place]])
-    if top == len(prices) - 1:
-        return prices[top] * APART
+    if top == len(prices) - 1:  # ever further, where the last one was not far enough
+        return prices[top] * APART * (prices[top] / prices[top - 1] if top else 1.0)
     sides = [_highest_between(met, prices, left) for left in (top - 1, top) if left >= 0 and len(prices) > 2]
     if top == 0:  # left of the lowest price it lies below the line through the two lowest
-        sides.append((met[prices[0]] - _slope(met, *prices[:2]) * prices[0], prices[0] / APART))
+        further = APART * (prices[1] / prices[0] if len(prices) > 2 else 1.0)
+        sides.append((met[prices[0]] - _slope(met, *prices[:2]) * prices[0], prices[0] / further))
     most_s, price = max(sides)
     return price if most_s > best_s * (1 + CLOSE) else None
 

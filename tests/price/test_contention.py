@@ -20,13 +20,13 @@ from meshwright.price.parameter import Setting, parameter_price
         ("local:4", (4,), 0.0),
     ],
 )
-def test_a_share_of_each_gather_and_reduction_is_not_hidden(cluster: str, sizes: tuple[int, ...], share: float) -> None:
+def test_a_share_of_each_gather_and_reduction_is_added(cluster: str, sizes: tuple[int, ...], share: float) -> None:
     mesh = load_cluster(cluster).mesh(sizes)
     value = Value("weight", TensorType((4096, 4096), "bfloat16"), grad=True)
     entry = ParameterPlan("[S(0)]", "[R]", "float32", reshard_after_forward=True)
     price = parameter_price(value, entry, mesh, Setting(precision="mixed"))
     assert price.contended_s == pytest.approx(share * (price.first_s + price.last_s))
-    assert price.overlappable_s == pytest.approx((1 - share) * (price.first_s + price.last_s))
+    assert price.total_s == pytest.approx(price.first_s + price.last_s + price.step_s + price.contended_s)
 
 
 @pytest.mark.full

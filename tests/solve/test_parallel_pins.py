@@ -51,7 +51,7 @@ def test_ep_spreads_experts_and_splits_no_other_weight() -> None:
 
 
 def test_ep_of_one_and_data_parallel_recipes_hold_all_experts() -> None:
-    model = "moe?layers=1&experts=4&hidden=16&heads=4&kv_heads=4&ffn=16&vocab=32&seq=8"
+    model = "moe?layers=1&experts=4&hidden=16&heads=4&kv_heads=4&ffn=64&vocab=32&seq=8"
     program, cluster = capture(*parse_reference(model).meta(4)), load_cluster("h100:2")
     whole = make_plan(program, cluster, pins=("dp=2", "zero=0", "ep=1"), precision="fp32")
     assert {entry.compute for entry in whole.parameters.values()} == {"[R]"}
