@@ -55,7 +55,7 @@ class Dropped(Frontier):
         if key not in self._solved:
             plan = problem.prepared
             assert plan is not None, "these segments are small"
-            charged = problem.at(price_per_byte, False, self.cap_bytes, self.beside, self.flight)
+            charged = problem.at(price_per_byte, False, self.cap_bytes, self.overlap_weight, self.flight)
             for node, kept in zip(problem.op_nodes, problem.space.op_kept, strict=True):
                 where = slice(charged.offsets[node], charged.offsets[node + 1])
                 for part in kept:
@@ -194,4 +194,5 @@ def _dropping(joint: Joint, dropped: set[str], costs: NodeCosts, like: Kept) -> 
 
 
 def dropping(base: Frontier, level: Level) -> Dropped:
-    return Dropped(base.program, base.mesh, base.pins, base.setting, True, base.skips, beside=0.0, most_s=level.most_s)
+    given = (base.program, base.mesh, base.pins, base.setting, True, base.skips)
+    return Dropped(*given, overlap_weight=0.0, most_s=level.most_s)

@@ -20,7 +20,7 @@ C = TypeVar("C", bound=Clearable)
 
 
 class Caches:
-    """The caches of a process. Modules make theirs by `memoized` and `own`, and keep none beside."""
+    """The caches of a process. Modules make theirs by `memoized` and `own`, and keep no others."""
 
     def __init__(self) -> None:
         self._clear: list[Callable[[], None]] = []

@@ -1,4 +1,4 @@
-"""What `meshwright plan` prints: the recommendation, known recipes beside it, details."""
+"""What `meshwright plan` prints: the recommendation, known recipes next to it, details."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`meshwright plan`: find a plan, show it beside the recipes people know, write it."""
+"""`meshwright plan`: find a plan, show it next to the recipes people know, write it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ STEPS = {
 
 
 def expected_error(plan: Plan) -> str:
-    """In words, for beside the step time; never a figure that nobody measured."""
+    """In words, for next to the step time; never a figure that nobody measured."""
     device = plan.stages[0].mesh.device
     found = STEPS.get(device.name)
     if found is None:

@@ -1,7 +1,7 @@
 """A plan in the field's words: data parallel, ZeRO, FSDP, tensor, sequence, context, expert and pipeline parallel.
 
 A plan is made of layouts. This module reads them back into the recipe that a practitioner would name. The four layout
-states keep their letters, always beside the plain word.
+states keep their letters, always next to the plain word.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def layout_words(layout: str, mesh: Mesh) -> str:
 
 
 def weight_words(entry: ParameterPlan, mesh: Mesh, microbatches: int) -> str:
-    """How a weight is computed with and stored, the layouts beside the words."""
+    """How a weight is computed with and stored, the layouts next to the words."""
     text = f"{layout_words(entry.compute, mesh)} {entry.compute}"
     level, ways, _ = stored(entry, mesh, microbatches)
     if not level:

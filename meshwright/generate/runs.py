@@ -16,7 +16,7 @@ from meshwright.plan import Instruction, Plan, Stage
 from meshwright.price.buckets import is_home, moves
 
 MOST_OPS = 400
-"""Of a compiled unit: compiling takes time in proportion to its ops, and beside so many a call costs nothing."""
+"""Of a compiled unit: compiling takes time in proportion to its ops, and next to so many a call costs nothing."""
 
 Range = tuple[int, int]
 

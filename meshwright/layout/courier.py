@@ -1,4 +1,4 @@
-"""Work that waits for messages, done beside compute: gloo says that a message is over only to whoever waits for it."""
+"""Work that waits for messages, done during compute: gloo says that a message is over only to whoever waits for it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Channel:
     number: what tells its tags from those of other channels over the same group. group: NCCL knows no tags, so there
     each channel has a group of its own; its messages arrive in the order in which they are sent. down: of messages to
     lower ranks, where they have a group of their own: gloo asks for a message over the connection on which a group's
-    others go the opposite way, behind all that is under way there. beside: threads wait for what has to be passed on,
+    others go the opposite way, behind all that is under way there. threaded: threads wait for what has to be passed on,
     so that second phases set out while the rank computes; only over gloo. (For what is only sent, one costs more than
     letting it go early saves, a tenth of a step of small micro-batches: it is held until the step is over.)
     """
@@ -48,7 +48,7 @@ class Channel:
     number: int = 0
     group: dist.ProcessGroup | None = None
     down: dist.ProcessGroup | None = None
-    beside: bool = False
+    threaded: bool = False
     sent: Counter[int] = field(default_factory=Counter)
     received: Counter[int] = field(default_factory=Counter)
     couriers: dict[tuple[int, ...], Courier] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Handover:
         self.first.post(self._parcels(self.first, moves[0], held))
         self.later = moves[1]
         self.task = Task(self._go_on)
-        if channel.beside:
+        if channel.threaded:
             # Over gloo a message may be asked for long before it is sent, and then comes at once.
             asked = [(move, way) for move, way in self.later if move.target == self.rank]
             self.second.post(self._parcels(self.second, asked, None))

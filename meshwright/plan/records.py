@@ -116,7 +116,7 @@ class Prediction:
     """Seconds of one step on the slowest device, bytes at the peak of the fullest one, and the proven gap.
 
     step_s is the sum of forward, backward, parameters (gathers and gradient reductions) and optimizer, less what of it
-    runs beside compute (hidden_s), and what the device waits for its host (host_s); communication_s is the part of it
+    overlaps compute (hidden_s), and what the device waits for its host (host_s); communication_s is the part of it
     that collectives take. Of a pipeline these are the figures of the stage with most work, and step_s is more by what
     it waits. static_bytes: parameters and optimizer; of a pipeline gradients too. In plans of one stage these count
     from when they are made, among transient_bytes.

@@ -99,7 +99,7 @@ def _hosted(costs: list[SegmentCost], pieces: list[Piece], again_s: list[float])
 
 
 def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = True, overlap: bool = True) -> Costs:
-    """overlap: gathers and reductions run beside compute, as they do when the plan is run. A smaller last micro-batch
+    """overlap: gathers and reductions overlap compute, as they do when the plan is run. A smaller last micro-batch
     has seconds of its own; its bytes are counted as those of the others."""
     segments = [cost for number in range(len(plan.stages)) for cost in stage_costs(plan, program, number, exact)]
     ranks = [group[0].mesh.world_size for group in plan.groups]

@@ -37,7 +37,7 @@ class Played:
 
 def play(plan: Plan, program: Program, *, exact: bool = True, overlap: bool = True, spans: bool = False) -> Played:
     """One step of the plan on the clock. exact: a pipeline's bytes are read off traced pairs, which searching does
-    without. overlap: gathers and reductions run beside compute, as they do when the plan is run."""
+    without. overlap: gathers and reductions overlap compute, as they do when the plan is run."""
     if len(plan.stages) == 1:
         costs = replace(one_stage_costs(plan, program), overlap=overlap)
         return Played(plan, costs, simulate(plan_lists(plan, program), costs, spans=spans))
@@ -128,7 +128,7 @@ def _one_stage(plan: Plan, program: Program, found: Played) -> Prediction:
 
 
 def _nested(plan: Plan, program: Program, costs: Costs) -> Nested:
-    """What an order holds beside what is always there."""
+    """What an order holds besides what is always there."""
     ways = [chosen.way for chosen in chosen_ways(plan, program)]
     options = [(way, least) for way, least in zip(ways, passing_ways(plan, program), strict=True)]
     gradients = [row.gradient_bytes for row in costs.segments]

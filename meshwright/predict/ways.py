@@ -85,7 +85,7 @@ def _remember(key: object, ways: tuple[Kept, ...]) -> None:
 
 
 def kept_point(point: FrontierPoint, gathered: int, ways: tuple[Kept, ...], kept: Kept) -> FrontierPoint:
-    """The point of a segment that keeps so much. gathered: bytes of weights beside its transients."""
+    """The point of a segment that keeps so much. gathered: bytes of weights besides its transients."""
     return replace(
         point,
         choice=replace(point.choice, recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks),

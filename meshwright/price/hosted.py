@@ -18,7 +18,7 @@ from meshwright.plan import ParameterPlan
 @dataclass(frozen=True, slots=True)
 class HostedUpdate:
     """Updates of parameters whose optimizer state lives on the host. Once a step it comes to the device, in groups, and
-    goes back: fetch_s and put_s, beside the updates of other groups. update_s: on the device. moved_bytes: there
+    goes back: fetch_s and put_s, during the updates of other groups. update_s: on the device. moved_bytes: there
     meanwhile."""
 
     update_s: float = 0.0

@@ -1,4 +1,4 @@
-"""A step as it is executed: what runs beside what.
+"""A step as it is executed: what overlaps what.
 
 The runtime has one lane for gathers of parameters and reductions of gradients (`runtime.weights.overlap`): they run
 in the order they are begun, while segments compute. The gather of a segment is begun before the segment that runs
@@ -57,12 +57,12 @@ def late_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
         return 0
     if not any(point.carried_s for point in points):
         return _played(points, microbatches).late_bytes
-    beside = _played(_hidden(points), microbatches).late_bytes if any(point.hideable_s for point in points) else 0
-    return beside + carried_bytes(points, microbatches)
+    hidden_bytes = _played(_hidden(points), microbatches).late_bytes if any(point.hideable_s for point in points) else 0
+    return hidden_bytes + carried_bytes(points, microbatches)
 
 
 def carried_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
-    """Of what the cores carry that compute: it keeps pace with them, so that beside a run there are the next one's
+    """Of what the cores carry that compute: it keeps pace with them, so that during a run there are the next one's
     parameters and the gradients of the one before."""
     early = [point.early_bytes if point.carried_s else 0 for point in points]
     late = [point.late_bytes if point.carried_s else 0 for point in points]
@@ -74,7 +74,7 @@ def carried_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int
 
 
 class _Played(NamedTuple):
-    """Until all segments have run and what runs beside them is done; the most that waits on the way."""
+    """Until all segments have run and what overlaps them is done; the most that waits on the way."""
 
     seconds: float
     late_bytes: int
@@ -95,7 +95,7 @@ def _played(points: Sequence[FrontierPoint], microbatches: int) -> _Played:
 
 class _Way(NamedTuple):
     """Of one run: seconds of its gather, of the reduction after each micro-batch and of that after the last: those that
-    run beside compute, and those waited for."""
+    overlap compute, and those waited for."""
 
     gather_beside_s: float = 0.0
     gather_s: float = 0.0
@@ -134,7 +134,7 @@ class _Rests(NamedTuple):
 
 class _Lane:
     """Every segment's forward and backward of every micro-batch, in the order in which they run
-    (`schedule.one_stage`), and the lane beside them.
+    (`schedule.one_stage`), and the lane that overlaps them.
 
     now_s: when what has run was over, with all that was waited for; lane_s: when the lane is free again; ready_s: when
     what the next two runs need is there; early_s: how long before the end of a run its first gradients leave. The parts
@@ -269,7 +269,7 @@ class _Lane:
         self.ready_s, self.shift = (ready_s, next_s), shift
 
     def _state(self, began_s: float) -> tuple[float, ...]:
-        """What the next micro-batch finds, beside how long this one took."""
+        """What the next micro-batch finds, and how long this one took."""
         after = (self.lane_s, *self.ready_s)
         return (self.now_s - began_s, *(max(0.0, one - self.now_s) for one in after))
 

@@ -1,4 +1,4 @@
-"""Profiling a training step: the chain's segments, what lies beside them, and the worst moment of all."""
+"""Profiling a training step: the chain's segments, what lies around them, and the worst moment of all."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Offloading as more ways to run a segment: some of what it saves waits on the host between forward and backward.
 
-The copy to the host runs beside the next segment's forward, the copy back beside its backward; with c the seconds of
+The copy to the host overlaps the next segment's forward, the copy back its backward; with c the seconds of
 one copy, a step takes max(0, c - next forward) + max(0, c - next backward) longer, and what the copies take of the
-memory's bandwidth is missing to what runs beside them. One segment's values at a time are
+memory's bandwidth is missing to what overlaps them. One segment's values at a time are
 on their way: as many bytes as the largest of them are set aside for the whole step. Offered are, for every way to
 keep, the values that are copied while the next segment runs, largest first, and what it is given alone.
 """
@@ -57,7 +57,7 @@ def _fill(names: Sequence[str], sizes: dict[str, int], room: int) -> list[str]:
 
 
 def _away(kept: Kept, names: tuple[str, ...], moved: int, copies: Copies, forward_s: float, backward_s: float) -> Kept:
-    copy_s, beside_s = moved / copies.rate, moved / copies.memory_rate
+    copy_s, slowed_s = moved / copies.rate, moved / copies.memory_rate
     return replace(
         kept,
         offload=names,
@@ -65,8 +65,8 @@ def _away(kept: Kept, names: tuple[str, ...], moved: int, copies: Copies, forwar
         resident_bytes=kept.resident_bytes - moved,
         forward_transient_bytes=kept.forward_transient_bytes + moved,
         backward_transient_bytes=kept.backward_transient_bytes + moved,
-        forward_s=kept.forward_s + beside_s + max(0.0, copy_s - forward_s),
-        backward_s=kept.backward_s + beside_s + max(0.0, copy_s - backward_s),
+        forward_s=kept.forward_s + slowed_s + max(0.0, copy_s - forward_s),
+        backward_s=kept.backward_s + slowed_s + max(0.0, copy_s - backward_s),
         forward_host_s=kept.forward_host_s + len(names) * copies.call_s,
         backward_host_s=kept.backward_host_s + len(names) * copies.call_s,
     )

@@ -59,7 +59,7 @@ def write_report(
     """Write the page.
 
     program: what the plan is of; without it the page has no layers and no timeline.
-    others: known recipes to compare with. search: seconds and what was found then. against: plans beside which this
+    others: known recipes to compare with. search: seconds and what was found then. against: plans next to which this
     one is shown, by their names. saved: the plan's file, for the command that runs it.
     """
     timeline = None if program is None else simulate_plan(plan, program)

@@ -1,4 +1,4 @@
-"""A torch profiler trace of a run beside the plan's prediction, by layer: `meshwright compare plan.json trace.json.gz`.
+"""A torch profiler trace of a run and the plan's prediction, by layer: `meshwright compare plan.json trace.json.gz`.
 
 A trainer marks what it plays in the profiler's timeline while a profiler records: `meshwright training step`, and
 `meshwright forward 3 mb0` for each instruction. On a GPU the marks' kernels are read, else the host's time.

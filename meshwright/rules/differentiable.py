@@ -14,7 +14,7 @@ def sharded_class_losses(logits: Tensor, targets: Tensor, axis: str, width: int)
     """Cross-entropy per row with the classes sharded over `axis`, `width` a rank; nothing is gathered.
 
     The losses are single precision or wider, whatever the logits are: they are about to be summed.
-    By hand, because autograd would keep the shifted logits beside the probabilities: twice the largest tensor.
+    By hand, because autograd would keep the shifted logits besides the probabilities: twice the largest tensor.
     """
     return _ClassLosses.apply(logits, targets, axis, width)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -174,11 +174,11 @@ def partials(types: Sequence[TensorType]) -> list[tuple[State, ...]]:
     if prod(map(len, per_operand)) > MOST_CUTS:
         return []
     contracted = [cut for cut in cuts(types) if sum(state.is_shard for state in cut) > 1]
-    beside = (
+    contracted_partials = (
         tuple(P if state == R and t.is_float else state for t, state in zip(types, cut, strict=True))
         for cut in contracted
     )
-    return [cut for cut in (*product(*per_operand), *beside) if P in cut]
+    return [cut for cut in (*product(*per_operand), *contracted_partials) if P in cut]
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class Rule:
         return self.tier == "fallback"
 
     def uneven_factors(self, call: Call, signature: Signature) -> frozenset[str]:
-        """The factors that may be cut unevenly: where a dim holds others beside one, its pieces would not align."""
+        """The factors that may be cut unevenly: where a dim holds others besides one, its pieces would not align."""
         allowed = self.lower is keep if self.uneven is None else self.uneven
         factors = allowed(call) if callable(allowed) else signature.factors() if allowed else ()
         merged = {f for term in signature.terms() for dim in term.dims if len(dim) > 1 for f in dim}

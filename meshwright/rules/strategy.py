@@ -41,7 +41,7 @@ Narrow = Callable[[int, Sequence[Way]], Sequence[Way]]
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """`operands` and `results` stand beside `op.operands()` and `op.results`; `lowering` is what a rank runs.
+    """`operands` and `results` align with `op.operands()` and `op.results`; `lowering` is what a rank runs.
 
     The collectives are those inside the lowering; conversions between ops are not part of a strategy.
     """

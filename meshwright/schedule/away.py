@@ -2,7 +2,7 @@
 
 `offload 3 mb0` stands after the forward that made them and begins the copy; `release 3 mb0`, after the next forward,
 waits for it and lets go of what is on the device. `fetch 3 mb0` stands before the next segment's backward and begins
-to bring them back; their own backward waits. So one segment's values at a time are on their way beside another's work.
+to bring them back; their own backward waits. So one segment's values at a time are on their way during another's work.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def one_stage(
     among them that drop it after forward. `sharing`: pairs of segments that drop the same parameter. `spared`: those
     whose backward reads none; it is gathered before one only where a forward of the segment comes next.
 
-    A gather stands before the segment that runs before its own, and runs beside it. A segment that runs twice in a row
+    A gather stands before the segment that runs before its own, and overlaps it. A segment that runs twice in a row
     keeps what it has.
     """
     runs = [

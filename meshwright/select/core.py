@@ -2,10 +2,10 @@
 
 1. `narrow`: elimination where the core is narrow; the end of it when no row binds;
 2. HiGHS in this process when the integer program is tiny;
-3. HiGHS in a child process on one core beside bound and search (`large`) on the other, each told what the other found;
+3. HiGHS in a child process on one core, bound and search (`large`) on the other, each told what the other found;
 4. bound and search on both cores when the integer program is too large for HiGHS to get anywhere.
 
-With a work limit nothing runs beside anything: HiGHS comes first, as far as its nodes go, then bound and search.
+With a work limit nothing runs in parallel: HiGHS comes first, as far as its nodes go, then bound and search.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _both_sides(best: Best, seed: int, done: list[str]) -> None:
             return child.ended != SOLVED
 
         large.solve(best, seed, done, listen)
-        done.append(f"HiGHS beside it, {child.ended or 'stopped'}")
+        done.append(f"HiGHS in parallel, {child.ended or 'stopped'}")
 
 
 def _known(best: Best) -> list[int] | None:

@@ -19,7 +19,7 @@ COLLECTIVES, AWAY_LANE, BACK_LANE = range(3)
 @dataclass(frozen=True, slots=True)
 class Action:
     """kind: COMPUTE; BLOCKING, for communication that compute waits for; POST, which begins a message; LANE, which
-    begins a job beside compute.
+    begins a job that overlaps compute.
 
     index: of the instruction it comes from. waits: messages; jobs: (lane, number). takes: bytes from its begin on;
     works: bytes while it lasts; gives: bytes back at its end. moving: of its seconds, the share in which compute waits
@@ -50,7 +50,7 @@ class Action:
 class Compiled:
     """Messages are the transfers: `ends` is how many sides have to begin one, `owner` whose buffer its end gives back,
     `names` and `lanes` are for a reader. What computes on a shared core is one too, over that core: `computes`.
-    jobs[stage]: names of what runs beside its compute, by (lane, number). host_s: what each stage's host asks for."""
+    jobs[stage]: names of what overlaps its compute, by (lane, number). host_s: what each stage's host asks for."""
 
     actions: list[list[Action]]
     static_bytes: list[int]
@@ -217,19 +217,19 @@ class _Stage:
         return job
 
     def _collective(self, one: Instruction, index: int) -> list[Action]:
-        """Its part beside compute is begun, the rest waited for. Gradients that left while backward ran are on their
-        way."""
+        """Its part that overlaps compute is begun, the rest waited for. Gradients that left while backward ran are on
+        their way."""
         segment = one.segment
         assert segment is not None
         cost = self.costs.segments[segment]
         if one.kind == "gather":
             self.early[segment] = cost.early_bytes
             times = self.gathers[segment]
-            return self._beside(one, index, cost.first_s / times, takes=cost.early_bytes, link_s=cost.link_s / times)
+            return self._hidden(one, index, cost.first_s / times, takes=cost.early_bytes, link_s=cost.link_s / times)
         seconds = (cost.last_s - cost.scatter_s) / self.reduces[segment]
-        return self._beside(one, index, seconds, late=cost.late_bytes, left=segment in self.left)
+        return self._hidden(one, index, seconds, late=cost.late_bytes, left=segment in self.left)
 
-    def _beside(
+    def _hidden(
         self,
         one: Instruction,
         index: int,

@@ -1,4 +1,4 @@
-"""A lane beside a stage's compute: gathers and reductions, or copies, in the order in which they are begun."""
+"""A lane that overlaps a stage's compute: gathers and reductions, or copies, in the order in which they are begun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 class Lane:
     """Jobs are numbers; `over` and `began` say when each is done and was taken up. held: bytes that a job gives back
-    at its end. A job's end may yet move: what runs beside it can take the lane's links for a while (`rest`)."""
+    at its end. A job's end may yet move: what overlaps it can take the lane's links for a while (`rest`)."""
 
     def __init__(self) -> None:
         self.free_s = 0.0

@@ -58,7 +58,7 @@ def baselines(
     headroom: float = HEADROOM,
     may_go_on: Callable[[], bool] = lambda: True,
 ) -> list[Baseline]:
-    """pins: of a plan beside which they are shown; the number of micro-batches among them holds for all. stages:
+    """pins: of a plan next to which they are shown; the number of micro-batches among them holds for all. stages:
     pipelines too. headroom: part of each device that is left free where there is no limit. may_go_on: where it
     says no, no other is begun; those have neither figures nor a reason why they cannot be."""
     setting = Setting(optimizer, precision, compile=compile)

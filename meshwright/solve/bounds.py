@@ -3,7 +3,7 @@
 A price per byte charges what is held; what backward reads may be recomputed instead, for no less than the seconds of
 what makes it. So
 
-    bound(l, r) = min over chains of (seconds at the weight r of what runs beside compute + charges at l) - l * room
+    bound(l, r) = min over chains of (seconds at the weight r of what overlaps compute + charges at l) - l * room
 
 is below every chain that recomputes what it likes.
 """
@@ -37,7 +37,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """weighed: what runs beside compute is in the bound. handicap: by which part its bound counts as higher where nodes
+    """weighed: what overlaps compute is in the bound. handicap: by which part its bound counts as higher where nodes
     are ordered, so that simpler ones come first."""
 
     bound: Bound
@@ -76,7 +76,7 @@ def entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> I
 
 
 def raised(entry: Entry, budget_bytes: int, known_s: float) -> Entry:
-    """With what runs beside compute in its bound."""
+    """With what overlaps compute in its bound."""
     bound = best_bound(weighed(entry.frontier())[1:], budget_bytes, known_s, entry.bound)
     return replace(entry, bound=bound, weighed=True)
 

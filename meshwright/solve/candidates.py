@@ -21,8 +21,8 @@ from meshwright.solve.intra.alive import crowded
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.search import Candidate
 
-BESIDE = (0.0, 0.25, 1.0, 4.0)
-"""Weights of what runs beside compute. A step is a maximum, not a sum: each bounds it, each may find the best."""
+OVERLAP_WEIGHTS = (0.0, 0.25, 1.0, 4.0)
+"""Weights of what overlaps compute. A step is a maximum, not a sum: each bounds it, each may find the best."""
 
 REMEMBERED = 10
 """Numbers of micro-batches of which a candidate keeps the problems; tables it keeps of one."""
@@ -97,7 +97,7 @@ def _candidate(
 ) -> Candidate:
     made: dict[int, Frontier] = {}
 
-    def frontier(number: int, beside: float = 0.0) -> Frontier:
+    def frontier(number: int, overlap_weight: float = 0.0) -> Frontier:
         if number not in made:
             for other in made.values():
                 other.forget()
@@ -105,11 +105,11 @@ def _candidate(
                 del made[next(iter(made))]
             small = program.at_batch(cut_batch(program.batch, number)[0])
             more = setting.cut(program.batch, number)
-            made[number] = Frontier(small, mesh, pins, more, recompute, skips, beside=0.0)
-        return made[number].weighed(beside)
+            made[number] = Frontier(small, mesh, pins, more, recompute, skips, overlap_weight=0.0)
+        return made[number].weighed(overlap_weight)
 
     name = "x".join(map(str, mesh.sizes))
-    weights = BESIDE[:: 2 if few else 1] if mesh.anything_beside and not recompute else BESIDE[:1]
+    weights = OVERLAP_WEIGHTS[:: 2 if few else 1] if mesh.anything_beside and not recompute else OVERLAP_WEIGHTS[:1]
     numbers, axes = _microbatches(program, mesh, pins), sum(size > 1 for size in mesh.sizes)
     return Candidate(name, numbers, frontier, made.clear, weights, len(mesh.axes) > FREE, axes)
 

@@ -1,7 +1,7 @@
 """Shardings met at several prices, mixed: for every instance one of them and one way to keep, under the true peak.
 
 Walked from the last segment to the first. With s_i the static bytes of what instance i takes, r_i its resident and t_i
-its transient bytes, the most that is in use from instance i on, beside what those before it hold, is
+its transient bytes, the most that is in use from instance i on, besides what those before it hold, is
 
     Q_i = r_i + max(t_i, Q_{i+1}),    and    s_0 + s_1 + ... + Q_0    may not pass the budget.
 
@@ -12,9 +12,9 @@ bound: with h the bytes that one holds and B what the budget leaves, for any pri
 
     seconds of the rest >= sum of min (seconds + l * h) - l * B.
 
-Seconds are weighed as a Frontier weighs them: what runs beside compute counts `beside` times, over 1 + `beside`; that
-is never more than the step takes; how alike instances are `arranged` decides how near the step comes to it. `spliced`
-puts the first instances of one mixture before the last ones of another.
+Seconds are weighed as a Frontier weighs them: with r = `overlap_weight`, what overlaps compute counts r times, over
+1 + r; that is never more than the step takes; how alike instances are `arranged` decides how near the step comes to it.
+`spliced` puts the first instances of one mixture before the last ones of another.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Mixture:
     @cached_property
     def least_s(self) -> float:
         """What it takes if all is hidden that can be."""
-        beside_s, after_s = sum(way.hideable_s for way in self.ways), sum(way.step_s for way in self.ways)
-        alone_s = sum(way.seconds(self.chain.microbatches) for way in self.ways) - beside_s - after_s
-        return max(alone_s, beside_s) + after_s
+        overlapped_s, after_s = sum(way.hideable_s for way in self.ways), sum(way.step_s for way in self.ways)
+        alone_s = sum(way.seconds(self.chain.microbatches) for way in self.ways) - overlapped_s - after_s
+        return max(alone_s, overlapped_s) + after_s
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -99,14 +99,14 @@ def best_mixture(
     budget_bytes: int,
     known_s: float,
     price: float,
-    beside: float = 1.0,
+    overlap_weight: float = 1.0,
 ) -> Mixture | None:
     """The fastest mixture of what is offered to each segment; None where none is found faster than `known_s`."""
     micro = frontier.setting.microbatches
     first = _first_users(frontier)
     if not any(way.hideable_s for found in offers for offer in found for way in offer.ways):
-        beside = 0.0
-    weighed = [[[_weighed_s(way, micro, beside) for way in offer.ways] for offer in found] for found in offers]
+        overlap_weight = 0.0
+    weighed = [[[_weighed_s(way, micro, overlap_weight) for way in offer.ways] for offer in found] for found in offers]
     bounds = _Bounds(offers, weighed)
     zero = np.zeros(1, dtype=np.int64)
     labels = _Labels(np.zeros(1), zero, zero, zero, zero, zero, zero)
@@ -148,7 +148,7 @@ def best_mixture(
 
 
 def undominated(offers: Sequence[Offer]) -> list[Offer]:
-    """Without ways that another between the same boundary options beats in seconds, alone and beside, and in bytes."""
+    """Without ways that another between the same boundary options beats in bytes and both kinds of seconds."""
     rows = [(offer, way, np.array(_figures(way))) for offer in offers for way in offer.ways]
     left: dict[int, list[FrontierPoint]] = {id(offer): [] for offer in offers}
     for number, (offer, way, mine) in enumerate(rows):
@@ -242,10 +242,10 @@ def _before(
     return tuple(sorted((name, option) for name, option in (alive | here).items() if first[name] < index))
 
 
-def _weighed_s(way: FrontierPoint, microbatches: int, beside: float) -> float:
+def _weighed_s(way: FrontierPoint, microbatches: int, overlap_weight: float) -> float:
     """A lower bound on what it adds to a step."""
     alone_s = way.seconds(microbatches) - way.hideable_s - way.step_s
-    return (alone_s + beside * way.hideable_s) / (1 + beside) + way.step_s
+    return (alone_s + overlap_weight * way.hideable_s) / (1 + overlap_weight) + way.step_s
 
 
 def _extended(

@@ -2,7 +2,7 @@
 paid for each time.
 
 A segment's figures are its point's: what it communicates is in its forward and backward. What is gathered at each use
-is waited for at each run, since a nested list gathers right before it; gradients are reduced beside compute as ever.
+is waited for at each run, since a nested list gathers right before it; gradients are reduced during compute as ever.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _chained(plan: Plan, program: Program, ways: Ways) -> Chained:
         options.append(
             [
                 replace(
-                    ways.beside_weights(index, one),
+                    ways.with_weights(index, one),
                     forward_s=point.forward_s + gather_s,
                     backward_s=point.backward_s + gather_s + max(0.0, one.seconds - first_s),
                 )

@@ -1,6 +1,6 @@
 """A plan's FrontierPoints, made from the plan alone: op by op on the unfolded program.
 
-What recomputing adds is counted on the traced pairs: the seconds of the chosen cut beside those of the cut that keeps
+What recomputing adds is counted on the traced pairs: the seconds of the chosen cut, less those of the cut that keeps
 all, the bytes that it keeps, and the peaks of its halves.
 """
 
@@ -35,7 +35,7 @@ def keeping_all(plan: Plan, program: Program) -> list[FrontierPoint]:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What each segment of a sharded plan may keep, and its point when it does. gathered: bytes of weights beside.
+    """What each segment of a sharded plan may keep, and its point when it does. gathered: bytes of weights besides.
     traced: where seconds are those of traced pairs, the segments' prices."""
 
     points: list[FrontierPoint]
@@ -70,7 +70,7 @@ class Ways:
     def static_bytes(self) -> int:
         return sum(point.static_bytes for point in self.points) - sum(self.gradients)
 
-    def beside_weights(self, index: int, kept: Kept) -> Kept:
+    def with_weights(self, index: int, kept: Kept) -> Kept:
         """The same with the gathered weights among its transients."""
         more = self.gathered[index]
         return replace(
@@ -80,7 +80,7 @@ class Ways:
         )
 
     def point(self, index: int, kept: Kept) -> FrontierPoint:
-        point, found = self.points[index], self.beside_weights(index, kept)
+        point, found = self.points[index], self.with_weights(index, kept)
         more_s = max(0.0, kept.seconds - self.curves.options[index][0].seconds)
         if self.traced is not None:
             point, more_s = self.traced[index].traced(kept).point, 0.0

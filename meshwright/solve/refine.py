@@ -126,12 +126,12 @@ def least_peak(ways: Ways, microbatches: int) -> int:
 
 
 def _instances(ways: Ways, options: Options) -> list[Instance]:
-    """What each segment may keep, with the weights it gathers beside; those that are alike share it."""
+    """What each segment may keep, with the weights it gathers too; those that are alike share it."""
     made: dict[tuple[int, int], list[Kept]] = {}
     for index, found in enumerate(options):
         key = (id(found), ways.gathered[index])
         if key not in made:
-            made[key] = [ways.beside_weights(index, kept) for kept in found]
+            made[key] = [ways.with_weights(index, kept) for kept in found]
     return [
         Instance(made[id(found), ways.gathered[index]], ways.gradients[index]) for index, found in enumerate(options)
     ]

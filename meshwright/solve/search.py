@@ -38,7 +38,7 @@ SURE = 0.99
 class Candidate:
     """A mesh: what makes its Frontier for a number of micro-batches, and the numbers to look at, ascending.
 
-    weights: of what runs beside compute, that are looked at; a Frontier has the first unless asked for another, and it
+    weights: of what overlaps compute, that are looked at; a Frontier has the first unless asked for another, and it
     is mostly the best bound. drop: forgets the Frontier made last. later: looked at when the others have been. axes: of
     more than one device.
     """
@@ -180,7 +180,7 @@ def any_evener(candidate: Candidate, frontier: Frontier) -> bool:
 
 
 def in_proportion(program: Program) -> bool:
-    """Whether no value grows with the samples otherwise than they do, or beside them."""
+    """Whether no value grows with the samples otherwise than they do, or without them."""
     for graph in program.graphs:
         for value in graph.values().values():
             sizes = [size for size in value.type.shape if isinstance(size, BatchSize)]

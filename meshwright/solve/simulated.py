@@ -15,7 +15,7 @@ from meshwright.simulate import Costs, Timeline, simulate
 
 
 def simulate_plan(plan: Plan, program: Program, *, overlap: bool = True) -> Timeline:
-    """One step, as it is predicted. `overlap`: gathers and reductions run beside compute where the runtime does so."""
+    """One step, as it is predicted. `overlap`: gathers and reductions overlap compute where the runtime does so."""
     check_plan(plan, program)
     found = play(plan, program, overlap=overlap)
     costs = _with_wires(plan, program, found.costs)
@@ -23,7 +23,7 @@ def simulate_plan(plan: Plan, program: Program, *, overlap: bool = True) -> Time
 
 
 def _with_wires(plan: Plan, program: Program, costs: Costs) -> Costs:
-    """With what of their segments' own seconds collectives take: nothing of a segment runs beside these."""
+    """With what of their segments' own seconds collectives take: nothing of a segment overlaps these."""
     alike: dict[object, tuple[float, float]] = {}
     found = []
     for index, cost in enumerate(costs.segments):

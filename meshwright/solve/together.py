@@ -1,8 +1,8 @@
 """One mesh and number of micro-batches: the fastest of its shardings, each instance keeping what it can.
 
-Shardings are met at prices per byte and weights of what runs beside compute, the dearest first: it takes least of the
+Shardings are met at prices per byte and weights of what overlaps compute, the dearest first: it takes least of the
 memory for weights. What every segment does in any of them is offered to all instances alike (`mixture`). A step is the
-longer of compute and of what runs beside it, while a mixture is looked for at a weight between the two, where one of
+longer of compute and of what overlaps it, while a mixture is looked for at a weight between the two, where one of
 them is mostly much the longer: so two mixtures are also spliced, some instances from one and the rest from the other.
 """
 
@@ -28,7 +28,7 @@ Assemble = Callable[[Chain, Frontier], Plan]
 Offered = Callable[[Plan, Ways], Options]
 
 WEIGHTS = (0.0, 1.0, 4.0)
-"""Of what runs beside compute (`Frontier`): free, as dear as compute, dearer."""
+"""Of what overlaps compute (`Frontier`): free, as dear as compute, dearer."""
 
 MIXED = (0.05, 0.25, 1.0, 4.0)
 """Weights at which mixtures are looked for."""
@@ -198,7 +198,7 @@ class Together:
 
 
 def weighed(frontier: Frontier) -> list[Frontier]:
-    """What is moved beside compute may hide behind it or not: each of these finds what is good in its case."""
+    """What is moved during compute may hide behind it or not: each of these finds what is good in its case."""
     return [frontier.weighed(weight) for weight in WEIGHTS] if frontier.mesh.anything_beside else [frontier]
 
 

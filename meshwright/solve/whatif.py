@@ -1,4 +1,4 @@
-"""What if one pin were another: the best plan then, beside the one there is."""
+"""What if one pin were another: the best plan then, next to the one there is."""
 
 from __future__ import annotations
 

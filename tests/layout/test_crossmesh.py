@@ -109,7 +109,7 @@ def run_over(rank: int, chain: list[tuple[tuple[int, ...], int]], shape: tuple[i
     returns how many were compared."""
     from meshwright.layout.crossrun import Channel, begin, hand_over
 
-    channel = Channel(1, beside=True)
+    channel = Channel(1, threaded=True)
     whole = torch.arange(prod(shape), dtype=torch.float32).reshape(shape)
     compared = 0
     for (sizes, first), (more, second) in pairwise(chain):
@@ -149,7 +149,7 @@ def run_unwaited(rank: int, kind: str) -> int:
 
     whole = torch.arange(12.0).reshape(4, 3)
     found = make_route(kind, (4, 3), side((1,), 0, Layout.parse("[I]")), side((2,), 1, Layout.parse("[I]")))
-    channel = Channel(2, beside=True)
+    channel = Channel(2, threaded=True)
     several = [
         begin(found, whole + n if rank == 0 else None, torch.float32, torch.device("cpu"), channel) for n in range(3)
     ]

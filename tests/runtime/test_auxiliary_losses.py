@@ -88,7 +88,7 @@ def test_what_else_is_left_on_the_model_is_refused_with_what_to_do() -> None:
     def summed(output: Tensor, y: Tensor) -> Tensor:
         return (output - y).square().mean() + sum(model.losses)
 
-    with pytest.raises(CaptureError, match=r"auxiliary losses\) the forward returns beside its output"):
+    with pytest.raises(CaptureError, match=r"auxiliary losses\) the forward returns with its output"):
         mw.plan(model, BATCH, loss=summed)
     with pytest.raises(CaptureError, match="let the forward return what the loss needs"):
         mw.plan(Routed(), BATCH, loss=lambda output, y: (output - y).square().mean() + model.missing)

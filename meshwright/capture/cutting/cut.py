@@ -8,7 +8,7 @@ the prologue.
 Where values live long (an encoder's output, a position bias, a U-Net's skips) no such position may exist for
 hundreds of ops. Such a stretch is cut as if the values that live longest were not there: they are *carried* past
 the segments that do not read them. How long is long: the limit whose segments cost planning least. A distinct
-segment costs its ops, more if it is large, and what is alive beside one value where it ends; of equals, the one whose
+segment costs its ops, more if it is large, and what is alive besides one value where it ends; of equals, the one whose
 largest segment is smallest, then the one that carries least.
 """
 

@@ -181,7 +181,7 @@ class _Finder:
         return sort, str(order)
 
     def _factors(self, weighed: Op, order: str) -> tuple[str, str]:
-        """(the rows, the [tokens, picks] weights that stand beside them as a column in the same order)."""
+        """(the rows, the [tokens, picks] weights that belong to them, as a column in the same order)."""
         for rows, column in (weighed.args, weighed.args[::-1]):
             op = self.maker.get(column.name) if isinstance(column, Ref) else None
             if op is not None and op.target == "aten.unsqueeze.default":

@@ -92,7 +92,7 @@ def _refuse_stray(tensor: Tensor) -> CaptureError:
         f"of the model, at {own_line(traceback.extract_stack(limit=40))}",
         "everything that is trained among the model's parameters",
         "make it a parameter of the model, or detach it; what the loss needs (auxiliary losses) the forward "
-        "returns beside its output",
+        "returns with its output",
     )
 
 

@@ -97,7 +97,7 @@ def remembered(names: list[str]) -> CaptureError:
         f"the forward remembers {listed} from one step to the next, in Python",
         "a forward that gives the same every time, but for its buffers",
         "make it a buffer (`register_buffer`) that the forward writes to, or change it outside of the forward; what "
-        "the loss needs (auxiliary losses) the forward returns beside its output",
+        "the loss needs (auxiliary losses) the forward returns with its output",
     )
 
 

@@ -1,4 +1,4 @@
-"""Layers of two kinds whose ops are counted, and small models of them: what a host needs for whole steps, beside what
+"""Layers of two kinds whose ops are counted, and small models of them: what a host needs for whole steps, besides what
 it needs for single ops (`host`)."""
 
 from __future__ import annotations

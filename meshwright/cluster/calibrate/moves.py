@@ -215,7 +215,7 @@ def _images(device: torch.device, dtype: torch.dtype) -> Iterator[list[Move]]:
 
 
 def _idle(device: torch.device, dtype: torch.dtype) -> Iterator[list[Move]]:
-    """Ops beside the chain, which have no gradient."""
+    """Ops outside of the chain, which have no gradient."""
     first, second = (torch.randn(ROWS, device=device).to(dtype) for _ in range(2))
     whole = torch.randint(0, 8, (512,), device=device)
     yield [Move("add", lambda x: (first + second, x)[1], grad=False)]

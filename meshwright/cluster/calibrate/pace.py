@@ -1,7 +1,7 @@
 """How fast the host is just now.
 
 A host that others share does the same work in 5 ms one second and in 9 ms another. So a training step of a model with
-layers of several kinds is timed beside whatever is timed of the host: what counts is the ratio of the two. Where the
+layers of several kinds is timed with whatever is timed of the host: what counts is the ratio of the two. Where the
 pace before and after differ, it changed in between, and the ratio is of no use.
 """
 

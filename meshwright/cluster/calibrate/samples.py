@@ -246,7 +246,7 @@ GPU_ONLY = frozenset({"depthwise_last"})
 """Kernels of images that lie channels last, which on a CPU none do."""
 
 MORE = {"embedding": (3 << 20, 13 << 18)}
-"""Sizes beside those of all: up to 3072 rows a lookup's backward goes through them one by one, beyond it sorts them."""
+"""More sizes: up to 3072 rows a lookup's backward goes through them one by one, beyond it sorts them."""
 
 
 def _small(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> Make:

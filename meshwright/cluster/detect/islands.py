@@ -101,9 +101,9 @@ def _first(child: Island | int) -> int:
 
 
 def pull_in_slow_members(tree: Island) -> tuple[Island, dict[int, float]]:
-    """Members that stand beside a single higher island have a slow link of their own, not a level of their own.
+    """Siblings of a single higher island have a slow link of their own, not a level of their own.
 
-    A host beside an island of hosts, or a rack beside an island of racks. Returns the tree with them inside that
+    A host next to an island of hosts, or a rack next to an island of racks. Returns the tree with them inside that
     island, and the rate of each by its first rank.
     """
     slow: dict[int, float] = {}
@@ -115,14 +115,14 @@ def pull_in_slow_members(tree: Island) -> tuple[Island, dict[int, float]]:
         children.append(child)
     tree = Island(tree.rate, tuple(children))
     while (island := _only_highest(tree)) is not None:
-        beside = [child for child in tree.children if child is not island]
-        slow = dict.fromkeys(map(_first, beside), tree.rate) | slow
-        tree = Island(island.rate, tuple(sorted((*island.children, *beside), key=_first)))
+        siblings = [child for child in tree.children if child is not island]
+        slow = dict.fromkeys(map(_first, siblings), tree.rate) | slow
+        tree = Island(island.rate, tuple(sorted((*island.children, *siblings), key=_first)))
     return tree, slow
 
 
 def _only_highest(tree: Island) -> Island | None:
-    """The island that is higher than everything beside it, if there is one."""
+    """The island that is higher than all its siblings, if there is one."""
     highest = max(_depth(child) for child in tree.children)
     tallest = [child for child in tree.children if _depth(child) == highest]
     return tallest[0] if len(tallest) == 1 and isinstance(tallest[0], Island) and len(tree.children) > 1 else None

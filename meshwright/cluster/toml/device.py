@@ -111,7 +111,7 @@ def _shown(figure: str, value: Any) -> str:
 
 
 def _profiled(table: Table) -> Device | None:
-    """The device of the profile that is named: a shipped one, or a file (beside this one, if its path is relative)."""
+    """The device of the profile that is named: a shipped one, or a file (next to this one, if its path is relative)."""
     name = table.text("profile", "")
     if not name:
         return None

@@ -25,7 +25,7 @@ def convolution(case: Case) -> Seconds:
 
 
 def host_names(case: Case) -> tuple[list[str], list[str]]:
-    """Of the host's figures, those to add up and those to take away: a bias costs the same beside any window."""
+    """Of the host's figures, those to add up and those to take away: a bias costs the same with any window."""
     bias = len(case.operands) > 2
     if "transpose" in case.name:
         return ["convolution_turned"], []

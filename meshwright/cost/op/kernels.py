@@ -147,7 +147,7 @@ def name_of(op: Op) -> str:
 
 
 def literals(op: Op) -> Any:
-    """The arguments that change what an op costs beside its shapes; the rest need not tell ops apart."""
+    """The arguments that change what an op costs besides its shapes; the rest need not tell ops apart."""
     name = packet(op.target)
     return (op.args[1:], op.kwargs) if name in _BY_LITERALS else None
 

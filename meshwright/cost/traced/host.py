@@ -16,7 +16,7 @@ from meshwright.cost.traced.storage import is_part, is_view
 
 SEGMENT_S = 5e-5
 """Of running a half, whatever is in it: gathering its arguments, handing on its results. Seen in steps of GPT, Llama
-and ResNet that an H200's host bounds, beside what their nodes take."""
+and ResNet that an H200's host bounds, besides what their nodes take."""
 
 KERNELS_PER_GROUP = 2
 """A compiler splits long reductions; fused groups of GPT and Llama became about twice as many kernels."""

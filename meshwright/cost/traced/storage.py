@@ -59,7 +59,7 @@ def producer(node: fx.Node) -> fx.Node:
 
 
 def is_statistic(node: fx.Node) -> bool:
-    """A small result beside a large one (a norm's statistics): kept even where its op runs again, since what reads it
+    """A small result next to a large one (a norm's statistics): kept even where its op runs again, since what reads it
     then need not wait for that."""
     if not is_part(node):
         return False

@@ -156,7 +156,7 @@ def lower_mean(split: Split) -> Lowering:
     return Lowering(replace(op, target=f"{LOWERINGS}:mean", kwargs=(*op.kwargs, ("parts", ways))))
 
 
-def beside(call: Call) -> tuple[str, ...]:
+def kept_dims(call: Call) -> tuple[str, ...]:
     """The dims that a mean leaves: over those it takes, ranks are counted as equal."""
     taken = _reduced_factors(call)
     return tuple(f"d{i}" for i in range(call.rank()) if f"d{i}" not in taken)
@@ -205,8 +205,8 @@ _WHOLE_SHOWN = "... n! -> ..."
 RULES = {
     "aten.sum.default": Rule(total_of_all, shown=_SUM),
     "aten.sum.dim_IntList": Rule(total, shown=_SUM),
-    "aten.mean.default": Rule(total_of_all, lower_mean, shown=_SUM, uneven=beside),
-    "aten.mean.dim": Rule(total, lower_mean, shown=_SUM, uneven=beside),
+    "aten.mean.default": Rule(total_of_all, lower_mean, shown=_SUM, uneven=kept_dims),
+    "aten.mean.dim": Rule(total, lower_mean, shown=_SUM, uneven=kept_dims),
     "aten.linalg_vector_norm": Rule(whole_norm, shown=_WHOLE_SHOWN),
     "aten.norm.ScalarOpt_dim": Rule(whole_norm, shown=_WHOLE_SHOWN),
     "aten.softmax": Rule(normalised, lower_softmax(log=False), shown="... n -> ... n", uneven=other_dims),

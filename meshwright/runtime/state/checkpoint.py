@@ -46,7 +46,7 @@ LOGGER = logging.getLogger("meshwright.checkpoint")
 
 
 class IndexedWriter(SummedWriter):
-    """DCP's writer; beside its own index it writes ours."""
+    """DCP's writer; besides its own index it writes ours."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)

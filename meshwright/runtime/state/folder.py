@@ -69,7 +69,7 @@ class _Group(msgspec.Struct):
 
 
 class _Summary(msgspec.Struct):
-    """Of what kind the fields are that a run goes on with; others may stand beside them."""
+    """Of what kind the fields are that a run goes on with; others may be there too."""
 
     step: int
     seed: int

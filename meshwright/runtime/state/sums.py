@@ -1,6 +1,6 @@
 """Checksums of what a checkpoint's files hold: a byte that changed after it was saved is noticed before it is read.
 
-A rank that has written a file leaves another beside it, `__1_0.distcp.sums`, with one sum for each tensor in it. A rank
+A rank that has written a file leaves another by it, `__1_0.distcp.sums`, with one sum for each tensor in it. A rank
 that loads checks the parts it is about to read and no others; where any finds one damaged, all raise the same and
 nothing has been changed.
 """
@@ -38,7 +38,7 @@ class DamagedError(RunError):
 
 
 class SummedWriter(FileSystemWriter):
-    """DCP's writer; a file that it has written gets its sums beside it, made while the disk takes it."""
+    """DCP's writer; a file that it has written gets its sums next to it, made while the disk takes it."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         theirs = get_crc32_options()

@@ -1,4 +1,4 @@
-"""Saved values that wait on the host: copied beside compute, on a stream of their own, into pinned memory.
+"""Saved values that wait on the host: copied during compute, on a stream of their own, into pinned memory.
 
 On a CPU the copies are plain ones. Pinned memory is taken once and used again in every step.
 """

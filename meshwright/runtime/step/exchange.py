@@ -218,4 +218,4 @@ def _channels(plan: Plan, device: torch.device) -> dict[int, Channel]:
     assert world is not None
     if world not in _ways:
         _ways[world] = (dist.new_group(), dist.new_group())
-    return {number: Channel(number, *_ways[world], beside=number != INNER) for number in numbers}
+    return {number: Channel(number, *_ways[world], threaded=number != INNER) for number in numbers}

@@ -3,7 +3,7 @@
 On a GPU runs are the faster ones: a call costs the host the same however long a unit is, and what ends one segment is
 fused with what begins the next (gpt2-medium on an H200: 43.8 ms a step in runs, 45.0 ms in segments). Segments that are
 alike are compiled once, so they are ready sooner (16 s there, against 43 s). A plan that fills its memory keeps to
-segments, as which it was priced. On a CPU calls cost nothing beside what they run.
+segments, as which it was priced. On a CPU calls cost nothing next to what they run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Optimizer state and weights in the host's memory: how they get to the device and back.
 
 An optimizer's update runs on the device. The state of parameters that the plan offloads comes there in groups, one for
-each segment: the next group's while one is updated, and what was updated goes back beside the next (`simulate` plays
+each segment: the next group's while one is updated, and what was updated goes back during the next (`simulate` plays
 the same). Those that are on the device are updated first. On a GPU the host's memory is pinned and copies run on
 streams of their own, one each way; on a CPU they are plain copies.
 """

@@ -1,4 +1,4 @@
-"""Collectives beside compute: begun in order, waited for where their results are used.
+"""Collectives that overlap compute: begun in order, waited for where their results are used.
 
 On CPUs one thread runs them, over process groups of its own; collectives of two threads may not meet in one group:
 which came first would differ from rank to rank. On a GPU they are asked for at once, on a stream of its own.
@@ -33,7 +33,7 @@ class Overlap:
     """`start` begins something that returns tensors.
 
     Without a transport of its own everything runs at once, where it is begun: on one rank. alone: there are copies from
-    the host and back, which on a GPU run beside compute on one rank too. thread: one that others use too; what they
+    the host and back, which on a GPU overlap compute on one rank too. thread: one that others use too; what they
     begin runs in one order then, on this rank as on every other.
     """
 

@@ -19,7 +19,7 @@ SMALL = 20_000
 def search(problem: Problem, budget: Budget, seed: int) -> tuple[list[int], float, list[str]]:
     best = Best(problem, budget, 0.0, np.zeros(problem.nodes, dtype=np.int64))
     if budget.work is None and len(problem.edge_costs) > SMALL:
-        ended = _beside(best)
+        ended = _in_a_child(best)
     else:
         nodes = None if budget.work is None else max(1, int(budget.work * NODES_PER_UNIT))
         seconds = max(0.0, budget.left()) if budget.work is None else 1e6
@@ -28,7 +28,7 @@ def search(problem: Problem, budget: Budget, seed: int) -> tuple[list[int], floa
     return best.choice.tolist(), best.bound, [f"HiGHS, {ended}"]
 
 
-def _beside(best: Best) -> str:
+def _in_a_child(best: Best) -> str:
     """In a process that can be killed; this one waits."""
     with Child(best.problem, gap=best.budget.gap) as child:
         while child.ended is None and not best.budget.over():

@@ -190,8 +190,8 @@ def _bracket(search: _Search, over: Chain, within: Chain, known_s: float) -> Non
     for _ in range(ROUNDS):
         if search.bound_s >= known_s or within.held_bytes >= over.held_bytes:
             return
-        beside = search.frontier.beside
-        more_s = within.weighed_s(beside) - over.weighed_s(beside)
+        overlap_weight = search.frontier.overlap_weight
+        more_s = within.weighed_s(overlap_weight) - over.weighed_s(overlap_weight)
         price = more_s / (over.held_bytes - within.held_bytes)
         if not 0 < price <= max(DEAREST, search.dearest):
             return

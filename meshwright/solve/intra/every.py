@@ -29,7 +29,7 @@ def every_chain(frontier: Frontier, limit_s: float, most: int) -> list[Chain]:
         raise TooManyError
     segments = range(len(frontier.program.segments))
     count, limit = _Count(most), limit_s * frontier.scale
-    costs = [frontier.problem(index).at(0.0, beside=frontier.beside) for index in segments]
+    costs = [frontier.problem(index).at(0.0, overlap_weight=frontier.overlap_weight) for index in segments]
     least = [sum(one.costs[a:b].min() for a, b in _spans(one)) for one in costs]
     alive: dict[tuple[tuple[str, int], ...], list[tuple[float, tuple[Point, ...], tuple[Options, ...]]]]
     alive = {(): [(0.0, (), ())]}

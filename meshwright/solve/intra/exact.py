@@ -56,7 +56,7 @@ class Whole:
     def add(self, index: int) -> None:
         """A segment's nodes, and its boundary tied to what came before."""
         own = self.frontier.problem(index)
-        costs = own.at(0.0, beside=self.frontier.beside).costs
+        costs = own.at(0.0, overlap_weight=self.frontier.overlap_weight).costs
         first = -1
         for node in range(own.problem.nodes):
             where = slice(own.problem.offsets[node], own.problem.offsets[node + 1])

@@ -55,8 +55,8 @@ class Frontier:
     are sharded over samples or whole; None leaves each of them free. Weights of a layer that runs several times
     (ALBERT) are then as that layer would have them if it ran once, between such values.
     cap_bytes: no op may need more while it runs.
-    beside: the weight r of what runs beside compute. A step takes U + max(M, C): compute and what is waited for, the
-    gathers and reductions that run beside it, the updates after both. For any r that is at least
+    overlap_weight: r, of what overlaps compute. A step takes U + max(M, C): compute and what is waited for, the
+    gathers and reductions that overlap it, the updates after both. For any r that is at least
 
         (M + r C + (1 + r) U) / (1 + r)
 
@@ -74,7 +74,7 @@ class Frontier:
     recompute: bool = False
     skips: tuple[bool, ...] | None = None
     cap_bytes: int | None = None
-    beside: float | None = None
+    overlap_weight: float | None = None
     flight: float = 1.0
     freedom: list[int] = field(default_factory=list)
     uses: dict[str, list[int]] = field(default_factory=dict)
@@ -106,26 +106,26 @@ class Frontier:
     @property
     def bounds(self) -> bool:
         """Whether a chain's cost over `scale` is never above its step."""
-        return self.beside is not None or not self.mesh.anything_beside
+        return self.overlap_weight is not None or not self.mesh.anything_beside
 
     @property
     def scale(self) -> float:
-        return 1.0 + self.beside if self.beside and self.mesh.anything_beside else 1.0
+        return 1.0 + self.overlap_weight if self.overlap_weight and self.mesh.anything_beside else 1.0
 
     def key(self, price: float) -> object:
         """What the cheapest chain at a price per byte depends on, of what copies of this Frontier differ in."""
         charged = (self.recompute, self.flight, price) if price else ()
-        return (self.beside, self.cap_bytes, *charged)
+        return (self.overlap_weight, self.cap_bytes, *charged)
 
     def capped(self, cap_bytes: int) -> Frontier:
         """The same without what needs more while it runs."""
         return replace(self, cap_bytes=cap_bytes, _solved={}, _points={})
 
-    def weighed(self, beside: float) -> Frontier:
-        """The same at another weight of what runs beside compute; what does not depend on it is shared."""
-        if beside == self.beside:
+    def weighed(self, overlap_weight: float) -> Frontier:
+        """The same at another weight of what overlaps compute; what does not depend on it is shared."""
+        if overlap_weight == self.overlap_weight:
             return self
-        return replace(self, beside=beside, _solved={}, _points={})
+        return replace(self, overlap_weight=overlap_weight, _solved={}, _points={})
 
     def in_flight(self, count: float) -> Frontier:
         """The same where what backward reads is held by so many micro-batches."""
@@ -173,7 +173,7 @@ class Frontier:
         return sum(self._each_weight(lambda least: least.static_bytes))
 
     def least_transient(self) -> int:
-        """Bytes that no chain has fewer of, beside what it holds, at its worst moment."""
+        """Bytes that no chain has fewer of, besides what it holds, at its worst moment."""
         if not self._transients:
             firsts = map(self._first, range(len(self.program.graphs)))
             self._transients.append(max(self.space(segment).least_transient() for segment in firsts))
@@ -213,7 +213,7 @@ class Frontier:
         if key not in self._solved:
             graph = self.program.segments[index].graph
             self._solved[key] = solve_segment(
-                problem, price_per_byte, graph, self.recompute, self.cap_bytes, self.beside, self.flight
+                problem, price_per_byte, graph, self.recompute, self.cap_bytes, self.overlap_weight, self.flight
             )
         return self._solved[key]
 

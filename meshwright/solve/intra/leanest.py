@@ -35,7 +35,7 @@ class Leanest:
 
     @classmethod
     def of(cls, frontier: Frontier) -> Leanest:
-        """Once for all weights of what runs beside compute and all budgets."""
+        """Once for all weights of what overlaps compute and all budgets."""
         made: Leanest | None = frontier.chains.get(Leanest)
         if made is None:
             whole = Whole.of(frontier)

@@ -39,13 +39,14 @@ class Chain:
     def seconds(self) -> float:
         return overlapped(self._points, self.microbatches)
 
-    def weighed_s(self, beside: float | None) -> float:
-        """What runs beside compute counted at this weight, as a Frontier does."""
+    def weighed_s(self, overlap_weight: float | None) -> float:
+        """What overlaps compute counted at this weight, as a Frontier does."""
         total_s = sum(point.seconds(self.microbatches) for point in self._points)
-        beside_s = sum(point.hideable_s for point in self._points)
-        if beside is None or not beside_s:
+        overlapped_s = sum(point.hideable_s for point in self._points)
+        if overlap_weight is None or not overlapped_s:
             return total_s
-        return total_s + (beside - 1) * beside_s + beside * sum(point.step_s for point in self._points)
+        after_s = sum(point.step_s for point in self._points)
+        return total_s + (overlap_weight - 1) * overlapped_s + overlap_weight * after_s
 
     @cached_property
     def _points(self) -> list[FrontierPoint]:

@@ -80,8 +80,8 @@ class _Way(NamedTuple):
 class SegmentProblem:
     """The Problem of a segment at no price per byte, and where its parts are.
 
-    boundary: inputs, outputs, tied weights. held: per option, bytes of weights with their states. beside_s: seconds of
-    gathers and reductions that run beside compute; after_s: of updates, after both.
+    boundary: inputs, outputs, tied weights. held: per option, bytes of weights with their states. overlapped_s: seconds
+    of gathers and reductions that overlap compute; after_s: of updates, after both.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class SegmentProblem:
         self.inputs = [self.makers[value.name] for value in space.graph.inputs]
         self.problem: Problem = self.build.build()
         self.held: Floats = np.concatenate(self._held)
-        self.beside_s, self.after_s = np.concatenate(self._apart_s, axis=1)
+        self.overlapped_s, self.after_s = np.concatenate(self._apart_s, axis=1)
 
     @property
     def boundary(self) -> list[_Side]:
@@ -131,18 +131,18 @@ class SegmentProblem:
         price_per_byte: float,
         recompute: bool = False,
         cap_bytes: int | None = None,
-        beside: float | None = None,
+        overlap_weight: float | None = None,
         flight: float = 1.0,
     ) -> Problem:
         """The Problem with every held byte charged; `recompute`: what backward reads may be recomputed instead, at no
-        less than the seconds of what makes it. cap_bytes: what needs more while it runs is not to be had. beside: the
-        weight of what runs beside compute (`Frontier`); None adds all up. flight: micro-batches that hold what
+        less than the seconds of what makes it. cap_bytes: what needs more while it runs is not to be had.
+        overlap_weight: of what overlaps compute (`Frontier`); None adds all up. flight: micro-batches that hold what
         backward reads."""
-        if not price_per_byte and cap_bytes is None and beside is None:
+        if not price_per_byte and cap_bytes is None and overlap_weight is None:
             return self.problem
         costs = self.problem.costs + price_per_byte * self.held
-        if beside is not None:
-            costs += (beside - 1.0) * self.beside_s + beside * self.after_s
+        if overlap_weight is not None:
+            costs += (overlap_weight - 1.0) * self.overlapped_s + overlap_weight * self.after_s
         for index, (node, kept) in enumerate(zip(self.op_nodes, self.space.op_kept, strict=True)):
             where = slice(self.problem.offsets[node], self.problem.offsets[node + 1])
             for part in kept:

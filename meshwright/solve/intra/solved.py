@@ -33,10 +33,10 @@ def solve_segment(
     graph_index: int,
     recompute: bool = False,
     cap_bytes: int | None = None,
-    beside: float | None = None,
+    overlap_weight: float | None = None,
     flight: float = 1.0,
 ) -> Solved:
-    problem = segment.at(price_per_byte, recompute, cap_bytes, beside, flight)
+    problem = segment.at(price_per_byte, recompute, cap_bytes, overlap_weight, flight)
     if segment.prepared is None:
         shape = [len(side.layouts) for side in segment.boundary]
         costs = np.array([_solve_at(segment, problem, options)[0] for options in np.ndindex(*shape)]).reshape(shape)

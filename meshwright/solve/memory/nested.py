@@ -16,7 +16,7 @@ SHARES = (1.5, 1.3, 1.2, 1.1, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 
 
 def nested_order(chained: Chained, room_bytes: int) -> Nested | None:
-    """The fastest found that takes no more than `room_bytes` beside what is always there; None where none does."""
+    """The fastest found that takes no more than `room_bytes` besides what is always there; None where none does."""
     links = links_of(chained)
     for share in SHARES:
         order = rotor(links, int(share * room_bytes), 0)

@@ -217,11 +217,11 @@ def hosted(figures: Floats) -> Floats:
     return found
 
 
-def cost_of(figures: Sequence[float], beside: bool) -> SegmentCost:
-    """beside: gathers and reductions run beside compute."""
+def cost_of(figures: Sequence[float], overlaps: bool) -> SegmentCost:
+    """overlaps: gathers and reductions overlap compute."""
     forward_s, input_s, weight_s, first_s, last_s, step_s, static, resident, _, _, restored, early, late = figures
     sizes = (round(static), round(resident), round(early), round(late))
-    seconds = (forward_s, input_s, weight_s, first_s, last_s, step_s, first_s + last_s if beside else 0.0)
+    seconds = (forward_s, input_s, weight_s, first_s, last_s, step_s, first_s + last_s if overlaps else 0.0)
     return SegmentCost(*seconds, *sizes, restored_bytes=round(restored))
 
 

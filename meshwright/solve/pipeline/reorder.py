@@ -59,7 +59,7 @@ def _of_a_run(stage: StagePrediction) -> int:
 
 
 def _room(stage: StagePrediction, microbatches: int, limit: int) -> int:
-    """Runs of micro-batches that a stage may hold, beside what it holds now for other ends."""
+    """Runs of micro-batches that a stage may hold, besides what it holds now for other ends."""
     most, each = microbatches * len(stage.forward_s), _of_a_run(stage)
     other = max(stage.transient_bytes, stage.peak_bytes - stage.static_bytes - stage.in_flight * each)
     return min(most, (limit - stage.static_bytes - other) // each) if each else most

@@ -10,7 +10,7 @@ from meshwright.solve.stages.options import Bools, Ints
 
 
 def hidden_s(figures: Floats, dealt: bool) -> Floats:
-    """The most of a range's gathers and reductions that runs beside compute: the first micro-batch's forward and the
+    """The most of a range's gathers and reductions that overlaps compute: the first micro-batch's forward and the
     last one's backward; of a stage with several runs, all the others'."""
     moved: Floats = figures[:, FIRST] + figures[:, LAST]
     return moved if dealt else np.minimum(moved, figures[:, :FIRST].sum(axis=1))

@@ -3,7 +3,7 @@
 For a number of micro-batches every submesh offers chains (`offers`); ranges of them are the rows of the stage
 programme (`table`, `solve.stages`), whose best few pipelines are simulated with their devices placed. Winners are
 written as Plans, made to fit on traced pairs, and simulated from the plan alone (`fit`).
-Numbers of micro-batches are tried four times apart, then beside the best.
+Numbers of micro-batches are tried four times apart, then next to the best.
 """
 
 from __future__ import annotations

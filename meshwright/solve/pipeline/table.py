@@ -297,5 +297,5 @@ class _Points(Sequence[StagePoint]):
         turn, level = (int(self.columns[name][index]) for name in ("turn", "level"))
         port = int(self.columns["port"][index])
         chosen = Range(self.table.offers[port], begin, turn, end, level)
-        beside = self.table.meshes[chosen.offer.mesh].ranks > 1
-        return StagePoint(cost_of(self.columns["figures"][index].tolist(), beside), port, port, chosen)
+        overlaps = self.table.meshes[chosen.offer.mesh].ranks > 1
+        return StagePoint(cost_of(self.columns["figures"][index].tolist(), overlaps), port, port, chosen)

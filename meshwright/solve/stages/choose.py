@@ -24,7 +24,7 @@ FIRST = 4
 """Pipelines of each schedule and number of micro-batches that are simulated before any is walked further."""
 
 OTHERS = 4
-"""Pipelines that are remembered beside the best."""
+"""Pipelines that are remembered besides the best."""
 
 FOUND = 8
 """Of what a searcher finds, so many are simulated."""

@@ -63,7 +63,7 @@ def options(problem: StageProblem, microbatches: int) -> Options | None:
     where = np.array([row[:5] for row in rows], dtype=np.int64)
     points = tuple(row[5] for row in rows)
     costs = [point.cost for point in points]
-    beside_s = [cost.overlappable_s if problem.overlap else 0.0 for cost in costs]
+    overlapped_s = [cost.overlappable_s if problem.overlap else 0.0 for cost in costs]
     transient = [max(cost.forward_transient_bytes, cost.backward_transient_bytes) for cost in costs]
     limits = np.array([float(mesh.memory_bytes) for mesh in problem.meshes])
     return Options(
@@ -78,7 +78,7 @@ def options(problem: StageProblem, microbatches: int) -> Options | None:
         input_s=np.array([cost.backward_input_s for cost in costs]),
         weight_s=np.array([cost.backward_weight_s for cost in costs]),
         fixed_s=np.array(
-            [c.step_s + c.first_s + c.last_s - hidden_s for c, hidden_s in zip(costs, beside_s, strict=True)]
+            [c.step_s + c.first_s + c.last_s - hidden_s for c, hidden_s in zip(costs, overlapped_s, strict=True)]
         ),
         static_bytes=np.array([float(cost.static_bytes) for cost in costs]),
         held_bytes=np.array([float(c.static_bytes + work) for c, work in zip(costs, transient, strict=True)]),
