@@ -24,9 +24,6 @@ from torch import Tensor
 
 from meshwright.torch_compat import fuse_when_compiled
 
-KEY_LENGTH = 5
-"""Two words of key, the first row of this micro-batch and how many rows it has, and whether dropout is on."""
-
 BLOCK = 1 << 15
 _FIRST, _SECOND, _THIRD = 0xED5AD4BB - (1 << 32), 0xAC4C1B51 - (1 << 32), 0x31848BAB
 _WORD = (1 << 31) - 1

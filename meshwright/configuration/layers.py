@@ -255,7 +255,3 @@ class Layers:
         if model.shared_ffn:
             found = block.pointwise("add.Tensor", found, self._mlp(block, x, model.shared_ffn))
         return found
-
-
-def parameter_count(block: Block) -> int:
-    return sum(block.weights.values()) + sum(block.experts.values())

@@ -21,7 +21,7 @@ from meshwright.generate.boxed import Boxed, boxed, telling
 from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint, grad_outputs, label, trace
 from meshwright.generate.rehearse import compiled
-from meshwright.generate.split import Halves, split_backward
+from meshwright.generate.split import Halves
 from meshwright.generate.strides import as_traced, holds_images, lies_last, with_images
 
 
@@ -108,12 +108,6 @@ class SegmentPair:
     def telling(self) -> Callable[..., tuple[Any, ...]]:
         """Backward with somebody to tell of parameters' gradients as they are made, by their places; not compiled."""
         return telling(self.halves.second, len(self.grad_inputs))
-
-    def backward_halves(self) -> Halves:
-        """Backward cut again: input gradients first, parameter gradients from what the first half hands on."""
-        own = frozenset((*self.halves.own, *self.halves.saved))
-        params = frozenset(label(value.name) for value in self.graph.params)
-        return split_backward(self.halves.second, len(self.grad_inputs), own, params)
 
     def _tangents(self) -> list[str]:
         return [f"gradient_{i}" for i in range(len(grad_outputs(self.graph)))]

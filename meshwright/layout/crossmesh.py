@@ -76,10 +76,6 @@ class Route:
         """Each phase lasts as long as the rank with most to send, or to receive."""
         return sum(_phase_s(phase, itemsize, pair) for phase in self.phases)
 
-    def crossing_bytes(self, itemsize: int) -> int:
-        """Bytes between different ranks in the first phase."""
-        return itemsize * sum(move.elements for move in self.phases[0] if move.source != move.target)
-
 
 def route(shape: Sequence[int], source: Side, target: Side, itemsize: int, pair: Pair) -> Route:
     """The cheapest of KINDS; of equals the simplest."""

@@ -88,11 +88,5 @@ def _cut(plan: Plan, program: Program, index: int, batch: int) -> Cut:
     return cut_at(joint, choice.recompute, choice.keep, run=False)
 
 
-def accounted(plan: Plan, program: Program) -> Plan:
-    """The plan with its collectives, and what they take, in its prediction."""
-    found = collectives_of(plan, program)
-    return plan.with_prediction(collectives=found, communication_s=communication_s(found, plan.mesh))
-
-
 def communication_s(collectives: tuple[Collective, ...], mesh: Mesh) -> float:
     return sum(collective_s(item.kind, item.bytes, mesh.axis(item.axis)) for item in collectives)

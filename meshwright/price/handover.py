@@ -78,20 +78,6 @@ def rates(plan: Plan) -> dict[tuple[int, int], Rate]:
     return {(link.source, link.target): Rate(link.latency_s, link.bandwidth) for link in plan.links}
 
 
-def stage_pair(plan: Plan) -> Pair:
-    """What any two ranks of a plan get: its links between stages, the mesh's own links inside one."""
-    known = rates(plan)
-    stage_of = {rank: number for number, group in enumerate(plan.groups) for rank in group[0].mesh.ranks}
-    inner = [inner_rate(group[0].mesh) for group in plan.groups]
-
-    def pair(source: int, target: int) -> tuple[float, float]:
-        a, b = stage_of[source], stage_of[target]
-        rate = inner[a] if a == b else known[a, b]
-        return rate.latency_s, rate.bandwidth
-
-    return pair
-
-
 def keeps_sent(mesh: Mesh) -> bool:
     """Whether a stage on this mesh holds what it sends until the step is over: over gloo."""
     return mesh.device.kind == "cpu"

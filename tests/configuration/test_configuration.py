@@ -11,8 +11,9 @@ import torch
 import meshwright as mw
 from meshwright.cluster import load_cluster
 from meshwright.configuration import Configuration, Transformer, predict_configuration
+from meshwright.configuration.block import Block
 from meshwright.configuration.framework import PLAIN, Framework
-from meshwright.configuration.layers import Layers, parameter_count
+from meshwright.configuration.layers import Layers
 from meshwright.configuration.step import Step
 from meshwright.configuration.transformer import transformer_of
 from meshwright.errors import PlanError
@@ -20,6 +21,10 @@ from meshwright.models.reference import parse_reference
 
 GPT_175B = Transformer(96, 12288, 96, 49152, 51200, 2048, tied=True, dropout=True, attention_dropout=True)
 SMALL = Transformer(8, 1024, 16, 4096, 32000, 1024)
+
+
+def parameter_count(block: Block) -> int:
+    return sum(block.weights.values()) + sum(block.experts.values())
 
 
 @pytest.mark.parametrize(

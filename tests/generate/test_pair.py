@@ -47,25 +47,6 @@ def assert_pair_equals_autograd(graph: SegmentGraph) -> None:
     assert not set(pair.saved) & {value.name for value in graph.params}, "parameters are handed anew, not saved"
 
 
-def test_backward_comes_apart_into_input_and_weight_halves() -> None:
-    graph = capture(*small_model("gpt", "float64")).graphs[1].at(6)
-    pair = make_pair(graph)
-    given = arguments(graph)
-    with torch.no_grad():
-        outputs, _, saved = pair.forward(given)
-        params = {value.name: given[value.name] for value in graph.params}
-        tangent = torch.full_like(outputs[0], 0.5)
-        inputs, weights = pair.backward(tuple(saved), params, (tangent,))
-        halves = pair.backward_halves()
-        own = dict(zip(pair.halves.saved, saved, strict=True)) | params | {"gradient_0": tangent}
-        handed = [own[name] for name in (*pair.halves.saved, *pair.halves.own)]
-        first = halves.first(*handed)
-        passed = first[len(pair.grad_inputs) :]
-        second = halves.second(*passed, *(own[name] for name in halves.own))
-    torch.testing.assert_close(list(first[: len(pair.grad_inputs)]), list(inputs.values()))
-    torch.testing.assert_close(list(second), list(weights.values()))
-
-
 def test_what_forward_saves_is_what_autograd_saves() -> None:
     """Per storage: every tensor that autograd keeps for a transformer block, and nothing besides."""
     graph = capture(*small_model("llama", "float64")).graphs[1].at(6)

@@ -12,15 +12,21 @@ from processes import GlooPool
 from small_models import small_model
 from test_equality import assert_gradients_close, train_plain, train_planned
 
+from meshwright.capture import Program
 from meshwright.cluster import load_cluster
 from meshwright.cost.host_link import Copies
 from meshwright.plan import Plan
-from meshwright.predict.traffic import accounted
+from meshwright.predict.traffic import collectives_of
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.plan import make_plan
 from meshwright.solve.points import Ways
 from meshwright.solve.reprice import reprice
 from meshwright.solve.simulated import simulate_plan
+
+
+def accounted(plan: Plan, program: Program) -> Plan:
+    """The plan with its collectives in its prediction."""
+    return plan.with_prediction(collectives=collectives_of(plan, program))
 
 
 def recomputing(size: int, share: float, pins: tuple[str, ...]) -> Plan:

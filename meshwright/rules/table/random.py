@@ -42,7 +42,6 @@ def lower_at_place(name: str) -> Callable[[Split], Lowering]:
     return lower
 
 
-_DROPOUT = "..., x! -> ..., or + of the first"
 RULES = {
     "meshwright.dropout": Rule(
         dropout, lower_at_place("dropout"), shown="..., x! -> ..., or + of the first", uneven=True

@@ -52,9 +52,6 @@ class Range:
     end: int
     level: int
 
-    def level_of(self, segment: int) -> int:
-        return self.level + (segment < self.turn)
-
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
