@@ -23,6 +23,9 @@ if captures.FOLDER not in os.environ:  # the first process of the session: those
     atexit.register(shutil.rmtree, os.environ[captures.FOLDER])
 captures.share()
 
+# As few threads in processes that tests start as in these: cores are shared by several.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Few kernels are compiled: helpers, headers compiled ahead and vector instructions cost more than they save.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")

@@ -20,17 +20,17 @@ class Effort:
     """Limits of the joint search of sharding and rematerialisation. A node is a mesh in a number of micro-batches.
 
     probed: nodes of which one sharding is traced, once something fits.
-    settled: of these, nodes that are searched with mixtures of shardings.
+    refined: of these, nodes that are searched with mixtures of shardings.
     slower: times the incumbent, above which a node's first sharding says that the node is not worth that.
-    shardings: traced for a node that is settled.
+    shardings: traced for a node that is refined.
     sweeps: whether shardings for larger budgets are tried on the probed nodes too, once something fits.
-    to_the_end: nodes are settled even after one that brought nothing.
+    to_the_end: nodes are refined even after one that brought nothing.
     enumerated: partial choices of every sharding of a tiny program, once the search is over; none where it has more.
     near: a bound that is nearer to the incumbent than this part is not looked into: tracing takes longer than it saves.
     """
 
     probed: int
-    settled: int
+    refined: int
     slower: float
     shardings: int
     sweeps: bool
@@ -40,10 +40,10 @@ class Effort:
 
 
 EFFORTS = {
-    "fast": Effort(probed=3, settled=1, slower=1.0, shardings=4, sweeps=False, to_the_end=False),
-    "default": Effort(probed=10, settled=3, slower=1.06, shardings=8, sweeps=True, to_the_end=False),
+    "fast": Effort(probed=3, refined=1, slower=1.0, shardings=4, sweeps=False, to_the_end=False),
+    "default": Effort(probed=10, refined=3, slower=1.06, shardings=8, sweeps=True, to_the_end=False),
     "proof": Effort(
-        probed=30, settled=6, slower=1.5, shardings=12, sweeps=True, to_the_end=True, near=0.0, enumerated=20_000
+        probed=30, refined=6, slower=1.5, shardings=12, sweeps=True, to_the_end=True, near=0.0, enumerated=20_000
     ),
 }
 

@@ -2,7 +2,7 @@
 
 Meshes and numbers of micro-batches are looked at in the order of their bounds (`bounds`) until none can win. `refine`
 settles exactly, for a sharding, what each instance keeps, recomputes and chunks, on the traced pairs and their real
-peaks; `together` looks at the shardings of one mesh in one number of micro-batches, at one of them in a glance, then at
+peaks; `together` looks at the shardings of one mesh in one number of micro-batches, at one of them as a probe, then at
 more and at their mixtures. What is found one after the other (`sweep`) is there too, so as to be beaten.
 """
 
@@ -59,14 +59,14 @@ def joint_search(
         if effort.sweeps:
             state.sweep(_only(candidates, state.promising(found)))
         state.look_at(found)
-    state.settle()
+    state.refine_probed()
     state.refine_best()
     return state.best, min(state.bounds, default=state.known_s)
 
 
 @dataclass(slots=True)
 class _State:
-    """The best so far, what was proven on the way, and what was glanced at."""
+    """The best so far, what was proven on the way, and what was probed."""
 
     program: Program
     budget_bytes: int
@@ -78,7 +78,7 @@ class _State:
     effort: Effort
     gap: float = 0.0
     bounds: list[float] = field(default_factory=list)
-    glanced: list[tuple[float, Entry, Together]] = field(default_factory=list)
+    probed: list[tuple[float, Entry, Together]] = field(default_factory=list)
 
     @property
     def known_s(self) -> float:
@@ -96,7 +96,7 @@ class _State:
         self.best = swept(candidates, self.budget_bytes, refined, self.best, exactly=False)
 
     def look_at(self, found: list[Entry]) -> None:
-        """Those with the lowest bounds: all of what they have while nothing fits, in a glance then."""
+        """Those with the lowest bounds: all of what they have while nothing fits, as a probe then."""
         found = [replace(one, handicap=self.simpler_within * (one.candidate.axes - 1)) for one in found]
         heapify(found)
         while found and not (STOP.asked and self.best):
@@ -120,9 +120,9 @@ class _State:
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
             else:
                 most_s = self.effort.slower * self.known_s
-                self.glanced.append((together.glance(entry.bound.price, most_s), entry, together))
+                self.probed.append((together.probe(entry.bound.price, most_s), entry, together))
                 self._take(entry, together.best)
-            found_s = self.glanced[-1][0] if known_s < inf else self.known_s
+            found_s = self.probed[-1][0] if known_s < inf else self.known_s
             self.log.expanded(_node(entry), "probed with one sharding", entry.bound.seconds, found_s)
 
     def promising(self, found: list[Entry]) -> list[Entry]:
@@ -133,11 +133,11 @@ class _State:
     def _why_pruned(self, entry: Entry) -> str:
         """Empty where the node is to be expanded."""
         cutoff_s = (1 - max(self.effort.near, self.gap)) * self.known_s
-        if len(self.glanced) >= self.effort.probed:
+        if len(self.probed) >= self.effort.probed:
             return f"the effort allows {self.effort.probed} probes"
         if entry.bound.seconds >= cutoff_s:
             return not_below(cutoff_s, self.known_s)
-        fitting = [other for step_s, other, _ in self.glanced if step_s < inf]
+        fitting = [other for step_s, other, _ in self.probed if step_s < inf]
         return "a mesh of fewer axes has as low a bound" if self._has_simpler(entry, fitting) else ""
 
     def _has_simpler(self, entry: Entry, others: list[Entry]) -> bool:
@@ -150,10 +150,10 @@ class _State:
             for other in others
         )
 
-    def settle(self) -> None:
-        """The most promising of what was glanced at; of what did not fit, more micro-batches."""
-        order = sorted(self.glanced, key=lambda one: (one[0], -one[1].microbatches))
-        for step_s, entry, together in order[: self.effort.settled]:
+    def refine_probed(self) -> None:
+        """The most promising of what was probed; of what did not fit, more micro-batches."""
+        order = sorted(self.probed, key=lambda one: (one[0], -one[1].microbatches))
+        for step_s, entry, together in order[: self.effort.refined]:
             promising = step_s == inf or step_s <= self.effort.slower * self.known_s
             promising &= not (STOP.asked and self.best)
             if promising and entry.bound.seconds < (1 - max(self.effort.near, self.gap)) * self.known_s:

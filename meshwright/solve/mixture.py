@@ -186,7 +186,7 @@ def arranged(frontier: Frontier, mixed: Mixture) -> Iterator[Mixture]:
     groups: dict[object, list[int]] = {}
     for index, options in enumerate(mixed.chain.options):
         groups.setdefault((id(frontier.problem(index)), options), []).append(index)
-    for order in (_dearest_first, _dearest_last, _spread):
+    for order in (_longest_first, _longest_last, _spread):
         points, ways = list(mixed.chain.points), list(mixed.ways)
         for places in groups.values():
             for place, taken in zip(places, order(mixed, places), strict=True):
@@ -195,12 +195,12 @@ def arranged(frontier: Frontier, mixed: Mixture) -> Iterator[Mixture]:
         yield Mixture(chain, tuple(ways))
 
 
-def _dearest_first(mixed: Mixture, places: Sequence[int]) -> list[int]:
+def _longest_first(mixed: Mixture, places: Sequence[int]) -> list[int]:
     return sorted(places, key=lambda place: -mixed.ways[place].hideable_s)
 
 
-def _dearest_last(mixed: Mixture, places: Sequence[int]) -> list[int]:
-    return _dearest_first(mixed, places)[::-1]
+def _longest_last(mixed: Mixture, places: Sequence[int]) -> list[int]:
+    return _longest_first(mixed, places)[::-1]
 
 
 def _spread(mixed: Mixture, places: Sequence[int]) -> list[int]:

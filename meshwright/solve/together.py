@@ -1,6 +1,6 @@
 """One mesh and number of micro-batches: the fastest of its shardings, each instance keeping what it can.
 
-Shardings are met at prices per byte and weights of what overlaps compute, the dearest first: it takes least of the
+Shardings are met at prices per byte and weights of what overlaps compute, the highest first: it takes least of the
 memory for weights. What every segment does in any of them is offered to all instances alike (`mixture`). A step is the
 longer of compute and of what overlaps it, while a mixture is looked for at a weight between the two, where one of
 them is mostly much the longer: so two mixtures are also spliced, some instances from one and the rest from the other.
@@ -102,7 +102,7 @@ class Together:
                 break
         return self.best
 
-    def glance(self, price: float, most_s: float) -> float:
+    def probe(self, price: float, most_s: float) -> float:
         """The step of a sharding that may be the best of them, or else of one that takes less memory; infinite where
         none of those fits. most_s: of one that takes longer with all kept no more is asked, and it is not traced."""
         bases = weighed(self.frontier)

@@ -25,7 +25,7 @@ DEAREST = 1e-6
 
 DEARER = 1e5
 """Steps over the budget: a price per byte at which a hundred-thousandth of the budget is worth a step, for where
-nothing fits at the dearest."""
+nothing fits at the highest."""
 
 CAPS = 4
 """How often what an op may need while it runs is lowered to what the bytes held leave it."""
@@ -47,7 +47,7 @@ class _Search:
     budget_bytes: int
     room_bytes: int
     bound_s: float = 0.0
-    dearest: float = DEAREST
+    highest: float = DEAREST
     chains: list[Chain] = field(default_factory=list)
 
     def ask(self, price: float) -> Chain:
@@ -112,18 +112,18 @@ def solve_chain(
     """(the fastest chain that fits, or None if none was found faster than `known_s`; a bound on all that fit).
 
     exactly: of a small program, also where prices per byte do not find it, which takes longer. hard: also where nothing
-    fits at the dearest price. first: any chain that fits is enough."""
+    fits at the highest price. first: any chain that fits is enough."""
     search = _Search(frontier, budget_bytes, budget_bytes - frontier.least_transient())
     free = search.ask(0.0)
     if search.fits(free) or search.bound_s >= known_s:
         return (free if search.fits(free) else None), search.bound_s
     step_s = free.seconds / max(1, budget_bytes)
     least = free
-    for dearest in (max(DEAREST, step_s), DEARER * step_s):
-        if search.fits(least) or dearest <= least.price:
+    for highest in (max(DEAREST, step_s), DEARER * step_s):
+        if search.fits(least) or highest <= least.price:
             continue
-        search.dearest, search.frontier = dearest, frontier
-        least = search.ask(dearest)
+        search.highest, search.frontier = highest, frontier
+        least = search.ask(highest)
         if not search.fits(least):
             if not hard and not is_small(frontier):
                 return None, search.bound_s
@@ -193,7 +193,7 @@ def _bracket(search: _Search, over: Chain, within: Chain, known_s: float) -> Non
         overlap_weight = search.frontier.overlap_weight
         more_s = within.weighed_s(overlap_weight) - over.weighed_s(overlap_weight)
         price = more_s / (over.held_bytes - within.held_bytes)
-        if not 0 < price <= max(DEAREST, search.dearest):
+        if not 0 < price <= max(DEAREST, search.highest):
             return
         chain = search.ask(price)
         if chain.held_bytes in (over.held_bytes, within.held_bytes):

@@ -60,7 +60,7 @@ Crossings = Callable[[int, int, Hashable, int, Hashable, int], Crossing]
 class StageProblem:
     """cuts: where a stage may begin or end, 0 and `segments` among them; anywhere unless given. later: schedules that
     the caller tries on what is found; here they count in the bound alone. interleave: how many runs a stage may have
-    under `interleaved`, besides one. overlap: as in `Costs`. sizes: how many devices each stage has, if settled. idle:
+    under `interleaved`, besides one. overlap: as in `Costs`. sizes: how many devices each stage has, if fixed. idle:
     devices may be left over.
     placed: what handing over from each run to the next takes once all stages have their devices, for so many
     micro-batches; as `crossing` says if None."""
