@@ -121,8 +121,10 @@ def _parameter(plan: Plan, name: str) -> str:
     extra = ", resharded after forward" if entry.reshard_after_forward else ""
     extra += ", reduced every micro-batch" if entry.reduce_scatter_every_microbatch else ""
     axes = len(Layout.parse(entry.storage).states)
-    mesh = next(stage.mesh for stage in plan.stages if len(stage.mesh.axes) == axes)
-    texts = [f"{layout_words(layout, mesh)} {layout}" for layout in (entry.storage, entry.compute)]
+    meshes = {stage.mesh.names: stage.mesh for stage in plan.stages if len(stage.mesh.axes) == axes}
+    texts = [entry.storage, entry.compute]
+    if len(meshes) == 1:  # stages whose axes have other names: which of them it is on the plan alone does not say
+        texts = [f"{layout_words(layout, mesh)} {layout}" for mesh in meshes.values() for layout in texts]
     return f"{entry.dtype}, stored {texts[0]}, used {texts[1]}{extra}"
 
 

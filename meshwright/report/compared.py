@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
+from itertools import zip_longest
 from os import PathLike, fspath
+from textwrap import wrap
 from typing import Any
 
 from meshwright.errors import PlanError, what_is
@@ -13,6 +15,9 @@ from meshwright.explain.recommend import devices, rate
 from meshwright.explain.words import headline
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
+
+WIDTH = 56
+"""Of a column, in characters."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -28,8 +33,13 @@ class Comparison:
     differs: tuple[str, ...]
 
     def __repr__(self) -> str:
-        width = max(len(row[1]) for row in (("", *self.names), *self.rows))
-        lines = [f"{name:<22} {mine:<{width}}  {theirs}" for name, mine, theirs in (("", *self.names), *self.rows)]
+        cells = [[wrap(cell, WIDTH) or [""] for cell in row] for row in (("", *self.names), *self.rows)]
+        width = max(len(line) for row in cells for line in row[1])
+        lines = [
+            f"{name:<22} {mine:<{width}}  {theirs}".rstrip()
+            for row in cells
+            for name, mine, theirs in zip_longest(*row, fillvalue="")
+        ]
         return "\n".join([*lines, "", "what they decide differently:", *(f"  {line}" for line in self.differs)])
 
     def _repr_html_(self) -> str:

@@ -132,3 +132,15 @@ def test_another_peak_alone_is_said_and_one_weight_is_one(plan: Plan) -> None:
     other = replace(plan, parameters=plan.parameters | {name: moved})
     assert plan.diff(other).startswith(f"1 weight ({name}): ")
     assert "stored sharded on dim 0 over dp [S(0)]" in plan.diff(other)
+
+
+def test_axes_of_stages_that_differ_are_not_mixed_up(stages: Plan) -> None:
+    """Both have one axis, of another name: the plan alone does not say on which of them a weight lives."""
+    first, second = stages.stages
+    axis = replace(second.mesh.axes[0], name="tp")
+    unlike = replace(stages, stages=(first, replace(second, mesh=replace(second.mesh, axes=(axis,)))))
+    name, entry = next(iter(stages.parameters.items()))
+    moved = replace(unlike, parameters=unlike.parameters | {name: replace(entry, storage="[S(0)]")})
+    line = next(one for one in unlike.diff(moved).splitlines() if one.startswith(f"1 weight ({name})"))
+    assert "stored [S(0)], used" in line
+    assert " over " not in line
