@@ -6,7 +6,8 @@ The text runs: `loss(batch, stored, buffers)` on every rank gives the loss, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import isfinite
 from textwrap import wrap
 from typing import Any
@@ -26,7 +27,7 @@ from meshwright.generate.code_chain import (
     header,
     mesh_name,
     prologue_name,
-    weight_words,
+    way_words,
     weights,
     whole,
 )
@@ -36,7 +37,7 @@ from meshwright.generate.shard import CONVERT
 from meshwright.layout import Collective, Layout, conversion
 from meshwright.plan import Plan, Stage
 from meshwright.plan.instruction import to_text
-from meshwright.price.buckets import Transfers, gathered, reduced
+from meshwright.price.buckets import Transfers, gathered, left_over, legs_of, reduced
 from meshwright.price.flow import Flow, flow
 from meshwright.schedule.of_plan import plan_lists
 
@@ -196,16 +197,22 @@ def _steps(program: Program, plan: Plan) -> str:
 def _layer(program: Program, plan: Plan, index: int) -> str:
     """A layer's number and name; under it the collectives of its weights and of their gradients."""
     lines = [f"{index}: {program.segments[index].name}"]
+
+    def way(side: int, source: int, target: int, name: str) -> str:
+        """A weight between two of its layouts (stored, where gradients stop, used); side 1: its gradient back."""
+        legs = legs_of(plan.parameters[name])
+        return way_words(program, plan, name, legs[source], legs[target])[side]
+
     for flag, gather, reduce in ((False, "once a step", "once a step"), (True, "each time", "each micro-batch")):
-        moved = gathered(plan, program, index, again=flag), reduced(plan, program, index, scatter=flag)
-        for number, when in enumerate((f"gather, {gather}", f"reduce, {reduce}")):
-            alone = Counter(weight_words(program, plan, name)[number] for name in moved[number].alone)
-            lines += _transfers(when, moved[number], alone)
+        lines += _transfers(f"gather, {gather}", gathered(plan, program, index, again=flag), partial(way, 0, 0, 2))
+        lines += _transfers(f"reduce, {reduce}", reduced(plan, program, index, scatter=flag), partial(way, 1, 1, 2))
+    lines += _transfers("reduce, at the end of the step", left_over(plan, program, index), partial(way, 1, 0, 1))
     return "\n".join(lines)
 
 
-def _transfers(when: str, found: Transfers, alone: Counter[str]) -> list[str]:
-    """alone: what weights do that do not go together, and how many do so."""
+def _transfers(when: str, found: Transfers, way: Callable[[str], str]) -> list[str]:
+    """way: what a weight does that goes alone."""
+    alone = Counter(map(way, found.alone))
     alike: dict[tuple[str, str], list[int]] = {}
     for bucket in found.buckets:
         alike.setdefault((bucket.kind, bucket.axis.replace(FLAT, ", ")), []).append(len(bucket.names))

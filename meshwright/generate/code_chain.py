@@ -171,9 +171,14 @@ def weights(program: Program, plan: Plan) -> str:
 
 def weight_words(program: Program, plan: Plan, name: str) -> tuple[str, str]:
     """The collectives of a weight's gather and of its gradient's reduction."""
-    entry, kind, mesh = plan.parameters[name], program.parameter(name).type, plan.home(program, name).mesh
-    layouts = Layout.parse(entry.storage), Layout.parse(entry.compute)
-    steps = conversion(*layouts, kind.sizes, kind.itemsize, mesh, grad=True).steps
+    entry = plan.parameters[name]
+    return way_words(program, plan, name, Layout.parse(entry.storage), Layout.parse(entry.compute))
+
+
+def way_words(program: Program, plan: Plan, name: str, source: Layout, target: Layout) -> tuple[str, str]:
+    """Of a weight between two layouts, and of its gradient back."""
+    kind, mesh = program.parameter(name).type, plan.home(program, name).mesh
+    steps = conversion(source, target, kind.sizes, kind.itemsize, mesh, grad=True).steps
     return forward_words(steps, mesh), backward_words(steps, mesh)
 
 

@@ -43,12 +43,16 @@ def test_the_printed_code_computes_what_the_sharded_segment_does(name: str, pin:
     assert_the_text_computes(program, plan)
 
 
-@pytest.mark.parametrize("pins", [("dp=2", "zero=3"), ("tp=2",), ("dp=2", "zero=0")], ids=" ".join)
+HSDP = ("mesh=2x2", "dp=4", "zero=3:2")
+
+
+@pytest.mark.parametrize("pins", [("dp=2", "zero=3"), ("tp=2",), ("dp=2", "zero=0"), HSDP], ids=" ".join)
 def test_every_collective_of_the_plan_is_named_with_its_axis(pins: tuple[str, ...]) -> None:
     """Those of weights and gradients as often as they run: `in N collectives` at the end of the text."""
-    program = capture(*small_model("gpt"))
-    plan = make_plan(program, load_cluster("local:2"), pins=pins)
+    program = capture(*small_model("gpt")).at_batch(8)
+    plan = make_plan(program, load_cluster("local:4" if pins is HSDP else "local:2"), pins=pins)
     text = code(program, plan)
+    assert ("reduce, at the end of the step" in text) == (pins is HSDP)
     for one in plan.predicted.collectives:
         assert f"{one.kind} over {one.axis.replace('*', ', ')}" in text, one
     reduces = "\n".join(re.findall(r"^#\s+reduce, .*", text, re.M))
@@ -57,7 +61,7 @@ def test_every_collective_of_the_plan_is_named_with_its_axis(pins: tuple[str, ..
     counted = list(parameter_collectives(plan, program))
     for kind in ("reduce_scatter", "all_reduce"):
         assert sum(int(count) for name, count in listed if name == kind) == sum(one.kind == kind for one in counted)
-    assert bool(listed) == ("dp=2" in pins)
+    assert bool(listed) == ("tp=2" not in pins)
 
 
 OWN = """
