@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     given, found, (device, held) = steps[0].given, predicted(steps), tightest(steps)
     tokens = given.global_batch * model.seq
     axes = " ".join(f"{name}={getattr(given, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
-    limit, named = device.usable_bytes, f" of {device.name}" if len(cluster.devices) > 1 else ""
+    limit, named = device.usable_bytes, f" ({device.name})" if len(cluster.devices) > 1 else ""
     print(f"{args.model} on {cluster.name}: {axes} zero={given.zero} micro_batch={given.micro_batch}", end=" ")
     print(f"({given.microbatches} micro-batches of a batch of {given.global_batch}) recompute={given.recompute}")
     print(f"  step    {found.step_s:.4g} s, {tokens / found.step_s / given.devices:,.0f} tokens/s per device")

@@ -102,4 +102,4 @@ def test_price_of_a_file_with_two_types(tmp_path: Path, capsys: pytest.CaptureFi
     )
     pins = ["--pin", "tp=4", "--pin", "pp=2", "--pin", "precision=fp16", "--global-batch", "8"]
     assert main(["price", "gpt?layers=8&hidden=1024&heads=16&vocab=32000&seq=1024", "--cluster", str(file), *pins]) == 0
-    assert "of 2080ti" in capsys.readouterr().out
+    assert "(2080ti)" in capsys.readouterr().out
