@@ -1,4 +1,4 @@
-"""`meshwright compare`: two plans beside each other, or a plan and a profiler's trace of its run."""
+"""`meshwright compare`: two plans side by side, or a plan and a profiler's trace of its run."""
 
 from __future__ import annotations
 

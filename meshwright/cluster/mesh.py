@@ -145,15 +145,15 @@ class Mesh(_SizedOnce):
                 return axis
         raise ClusterError(f"mesh has no axis {name!r}", f"one of {[a.name for a in self.axes + self.flat]}")
 
-    def runs_beside(self, axis: Axis) -> bool:
+    def overlaps_compute(self, axis: Axis) -> bool:
         """Whether collectives over this axis may run while devices compute. What processes of one host send each other
         is carried by the very cores that compute."""
         return self.device.kind != "cpu" or not all(hop.shared for hop in axis.hops)
 
     @property
-    def anything_beside(self) -> bool:
+    def any_overlap(self) -> bool:
         """Whether parameters are gathered, and gradients reduced, while devices compute."""
-        return any(axis.size > 1 and self.runs_beside(axis) for axis in self.axes)
+        return any(axis.size > 1 and self.overlaps_compute(axis) for axis in self.axes)
 
     def renamed(self, names: tuple[str, ...]) -> Mesh:
         """The same mesh with other axis names, flattened axes included."""

@@ -13,13 +13,13 @@ ATTENTION = "scaled_dot_product_attention"
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A collective over a mesh axis: forward, or backward. `beside`: the op whose weight gradient may hide it."""
+    """A collective over a mesh axis: forward, or backward. `hidden_by`: the op whose weight gradient may hide it."""
 
     axis: str
     kind: str
     bytes: int
     backward: bool = False
-    beside: int = -1
+    hidden_by: int = -1
 
 
 @dataclass(slots=True)
@@ -81,8 +81,8 @@ class Block:
     def cast(self, x: Value, dtype: str) -> Value:
         return x if x.type.dtype == dtype else self.call("aten.to.dtype", (x,), *x.type.sizes, dtype=dtype)
 
-    def moves(self, axis: str, kind: str, n_bytes: float, backward: bool = False, beside: int = -1) -> None:
-        self.moved.append(Moved(axis, kind, int(n_bytes), backward, beside))
+    def moves(self, axis: str, kind: str, n_bytes: float, backward: bool = False, hidden_by: int = -1) -> None:
+        self.moved.append(Moved(axis, kind, int(n_bytes), backward, hidden_by))
 
     def bytes_of(self, name: str) -> int:
         type_ = self.values[name].type

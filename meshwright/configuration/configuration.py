@@ -22,7 +22,7 @@ class Configuration:
     """Sizes of the axes: data, tensor, pipeline, context and expert parallelism (`ep` is carved out of dp and cp);
     `vpp` runs of layers on each pipeline stage.
 
-    zero: 0 to 3. sp: sequence parallelism beside tp. recompute: nothing, the core of attention (`selective`), all but
+    zero: 0 to 3. sp: sequence parallelism with tp. recompute: nothing, the core of attention (`selective`), all but
     attention and every second product (`ops`), whole layers (`full`). precision: `mixed` computes in bfloat16 and
     stores float32; `fp16` likewise in float16; `fp8` runs linear layers in
     float8 with one scale a tensor, `fp8-rows` with one a row, found while it runs. attention: `flash2` is
@@ -30,8 +30,8 @@ class Configuration:
     gradients: that in which they are held until the step; loss: that of the logits in the loss, or `half`, or `steps`
     where each step of a float32 loss is a kernel, or `eager` where it is PyTorch's own, uncompiled. gathers: how often
     ZeRO-3 gathers a layer for each micro-batch, 3 where recomputation does so by itself (DeepSpeed). overlap: which
-    share of gathers and reductions runs beside compute; tp_overlap: of backward's collectives of tp, beside weights'
-    gradients; tp_pipelined: of all of tp, beside the products they belong to. contention: compute slows while
+    share of gathers and reductions overlaps compute; tp_overlap: of backward's collectives of tp, with weights'
+    gradients; tp_pipelined: of all of tp, with the products they belong to. contention: compute slows while
     gathers and reductions run (`cluster.contention`). fused: chains of elementwise ops are
     single kernels. separate: queries, keys and values, and the two products of a gated MLP, are products of their own.
     context: how attention sees the whole sequence under cp. stage_layers: layers of each stage, in

@@ -49,7 +49,7 @@ def _sum(one: tuple[float, float, float], other: tuple[float, float, float]) -> 
 class BlockCost:
     """Of one Block on one rank. whole: all of its ops; again: those that each kind of recomputation runs again.
     host_s: of asking for its ops, forward and backward. flops: of its products, forward and backward. kept_bytes: what
-    each kind of recomputation keeps beside the Block's input; working_bytes: operands and results of the largest op.
+    each kind of recomputation keeps besides the Block's input; working_bytes: operands and results of the largest op.
     weights: elements of its `parameters`, those of experts apart."""
 
     whole: Work

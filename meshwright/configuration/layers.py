@@ -94,13 +94,13 @@ class Layers:
         n_bytes = block.bytes_of(whole.name)
         block.kept[whole.name] = n_bytes // self.given.tp
         block.moves("tp", "all_gather", n_bytes)
-        block.moves("tp", "all_gather", n_bytes, backward=True, beside=len(block.ops))
+        block.moves("tp", "all_gather", n_bytes, backward=True, hidden_by=len(block.ops))
         return whole
 
     def _backward_reduce(self, block: Block, x: Value) -> None:
         """Of the gradient of a column-parallel layer's input; its weight's gradient is made meanwhile."""
         kind = "reduce_scatter" if self.split else "all_reduce"
-        block.moves("tp", kind, block.bytes_of(x.name), backward=True, beside=len(block.ops) - 1)
+        block.moves("tp", kind, block.bytes_of(x.name), backward=True, hidden_by=len(block.ops) - 1)
 
     def _reduce(self, block: Block, x: Value) -> None:
         """Of a row-parallel layer's result."""
@@ -228,7 +228,7 @@ class Layers:
             self._backward_reduce(block, x)
 
     def _experts(self, block: Block, x: Value) -> Value:
-        """Router, exchange of tokens, grouped products as if every expert had as many; shared experts beside."""
+        """Router, exchange of tokens, grouped products as if every expert had as many; shared experts too."""
         model, given = self.model, self.given
         scores = block.linear(x, model.experts)
         block.call("aten.softmax.int", (scores, -1), *scores.type.sizes)

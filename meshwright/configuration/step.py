@@ -180,10 +180,10 @@ class Step:
         return found, wire_s
 
     def _hidden(self, one: Moved) -> float:
-        """Which share of a collective runs beside products."""
+        """Which share of a collective overlaps products."""
         if one.axis != "tp":
             return 0.0
-        return max(self.given.tp_pipelined, self.given.tp_overlap if one.backward and one.beside >= 0 else 0.0)
+        return max(self.given.tp_pipelined, self.given.tp_overlap if one.backward and one.hidden_by >= 0 else 0.0)
 
     def _host_s(self, cost: BlockCost) -> tuple[float, float]:
         each_s = self.framework.op_host_s
@@ -240,7 +240,7 @@ class Step:
         sums = {one.name: sum(getattr(point, one.name) for point in points) for one in fields(FrontierPoint)[1:]}
         sums["forward_transient_bytes"] = max(point.forward_transient_bytes for point in points)
         sums["backward_transient_bytes"] = max(point.backward_transient_bytes for point in points)
-        sums["departures"], sums["spared"] = DEPARTURES, False
+        sums["departures"], sums["lookup"] = DEPARTURES, False
         sums["step_host_s"] = 0.0
         if self.model.tied and stage in (0, self.given.pp - 1):
             shared = self.model.vocab // self.given.tp * self.model.hidden * 4

@@ -19,7 +19,7 @@ from meshwright.layout import Layout
 from meshwright.plan import Plan, Stage
 from meshwright.plan.stages import stage_prologue
 from meshwright.price.flow import flow
-from meshwright.profile.spared import spared_segments
+from meshwright.profile.lookup import lookup_segments
 
 Pair = SegmentPair | ChunkedPair | ChunkedBackward
 At = tuple[int, ...] | None
@@ -93,9 +93,9 @@ def _sharded(program: Program, plan: Plan, indices: Iterable[int], at: At = None
     return found
 
 
-def _check_spared(program: Program, plan: Plan, pairs: Mapping[int, Pair]) -> None:
+def _check_lookups(program: Program, plan: Plan, pairs: Mapping[int, Pair]) -> None:
     """Backwards for which nothing is gathered read nothing that would have to be."""
-    for index in spared_segments(program) & pairs.keys():
+    for index in lookup_segments(program) & pairs.keys():
         pair, names = pairs[index], program.segments[index].params
         if isinstance(pair, SegmentPair):
             own = dict(zip((value.name for value in pair.graph.params), names, strict=True))
@@ -126,7 +126,7 @@ def generate(
             made[key] = _pair(program, plan, index, graph, device, key[1], at)
         pairs[index] = made[key]
     if len(plan.stages) == 1 and not plan.order:
-        _check_spared(program, plan, pairs)
+        _check_lookups(program, plan, pairs)
     prologue = sharded_prologue(program, plan, here, at)
     runs = [_run(program, plan, pairs, place, device, compiled) for place in joined]
     return Generated(prologue, segments, pairs, tuple(runs))

@@ -34,14 +34,14 @@ class FrontierPoint:
 
     forward_s, backward_input_s, backward_weight_s: per micro-batch. first_s, last_s, step_s: once per step
     (parameter gathers, gradient reduction, optimizer). overlappable_s: the part of first_s and last_s that the runtime
-    runs beside compute. resident_bytes: kept per micro-batch in flight. static_bytes: parameters, gradients,
+    overlaps compute. resident_bytes: kept per micro-batch in flight. static_bytes: parameters, gradients,
     optimizer. transients: on top, while the segment runs.
 
     again_s: the part of first_s that is paid at each use, scatter_s: that of last_s after each micro-batch; both of a
     whole step. late_bytes: what gradients take beyond their storage until they are reduced. early_bytes: what
     parameters that are gathered at each use take while another segment still runs. The host's seconds of asking for it
     all: forward_host_s, backward_host_s per micro-batch, step_host_s per step; zero on a CPU. forward_wire_s,
-    backward_wire_s: of forward_s and backward_s, collectives on links that the parameters use too. spared: backward
+    backward_wire_s: of forward_s and backward_s, collectives on links that the parameters use too. lookup: backward
     reads no parameter. departures: in how many parts its gradients leave, one after the other while backward runs.
     carried_s: of overlappable_s, what the cores that compute carry themselves: it takes their time whenever it runs.
     slowed_s: per micro-batch, what compute takes longer while the rest of it runs (`cluster.contention`).
@@ -68,7 +68,7 @@ class FrontierPoint:
     step_host_s: float = 0.0
     forward_wire_s: float = 0.0
     backward_wire_s: float = 0.0
-    spared: bool = False
+    lookup: bool = False
     departures: int = 1
     carried_s: float = 0.0
     slowed_s: float = 0.0
@@ -80,7 +80,7 @@ class FrontierPoint:
 
     @property
     def backward_s(self) -> float:
-        """With what gathers and reductions slow: most of them run beside it."""
+        """With what gathers and reductions slow: most of them overlap it."""
         return self.backward_input_s + self.backward_weight_s + self.slowed_s
 
     def seconds(self, microbatches: int = 1) -> float:

@@ -31,7 +31,7 @@ def one_stage_costs(plan: Plan, program: Program) -> Costs:
         for index, (piece, way, size) in enumerate(zip(pieces, ways, gradients, strict=True))
     ]
     if plan.world_size == 1:
-        rows[0] = replace(rows[0], static_bytes=rows[0].static_bytes + beside_bytes(plan, program))
+        rows[0] = replace(rows[0], static_bytes=rows[0].static_bytes + common_bytes(plan, program))
     found = Costs(rows, overlap=True, ranks=[plan.world_size])
     smaller = plan.remainder
     if smaller is None:
@@ -90,7 +90,7 @@ def _more_gathers_s(plan: Plan, index: int, piece: Piece) -> float:
     """What a nested order gathers more often than a step that runs every segment once."""
     if not plan.order or not piece.point.again_s:
         return 0.0
-    uses = chain_uses((index,), len(plan.segments), plan.microbatches, (index,) if piece.point.spared else ())
+    uses = chain_uses((index,), len(plan.segments), plan.microbatches, (index,) if piece.point.lookup else ())
     once_s = piece.point.again_s / round(2 * plan.microbatches * uses)
     return once_s * gathers_of(plan.order, index, plan.microbatches) - piece.point.again_s
 
@@ -110,14 +110,14 @@ def static_bytes(plan: Plan, program: Program) -> tuple[int, list[int]]:
     """(bytes that are there all the time; per segment the gradients that its backward makes). Of several micro-batches
     all gradients are there all the time."""
     held = sum(piece.point.static_bytes for piece in stage_pieces(plan, program, 0))
-    held += beside_bytes(plan, program) if plan.world_size == 1 else 0
+    held += common_bytes(plan, program) if plan.world_size == 1 else 0
     if plan.microbatches > 1:
         return held, [0] * len(program.segments)
     gradients = gradients_of(plan, program)
     return held - sum(gradients), gradients
 
 
-def beside_bytes(plan: Plan, program: Program) -> int:
+def common_bytes(plan: Plan, program: Program) -> int:
     """The batch, buffers, common values, and parameters that nothing reads: on one device they are in the budget."""
     prologue = sharded_prologue(program, plan)
     values = prologue.values()

@@ -15,7 +15,7 @@ from meshwright.price.hosted import HostedUpdate
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.price.tied_replica import TiedReplicaPrice, gradient_bytes, tied_replica_price
-from meshwright.profile.spared import spared_segments
+from meshwright.profile.lookup import lookup_segments
 from meshwright.remat.curve import Kept
 from meshwright.simulate import SegmentCost
 
@@ -26,7 +26,7 @@ def setting_of(plan: Plan) -> Setting:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A segment of a stage, everything kept. gathered: bytes of weights beside its transients. gradients: bytes that
+    """A segment of a stage, everything kept. gathered: bytes of weights besides its transients. gradients: bytes that
     its parameters' take from its first backward on. add_s: of a backward, adding gradients to those of other
     micro-batches. hosted: updates of parameters whose state is on the host; link_s: of gathers, copies from there."""
 
@@ -151,7 +151,7 @@ def _parameters(
     use them; in a chain that is one stage, less those that find it gathered."""
     segment, alone = program.segments[index], len(plan.stages) == 1
     own = [one.segments for one in plan.stages if one.mesh.ranks == stage.mesh.ranks]
-    spared = spared_segments(program) if alone else frozenset[int]()
+    lookups = lookup_segments(program) if alone else frozenset[int]()
     parameters: dict[str, ParameterPlan] = {}
     charged: dict[str, float] = {}
     for value, name in zip(program.graphs[segment.graph].params, segment.params, strict=True):
@@ -159,7 +159,7 @@ def _parameters(
         here = stage.tied_replicas.get(name)
         parameters[value.name] = entry if here is None else ParameterPlan(here, here, entry.dtype)
         if uses[0] == index and alone:
-            charged[value.name] = chain_uses(uses, len(program.segments), plan.microbatches, spared)
+            charged[value.name] = chain_uses(uses, len(program.segments), plan.microbatches, lookups)
         elif uses[0] == index:
             charged[value.name] = sum(user in run for user in uses for run in own)
     return parameters, charged

@@ -19,7 +19,7 @@ from meshwright.plan import ParameterPlan, Plan
 from meshwright.plan.order import gathers_of
 from meshwright.price.parameter import chain_uses, gathers, local_bytes, reductions
 from meshwright.price.together import BUCKET_BYTES, departures, moving, parts_of, shared_op, stopover
-from meshwright.profile.spared import spared_segments
+from meshwright.profile.lookup import lookup_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +173,8 @@ def _collectives(
     plan: Plan, program: Program, segment: int, transfers: Transfers, forward: bool
 ) -> Iterator[Collective]:
     micro = plan.microbatches
-    alone, spared = len(plan.stages) == 1, spared_segments(program)
-    uses = chain_uses((segment,), len(program.segments), micro, spared) if alone else 1
+    alone, lookups = len(plan.stages) == 1, lookup_segments(program)
+    uses = chain_uses((segment,), len(program.segments), micro, lookups) if alone else 1
 
     def times(name: str) -> int:
         entry = plan.parameters[name]

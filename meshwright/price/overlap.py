@@ -97,11 +97,11 @@ class _Way(NamedTuple):
     """Of one run: seconds of its gather, of the reduction after each micro-batch and of that after the last: those that
     overlap compute, and those waited for."""
 
-    gather_beside_s: float = 0.0
+    gather_hidden_s: float = 0.0
     gather_s: float = 0.0
-    scatter_beside_s: float = 0.0
+    scatter_hidden_s: float = 0.0
     scatter_s: float = 0.0
-    reduce_beside_s: float = 0.0
+    reduce_hidden_s: float = 0.0
     reduce_s: float = 0.0
 
 
@@ -170,15 +170,15 @@ class _Lane:
         for k, index in enumerate(self.chain):
             point = self.points[index]
             gather_s = self._gather_s(k, index, first, last)
-            beside_s = gather_s * max(0.0, point.overlappable_s - point.last_s) / point.first_s if gather_s else 0.0
+            hidden_s = gather_s * max(0.0, point.overlappable_s - point.last_s) / point.first_s if gather_s else 0.0
             if k < count:
-                found.append(_Way(beside_s, gather_s - beside_s))
+                found.append(_Way(hidden_s, gather_s - hidden_s))
                 continue
             share = min(1.0, point.overlappable_s / point.last_s) if point.last_s else 0.0
             scatter_s = point.scatter_s / self.microbatches
             reduce_s = point.last_s - point.scatter_s if last else 0.0
             sides = [seconds * part for seconds in (scatter_s, reduce_s) for part in (share, 1.0 - share)]
-            found.append(_Way(beside_s, gather_s - beside_s, *sides))
+            found.append(_Way(hidden_s, gather_s - hidden_s, *sides))
         return found
 
     def _gather_s(self, k: int, index: int, first: bool, last: bool) -> float:
@@ -191,9 +191,9 @@ class _Lane:
             return point.first_s if first and k < count else 0.0
         if k == count or (k == 0 and not first):
             return 0.0
-        if k > count and point.spared and (index or last):
+        if k > count and point.lookup and (index or last):
             return 0.0
-        uses = chain_uses((index,), count, self.microbatches, (index,) if point.spared else ())
+        uses = chain_uses((index,), count, self.microbatches, (index,) if point.lookup else ())
         return point.first_s / round(2 * self.microbatches * uses)
 
     def play(self) -> _Played:
@@ -222,8 +222,8 @@ class _Lane:
     def _begin(self, way: _Way, place: int) -> float:
         """A gather, on the lane; seconds that have to be waited for at once."""
         ready_s = 0.0
-        if way.gather_beside_s:
-            ready_s = self.lane_s = max(self.lane_s, self.now_s) + way.gather_beside_s
+        if way.gather_hidden_s:
+            ready_s = self.lane_s = max(self.lane_s, self.now_s) + way.gather_hidden_s
         self.ready_s = (ready_s, self.ready_s[1]) if place == 0 else (self.ready_s[0], ready_s)
         return way.gather_s
 
@@ -242,20 +242,20 @@ class _Lane:
                 shift = rests.put_off(waiting, shift)
             now_s = done_s = now_s + self.seconds[k]
             ready_s, next_s = next_s, 0.0
-            leaves_s = way.scatter_beside_s
-            early = self.early_s[k] and leaves_s + way.reduce_beside_s > 0
+            leaves_s = way.scatter_hidden_s
+            early = self.early_s[k] and leaves_s + way.reduce_hidden_s > 0
             if early:
-                leaves_s += way.reduce_beside_s
+                leaves_s += way.reduce_hidden_s
                 last_s = now_s + leaves_s / points[chain[k]].departures
                 done_s = lane_s = max(max(lane_s, now_s - self.early_s[k]) + leaves_s, last_s)
             elif leaves_s:
                 done_s = lane_s = max(lane_s, now_s) + leaves_s
             now_s += way.scatter_s
-            if then.gather_beside_s:
-                next_s = lane_s = max(lane_s, now_s) + then.gather_beside_s
+            if then.gather_hidden_s:
+                next_s = lane_s = max(lane_s, now_s) + then.gather_hidden_s
             now_s += then.gather_s
-            if way.reduce_beside_s and not early:
-                done_s = lane_s = max(lane_s, now_s) + way.reduce_beside_s
+            if way.reduce_hidden_s and not early:
+                done_s = lane_s = max(lane_s, now_s) + way.reduce_hidden_s
             now_s += way.reduce_s
             waited_s = way.scatter_s + then.gather_s + way.reduce_s
             while waiting and waiting[0][0] + shift <= now_s - (self.seconds[k] + waited_s):

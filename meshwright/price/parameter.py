@@ -57,7 +57,7 @@ class ParameterPrice:
     micro-batches' gradients, a part of each backward. late_bytes: what the gradient takes beyond its storage until it
     is reduced. early_bytes: what is gathered while another segment runs. carried_s: of gathers and reduction, what
     compute can not hide; contended_s: what compute takes longer while the others run (`contention`). link_s: of
-    gathers, copies from the host; beside_s: of gathers and reduction, what runs beside compute on one device too.
+    gathers, copies from the host; overlapped_s: of gathers and reduction, what overlaps compute on one device too.
     hosted: the update where optimizer state is on the host; step_s is then what of it is not hidden."""
 
     first_s: float
@@ -72,7 +72,7 @@ class ParameterPrice:
     add_s: float = 0.0
     carried_s: float = 0.0
     link_s: float = 0.0
-    beside_s: float = 0.0
+    overlapped_s: float = 0.0
     hosted: HostedUpdate | None = None
     scatter_s: float = 0.0
     contended_s: float = 0.0
@@ -86,12 +86,12 @@ class ParameterPrice:
         return self.first_s + self.last_s + self.step_s + self.add_s + self.contended_s
 
 
-def chain_uses(users: Sequence[int], segments: int, microbatches: int, spared: Collection[int] = frozenset()) -> float:
+def chain_uses(users: Sequence[int], segments: int, microbatches: int, lookups: Collection[int] = frozenset()) -> float:
     """How many segments of a chain read a parameter. The last one's backward finds what its forward gathered, and so
-    does the first one's forward what the micro-batch before left: a gather that is not made counts half a use. spared:
+    does the first one's forward what the micro-batch before left: a gather that is not made counts half a use. lookups:
     segments whose backward does not read it; of the first, the last micro-batch's, after which no forward comes."""
     last = segments - 1
-    unread = sum(1 if user else 1 / microbatches for user in users if user in spared and user != last)
+    unread = sum(1 if user else 1 / microbatches for user in users if user in lookups and user != last)
     return len(users) - (unread + (last in users) + (0 in users) * (microbatches - 1) / microbatches) / 2
 
 
@@ -260,9 +260,9 @@ def _sizes(one: _Moved, plan: ParameterPlan, dtype: str, several: bool = False) 
 
 
 def _on_host(
-    price: ParameterPrice, plan: ParameterPlan, mesh: Mesh, sizes: _Sizes, times: int, beside: int = 0
+    price: ParameterPrice, plan: ParameterPlan, mesh: Mesh, sizes: _Sizes, times: int, others: int = 0
 ) -> ParameterPrice:
-    """A price without what lives on the host. times: gathers of a step. beside: tensors besides the weight: its
+    """A price without what lives on the host. times: gathers of a step. others: tensors besides the weight: its
     gradient and states."""
     if not plan.offload:
         return price
@@ -270,34 +270,34 @@ def _on_host(
     if price.hosted:
         price = replace(price, step_s=price.hosted.seconds)
     if not plan.on_host:
-        return replace(price, static_bytes=price.static_bytes - stored * max(0, beside - 1))
+        return replace(price, static_bytes=price.static_bytes - stored * max(0, others - 1))
     again, on_cpu = plan.reshard_after_forward, mesh.device.kind == "cpu"
-    fetch_s, put_s = times * link_s(mesh.device, stored), link_s(mesh.device, stored) if beside else 0.0
+    fetch_s, put_s = times * link_s(mesh.device, stored), link_s(mesh.device, stored) if others else 0.0
     return replace(
         price,
         first_s=price.first_s + fetch_s,
         last_s=price.last_s + put_s,
-        static_bytes=price.static_bytes - stored * (1 + beside) + summed + (0 if again else copy),
+        static_bytes=price.static_bytes - stored * (1 + others) + summed + (0 if again else copy),
         transient_bytes=price.transient_bytes + cast + (copy if again else 0),
         early_bytes=price.early_bytes + (cast + copy if again else 0),
-        late_bytes=max(price.late_bytes, stored if beside else 0),
+        late_bytes=max(price.late_bytes, stored if others else 0),
         carried_s=price.carried_s + (fetch_s + put_s if on_cpu else 0.0),
         link_s=fetch_s,
-        beside_s=0.0 if on_cpu else fetch_s + put_s,
+        overlapped_s=0.0 if on_cpu else fetch_s + put_s,
     )
 
 
 def _of_compute(moved: Sequence[Collective], mesh: Mesh) -> tuple[float, float]:
-    """The share of a way that the cores which compute carry themselves: casts and cuts too, where nothing runs beside
-    them. And the share of its seconds that compute takes longer while it runs beside."""
+    """The share of a way that the cores which compute carry themselves: casts and cuts too, where nothing overlaps
+    them. And the share of its seconds that compute takes longer while it runs."""
     if not moved:
-        return 0.0 if mesh.anything_beside else 1.0, 0.0
+        return 0.0 if mesh.any_overlap else 1.0, 0.0
     total_s = carried_s = contended_s = 0.0
     for one in moved:
         axis = mesh.axis(one.axis)
         seconds = collective_s(one.kind, one.bytes, axis)
         total_s += seconds
-        if not mesh.runs_beside(axis):
+        if not mesh.overlaps_compute(axis):
             carried_s += seconds
         elif mesh.device.kind == "cuda":
             contended_s += seconds * compute_slowdown(axis)

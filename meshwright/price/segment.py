@@ -18,8 +18,8 @@ from meshwright.price.flow import Flow, flow
 from meshwright.price.parameter import ParameterPrice, Setting, local_bytes, parameter_price
 from meshwright.price.together import departures, parts_of, whole_bytes
 from meshwright.profile import is_view, saved
+from meshwright.profile.lookup import is_lookup
 from meshwright.profile.saved import DeviceKind
-from meshwright.profile.spared import is_spared
 from meshwright.rules import Strategy
 
 
@@ -74,7 +74,9 @@ def price_segment(
         first_s=sum(price.first_s for price in prices),
         last_s=sum(price.last_s for price in prices),
         step_s=sum(price.step_s for price in prices),
-        overlappable_s=sum(price.first_s + price.last_s if mesh.world_size > 1 else price.beside_s for price in prices),
+        overlappable_s=sum(
+            price.first_s + price.last_s if mesh.world_size > 1 else price.overlapped_s for price in prices
+        ),
         static_bytes=sum(price.static_bytes for price in prices),
         resident_bytes=resident_bytes(found),
         forward_transient_bytes=working + gathered,
@@ -88,7 +90,7 @@ def price_segment(
         step_host_s=sum(price.step_host_s for price in prices),
         forward_wire_s=forward_wire_s,
         backward_wire_s=backward_wire_s,
-        spared=is_spared(graph),
+        lookup=is_lookup(graph),
         departures=_departures(prices, mesh),
         carried_s=sum(price.carried_s for price in prices) if mesh.world_size > 1 else 0.0,
         slowed_s=sum(price.contended_s for price in prices) / setting.microbatches,

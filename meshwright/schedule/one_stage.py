@@ -8,7 +8,7 @@ from meshwright.capture.program import Program
 from meshwright.plan import Instruction, Plan
 from meshwright.plan.instruction import verify
 from meshwright.plan.order import parse_order
-from meshwright.profile.spared import spared_segments
+from meshwright.profile.lookup import lookup_segments
 from meshwright.schedule.away import with_away
 from meshwright.schedule.nested import nested
 from meshwright.schedule.reads import reads_of
@@ -20,10 +20,10 @@ def one_stage(
     regathered: frozenset[int],
     microbatches: int = 1,
     sharing: frozenset[tuple[int, int]] = frozenset(),
-    spared: frozenset[int] = frozenset(),
+    lookups: frozenset[int] = frozenset(),
 ) -> tuple[Instruction, ...]:
     """`gathered`: segments with a parameter stored otherwise (layout or dtype) than it is used; `regathered`: those
-    among them that drop it after forward. `sharing`: pairs of segments that drop the same parameter. `spared`: those
+    among them that drop it after forward. `sharing`: pairs of segments that drop the same parameter. `lookups`: those
     whose backward reads none; it is gathered before one only where a forward of the segment comes next.
 
     A gather stands before the segment that runs before its own, and overlaps it. A segment that runs twice in a row
@@ -37,7 +37,7 @@ def one_stage(
     ]
     again = [one.segment == other.segment for one, other in pairwise(runs)]
     keeps = [False, *again, False]
-    reads = [run.kind == "forward" or run.segment not in spared or keeps[at + 1] for at, run in enumerate(runs)]
+    reads = [run.kind == "forward" or run.segment not in lookups or keeps[at + 1] for at, run in enumerate(runs)]
     needed = [
         (run.segment in regathered and not keeps[at] and reads[at]) or (run.segment in gathered and at < segments)
         for at, run in enumerate(runs)
@@ -78,5 +78,5 @@ def plan_instructions(plan: Plan, program: Program) -> tuple[Instruction, ...]:
     users = {name: program.uses_of(name) for name in again}
     sharing = frozenset((a, b) for uses in users.values() for a in uses for b in uses if a != b)
     away = frozenset(index for index, _ in segments if plan.choice(index).offload)
-    found = one_stage(len(segments), gathered, regathered, plan.microbatches, sharing, spared_segments(program))
+    found = one_stage(len(segments), gathered, regathered, plan.microbatches, sharing, lookup_segments(program))
     return with_away(found, away, len(segments)) if away else found

@@ -256,7 +256,7 @@ class _Stage:
         return [*found, Action(BLOCKING, index, seconds - lane_s)] if seconds > lane_s else found
 
     def _lane_s(self, kind: str, cost: SegmentCost, seconds: float) -> float:
-        return cost.beside(kind) * seconds if self.costs.overlap else 0.0
+        return cost.overlapped_share(kind) * seconds if self.costs.overlap else 0.0
 
     def _copied(self, one: Instruction, index: int) -> list[Action]:
         """To the host and back: what leaves is let go of once its copy is done."""

@@ -18,7 +18,7 @@ class SegmentCost:
 
     Per micro-batch: forward_s, the halves of a backward, recompute_s of a `recompute` (what is recomputed inside a
     backward is in backward_input_s). Per step: first_s of all its gathers, last_s of all its reductions, scatter_s of
-    them after each micro-batch; overlappable_s: what of these the lane carries beside compute; step_s: the optimizer.
+    them after each micro-batch; overlappable_s: what of these overlaps compute; step_s: the optimizer.
     departures: in how many parts gradients leave while a whole backward runs. forward_wire_s, backward_wire_s: of the
     segment's own collectives, those on the lane's links; forward_comm_s, backward_comm_s: all of them. The host's
     seconds to ask for it: forward_host_s, backward_host_s, recompute_host_s per micro-batch, step_host_s.
@@ -27,7 +27,7 @@ class SegmentCost:
     backward_transient_bytes a `recompute` brings back, held until backward is over; all of it unless said. rest_bytes:
     held from the input half of a backward to its weight half; all that was held before unless said. added_bytes: what
     of backward_transient_bytes is not there once gradients of another micro-batch are, to which its own are added as
-    they are made. late_bytes: of gradients until a reduction that runs beside compute is over. early_bytes: of
+    they are made. late_bytes: of gradients until a reduction that overlaps compute is over. early_bytes: of
     parameters from their gather to the run that reads them, whose transients they are among. away_bytes: of what is
     kept, what waits on the host; away_s: of the copy there, and of that back. link_s: of first_s, copies of weights
     from the host. Of parameters whose optimizer state is on the host: hosted_step_s of their updates, fetch_state_s and
@@ -119,8 +119,8 @@ class SegmentCost:
         found = self.backward_transient_bytes if self.restored_bytes is None else self.restored_bytes
         return min(found, self.backward_transient_bytes)
 
-    def beside(self, kind: str) -> float:
-        """The share of a `gather` or `reduce` that may run beside compute: reductions come first."""
+    def overlapped_share(self, kind: str) -> float:
+        """The share of a `gather` or `reduce` that may overlap compute: reductions come first."""
         if kind == "reduce":
             return min(1.0, self.overlappable_s / self.last_s) if self.last_s else 0.0
         return max(0.0, self.overlappable_s - self.last_s) / self.first_s if self.first_s else 0.0
@@ -149,7 +149,7 @@ FREE = Transfer(0.0)
 @dataclass(frozen=True, slots=True)
 class Costs:
     """transfers: by (segment, from stage, to stage); a gradient goes from the reader's stage to the maker's. Those not
-    named are free. overlap: gathers and reductions run beside compute as far as their points say. buffers: unfinished
+    named are free. overlap: gathers and reductions overlap compute as far as their points say. buffers: unfinished
     sends that a stage may have to another; any number if None. ranks: how many ranks each stage has, all alike; one if
     not said. cores: what a stage computes on where others do too: those that compute at the same time get equal parts
     of it. last: of the last micro-batch, where that is smaller than the others: seconds and bytes of its forward,

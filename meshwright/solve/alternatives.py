@@ -14,7 +14,7 @@ from meshwright.plan import Choice, Plan
 from meshwright.predict.pieces import setting_of
 from meshwright.price.parameter import chain_uses
 from meshwright.price.segment import price_segment
-from meshwright.profile.spared import spared_segments
+from meshwright.profile.lookup import lookup_segments
 from meshwright.rules import strategies
 from meshwright.solve.intra.space import Space, space
 
@@ -47,8 +47,8 @@ def _of_parameter(plan: Plan, program: Program, name: str) -> list[Alternative]:
     here = space(graph, segment.params, plan.microbatch, mesh, Pins(), setting)
     given = {v.name: plan.parameters[full] for v, full in zip(graph.params, segment.params, strict=True)}
     choice = plan.choice(index)
-    spared = spared_segments(program)
-    uses = {local: chain_uses(program.uses_of(name), len(program.segments), plan.microbatches, spared)}
+    lookups = lookup_segments(program)
+    uses = {local: chain_uses(program.uses_of(name), len(program.segments), plan.microbatches, lookups)}
     base = price_segment(here.graph, choice, given, mesh, setting, uses)
     planned, found = plan.parameters[name], []
     for option in dict.fromkeys((planned, *here.parameters[local])):

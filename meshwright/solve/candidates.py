@@ -109,7 +109,7 @@ def _candidate(
         return made[number].weighed(overlap_weight)
 
     name = "x".join(map(str, mesh.sizes))
-    weights = OVERLAP_WEIGHTS[:: 2 if few else 1] if mesh.anything_beside and not recompute else OVERLAP_WEIGHTS[:1]
+    weights = OVERLAP_WEIGHTS[:: 2 if few else 1] if mesh.any_overlap and not recompute else OVERLAP_WEIGHTS[:1]
     numbers, axes = _microbatches(program, mesh, pins), sum(size > 1 for size in mesh.sizes)
     return Candidate(name, numbers, frontier, made.clear, weights, len(mesh.axes) > FREE, axes)
 

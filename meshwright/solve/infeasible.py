@@ -42,7 +42,7 @@ def does_not_fit(
     todo += ["raise the memory limit"] if least.bytes <= device.usable_bytes else []
     return PlanError(
         f"no plan fits in {budget:,} bytes on each of {counted(cluster.device_count, 'device')} ({device.name}{free})",
-        least.beside(budget),
+        least.against(budget),
         ", ".join([*todo, "or make the batch smaller"]) if todo else "make the batch smaller",
     )
 

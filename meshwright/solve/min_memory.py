@@ -44,7 +44,7 @@ class MemoryNeeded:
         pieces = f"{self.microbatches} micro-batches" if self.microbatches > 1 else "one micro-batch"
         return f"{self.how}, in {pieces}"
 
-    def beside(self, budget_bytes: int) -> str:
+    def against(self, budget_bytes: int) -> str:
         """As a refusal says what was expected."""
         more = f"{self.bytes:,} bytes ({show_bytes(self.bytes)}), {self.bytes - budget_bytes:,} more"
         if not self.sure:

@@ -63,6 +63,6 @@ def no_room(method: str, budget_bytes: int, least: MemoryNeeded) -> PlanError:
     pin = f"recompute={method}"
     return PlanError(
         f"no plan with {pin} fits in {budget_bytes:,} bytes ({show_bytes(budget_bytes)})",
-        least.beside(budget_bytes),
+        least.against(budget_bytes),
         f"raise the limit, drop the pin {pin} or make the batch smaller",
     )

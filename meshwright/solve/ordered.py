@@ -42,7 +42,7 @@ def refine_nested(plan: Plan, program: Program, ways: Ways, budget_bytes: int, m
 
 def _gather_s(plan: Plan, index: int, point: FrontierPoint) -> float:
     """Of one run; a point counts those of a step that runs every segment once."""
-    uses = chain_uses((index,), len(plan.segments), plan.microbatches, (index,) if point.spared else ())
+    uses = chain_uses((index,), len(plan.segments), plan.microbatches, (index,) if point.lookup else ())
     return point.again_s / round(2 * plan.microbatches * uses)
 
 

@@ -199,7 +199,7 @@ class Together:
 
 def weighed(frontier: Frontier) -> list[Frontier]:
     """What is moved during compute may hide behind it or not: each of these finds what is good in its case."""
-    return [frontier.weighed(weight) for weight in WEIGHTS] if frontier.mesh.anything_beside else [frontier]
+    return [frontier.weighed(weight) for weight in WEIGHTS] if frontier.mesh.any_overlap else [frontier]
 
 
 def is_same(one: Chain, other: Chain) -> bool:

@@ -144,16 +144,16 @@ def test_it_lies_between_compute_and_the_sum(rows: list[tuple[Any, ...]], microb
 
 
 def test_collectives_run_beside_compute_unless_the_same_cores_carry_them() -> None:
-    assert load_cluster("dgx-h100").mesh((8,)).anything_beside
-    assert not load_cluster("dgx-h100").mesh((1,)).anything_beside
+    assert load_cluster("dgx-h100").mesh((8,)).any_overlap
+    assert not load_cluster("dgx-h100").mesh((1,)).any_overlap
     local = load_cluster("local:2")
-    assert not local.mesh((2,)).anything_beside
+    assert not local.mesh((2,)).any_overlap
     hosts = replace(local, root=Group("pod", Link(2e-4, 1e7), (Member(local.root, 2),)))
-    assert hosts.mesh((2, 2)).anything_beside
+    assert hosts.mesh((2, 2)).any_overlap
     across, inside = hosts.mesh((2, 2)).axes
-    assert hosts.mesh((2, 2)).runs_beside(across)
-    assert not hosts.mesh((2, 2)).runs_beside(inside)
-    assert hosts.mesh((4,)).runs_beside(hosts.mesh((4,)).axes[0])
+    assert hosts.mesh((2, 2)).overlaps_compute(across)
+    assert not hosts.mesh((2, 2)).overlaps_compute(inside)
+    assert hosts.mesh((4,)).overlaps_compute(hosts.mesh((4,)).axes[0])
 
 
 def test_what_the_same_cores_carry_keeps_pace_with_them() -> None:

@@ -22,7 +22,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Collective
 from meshwright.plan import Plan
 from meshwright.price.parameter import chain_uses, gathers
-from meshwright.profile.spared import spared_segments
+from meshwright.profile.lookup import lookup_segments
 from meshwright.solve.plan import make_plan
 
 IGNORED = -100
@@ -125,9 +125,9 @@ def test_precision(kind: str, precision: str, ranks: Callable[[int], GlooPool]) 
         if kind == "sharded":
             whole = {key: gradient.numel() for key, gradient in true.items()}
             program = capture(*model_and_batch("llama"))
-            count, gathered, spared = len(program.segments), 0, spared_segments(program)
+            count, gathered, lookups = len(program.segments), 0, lookup_segments(program)
             for key, entry in plan.parameters.items():
-                gathered += 2 * whole[key] * gathers(entry, chain_uses(program.uses_of(key), count, 3, spared), 3)
+                gathered += 2 * whole[key] * gathers(entry, chain_uses(program.uses_of(key), count, 3, lookups), 3)
             assert moved_bytes(found["log"], "all_gather") == gathered, "bf16 travels, whatever is stored"
             width = 4 if precision == "mixed" else 2
             home = [item for item in found["log"] if item.kind in ("reduce_scatter", "all_reduce") and item.bytes > 64]

@@ -136,8 +136,8 @@ def test_messages_without_the_jobs_key_are_not_heard(tmp_path: Path, monkeypatch
 
 def of_two_worlds(rank: int) -> tuple[bool, bool]:
     numbers = torch.zeros(1, dtype=torch.int64)
-    first = WatchedTransport.shared(numbers, ["dp"], "beside")
-    again = WatchedTransport.shared(numbers, ["dp"], "beside")
+    first = WatchedTransport.shared(numbers, ["dp"], "lane")
+    again = WatchedTransport.shared(numbers, ["dp"], "lane")
     assert first is not None
     assert again is not None
     same = first.group("dp") is again.group("dp")
@@ -145,7 +145,7 @@ def of_two_worlds(rank: int) -> tuple[bool, bool]:
     del first, again
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    made = WatchedTransport.shared(numbers, ["dp"], "beside")
+    made = WatchedTransport.shared(numbers, ["dp"], "lane")
     assert made is not None
     made.all_reduce(torch.ones(2), "dp", "sum")
     return same, made.group("dp") is not old()

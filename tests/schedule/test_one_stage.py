@@ -63,7 +63,7 @@ def test_evaluating_gathers_what_training_finds_from_the_backward_before() -> No
 def test_nothing_is_gathered_for_a_backward_that_reads_no_parameter() -> None:
     """But where the segment's next forward comes at once, which would have to."""
     every = frozenset({0, 1, 2})
-    lines = to_text(one_stage(3, every, every, microbatches=2, spared=frozenset({0, 1}))).splitlines()
+    lines = to_text(one_stage(3, every, every, microbatches=2, lookups=frozenset({0, 1}))).splitlines()
     assert [lines.count(f"gather {segment}") for segment in range(3)] == [2, 2, 2]
     assert [lines.count(f"free {segment}") for segment in range(3)] == [2, 2, 2]
     turn = lines.index("forward 0 mb1")

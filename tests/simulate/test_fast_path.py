@@ -41,7 +41,7 @@ def points(draw: st.DrawFn) -> FrontierPoint:
         step_host_s=draw(SHARE),
         forward_wire_s=draw(SHARE) * forward_s,
         backward_wire_s=draw(SHARE) * backward_s,
-        spared=draw(st.booleans()),
+        lookup=draw(st.booleans()),
         departures=draw(st.integers(1, 4)),
         carried_s=carried * overlappable_s,
     )
@@ -50,8 +50,8 @@ def points(draw: st.DrawFn) -> FrontierPoint:
 def simulated(rows: list[FrontierPoint], microbatches: int) -> float:
     gathered = frozenset(i for i, one in enumerate(rows) if one.first_s)
     again = frozenset(i for i, one in enumerate(rows) if one.again_s)
-    spared = frozenset(i for i, one in enumerate(rows) if one.spared)
-    played = one_stage(len(rows), gathered, again, microbatches, spared=spared)
+    lookups = frozenset(i for i, one in enumerate(rows) if one.lookup)
+    played = one_stage(len(rows), gathered, again, microbatches, lookups=lookups)
     return simulate([played], Costs([SegmentCost.of(one) for one in rows], overlap=True), spans=False).step_s
 
 
@@ -70,9 +70,9 @@ def test_the_fast_path_is_the_simulator_widely(rows: list[FrontierPoint], microb
 
 @given(st.integers(1, 6), st.integers(1, 5), st.data())
 def test_lists_gather_as_often_as_points_are_priced_for(segments: int, microbatches: int, data: Any) -> None:
-    spared = data.draw(st.frozensets(st.integers(0, segments - 1)))
+    lookups = data.draw(st.frozensets(st.integers(0, segments - 1)))
     every = frozenset(range(segments))
-    played = one_stage(segments, every, every, microbatches, spared=spared)
+    played = one_stage(segments, every, every, microbatches, lookups=lookups)
     for index in range(segments):
-        uses = chain_uses((index,), segments, microbatches, spared)
+        uses = chain_uses((index,), segments, microbatches, lookups)
         assert sum(one.kind == "gather" and one.segment == index for one in played) == round(2 * microbatches * uses)

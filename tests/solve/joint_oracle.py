@@ -28,7 +28,7 @@ from meshwright.predict.ways import with_choices
 from meshwright.price.overlap import overlapped
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
-from meshwright.profile.spared import spared_segments
+from meshwright.profile.lookup import lookup_segments
 from meshwright.remat.curve import in_memory_anyway
 from meshwright.remat.traced import traced_for
 from meshwright.solve.assemble import draft
@@ -145,8 +145,8 @@ class Whole(Oracle):
         return found
 
     def _count(self, users: Sequence[int]) -> float:
-        spared = spared_segments(self.program)
-        return chain_uses(users, len(self.program.segments), self.setting.microbatches, spared)
+        lookups = lookup_segments(self.program)
+        return chain_uses(users, len(self.program.segments), self.setting.microbatches, lookups)
 
     def _storages(self, index: int, choice: Choice) -> Iterator[tuple[dict[str, str], dict[str, ParameterPlan]]]:
         """Every storage of every weight; of tied ones in writing, by name."""

@@ -19,7 +19,7 @@ from meshwright.price.flow import canonical
 from meshwright.price.parameter import ParameterPrice, Setting, chain_uses, parameter_price
 from meshwright.price.segment import price_segment
 from meshwright.price.together import whole_bytes
-from meshwright.profile.spared import spared_segments
+from meshwright.profile.lookup import lookup_segments
 from meshwright.solve.intra.space import Space, boundary_layouts, space
 
 Way = tuple[float, int, int]
@@ -130,7 +130,7 @@ class Oracle:
             yield texts, (seconds, held, transient)
 
     def _price(self, value: Value, plan: ParameterPlan, users: Sequence[int], together: int) -> ParameterPrice:
-        uses = chain_uses(users, len(self.program.segments), self.setting.microbatches, spared_segments(self.program))
+        uses = chain_uses(users, len(self.program.segments), self.setting.microbatches, lookup_segments(self.program))
         return parameter_price(value, plan, self.mesh, self.setting, uses, together)
 
     def _plans(self, name: str, made: Space, local: str) -> list[ParameterPlan]:

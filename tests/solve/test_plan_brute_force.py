@@ -67,7 +67,7 @@ def random_cluster(draw: random.Random) -> Cluster:
 @pytest.fixture(autouse=True)
 def nothing_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every collective is waited for, and nothing is gathered early: the oracle adds up."""
-    monkeypatch.setattr(Mesh, "runs_beside", lambda mesh, axis: False)
+    monkeypatch.setattr(Mesh, "overlaps_compute", lambda mesh, axis: False)
     monkeypatch.setattr(overlap, "carried_bytes", lambda points, microbatches: 0)
 
 

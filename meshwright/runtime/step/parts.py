@@ -73,14 +73,14 @@ def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> 
     for stage, made in zip(plan.stages, groups, strict=True):
         if stage not in own or made is None:
             continue
-        mesh, transport, beside = made
+        mesh, transport, lane = made
         at = own_coordinates(plan, stage, rank)
         joined = _joined(plan, program, stage, place)
         device = place.device.type
         made_for = [generate(program, one, device, place.compiled, stage, joined, at) for one, _ in plan.cut]
         # Last: the model's own weights are let go as they are taken.
         source = weights.source(stage.mesh.sizes, at)
-        store = Store(program, plan, Loading(source, mesh, beside, thread, place.device), stage=stage)
+        store = Store(program, plan, Loading(source, mesh, lane, thread, place.device), stage=stage)
         smaller = made_for[1] if len(made_for) > 1 else None
         found.append(Part(stage, made_for[0], store, transport, at, place.compiled, smaller))
     return tuple(found)
@@ -111,18 +111,18 @@ Made = tuple[DeviceMesh, WatchedTransport, WatchedTransport | None]
 
 def _groups(plan: Plan, stage: Stage, place: Place) -> Made | None:
     """The stage's mesh and transports; None on a rank that has no part in it."""
-    mesh, beside = stage.mesh, None
+    mesh, lane = stage.mesh, None
     wanted = mesh.world_size > 1
     if len(plan.stages) == 1:
         made = init_device_mesh(place.device.type, mesh.sizes, mesh_dim_names=mesh.names)
         transport = WatchedTransport.from_mesh(made)
         if wanted:
-            beside = WatchedTransport.shared(made.mesh, mesh.names, "beside")
+            lane = WatchedTransport.shared(made.mesh, mesh.names, "lane")
     else:
         ranks = torch.tensor(mesh.ranks).reshape(mesh.sizes)
         found = WatchedTransport.shared(ranks, mesh.names, "stage")
         if wanted:
-            beside = WatchedTransport.shared(ranks, mesh.names, "beside")
+            lane = WatchedTransport.shared(ranks, mesh.names, "lane")
         if found is None:
             return None
         transport = found
@@ -130,6 +130,6 @@ def _groups(plan: Plan, stage: Stage, place: Place) -> Made | None:
         made = DeviceMesh.from_group(
             own if len(own) > 1 else own[0], place.device.type, ranks, mesh_dim_names=mesh.names
         )
-    if beside is not None:
-        beside = beside.watched_by(place.watch)
-    return made, transport.watched_by(place.watch), beside
+    if lane is not None:
+        lane = lane.watched_by(place.watch)
+    return made, transport.watched_by(place.watch), lane

@@ -1,4 +1,4 @@
-"""Stored parameters: DTensors in the plan's storage layout and dtype, gradients in the same; compute copies beside."""
+"""Stored parameters: DTensors in the plan's storage layout and dtype, gradients in the same; compute copies too."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Reduced = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Where a store's parameters come from, and on which mesh they lie. beside: what carries gathers and reductions
+    """Where a store's parameters come from, and on which mesh they lie. lane: what carries gathers and reductions
     while others compute; without it, they are waited for. thread: that of all stages that a rank runs. device: where
     segments compute; that of the parameters unless given."""
 
     source: Source
     mesh: DeviceMesh
-    beside: Transport | None = None
+    lane: Transport | None = None
     thread: ThreadPoolExecutor | None = None
     device: torch.device | None = None
 
@@ -112,7 +112,7 @@ class Store:
         self.device_mesh = origin.mesh
         self._load(own, origin.mesh)
         self.homes, self.scratch = Homes(self.stored), Scratch()
-        self.overlap = Overlap(origin.beside, self.device, origin.thread, alone=bool(self.on_host))
+        self.overlap = Overlap(origin.lane, self.device, origin.thread, alone=bool(self.on_host))
 
     def _share(self, other: Store) -> None:
         """Parameters, where their gradients live, and what carries collectives; buckets that lie otherwise are put side

@@ -16,7 +16,7 @@ from meshwright.pins.pins import Pins
 from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
-from meshwright.profile.spared import spared_segments
+from meshwright.profile.lookup import lookup_segments
 from meshwright.solve.intra.alive import far_values, shared_layers
 from meshwright.solve.intra.pictures import freedoms
 from meshwright.solve.intra.segment import Answer, SegmentProblem, Tied
@@ -106,11 +106,11 @@ class Frontier:
     @property
     def bounds(self) -> bool:
         """Whether a chain's cost over `scale` is never above its step."""
-        return self.overlap_weight is not None or not self.mesh.anything_beside
+        return self.overlap_weight is not None or not self.mesh.any_overlap
 
     @property
     def scale(self) -> float:
-        return 1.0 + self.overlap_weight if self.overlap_weight and self.mesh.anything_beside else 1.0
+        return 1.0 + self.overlap_weight if self.overlap_weight and self.mesh.any_overlap else 1.0
 
     def key(self, price: float) -> object:
         """What the cheapest chain at a price per byte depends on, of what copies of this Frontier differ in."""
@@ -245,7 +245,7 @@ class Frontier:
         return {value.name: self._uses(self.uses[name]) for value, name in pairs if self.uses[name][0] == index}
 
     def _uses(self, users: Sequence[int]) -> float:
-        return chain_uses(users, len(self.program.segments), self.setting.microbatches, spared_segments(self.program))
+        return chain_uses(users, len(self.program.segments), self.setting.microbatches, lookup_segments(self.program))
 
     def problem(self, index: int) -> SegmentProblem:
         """Of one segment; segments that are alike share it."""

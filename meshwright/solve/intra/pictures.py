@@ -13,7 +13,7 @@ from meshwright.cluster import Mesh
 from meshwright.layout import Layout
 
 ALL, NO_WIDTH, NO_HEIGHT = range(3)
-"""Every layout; those that cut height over one axis at most, beside samples alone (width and depth would do the same);
+"""Every layout; those that cut height over one axis at most, besides samples alone (width and depth would do the same);
 those that cut neither."""
 
 PICTURE = 3

@@ -196,7 +196,7 @@ class SegmentProblem:
                 prices = [parameter_price(value, plan, mesh, setting, uses, together) for plan in options]
                 costs = np.array([price.total_s for price in prices])
                 held = np.array([float(price.static_bytes) for price in prices])
-                if self.space.mesh.anything_beside:
+                if self.space.mesh.any_overlap:
                     apart_s = np.array([(price.hideable_s, price.step_s) for price in prices]).T
             self.options[value.name] = options
             layouts = tuple(canonical(Layout.parse(plan.compute), value.grad) for plan in options)

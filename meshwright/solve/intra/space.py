@@ -102,7 +102,7 @@ class Space:
 _known: dict[object, tuple[SegmentGraph, Space]] = CACHES.own({})
 """Spaces without parameters, those asked for last at the end; each holds its graph, so that no other takes its id. They
 are the same wherever parameters are stored and however boundaries are crossed: a search, its pipelines and the recipes
-beside it share them."""
+next to it share them."""
 
 MOST_KNOWN = 96
 

@@ -52,6 +52,6 @@ def no_pipeline(
     return PlanError(
         f"no pipeline with {asked.text} fits on {cluster.name} in {budget_bytes:,} bytes ({show_bytes(budget_bytes)}) "
         "per device",
-        found.beside(budget_bytes),
+        found.against(budget_bytes),
         "raise the memory limit, drop a pin or use more devices",
     )

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.price.buckets import segment_collectives
-from meshwright.profile.spared import spared_segments
+from meshwright.profile.lookup import lookup_segments
 from meshwright.schedule.of_plan import plan_lists
 from meshwright.solve.plan import make_plan
 
 
 def test_the_embedding_is_gathered_for_forward_alone() -> None:
     program = capture(*small_model("gpt"))
-    assert spared_segments(program) == {0}
+    assert lookup_segments(program) == {0}
     for microbatches in (1, 3):
         pins = ("dp=2", "zero=3", f"microbatches={microbatches}")
         plan = make_plan(program, load_cluster("local:2"), pins=pins)
@@ -41,6 +41,6 @@ class Normed(nn.Module):
         return self.norm(self.table(tokens)).square().mean()
 
 
-def test_a_segment_that_keeps_something_of_its_parameters_is_not_spared() -> None:
+def test_a_segment_that_keeps_something_of_its_parameters_is_no_lookup() -> None:
     program = capture(Normed(), {"tokens": torch.zeros(2, 3, dtype=torch.int64)})
-    assert spared_segments(program) == frozenset()
+    assert lookup_segments(program) == frozenset()

@@ -17,18 +17,18 @@ _segments: dict[int, tuple[Program, frozenset[int]]] = CACHES.own({})
 """By Program, in the same way."""
 
 
-def spared_segments(program: Program) -> frozenset[int]:
+def lookup_segments(program: Program) -> frozenset[int]:
     known = _segments.get(id(program))
     if known is None:
         if len(_segments) >= _MOST_PROGRAMS:
             _segments.clear()
-        found = [is_spared(graph.at(program.batch)) for graph in program.graphs]
-        spared = frozenset(i for i, segment in enumerate(program.segments) if found[segment.graph])
-        known = _segments[id(program)] = (program, spared)
+        found = [is_lookup(graph.at(program.batch)) for graph in program.graphs]
+        lookups = frozenset(i for i, segment in enumerate(program.segments) if found[segment.graph])
+        known = _segments[id(program)] = (program, lookups)
     return known[1]
 
 
-def is_spared(graph: SegmentGraph) -> bool:
+def is_lookup(graph: SegmentGraph) -> bool:
     """Of a graph whose batch is fixed."""
     found = _known.get(id(graph))
     if found is None:
