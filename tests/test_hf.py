@@ -87,6 +87,7 @@ def test_losses_norms_and_schedule_are_those_of_a_plain_trainer(tmp_path: Path) 
         assert torch.allclose(back[name], tensor, atol=1e-5), name
 
 
+@pytest.mark.full
 def test_micro_batches_are_a_plain_trainers_gradient_accumulation(tmp_path: Path) -> None:
     ours = trained(tmp_path, planned("microbatch=2"), max_steps=4)
     theirs = plain(tmp_path, max_steps=4, per_device_train_batch_size=4, gradient_accumulation_steps=2)
@@ -137,6 +138,7 @@ def test_other_losses_and_plans_are_refused_by_name(tmp_path: Path) -> None:
         PlannedTrainer(torch.nn.Linear(1, 1), "plan.json", arguments(tmp_path))
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_a_plain_trainer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-3").mkdir()
     with pytest.raises(RunError, match="has no folder meshwright"):
