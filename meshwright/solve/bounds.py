@@ -63,7 +63,7 @@ def entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> I
                 if frontier.least_static() > budget_bytes:
                     break  # nor is there less of it in more of them
                 if frontier.bounds and least_s(frontier) >= known_s:
-                    if any_evener(candidate, frontier):
+                    if any_evener(candidate, frontier) or not candidate.rising:
                         continue
                     break  # more micro-batches are no faster
                 least = Bound(least_s(frontier) if frontier.bounds else floor_s(frontier), 0.0)

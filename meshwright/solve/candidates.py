@@ -111,7 +111,8 @@ def _candidate(
     name = "x".join(map(str, mesh.sizes))
     weights = OVERLAP_WEIGHTS[:: 2 if few else 1] if mesh.any_overlap and not recompute else OVERLAP_WEIGHTS[:1]
     numbers, axes = _microbatches(program, mesh, pins), sum(size > 1 for size in mesh.sizes)
-    return Candidate(name, numbers, frontier, made.clear, weights, len(mesh.axes) > FREE, axes)
+    rising = mesh.device.kind == "cuda"
+    return Candidate(name, numbers, frontier, made.clear, weights, len(mesh.axes) > FREE, axes, rising)
 
 
 def _microbatches(program: Program, mesh: Mesh, pins: Pins) -> tuple[int, ...]:

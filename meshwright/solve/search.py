@@ -1,9 +1,9 @@
 """The fastest chain that fits, over all meshes and all numbers of micro-batches, and a bound over all of them.
 
-More micro-batches never make the work faster: each op and each conversion takes at least as long in pieces. So the
-chain of one micro-batch without a memory limit bounds every number of them on a mesh, and once a number fits without
-paying for memory, larger ones are not looked at. Meshes of more than two axes come last: most cannot beat what was
-found by then.
+On a GPU more micro-batches never make the work faster: each op and each conversion takes at least as long in pieces. So
+the chain of one micro-batch without a memory limit bounds every number of them on a mesh, and once a number fits
+without paying for memory, larger ones are not looked at. On a CPU all numbers are. Meshes of more than two axes come
+last: most cannot beat what was found by then.
 
 Of steps that are equal but for a part the simplest is taken: fewer axes, then fewer micro-batches, then fewer ways
 of running segments. So what is simpler than the best is looked at as long as it could be as fast.
@@ -40,7 +40,8 @@ class Candidate:
 
     weights: of what overlaps compute, that are looked at; a Frontier has the first unless asked for another, and it
     is mostly the best bound. drop: forgets the Frontier made last. later: looked at when the others have been. axes: of
-    more than one device.
+    more than one device. rising: more micro-batches are no faster; on a CPU smaller ones may be, whose values stay in
+    its caches.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Candidate:
     weights: tuple[float, ...] = (0.0,)
     later: bool = False
     axes: int = 1
+    rising: bool = True
 
     def below(self, microbatches: int | None) -> Candidate:
         """The same with smaller numbers alone."""
@@ -171,6 +173,14 @@ class Least:
         return self.static_bytes + share * self.other_bytes
 
 
+def _least_s(candidate: Candidate, number: int) -> float:
+    """Infinite where this cut of the batch does not go with the pins."""
+    try:
+        return least_s(candidate.frontier(number))
+    except PlanError:
+        return float("inf")
+
+
 def any_evener(candidate: Candidate, frontier: Frontier) -> bool:
     """Whether a larger number of micro-batches leaves samples that more of the mesh's devices share evenly, so that it
     may be faster than this one for all that it has more of them."""
@@ -227,6 +237,8 @@ class _State:
         """What no number of micro-batches is faster than."""
         frontier = candidate.frontier(candidate.microbatches[0])
         floor = least_s(frontier)
+        for number in () if candidate.rising else candidate.microbatches[1:]:
+            floor = min(floor, _least_s(candidate, number))
         if floor >= self.cutoff_s(candidate, candidate.microbatches[0]):
             self.slower[place] = candidate.microbatches[0]
             candidate.drop()
@@ -271,7 +283,7 @@ class _State:
             if floor >= cutoff_s:
                 self.bounds.append(floor)
                 self.log.pruned(node, not_below(cutoff_s, self.known_s), floor)
-                if any_evener(candidate, frontier):
+                if any_evener(candidate, frontier) or not candidate.rising:
                     continue
                 self.slower[place] = number
                 break  # more are no faster
@@ -293,9 +305,10 @@ class _State:
                     break
             self.bounds.append(proven_s)
             self._log_expanded(node, proven_s, free)
-            if free:
+            if free and candidate.rising:
                 break
-            self.tight.add(place)
+            if not free:
+                self.tight.add(place)
         if candidate.later:
             candidate.drop()
 
@@ -315,5 +328,5 @@ class _State:
             self.log.incumbent(mesh_node(candidate.name, number), chain.seconds, gap)
 
     def _log_expanded(self, node: str, bound_s: float, free: bool) -> None:
-        why = "memory does not bind: more micro-batches are no faster" if free else "memory binds"
+        why = "memory does not bind" if free else "memory binds"
         self.log.expanded(node, f"everything kept, {why}", bound_s)

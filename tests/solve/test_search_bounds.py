@@ -12,6 +12,8 @@ from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.cutting import even_cuts
+from meshwright.models.reference import parse_reference
 from meshwright.price.parameter import Setting
 from meshwright.solve import bounds
 from meshwright.solve.bounds import MOST_ASKED, Bound, best_bound
@@ -34,6 +36,18 @@ def test_more_micro_batches_are_no_faster_and_take_no_less_than_their_part(name:
             assert least.bytes_at(number) <= frontier.least_held() + frontier.least_transient()
         floors = [floor_s(frontier) for frontier in made.values()]
         assert all(one <= other * (1 + 1e-12) for one, other in pairwise(floors))
+
+
+def test_on_cpus_the_fastest_number_of_micro_batches_is_found() -> None:
+    """Smaller ones stay in caches: of all numbers, each pinned by itself, the plan is the fastest."""
+    program = capture(*parse_reference("gpt?layers=1&hidden=256&heads=4&ffn=1024&vocab=1024&seq=128").meta(32))
+    cluster = load_cluster("local:2")
+    plan = make_plan(program, cluster, pins=("pp=1",), simpler_within=0.0)
+    each = [make_plan(program, cluster, pins=("pp=1", f"microbatch={number}")) for number in even_cuts(32)]
+    fastest = min(each, key=lambda one: one.predicted.step_s)
+    assert plan.microbatches == fastest.microbatches > 1
+    assert plan.predicted.step_s == pytest.approx(fastest.predicted.step_s, rel=1e-9)
+    assert plan.predicted.step_s * (1 - plan.predicted.gap) <= fastest.predicted.step_s * (1 + 1e-9)
 
 
 def test_what_the_host_has_to_ask_for_bounds_steps_that_wait_for_it() -> None:
