@@ -101,7 +101,9 @@ DEEPSPEED = Habits(
 )
 """Its engine as Sailor has it (eth-easl/sailor cf2c8e3, `deepspeed/pipe_engine.py`, `p2p.py`): sends and receives block
 the stream, gradients before activations, in parts that tensor-parallel ranks gather. Sailor's times of single layers
-are 1.4 times ours on GH200, as the steps are, and 0.9 to 1.1 times on its other GPUs: no factor there."""
+of OPT-350M are 1.4 times ours on GH200, as the steps are, 0.9 on V100, 1.1 on RTX 3090 (Titan RTX and RTX 2080 Ti are
+fitted to them): no factor there. On A100 they are 1.2 times ours, and 5 times for OPT-30B, which TF32 would not be; no
+row that we have is of one."""
 MIST = Habits(Framework("Mist"), overlap=0.9, gradients="float16")
 ALPA = Habits(Framework("Alpa"), reduce="float16", overlap=0.0)
 DLPERF = Habits(Framework("Megatron-LM, DLPerf"), dropout=True, attention_dropout=True, reduce="float16", overlap=0.0)

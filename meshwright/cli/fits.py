@@ -27,7 +27,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("fits", help="say on which GPUs a model can be trained, by which recipe, how fast")
     add_model_arguments(parser)
     add_training(parser)
-    parser.add_argument("--gpus", default=GPUS, metavar="NAMES", help=f"kinds, by short names (default {GPUS})")
+    parser.add_argument(
+        "--gpus", default=GPUS, metavar="NAMES", help=f"kinds, by short names, or TOML files (default {GPUS})"
+    )
     parser.add_argument(
         "--counts", default=COUNTS, metavar="N,...", help=f"of each, in one host; 2x8 in two (default {COUNTS})"
     )
@@ -45,7 +47,11 @@ def run(args: argparse.Namespace) -> int:
     counts = args.counts.split(",")
     if not all(part.isdecimal() and int(part) for count in counts for part in count.split("x")):
         raise ModelError(f"--counts {args.counts}", "numbers from 1, such as 1,2,8; of two hosts 2x8", "correct it")
-    clusters = [load_cluster(f"{gpu}:{count}") for gpu in args.gpus.split(",") for count in counts]
+    clusters = [
+        load_cluster(name)
+        for gpu in args.gpus.split(",")
+        for name in ([gpu] if gpu.endswith(".toml") else [f"{gpu}:{count}" for count in counts])
+    ]
 
     if args.json != "-":
         print(f"reading {args.model}", file=sys.stderr)  # what follows takes seconds to import
@@ -90,8 +96,15 @@ def _fewest(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         kind, _, count = row["cluster"].partition(":")
         if row["fits"]:
-            found[kind] = min(found.get(kind, (1 << 30, "")), (prod(map(int, count.split("x"))), row["cluster"]))
-    return [f"fewest that fit: {', '.join(name for _, name in found.values())}"] if found else []
+            number = prod(map(int, count.split("x"))) if count else 1
+            found[kind] = min(found.get(kind, (1 << 30, "")), (number, row["cluster"]))
+    said = [f"fewest that fit by a recipe: {', '.join(name for _, name in found.values())}"] if found else []
+    open_ones = [row["cluster"] for row in rows if row["undecided"]]
+    if open_ones:
+        said.append(
+            f"not decided by recipes: {', '.join(open_ones)}; `meshwright plan` with that --cluster searches further"
+        )
+    return said
 
 
 def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision: str) -> dict[str, Any]:
@@ -101,7 +114,7 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
     from meshwright.solve.baselines import ONE_DEVICE, SERVER, baselines
 
     memory = parse_bytes(args.memory)
-    row: dict[str, Any] = {"cluster": cluster.name, "precision": precision, "fits": False}
+    row: dict[str, Any] = {"cluster": cluster.name, "precision": precision, "fits": False, "undecided": False}
     row |= {"global_batch": program.batch, "even": program.batch % cluster.device_count == 0}
     setting = Setting(args.optimizer, precision)
     if why := _too_small(program, cluster, setting, memory):
@@ -163,7 +176,8 @@ def _checkpointed(program: Program, cluster: Cluster, setting: Setting, memory: 
 
     headroom, pins = headroom_of(memory, None), ("recompute=full",)
     limit = cluster.devices[0].limit_bytes(memory, headroom)
-    refused = {"fits": False, "why": f"no recipe fits in {show_bytes(limit)} of each, not even with full checkpointing"}
+    why = f"not in {show_bytes(limit)} of each, not even with full checkpointing; a searched plan may"
+    refused = {"fits": False, "undecided": True, "why": why}
     if program.batch % cluster.device_count == 0:
         return refused
     request = PlanRequest(program, cluster, memory_bytes=memory, setting=setting, pins=pins, headroom=headroom)
@@ -191,7 +205,7 @@ def _line(row: dict[str, Any]) -> str:
     from meshwright.plan.units import show_bytes, show_seconds
 
     if not row["fits"]:
-        return f"{row['cluster']:<12} does not fit: {row['why']}"
+        return f"{row['cluster']:<12} {'no recipe fits' if row['undecided'] else 'cannot fit'}: {row['why']}"
     step, held = show_seconds(row["step_seconds"]), show_bytes(row["peak_bytes"])
     unit = "samples" if row["tokens_per_second"] is None else "tokens"
     speed, batch = row[f"{unit}_per_second"], row["global_batch"]

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.options import PRECISIONS, SAMPLES, add_plans_model, program_of_plan
+from meshwright.errors import ModelError
 from meshwright.models.arguments import add_json, add_model_arguments, check_reference, reference_of, write_json
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ def _of_plan(args: argparse.Namespace) -> int:
     from meshwright.plan import Plan
     from meshwright.report.per_layer import per_layer, show_layers
 
+    given = [f"--{name}" for name in ("batch", "seq") if getattr(args, name) is not None]
+    if given:
+        raise ModelError(
+            f"{given[0]} with a plan file", "a plan's own sizes", "drop it, or plan again with these sizes"
+        )
     plan = Plan.load(args.model)
     program = program_of_plan(plan, args.model, args.of)
     if args.json:

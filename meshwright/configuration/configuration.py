@@ -158,7 +158,8 @@ def configured(pins: Iterable[str], devices: int, global_batch: int | None = Non
     if "dp" not in given and rest > 0:
         found = replace(found, dp=max(1, devices // rest))
     if global_batch is not None or "global_batch" not in given:
-        found = replace(found, global_batch=global_batch or found.dp * found.micro_batch)
+        each = found.dp * found.micro_batch  # as `plan`: a sample for each device, unless so many are not dealt evenly
+        found = replace(found, global_batch=global_batch or (devices if devices % each == 0 else each))
     if found.vpp > 1 and "schedule" not in given:
         found = replace(found, schedule="interleaved")
     return found

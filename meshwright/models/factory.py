@@ -40,7 +40,17 @@ def factory_family(reference: str) -> Family:
     def shapes(_: Settings, batch: int) -> Shapes:
         return _at_batch(meta()[1], batch)
 
-    return Family(reference, {}, build, shapes, meta()[2], batch=_rows(meta()[1]) or BATCH)
+    def own_batch() -> dict[str, Tensor]:
+        """The same on every rank: random ones are drawn from one seed."""
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model, batch, *rest = _call(reference, factory)
+        if not isinstance(batch, Mapping):
+            batch = dict(zip(batch_names(model, rest[0] if rest else None, len(batch)), batch, strict=False))
+        return dict(batch) if all(isinstance(entry, Tensor) for entry in batch.values()) else {}
+
+    batch = _rows(meta()[1]) or BATCH
+    return Family(reference, {}, build, shapes, meta()[2], batch=batch, own_batch=own_batch)
 
 
 def _function(place: str, name: str) -> Callable[[], Any]:

@@ -22,7 +22,8 @@ class Family:
 
     loss: a function of (output, *batch), where the model does not return its loss itself.
     free: whether whole numbers may be zero or less, as in a library's config.
-    batch: samples of a step, unless given.
+    batch: samples of a step, unless given. own_batch: the tensors by name that a function of one's own returns; nothing
+    where it returns sizes alone.
     """
 
     name: str
@@ -32,3 +33,4 @@ class Family:
     loss: Callable[..., Tensor] | None = None
     free: bool = False
     batch: int = BATCH
+    own_batch: Callable[[], dict[str, Tensor]] = dict

@@ -159,6 +159,8 @@ def _check_memory(plan: Plan) -> None:
         if not 0 <= size < MOST_BYTES:
             given = f"weight_bytes.{name} is {size if abs(size) < MOST_BYTES else 'too large'}"
             raise PlanError(given, "bytes, zero or more", UNDO)
+    if not 0 <= plan.per_host < MOST_BYTES:
+        raise PlanError(f"per_host is {plan.per_host}", "a number of devices, or 0", UNDO)
     limit, peak = plan.memory_bytes, plan.predicted.peak_bytes
     if limit is not None and limit < max(1, peak):
         expected = f"at least predicted.peak_bytes, {peak}" if limit > 0 else "a size in bytes, or null for no limit"

@@ -42,7 +42,8 @@ class Plan:
     compile: segments are compiled by inductor; the plan is priced and run so. answers: the questions about values of
     the batch that capture was allowed to answer beforehand, a line each. form: of a batch that holds more than tensors
     by name, with its plain values (`models.form`). rules: the ops of the model by the tier that their rules came from.
-    weight_bytes: of each parameter, whole, in the dtype it is computed in; empty where unknown, and all count alike.
+    per_host: devices of each host, of a plan of several stages. weight_bytes: of each parameter, whole, in the dtype it
+    is computed in; empty where unknown, and all count alike.
     search_log: the nodes of the search, their bounds, the incumbents and why nodes were pruned; no part of equality.
     """
 
@@ -71,6 +72,7 @@ class Plan:
     answers: tuple[str, ...] = ()
     form: str = ""
     rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    per_host: int = field(default=0, compare=False)
     weight_bytes: dict[str, int] = field(default_factory=dict, compare=False)
     search_log: SearchLog = field(default_factory=SearchLog, compare=False)
     schema: int = SCHEMA

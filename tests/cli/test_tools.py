@@ -20,7 +20,7 @@ def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[st
     assert main(["fits", SMALL, "--gpus", "4090,h100", "--counts", "1,2"]) == 0
     first, *lines, fewest, further = capsys.readouterr().out.splitlines()
     assert "global batch " in first
-    assert fewest == "fewest that fit: 4090:1, h100:1"
+    assert fewest == "fewest that fit by a recipe: 4090:1, h100:1"
     assert further.endswith(f"meshwright plan '{SMALL}' --cluster {fastest(lines)}")
     assert [line.split()[:2] for line in lines] == [[f"{gpu}:{n}", "fits"] for gpu in ("4090", "h100") for n in (1, 2)]
     assert lines[0].endswith("one GPU")
@@ -30,8 +30,10 @@ def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[st
     assert row["why"].startswith("weights, gradients and optimizer state take ")
     assert row["why"].endswith(", it has 64 KiB")
     assert main(["fits", SMALL, "--gpus", "h100", "--counts", "2", "--memory", "120KiB"]) == 1
-    _, line, further = capsys.readouterr().out.splitlines()
-    assert line == "h100:2       does not fit: no recipe fits in 120 KiB of each, not even with full checkpointing"
+    _, line, still_open, further = capsys.readouterr().out.splitlines()
+    why = "not in 120 KiB of each, not even with full checkpointing; a searched plan may"
+    assert line == f"h100:2       no recipe fits: {why}"
+    assert still_open == "not decided by recipes: h100:2; `meshwright plan` with that --cluster searches further"
     assert further.startswith("more GPUs: --counts 2x8,4x8; ")
 
 

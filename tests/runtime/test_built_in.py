@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,3 +67,36 @@ def test_a_text_that_is_given_is_not_folded(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="--data for a vocabulary of 5") as refused:
         built_in(*tagger(), str(tmp_path / "text"))
     assert refused.value.todo
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.EmbeddingBag(50, 8), nn.Linear(8, 1)
+
+    def forward(self, words, weight):
+        return (self.head(self.words(words)).squeeze(1) * weight).square().mean()
+
+def make():
+    torch.manual_seed(0)
+    return Bag(), {"words": torch.randint(0, 50, (8, 5)), "weight": torch.rand(8)}
+"""
+
+
+@pytest.mark.filterwarnings("ignore::meshwright.errors.RuleWarning")
+def test_a_run_of_ones_own_module_learns_from_its_own_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """In every step. Its words are below 50, where characters of a text would not be."""
+    from meshwright.cli import main
+
+    (tmp_path / "own_bag.py").write_text(OWN)
+    told = tmp_path / "run.json"
+    reference = f"{tmp_path}/own_bag.py:make"
+    words = ["train", reference, "--cluster", "local:1", "--nproc", "1", "--steps", "3", "--lr", "1e-2"]
+    assert main([*words, "--json", str(told)]) == 0
+    assert f"data: the batch that {reference} returns (8 samples), in every step" in capfd.readouterr().out
+    losses = json.loads(told.read_text())["losses"]
+    assert losses == sorted(losses, reverse=True)

@@ -190,3 +190,32 @@ def test_a_slurm_job_saves_and_is_queued_again_before_its_time_is_over(
     assert run.returncode == 0, run.stderr
     assert "queued again" in run.stdout
     assert said.read_text().splitlines() == ["show hostnames one", "--signal=INT 77", "saved", "requeue 77"]
+
+
+def test_stages_smaller_than_a_host_of_ones_own_cluster_lie_on_its_hosts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose file may be gone by then."""
+    cluster, plan = tmp_path / "mine.toml", tmp_path / "plan.json"
+    cluster.write_text(
+        'name = "mine"\nbackend = "nccl"\n[device.x900]\nmemory = "48GB"\nmemory_bandwidth = "1.1TB/s"\n'
+        'peaks = { bfloat16 = "330T" }\n[level.pcie]\nbandwidth = "32GB/s"\n[level.ethernet]\nbandwidth = "25Gbit/s"\n'
+        '[[host]]\ncount = 2\ndevice = "x900"\ndevices = 2\n'
+    )
+    model = "gpt?layers=4&hidden=16&heads=2&ffn=32&vocab=64&seq=8"
+    place = ["--cluster", str(cluster), "--global-batch", "8", "--pin", "pp=4", "-o", str(plan)]
+    assert main(["plan", model, *place]) == 0
+    assert "meshwright launch" in capsys.readouterr().out
+    cluster.unlink()
+    written = script(capsys, plan, "torchrun")
+    assert "--nnodes=2 --nproc-per-node=2" in written
+
+
+def test_saving_now_and_then_needs_no_folder_where_the_script_names_one(
+    plans: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["launch", str(plans["dgx-h100:2"]), "--print", "slurm", "--train=--every 20"]) == 0
+    found = capsys.readouterr().out
+    assert "--every 20 --checkpoint-dir run --resume auto" in found
+    assert "--every 100" not in found

@@ -19,7 +19,7 @@ _ANCHORS = ("bfloat16", "float16", "tf32", "float32", "float8", "float4")
 """Dtypes by whose rate others are scaled, the first that both devices have."""
 _RATE = Plausible("1G", "100P", ("T",))
 _MEMORY = Plausible("16MiB", "4TiB", ("GiB",))
-_BANDWIDTH = Plausible("100MB/s", "100TB/s", ("TB/s", "GB/s"))
+_BANDWIDTH = Plausible("2GB/s", "100TB/s", ("TB/s", "GB/s"))
 _LAUNCH = Plausible("0s", "1s", ("us",))
 _FIGURES = {
     "memory": "memory_bytes",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import RunError
+from meshwright.models.reference import Reference
 from meshwright.plan import Plan
 from meshwright.runtime.step.ranges import Range
 
@@ -100,6 +101,41 @@ class BuiltIn:
 
     def _inside(self, name: str, numbers: Tensor) -> Tensor:
         return numbers % self.ranges[name].count if name in self.ranges else numbers
+
+
+class OwnBatch:
+    """The samples of a batch that a function of one's own returns, again and again."""
+
+    def __init__(self, batch: Mapping[str, Tensor], reference: str, least: int) -> None:
+        """least: samples of a step."""
+        self.batch, self.reference = batch, reference
+        self.rows = len(next(iter(batch.values())))
+        self.count = max(self.rows, least)
+
+    def sum(self) -> int:
+        found = 0
+        for tensor in self.batch.values():
+            found = zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), found)
+        return found
+
+    def __str__(self) -> str:
+        return f"the batch that {self.reference} returns ({self.rows:,} samples), in every step"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int, /) -> dict[str, Tensor]:
+        return {name: tensor[index % self.rows] for name, tensor in self.batch.items()}
+
+
+def samples_of(plan: Plan, reference: Reference, text: str | None, ranges: Mapping[str, Range]) -> BuiltIn | OwnBatch:
+    """What a run learns from: the user's own batch, where there is one and no text is given."""
+    own = {} if text else reference.family.own_batch()
+    alike = {name: (entry.shape[1:], entry.dtype) for name, entry in plan.inputs.items()}
+    found = {name: (tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")) for name, tensor in own.items()}
+    if own and found == alike and len({len(tensor) for tensor in own.values() if tensor.dim()}) == 1:
+        return OwnBatch(own, str(reference), plan.batch)
+    return BuiltIn(plan, dict(reference.settings), text, ranges)
 
 
 def _codes(path: str | None) -> Tensor:

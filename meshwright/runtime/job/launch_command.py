@@ -57,6 +57,9 @@ def _options(text: str, plan: Plan, resumes: bool) -> tuple[str, ...]:
     parser = _Parser(add_help=False, allow_abbrev=True)
     add_options(parser)
     found = parser.parse_args(words)
+    if resumes and not found.checkpoint_dir:
+        words += ("--checkpoint-dir", "run", *(() if found.every else ("--every", "100")))
+        found = parser.parse_args(words)
     if found.plan != "auto":
         raise RunError(f"--train: --plan {found.plan}", "no plan but the one that is launched", "drop it")
     check_options(found)
@@ -66,8 +69,6 @@ def _options(text: str, plan: Plan, resumes: bool) -> tuple[str, ...]:
         raise RunError(f"--train: --max-restarts {n}", "restarts by torchrun, which starts these ranks", todo)
     check_joined(found)
     check_against(found, plan, found.nproc)
-    if resumes and not found.checkpoint_dir:
-        words += ("--checkpoint-dir", "run", "--every", "100")
     return (*words, "--resume", "auto") if resumes and not found.resume else words
 
 

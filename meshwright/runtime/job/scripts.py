@@ -72,7 +72,10 @@ def _of_mesh(plan: Plan) -> int:
 
 
 def _of_pipeline(plan: Plan) -> int:
-    """A stage may be smaller than a host: the cluster knows, where it still has the name it was planned under."""
+    """A stage may be smaller than a host: the plan knows; of one that does not, the cluster does, where it still has
+    the name it was planned under."""
+    if plan.per_host:
+        return plan.per_host
     try:
         return per_host(load_cluster(plan.cluster))
     except ClusterError:

@@ -18,7 +18,7 @@ from meshwright.errors import RunError
 from meshwright.models.reference import Reference, parse_reference
 from meshwright.plan import Plan
 from meshwright.runtime.fail import tell
-from meshwright.runtime.job.data import BuiltIn
+from meshwright.runtime.job.data import BuiltIn, OwnBatch, samples_of
 from meshwright.runtime.job.observe import named_samples
 from meshwright.runtime.job.progress import Progress
 from meshwright.runtime.job.tether import STOPS
@@ -66,7 +66,7 @@ def train(job: Job) -> dict[str, Any]:
         folder = Path(job.folder)
         on_first(lambda: take(folder, for_job=True), f"{folder} cannot be written")
     optimizer = make_optimizer(plan.optimizer, trainer.parameters(), job.lr or LR)
-    samples = BuiltIn(plan, dict(reference.settings), job.data, ranges_of(trainer.program))
+    samples = samples_of(plan, reference, job.data, ranges_of(trainer.program))
     data = loader(samples, plan, seed=job.seed or 0)
     goes_on = bool(job.folder) and _resumes(job)
     _say_what(reference, samples, job, goes_on)
@@ -83,7 +83,7 @@ def train(job: Job) -> dict[str, Any]:
     return asdict(figures) | {"losses": losses, "stopped": stopped, "saved": where}
 
 
-def _say_what(reference: Reference, samples: BuiltIn, job: Job, goes_on: bool) -> None:
+def _say_what(reference: Reference, samples: BuiltIn | OwnBatch, job: Job, goes_on: bool) -> None:
     """What is trained, from which weights, on which data: a run like this is a trial, not a training of one's own."""
     if dist.get_rank() == 0 and not job.quiet:
         given = "" if job.data else "; another text: --data FILE; data of your own: mw.loader (docs/running.md)"

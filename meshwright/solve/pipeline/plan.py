@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Mesh
+from meshwright.cluster.enumerate import per_host
 from meshwright.cutting import cut_batch
 from meshwright.plan import Choice, ParameterPlan, Plan, Stage, StageLink
 from meshwright.predict.fast import NOTHING
@@ -73,6 +74,7 @@ def pipeline_plan(
         model="",
         batch=program.batch,
         cluster=cluster.name,
+        per_host=per_host(cluster),
         stages=tuple(stages),
         inputs=input_plans(program),
         choices=tuple(choices),
