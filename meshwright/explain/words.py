@@ -282,8 +282,8 @@ def stored(entry: ParameterPlan, mesh: Mesh, microbatches: int) -> tuple[int, in
 
 
 def _sequence(plan: Plan, stage: Stage) -> bool:
-    """Whether a tensor-parallel axis shards what most layers hand on, on a dim other than the samples'."""
+    """Whether a tensor-parallel axis shards what most layers hand on by the sequence: on the dim after the samples'."""
     tensor = [place for place, axis in enumerate(stage.mesh.axes) if role_of(axis.name) == "tp" and axis.size > 1]
     handed = [[Layout.parse(text) for text in plan.choice(index).outputs] for index in stage.segments[:-1]]
-    split = [any(one[place].is_shard and one[place].dim for one in layouts for place in tensor) for layouts in handed]
+    split = [any(one[place].dim == 1 for one in layouts for place in tensor) for layouts in handed]
     return 2 * sum(split) > len(split)

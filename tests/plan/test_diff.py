@@ -96,7 +96,7 @@ def test_what_a_stage_does_otherwise_is_said(plan: Plan, stages: Plan) -> None:
 
 
 def test_no_decision_goes_unseen(plan: Plan) -> None:
-    """Every field but predictions, the search, where rules came from and sizes of weights, which decide nothing."""
+    """Every field but predictions, search, where rules came from, sizes of weights and hosts: they decide nothing."""
     plain = json.loads(plan.to_json())
     seen = {
         "schema",
@@ -120,6 +120,7 @@ def test_no_decision_goes_unseen(plan: Plan) -> None:
         "pins",
         "inputs",
         "weight_bytes",
+        "per_host",
     }
     assert set(plain) == seen | set(ASKED)
 

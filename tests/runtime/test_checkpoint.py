@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,14 @@ def past_damage(rank: int, plan_json: bytes, folder: str) -> tuple[str, bool, in
     untouched = all(torch.equal(a, b) for a, b in zip(before, now, strict=True))
     found = mw.load(trainer, optimizer, folder, skip_damaged=True)
     mw.save(trainer, optimizer, folder, keep=1)
-    return refused, untouched, found.step, found.passed_over, sorted(path.name for path in Path(folder).glob("step-*"))
+    left = sorted(path.name for path in Path(folder).glob("step-*"))
+    trainer.steps = 3
+    mw.save(trainer, optimizer, folder, keep=2)
+    assert (Path(folder) / "step-000001").exists(), "what was found damaged does not count among the two that are kept"
+    torch.distributed.barrier()
+    if rank == 0:
+        shutil.rmtree(Path(folder) / "step-000003")
+    return refused, untouched, found.step, found.passed_over, left
 
 
 def test_what_one_rank_finds_damaged_all_pass_over(tmp_path: Path, ranks: Callable[[int], GlooPool]) -> None:

@@ -30,6 +30,7 @@ from meshwright.runtime.state.folder import (
     begin,
     complete,
     complete_ones,
+    mark_damaged,
     on_first,
     read_metadata,
     read_summary,
@@ -142,6 +143,7 @@ def load(
             others = every[number + 1 :]
             if others and skip_damaged:
                 passed.append(error.given)
+                mark_damaged(path)
                 LOGGER.warning("passed over: %s", error.given)
                 continue
             if passed:

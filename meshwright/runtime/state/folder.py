@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,8 @@ from meshwright.runtime.state.sums import SUFFIX, DamagedError, file_sum, text_s
 
 FORMAT, OLD = 2, 1
 """OLD: had no index but DCP's."""
+DAMAGED = ".damaged"
+"""A file in checkpoints that were found to be."""
 SUMMARY, METADATA, DATA = "meshwright.json", ".metadata", ".distcp"
 _STEP = re.compile(r"step-([0-9]{1,18})|\.old-step-([0-9]{1,18})")
 Folder = str | os.PathLike[str]
@@ -197,10 +200,18 @@ def complete(scratch: Path, target: Path, summary: dict[str, Any], keep: int | N
     scratch.rename(target)
     _sync_folder(target.parent)
     shutil.rmtree(old, ignore_errors=True)
-    # Later ones are of a run that was gone back behind, or damaged: they are not why this one should go.
+    # Later ones are of a run that was gone back behind; those found damaged are no use: neither is why one should go.
     up_to = [entry for entry in _checkpoints(target.parent) if _step_of(entry) <= _step_of(target)]
+    up_to = [entry for entry in up_to if not (entry / DAMAGED).exists()]
     for previous in sorted(up_to, key=_step_of)[: -keep if keep else 0]:
         shutil.rmtree(previous)
+
+
+def mark_damaged(path: Path) -> None:
+    """So that it does not count among those that are kept; by rank 0, where the folder can be written."""
+    if dist.get_rank() == 0:
+        with suppress(OSError):
+            (path / DAMAGED).touch()
 
 
 def together(action: Callable[[], T]) -> T:
