@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
         raise ModelError(f"--points {args.points}", "at least 2 points", "give a larger number")
     reference, cluster = reference_of(args), load_cluster(args.cluster)
     mesh, args.precision = one_device_mesh(one_device_cluster(cluster.devices[0])), precision_for(args, cluster)
+    print(f"reading {reference}", file=sys.stderr, flush=True)
     program = capture(*reference.meta(args.global_batch), precision=args.precision, allow=args.allow)
+    print(f"finding {args.points} plans from the least memory to all of it", file=sys.stderr, flush=True)
     before_s = time.process_time()
     curve = one_device_frontier(
         program,

@@ -186,6 +186,8 @@ def on_loopback() -> dict[str, str]:
 
 def _hand_on(ranks: Sequence[_Rank], asked: _Asked) -> None:
     """Ask the ranks to end, and wait until they have saved."""
+    if asked.count == 1:
+        print("ending after this step (Ctrl-C again: at once)", file=sys.stderr, flush=True)
     for rank in ranks:
         with suppress(ProcessLookupError):
             rank.process.send_signal(signal.SIGINT)

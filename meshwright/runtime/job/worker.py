@@ -112,17 +112,17 @@ def _resumed(
     if dist.get_rank() == 0:
         for fault in found.passed_over:
             print(f"passed over: {fault}", file=sys.stderr, flush=True)
-    if shown:
-        lost = "; steps after it are computed again" if found.passed_over else ""
-        print(f"going on from {found.path}, step {found.step}{lost}", flush=True)
-        if found.step >= job.steps:
-            print(f"nothing is left to do: step {found.step} of {job.steps}; give more --steps to go on", flush=True)
     if job.seed not in (None, trainer.seed):
         raise _otherwise(found.path, f"--seed {job.seed}", f"{trainer.seed}")
     for name, word in (("data", "--data"), ("batch", "--global-batch"), ("precision", "--precision")):
         if name in found.extra and found.extra[name] != told[name]:
             given = "another text" if name == "data" else told[name]
             raise _otherwise(found.path, f"{word} of {given}", "the same text" if name == "data" else found.extra[name])
+    if shown:
+        lost = "; steps after it are computed again" if found.passed_over else ""
+        print(f"going on from {found.path}, step {found.step}{lost}", flush=True)
+        if found.step >= job.steps:
+            print(f"nothing is left to do: step {found.step} of {job.steps}; give more --steps to go on", flush=True)
     for group in optimizer.param_groups:
         if job.lr is not None and group["lr"] != job.lr:
             if shown:
