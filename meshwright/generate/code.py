@@ -37,7 +37,7 @@ from meshwright.generate.shard import CONVERT
 from meshwright.layout import Collective, Layout, conversion
 from meshwright.plan import Plan, Stage
 from meshwright.plan.instruction import to_text
-from meshwright.price.buckets import Transfers, gathered, left_over, legs_of, reduced
+from meshwright.price.buckets import Transfers, gathered, legs_of, reduced, replica_sums
 from meshwright.price.flow import Flow, flow
 from meshwright.schedule.of_plan import plan_lists
 
@@ -206,7 +206,7 @@ def _layer(program: Program, plan: Plan, index: int) -> str:
     for flag, gather, reduce in ((False, "once a step", "once a step"), (True, "each time", "each micro-batch")):
         lines += _transfers(f"gather, {gather}", gathered(plan, program, index, again=flag), partial(way, 0, 0, 2))
         lines += _transfers(f"reduce, {reduce}", reduced(plan, program, index, scatter=flag), partial(way, 1, 1, 2))
-    lines += _transfers("reduce, at the end of the step", left_over(plan, program, index), partial(way, 1, 0, 1))
+    lines += _transfers("reduce, at the end of the step", replica_sums(plan, program, index), partial(way, 1, 0, 1))
     return "\n".join(lines)
 
 

@@ -42,12 +42,11 @@ def factory_family(reference: str) -> Family:
 
     def own_batch() -> dict[str, Tensor]:
         """The same on every rank: random ones are drawn from one seed."""
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model, batch, *rest = _call(reference, factory)
-        if not isinstance(batch, Mapping):
-            batch = dict(zip(batch_names(model, rest[0] if rest else None, len(batch)), batch, strict=False))
-        return dict(batch) if all(isinstance(entry, Tensor) for entry in batch.values()) else {}
+        found = _by_name(reference, model, batch, rest[0] if rest else None)
+        return found if all(isinstance(entry, Tensor) for entry in found.values()) else {}
 
     batch = _rows(meta()[1]) or BATCH
     return Family(reference, {}, build, shapes, meta()[2], batch=batch, own_batch=own_batch)
@@ -125,6 +124,10 @@ def _checked(reference: str, found: Any) -> tuple[nn.Module, Shapes, Callable[..
 
 
 def _shapes(reference: str, model: nn.Module, batch: Any, loss: Callable[..., Tensor] | None) -> Shapes:
+    return {name: _shape(reference, name, entry) for name, entry in _by_name(reference, model, batch, loss).items()}
+
+
+def _by_name(reference: str, model: nn.Module, batch: Any, loss: Callable[..., Tensor] | None) -> dict[str, Any]:
     if not isinstance(batch, Mapping):
         names = batch_names(model, loss, len(batch)) if isinstance(batch, tuple | list) else []
         if not isinstance(batch, tuple | list):
@@ -137,7 +140,7 @@ def _shapes(reference: str, model: nn.Module, batch: Any, loss: Callable[..., Te
                 "return (model, batch, loss): the loss takes what forward returns and the rest of the batch",
             )
         batch = dict(zip(names, batch, strict=False))
-    return {name: _shape(reference, name, entry) for name, entry in batch.items()}
+    return dict(batch)
 
 
 def _shape(reference: str, name: str, entry: Any) -> tuple[tuple[int, ...], str]:

@@ -2,8 +2,8 @@
 
 A bucket is one collective on their pieces laid side by side; a large one has its own. Those that take more than one
 step go alone. Gradients stand in the order in which backward makes them, in a few buckets that leave one after the
-other, on the way to the pieces that are stored; what is left of their reduction follows once a step (`stopover`). The
-runtime moves buckets, and `predict.traffic` counts them.
+other, on the way to the pieces that are stored; sums over replicas follow once a step
+(`scattered_layout`). The runtime moves buckets, and `predict.traffic` counts them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshwright.layout.steps import Op
 from meshwright.plan import ParameterPlan, Plan
 from meshwright.plan.order import gathers_of
 from meshwright.price.parameter import chain_uses, gathers, local_bytes, reductions
-from meshwright.price.together import BUCKET_BYTES, departures, moving, parts_of, shared_op, stopover
+from meshwright.price.together import BUCKET_BYTES, departures, moving, parts_of, scattered_layout, shared_op
 from meshwright.profile.lookup import lookup_segments
 
 
@@ -95,8 +95,8 @@ def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Tra
     return _reduced(plan, program, segment, ways)
 
 
-def left_over(plan: Plan, program: Program, segment: int) -> Transfers:
-    """What is left of these reductions once a step: sums of the pieces over axes whose ranks store the same."""
+def replica_sums(plan: Plan, program: Program, segment: int) -> Transfers:
+    """Once a step: sums of reduce-scattered gradients over axes whose ranks store the same."""
     legs = _legs(plan, program, segment, (False, True))
     return _reduced(plan, program, segment, {name: (to, of) for name, (to, of, _) in legs.items() if to != of})
 
@@ -105,9 +105,9 @@ Legs = tuple[Layout, Layout, Layout]
 
 
 def legs_of(entry: ParameterPlan) -> Legs:
-    """Storage, where a gradient stops on its way, compute."""
+    """Storage, that of a reduce-scattered gradient, compute."""
     storage, compute = Layout.parse(entry.storage), Layout.parse(entry.compute)
-    return storage, stopover(storage, compute), compute
+    return storage, scattered_layout(storage, compute), compute
 
 
 def _legs(plan: Plan, program: Program, segment: int, scatter: tuple[bool, ...]) -> dict[str, Legs]:
@@ -122,7 +122,7 @@ def _legs(plan: Plan, program: Program, segment: int, scatter: tuple[bool, ...])
 
 def _reduced(plan: Plan, program: Program, segment: int, ways: Mapping[str, tuple[Layout, Layout]]) -> Transfers:
     """ways: to which layout gradients go, and from which."""
-    mesh, found, stopping = plan.stage_of(segment).mesh, list[_Moved](), set[str]()
+    mesh, found, scattered = plan.stage_of(segment).mesh, list[_Moved](), set[str]()
     order = _backward_order(program, segment)
     for name in sorted(ways, key=order.__getitem__):
         parameter, entry, (to, of) = program.parameter(name), plan.parameters[name], ways[name]
@@ -131,8 +131,8 @@ def _reduced(plan: Plan, program: Program, segment: int, ways: Mapping[str, tupl
         cut = [op.kind for op in moving(ops, mesh)] == ["reduce_scatter"]
         found.append((parameter, ops, to if cut else of, itemsize))
         if str(to) != entry.storage:
-            stopping.add(name)
-    return _together(found, mesh, _on_host(plan, found), stopping, leaves=True)
+            scattered.add(name)
+    return _together(found, mesh, _on_host(plan, found), scattered, leaves=True)
 
 
 def _backward_order(program: Program, segment: int) -> dict[str, int]:
@@ -163,7 +163,7 @@ def segment_collectives(plan: Plan, program: Program, segment: int) -> Iterator[
             (reduced(plan, program, segment, scatter=flag), False),
         ):
             yield from _collectives(plan, program, segment, transfers, forward)
-    left = left_over(plan, program, segment)
+    left = replica_sums(plan, program, segment)
     yield from (bucket.collective for bucket in left.buckets)
     for name in left.alone:
         yield from _home(plan, program, name, *legs_of(plan.parameters[name])[:2]).backward
@@ -220,10 +220,10 @@ def _together(
     found: list[_Moved],
     mesh: Mesh,
     on_host: Collection[str],
-    stopping: Collection[str] = (),
+    scattered: Collection[str] = (),
     leaves: bool = False,
 ) -> Transfers:
-    """Group what moves alike, in order, up to the size of a bucket. on_host, stopping (whose reduction is not over
+    """Group what moves alike, in order, up to the size of a bucket. on_host, scattered (whose reduction is not over
     then): of which nothing is in one bucket with others. leaves: gradients, which set out in parts while others are
     still to come."""
     alike: dict[tuple[str, str, int, bool, bool], list[Bucket]] = {}
@@ -234,7 +234,7 @@ def _together(
             alone.append(parameter.name)
         else:
             name = parameter.name
-            alike.setdefault((made.kind, made.axis, itemsize, name in on_host, name in stopping), []).append(made)
+            alike.setdefault((made.kind, made.axis, itemsize, name in on_host, name in scattered), []).append(made)
     return Transfers(tuple(bucket for group in alike.values() for bucket in _packed(group, mesh, leaves)), tuple(alone))
 
 

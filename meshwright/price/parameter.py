@@ -17,7 +17,7 @@ from meshwright.cutting import cut_batch
 from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.plan import ParameterPlan
 from meshwright.price.hosted import HostedUpdate, hosted_update, link_s
-from meshwright.price.together import moving, part_of_bucket_s, shared_op, stopover, whole_bytes
+from meshwright.price.together import moving, part_of_bucket_s, scattered_layout, shared_op, whole_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,7 @@ def gathers(plan: ParameterPlan, uses: float, microbatches: int = 1) -> int:
 
 
 def reductions(plan: ParameterPlan, microbatches: int = 1) -> int:
-    """How often a step brings the gradient to the pieces that are stored; what is left then is summed once
-    (`stopover`)."""
+    """How often a step reduce-scatters the gradient; replicas are summed once (`scattered_layout`)."""
     return microbatches if plan.reduce_scatter_every_microbatch else 1
 
 
@@ -156,11 +155,11 @@ def _price(
         add_s = (micro - 1) * (2 * summed + one.computed) / rate  # fresh gradients come from memory
         held += summed if one.computed_wide != one.stored and not every else 0
     home_s = reductions(plan, micro) * one.home_s
-    carried_s += home_s * one.home_carried + one.left_s * one.left_carried
-    contended_s += home_s * one.home_contended + one.left_s * one.left_contended
+    carried_s += home_s * one.home_carried + one.replicas_s * one.replicas_carried
+    contended_s += home_s * one.home_contended + one.replicas_s * one.replicas_contended
     price = ParameterPrice(
         first_s,
-        home_s + one.left_s,
+        home_s + one.replicas_s,
         one.step_s,
         held,
         transient,
@@ -182,7 +181,7 @@ def _price(
 
 class _Moved(NamedTuple):
     """What a parameter takes whatever the number of micro-batches: bytes that are stored, computed with and copied, one
-    gather (its cast included), one reduction to the pieces that are stored and what is left of it (`stopover`), the
+    gather (its cast included), one reduction to the pieces that are stored and one over replicas, the
     shares of each that compute carries and is slowed by, one update."""
 
     stored: int
@@ -196,9 +195,9 @@ class _Moved(NamedTuple):
     home_s: float = 0.0
     home_carried: float = 0.0
     home_contended: float = 0.0
-    left_s: float = 0.0
-    left_carried: float = 0.0
-    left_contended: float = 0.0
+    replicas_s: float = 0.0
+    replicas_carried: float = 0.0
+    replicas_contended: float = 0.0
     step_host_s: float = 0.0
     step_s: float = 0.0
 
@@ -230,7 +229,7 @@ def _moved(
     if not grad:
         return found
     step_host_s, step_s = update_s(mesh.device, plan.dtype, stored, states)
-    between, width = stopover(storage, compute), ITEM_BYTES[travels]
+    between, width = scattered_layout(storage, compute), ITEM_BYTES[travels]
     home = conversion(between, compute, shape, width, mesh, grad=True)
     found = found._replace(step_host_s=step_host_s, step_s=step_s)
     carried, contended = _of_compute(home.backward, mesh)
@@ -240,8 +239,8 @@ def _moved(
         return found
     left = conversion(storage, between, shape, width, mesh, grad=True)
     carried, contended = _of_compute(left.backward, mesh)
-    left_s = _way_s(left, False, shape, company, mesh)
-    return found._replace(left_s=left_s, left_carried=carried, left_contended=contended)
+    replicas_s = _way_s(left, False, shape, company, mesh)
+    return found._replace(replicas_s=replicas_s, replicas_carried=carried, replicas_contended=contended)
 
 
 class _Sizes(NamedTuple):

@@ -28,10 +28,10 @@ def moving(ops: Iterable[Op], mesh: Mesh) -> list[Op]:
     return [op for op in ops if op.kind != "none" and any(mesh.sizes[axis] > 1 for axis in op.axes)]
 
 
-def stopover(storage: Layout, compute: Layout) -> Layout:
-    """Where a gradient stops on its way from compute to storage: in the pieces that are stored, still a partial sum
-    over axes whose ranks store the same (replicas of HSDP; of norms under sequence parallelism, the tensor-parallel
-    ranks). What is left is reduced once a step. The storage layout where nothing is left, or nothing comes before."""
+def scattered_layout(storage: Layout, compute: Layout) -> Layout:
+    """Of a gradient that was reduce-scattered: the pieces that are stored, still partial sums over axes whose ranks
+    store the same (replicas of HSDP; of norms under sequence parallelism, the tensor-parallel ranks). Replicas are
+    summed once a step. The storage layout where there are none, or nothing is scattered."""
     pairs = zip(storage.states, compute.states, strict=True)
     found = Layout(tuple(R if stored == I and used == R else stored for stored, used in pairs))
     return storage if found == compute else found

@@ -17,6 +17,8 @@ from meshwright.plan import Plan
 from meshwright.runtime.step.ranges import Range
 
 CHARACTERS = 128
+WHOLE_BYTES = 2 << 30
+"""Of a model that every rank may build whole."""
 SAMPLES = 4096
 """How many samples of noise there are; a text has one for each character."""
 
@@ -129,8 +131,10 @@ class OwnBatch:
 
 
 def samples_of(plan: Plan, reference: Reference, text: str | None, ranges: Mapping[str, Range]) -> BuiltIn | OwnBatch:
-    """What a run learns from: the user's own batch, where there is one and no text is given."""
-    own = {} if text else reference.family.own_batch()
+    """What a run learns from: the user's own batch, where there is one and no text is given. The function that returns
+    it builds its model whole, so that of a large model the batch is not asked for."""
+    small = sum(plan.weight_bytes.values()) <= WHOLE_BYTES
+    own = reference.family.own_batch() if small and not text else {}
     alike = {name: (entry.shape[1:], entry.dtype) for name, entry in plan.inputs.items()}
     found = {name: (tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")) for name, tensor in own.items()}
     if own and found == alike and len({len(tensor) for tensor in own.values() if tensor.dim()}) == 1:

@@ -17,13 +17,13 @@ from meshwright.layout import Layout
 from meshwright.layout.convert import convert_gradient, convert_value
 from meshwright.layout.transport import Transport
 from meshwright.plan import Plan, Stage
-from meshwright.price.buckets import Bucket, Transfers, gathered, is_home, left_over, legs_of, moves, reduced
+from meshwright.price.buckets import Bucket, Transfers, gathered, is_home, legs_of, moves, reduced, replica_sums
 from meshwright.runtime.weights.buckets import Scratch, Shape, gather, reduce
 from meshwright.runtime.weights.homes import Home, Homes
 from meshwright.runtime.weights.hosted import HostMemory
 from meshwright.runtime.weights.overlap import Begun, Overlap
 from meshwright.runtime.weights.packing import has_holes, packed, part_of
-from meshwright.runtime.weights.stopped import Stopped
+from meshwright.runtime.weights.replica_sums import ReplicaSums
 from meshwright.torch_compat import dtensor_like, local_tensor, storage_users
 
 Source = Callable[[Parameter, Layout, torch.dtype], Tensor]
@@ -80,8 +80,8 @@ class Store:
         self.reductions = {
             n: [reduced(plan, program, n, scatter=flag) for flag in (False, True)] for n in here.segments
         }
-        self.left_over = {n: left_over(plan, program, n) for n in here.segments}
-        self.stopped = Stopped(self.legs, self.shapes, self.mesh)
+        self.replica_sums = {n: replica_sums(plan, program, n) for n in here.segments}
+        self.scattered = ReplicaSums(self.legs, self.shapes, self.mesh)
         self.alone = {
             n: tuple(name for t in self.gathers[n] for name in t.alone if moves(plan, program, name))
             for n in here.segments
@@ -270,7 +270,7 @@ class Store:
         if names is None:
             for transfers in self.reductions[segment]:
                 self._reduce(transfers)
-            self._reduce_left_over(self.left_over[segment])
+            self._sum_replicas(self.replica_sums[segment])
             return
         for name in names:
             gradient = self.gradients.pop(name, None)
@@ -290,8 +290,8 @@ class Store:
         own = {name: self.gradients.pop(name) for name in bucket.names}
         self.summed -= own.keys()
         shape, dtype = self._local_shape(bucket), self.wide[bucket.names[0]]
-        if not self.stopped.names.isdisjoint(bucket.names):
-            self._reducing.append(self.overlap.start(partial(self._bucket_stops, shape, dtype, own)))
+        if not self.scattered.names.isdisjoint(bucket.names):
+            self._reducing.append(self.overlap.start(partial(self._bucket_scattered, shape, dtype, own)))
         else:
             self._reducing.append(self.overlap.start(partial(self._bucket_reduced, self._home(shape, dtype), own)))
 
@@ -318,27 +318,27 @@ class Store:
         reduce(home.shape, given, home.flat, self.scratch)
         return {name: self._put(name, local) for name, local in home.gradients().items()}
 
-    def _bucket_stops(self, shape: Shape, dtype: torch.dtype, given: Mapping[str, Tensor]) -> Reduced:
+    def _bucket_scattered(self, shape: Shape, dtype: torch.dtype, given: Mapping[str, Tensor]) -> Reduced:
         flat = torch.empty(sum(shape.counts), dtype=dtype, device=self.device)
         reduce(shape, given, flat, self.scratch)
-        self.stopped.add(shape.views(flat))
+        self.scattered.add(shape.views(flat))
         return {}
 
-    def _reduce_left_over(self, transfers: Transfers) -> None:
+    def _sum_replicas(self, transfers: Transfers) -> None:
         """Of gradients that stopped on their way."""
         for bucket in transfers.buckets:
             home = self._home(self._local_shape(bucket), self.wide[bucket.names[0]])
-            self._reducing.append(self.overlap.start(partial(self._bucket_ends, home)))
+            self._reducing.append(self.overlap.start(partial(self._bucket_summed, home)))
         if transfers.alone:
-            self._reducing.append(self.overlap.start(lambda: self._end(self.stopped.take(transfers.alone))))
+            self._reducing.append(self.overlap.start(lambda: self._end(self.scattered.take(transfers.alone))))
 
-    def _bucket_ends(self, home: Home) -> Reduced:
-        given = self.stopped.take(home.shape.bucket.names)
+    def _bucket_summed(self, home: Home) -> Reduced:
+        given = self.scattered.take(home.shape.bucket.names)
         whole = len(given) == len(home.shape.bucket.names)  # else some have no gradient
         return self._bucket_reduced(home, given) if whole else self._end(given)
 
     def _end(self, given: Mapping[str, Tensor]) -> Reduced:
-        return {name: self._put(name, _own(self.stopped.summed(name, piece))) for name, piece in given.items()}
+        return {name: self._put(name, _own(self.scattered.summed(name, piece))) for name, piece in given.items()}
 
     def _put(self, name: str, gradient: Tensor) -> Tensor:
         """A gradient of a parameter that is stored on the host goes there: into memory that is used again, where nobody
@@ -361,8 +361,8 @@ class Store:
             _, between, compute = self.legs[name]
             wide = gradient.to(self.wide[name])
             local = convert_gradient(wide, between, compute, self.mesh, shape=self.shapes[name])
-            if name in self.stopped.names:
-                self.stopped.add({name: _own(local)})
+            if name in self.scattered.names:
+                self.scattered.add({name: _own(local)})
             else:
                 found[name] = _own(local) if name not in self.on_host else self._put(name, local)
         return found
@@ -402,7 +402,7 @@ class Store:
     def reduced_gradients(self) -> list[Tensor]:
         """This rank's pieces of those that are in their storage layout by now, or stopped on the way there."""
         found = [entry.grad for name, entry in self.stored.items() if name not in self.on_host]
-        pieces = list(self.stopped.pieces.values())
+        pieces = list(self.scattered.pieces.values())
         return [gradient.to_local() for gradient in found if isinstance(gradient, DTensor)] + pieces
 
     def end_step(self) -> None:
@@ -421,7 +421,7 @@ class Store:
         self._gathering.clear()
         self.copies.clear()
         self.gradients.clear()
-        self.stopped.pieces.clear()
+        self.scattered.pieces.clear()
         self.summed.clear()
 
 

@@ -1,4 +1,4 @@
-"""Gradients that stop on their way home (`stopover`): pieces as they are stored, not yet summed over their replicas."""
+"""Gradients that were reduce-scattered but not yet summed over replicas (HSDP): this happens once a step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from meshwright.layout.convert import convert_gradient
 from meshwright.price.buckets import Legs
 
 
-class Stopped:
-    """What is summed of them over the micro-batches of a step. Only collectives, which run one after the other, read
-    and write it."""
+class ReplicaSums:
+    """The pieces that are stored, added up over the micro-batches of a step. Only collectives, which run one after the
+    other, read and write them."""
 
     def __init__(self, legs: Mapping[str, Legs], shapes: Mapping[str, tuple[int, ...]], mesh: Mesh) -> None:
         self.legs, self.shapes, self.mesh = legs, shapes, mesh
