@@ -18,7 +18,7 @@ from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.solve.bounds import Bound, best_bound
 from meshwright.solve.by_method import refine_by
-from meshwright.solve.intra.chain import chain_at, floor_s
+from meshwright.solve.intra.chain import HIGHEST_PRICE, chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.min_memory import EXACT, MemoryNeeded, WorkBudget, needed_by
@@ -28,7 +28,7 @@ from meshwright.solve.points import Ways
 from meshwright.solve.refine import refine, refine_ways
 from meshwright.solve.search import Candidate, search
 from meshwright.solve.sweep import PARTS, swept
-from meshwright.solve.together import DEAREST, FEWER, Assemble, Together, weighed
+from meshwright.solve.together import FEWER, Assemble, Together, weighed
 
 
 class _EnoughError(Exception):
@@ -135,7 +135,7 @@ def min_memory_plan(
     found = []
     for candidate in candidates:
         frontier = candidate.frontier(candidate.microbatches[-1])
-        plan = assemble(chain_at(frontier, DEAREST), frontier)
+        plan = assemble(chain_at(frontier, HIGHEST_PRICE), frontier)
         if method in ORDERED or method in FIXED:
             found.append(refine_by(plan, program, budget_bytes, method))
         elif plan.predicted.static_bytes <= budget_bytes:

@@ -36,8 +36,6 @@ MIXED = (0.05, 0.25, 1.0, 4.0)
 FACTORS = (1.0, 0.1, 0.3, 3.0, 10.0, 1000.0)
 """Prices per byte, in steps over the budget: what a byte is worth where memory binds is of that size."""
 
-DEAREST = 1e-6
-
 TOO_SLOW = 4.0
 """Times the least compute, at which a sharding is of no use even to a few instances."""
 

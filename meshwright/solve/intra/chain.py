@@ -20,7 +20,7 @@ from meshwright.solve.intra.leanest import Leanest
 from meshwright.solve.intra.mix import Chain, mixed
 from meshwright.solve.intra.walk import least_cost, walk
 
-DEAREST = 1e-6
+HIGHEST_PRICE = 1e-6
 """Seconds per byte held, at which a device would rather move anything than keep it; more where steps are long."""
 
 DEARER = 1e5
@@ -47,7 +47,7 @@ class _Search:
     budget_bytes: int
     room_bytes: int
     bound_s: float = 0.0
-    highest: float = DEAREST
+    highest: float = HIGHEST_PRICE
     chains: list[Chain] = field(default_factory=list)
 
     def ask(self, price: float) -> Chain:
@@ -119,7 +119,7 @@ def solve_chain(
         return (free if search.fits(free) else None), search.bound_s
     step_s = free.seconds / max(1, budget_bytes)
     least = free
-    for highest in (max(DEAREST, step_s), DEARER * step_s):
+    for highest in (max(HIGHEST_PRICE, step_s), DEARER * step_s):
         if search.fits(least) or highest <= least.price:
             continue
         search.highest, search.frontier = highest, frontier
@@ -163,7 +163,7 @@ def _lean(search: _Search, price: float) -> Chain | None:
 
 def least_bytes(frontier: Frontier) -> int:
     """The peak of the chain found at the highest price per byte."""
-    return _Search(frontier, 0, 0).ask(max(DEAREST, floor_s(frontier))).peak_bytes
+    return _Search(frontier, 0, 0).ask(max(HIGHEST_PRICE, floor_s(frontier))).peak_bytes
 
 
 def _lower(search: _Search, over: Chain) -> Chain:
@@ -193,7 +193,7 @@ def _bracket(search: _Search, over: Chain, within: Chain, known_s: float) -> Non
         overlap_weight = search.frontier.overlap_weight
         more_s = within.weighed_s(overlap_weight) - over.weighed_s(overlap_weight)
         price = more_s / (over.held_bytes - within.held_bytes)
-        if not 0 < price <= max(DEAREST, search.highest):
+        if not 0 < price <= max(HIGHEST_PRICE, search.highest):
             return
         chain = search.ask(price)
         if chain.held_bytes in (over.held_bytes, within.held_bytes):
