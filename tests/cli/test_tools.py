@@ -182,3 +182,30 @@ sys.exit(main())
 def test_ctrl_c_while_a_command_ends_is_quiet() -> None:
     ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_plan_is_profiled_at_its_own_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = str(tmp_path / "plan.json")
+    assert main(["plan", SMALL, "--cluster", "local:1", "-o", plan]) == 0
+    capsys.readouterr()
+    for option in ("--batch", "--seq"):
+        assert main(["profile", plan, option, "3"]) == 2
+        assert f"{option} with a plan file" in capsys.readouterr().err
+
+
+def test_fits_takes_a_gpu_of_ones_own_and_refuses_figures_that_none_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.toml"
+    text = (
+        'name = "mine"\nbackend = "nccl"\n[device.x900]\nmemory = "48GB"\nmemory_bandwidth = "1.1TB/s"\n'
+        'peaks = { bfloat16 = "330T" }\n[level.pcie]\nbandwidth = "32GB/s"\n[[host]]\ndevice = "x900"\ndevices = 2\n'
+    )
+    mine.write_text(text)
+    assert main(["fits", SMALL, "--gpus", str(mine)]) == 0
+    _, line, fewest, _ = capsys.readouterr().out.splitlines()
+    assert line.split()[:2] == ["mine", "fits"]
+    assert fewest == "fewest that fit by a recipe: mine"
+    mine.write_text(text.replace("1.1TB/s", "1.1GB/s"))
+    assert main(["fits", SMALL, "--gpus", str(mine)]) == 2
+    assert 'probably "1.1TB/s" was meant' in capsys.readouterr().err

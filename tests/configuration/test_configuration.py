@@ -12,6 +12,7 @@ import meshwright as mw
 from meshwright.cluster import load_cluster
 from meshwright.configuration import Configuration, Transformer, predict_configuration
 from meshwright.configuration.block import Block
+from meshwright.configuration.configuration import configured
 from meshwright.configuration.framework import PLAIN, Framework
 from meshwright.configuration.layers import Layers
 from meshwright.configuration.step import Step
@@ -191,3 +192,10 @@ def test_the_first_stage_holds_what_its_micro_batches_in_flight_keep() -> None:
     few, many = (Step(SMALL, replace(given, global_batch=n), load_cluster("h100:2"), PLAIN).first_bytes for n in (1, 8))
     kept = Step(SMALL, given, load_cluster("h100:2"), PLAIN).blocks["dense"].kept_bytes["none"]
     assert many - few == pytest.approx(6 * kept, rel=0.1)
+
+
+def test_the_batch_is_that_of_a_plan_unless_given() -> None:
+    """A sample for each device, or what the pins take at a time where that does not divide them."""
+    assert configured(("tp=4",), 8).global_batch == 8
+    assert configured(("micro_batch=3",), 8).global_batch == 24
+    assert configured(("tp=4",), 8, 2).global_batch == 2
