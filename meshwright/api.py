@@ -52,8 +52,8 @@ def plan(
     simpler_within: of plans whose steps differ by no more than this part the simplest is taken; 0 turns it off.
     effort: how much is searched, `fast`, `default` or `proof`.
     gap: the search ends once its plan is proven to be within this part of the fastest, 0.02 for 2 %;
-    `plan.search_log` says what it did. Progress is logged under `meshwright.plan` (`MESHWRIGHT_LOG=info` shows it), and
-    printed at a prompt and in notebooks.
+    `plan.search_log` says what it did. Progress of what takes over a second is written to standard error, and logged
+    under `meshwright.plan`: `MESHWRIGHT_LOG=info` shows the log in its place, `MESHWRIGHT_LOG=warning` neither.
     """
     tell_uncaught()
     name = ""

@@ -19,23 +19,29 @@ def loss(y: Tensor, x: Tensor) -> Tensor:
     return (y - x).square().mean()
 
 
-def test_planning_is_logged_if_asked_and_shown_at_a_prompt(
+def test_planning_is_logged_if_asked(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch = torch.nn.Linear(8, 8), (torch.zeros(4, 8),)
+    monkeypatch.setattr("meshwright.solve.of_model.AFTER_S", 600.0)  # as if it were quick
     mw.plan(model, batch, loss=loss)
     assert "".join(capsys.readouterr()) == ""
     with caplog.at_level(logging.INFO, "meshwright"):
         mw.plan(model, batch, loss=loss)
     assert any(record.name == "meshwright.plan" and "step" in record.message for record in caplog.records)
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    capsys.readouterr()
+    monkeypatch.setattr("meshwright.solve.of_model.AFTER_S", 0.0)  # as if it took long
     mw.plan(model, batch, loss=loss)
     shown = capsys.readouterr()
     assert shown.out == ""
     lines = shown.err.splitlines()
-    assert lines[0] == "meshwright: capturing Linear"
-    assert lines[1].startswith("meshwright: searching plans of ")
+    assert lines[0].startswith("meshwright: ")
+    assert lines[0].endswith(" s  capturing Linear")
+    assert " s  searching plans of " in lines[1]
     assert lines[1].endswith(" on 1 device")
+    monkeypatch.setenv("RANK", "1")  # of several ranks one tells
+    mw.plan(model, batch, loss=loss)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_is_logged_if_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

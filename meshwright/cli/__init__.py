@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who reads this has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except KeyboardInterrupt:
-        print("meshwright: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print(f"meshwright: interrupted{f': {stopped}' if str(stopped) else ''}", file=sys.stderr)
         return 130
     finally:
         if argv is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:

@@ -65,14 +65,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _what_if(plan: Plan, program: Program, pins: list[str], cluster: str | None) -> str:
     """How the plan is parallelised then, step and peak first, and what differs."""
-    from meshwright.cli.progress import Progress
     from meshwright.explain.diff import diff
     from meshwright.explain.words import headline
+    from meshwright.solve.progress import Progress
     from meshwright.solve.whatif import what_if
 
     with Progress(True) as progress:
         progress.doing(f"planning again with {' '.join(pins)}")
-        other = what_if(plan, program, pins, cluster, progress.found)
+        other = what_if(plan, program, pins, cluster, progress.found, progress.looking)
     lines = diff(plan, replace(other, pins=plan.pins)).splitlines()  # what was asked for is known
     if not lines:
         return "the plan stays as it is"

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshwright.capture.program import Program
-    from meshwright.cli.progress import Progress
     from meshwright.cluster import Cluster
     from meshwright.plan import Plan
+    from meshwright.solve.progress import Progress
 
 INTERRUPTED = 130
 RECIPES_S = 60.0
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     check_pins(args.pin, cluster, args.global_batch or (reference.family.batch if reference else None))
 
     # What takes seconds to import comes after what can be refused at once.
-    from meshwright.cli.progress import Progress
+    from meshwright.solve.progress import Progress
 
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     with Progress(not args.quiet and args.json != "-") as progress:
@@ -100,14 +100,13 @@ def run(args: argparse.Namespace) -> int:
         plan, program, capture_s = _planned(args, cluster, progress)
         plan_s = time.perf_counter() - start_s
         progress.doing("pricing the recipes people know")
-        from meshwright.solve.baselines import baselines
         from meshwright.solve.interrupt import STOP
 
         stopped = STOP.asked
         quick = stopped or (args.quiet and not args.json and not args.report)
         given = args.optimizer, args.precision, plan.memory_bytes, plan.pins, plan.compile
         until_s = time.process_time() + max(RECIPES_S, time.process_time() - start_cpu_s)
-        others = [] if quick else baselines(program, cluster, *given, headroom=plan.headroom, may_go_on=before(until_s))
+        others = [] if quick else _recipes(program, cluster, *given, headroom=plan.headroom, may_go_on=before(until_s))
     _write(args, plan, program, others, progress.lines)
     if args.dump_problem:
         _dump(args.dump_problem, plan, program)
@@ -118,6 +117,17 @@ def run(args: argparse.Namespace) -> int:
 
         write_json(args.json, json.dumps(summary(plan, program, others, plan_s, capture_s), indent=1))
     return INTERRUPTED if stopped else 0
+
+
+def _recipes(*given: Any, **named: Any) -> Any:
+    """Of the recipes people know; none where Ctrl-C ends their pricing, for the plan is known by then."""
+    from meshwright.solve.baselines import baselines
+
+    try:
+        return baselines(*given, **named)
+    except KeyboardInterrupt:
+        print("meshwright: the recipes were not priced; the plan is complete", file=sys.stderr)
+        return []
 
 
 def before(until_s: float) -> Callable[[], bool]:
@@ -170,6 +180,7 @@ def _planned(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> 
             gap=args.gap,
             headroom=args.headroom,
             progress=progress.found,
+            looking=progress.looking,
         )
     return plan, program, capture_s
 

@@ -1,4 +1,4 @@
-"""Asking a search to end with what it has. A search that has found a plan looks here before it goes on."""
+"""Asking a search to end with what it has. Once a search has found a plan, it looks here before it goes on."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Stop:
-    """asked: somebody wants the best so far. may: a search is under way that heeds it."""
+    """asked: somebody wants the best so far. under_way: a search is. found: it has a plan to end with."""
 
     asked: bool = False
-    may: bool = False
+    under_way: bool = False
+    found: bool = False
 
     @contextmanager
-    def heeded(self) -> Iterator[None]:
-        self.may = True
+    def searching(self) -> Iterator[None]:
+        self.under_way = True
         try:
             yield
         finally:
-            self.may = False
+            self.under_way = self.found = False
 
     @contextmanager
     def by_ctrl_c(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Ctrl-C asks for the best so far; a second one, or one while no search is under way, is as ever.
+        """Ctrl-C asks for the best so far; a second one, or one before a plan was found, is KeyboardInterrupt.
 
         say: tells the user that it was heard. Threads other than the main one get no signals: nothing changes.
         """
@@ -35,8 +36,8 @@ class Stop:
             return
 
         def interrupt(number: int, frame: object) -> None:
-            if self.asked or not self.may:
-                raise KeyboardInterrupt
+            if self.asked or not self.found:
+                raise KeyboardInterrupt(*["no plan was found yet"] if self.under_way and not self.found else [])
             self.asked = True
             say("stopping with the best plan so far (Ctrl-C again: at once)")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 
 from torch import Tensor, nn
 
@@ -19,9 +19,9 @@ from meshwright.pins.constraints import Constraints
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
-from meshwright.solve.interrupt import STOP
 from meshwright.solve.pin_words import check_names
 from meshwright.solve.plan import make_plan
+from meshwright.solve.progress import AFTER_S, Progress
 
 LOGGER = logging.getLogger("meshwright.plan")
 
@@ -61,13 +61,22 @@ def plan_model(
     if texts:
         check_pins(texts, cluster, global_batch or rows(model, batch, loss))
         check_names(texts, model)
-    tell(f"capturing {name or type(model).__name__}")
-    program = capture(model, batch, loss, precision=precision, allow=allow)
-    if global_batch is not None:
-        program = program.at_batch(global_batch)
-    layers, devices = counted(len(program.segments), "layer"), counted(cluster.device_count, "device")
-    tell(f"searching plans of {layers} on {devices}")
-    with STOP.by_ctrl_c(tell) if _interactive() else nullcontext():
+    with Progress(_shown(), quiet_s=AFTER_S, prefix="meshwright: ", stops=_interactive()) as progress:
+
+        def doing(what: str) -> None:
+            LOGGER.info(what)
+            progress.doing(what)
+
+        def better(best: str) -> None:
+            LOGGER.info("best so far %s", best)
+            progress.found(best)
+
+        doing(f"capturing {name or type(model).__name__}")
+        program = capture(model, batch, loss, precision=precision, allow=allow)
+        if global_batch is not None:
+            program = program.at_batch(global_batch)
+        layers, devices = counted(len(program.segments), "layer"), counted(cluster.device_count, "device")
+        doing(f"searching plans of {layers} on {devices}")
         found = make_plan(
             program,
             cluster,
@@ -81,21 +90,20 @@ def plan_model(
             effort=effort,
             gap=gap,
             headroom=headroom,
-            progress=lambda best: tell(f"best so far {best}"),
+            progress=better,
+            looking=progress.looking,
         )
     LOGGER.info("%r", found)
     return found
 
 
-def tell(line: str) -> None:
-    """What takes long: to the log, and at a prompt or in a notebook to its user too."""
-    LOGGER.info(line)
-    if _interactive():
-        print(f"meshwright: {line}", file=sys.stderr, flush=True)
+def _shown() -> bool:
+    """Progress is written by the first rank alone, and not where the log has it or is asked for less."""
+    return os.environ.get("RANK", "0") == "0" and not os.environ.get("MESHWRIGHT_LOG")
 
 
 def _interactive() -> bool:
-    """At a prompt, or in a notebook."""
+    """At a prompt, or in a notebook: Ctrl-C gives the best plan so far."""
     return hasattr(sys, "ps1")
 
 

@@ -64,6 +64,7 @@ def make_plan(
     fit: bool = True,
     recompute: bool = True,
     progress: Progress | None = None,
+    looking: Progress | None = None,
     stage_method: str = "auto",
     simpler_within: float = SIMPLER_WITHIN,
     effort: str = "default",
@@ -80,6 +81,7 @@ def make_plan(
     than this part of the fastest the simplest is taken; 0: the fastest. effort: how much is searched, `fast`, `default`
     or `proof`. gap: the search ends once its plan is proven to be within this part of the fastest.
     headroom: part of each device that is left free where `memory_bytes` is None; HEADROOM unless given.
+    progress, looking: are called with a line for every better plan, and for every part of the search.
     """
     check_part("simpler_within", simpler_within)
     check_part("gap", gap)
@@ -105,8 +107,8 @@ def make_plan(
         gap=gap,
         headroom=headroom_of(memory_bytes, headroom),
     )
-    log = SearchRecorder(progress)
-    with PLANNING, STOP.heeded():
+    log = SearchRecorder(progress, looking, STOP)
+    with PLANNING, STOP.searching():
         warn_of_fallbacks(program)
         plan = _compiled(request, log) if compile and cluster.device_count > 1 else _planned(request, log)
         return replace(plan, search_log=log.log())
@@ -114,7 +116,7 @@ def make_plan(
 
 def look(request: PlanRequest) -> Plan:
     """The fastest plan that fits; PlanError at once where none does, without what would."""
-    with PLANNING, STOP.heeded():
+    with PLANNING:
         return _planned(request, SearchRecorder(), only_look=True)
 
 

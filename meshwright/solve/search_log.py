@@ -9,21 +9,27 @@ from math import isfinite
 from meshwright.errors import counted
 from meshwright.plan.search_log import SearchEvent, SearchLog
 from meshwright.plan.units import show_bytes
+from meshwright.solve.interrupt import Stop
 
 Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class SearchRecorder:
-    """progress: is told of every incumbent, as text."""
+    """progress, looking: are told of every incumbent, and of every node, as text. stop: may end the search from the
+    first incumbent on."""
 
     progress: Progress | None = None
+    looking: Progress | None = None
+    stop: Stop | None = None
     events: list[SearchEvent] = field(default_factory=list)
 
     def incumbent(self, node: str, step_s: float, gap: float | None = None) -> None:
         """A plan that is faster than all before. gap: to the bounds that are known by now."""
         proven = "" if gap is None else f"gap at most {gap:.1%}"
         self.events.append(SearchEvent(node, "incumbent", proven, None, step_s))
+        if self.stop:
+            self.stop.found = True
         if self.progress:
             self.progress(f"{node}: {step_s:.4g} s{', ' + proven if proven else ''}")
 
@@ -42,6 +48,8 @@ class SearchRecorder:
 
     def _add(self, node: str, what: str, why: str, bound_s: float | None = None, step_s: float | None = None) -> None:
         self.events.append(SearchEvent(node, what, why, _known(bound_s), _known(step_s)))
+        if self.looking:
+            self.looking(node)
 
 
 def mesh_node(mesh: str, microbatches: int) -> str:

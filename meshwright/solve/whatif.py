@@ -19,10 +19,11 @@ def what_if(
     pins: Iterable[str],
     cluster: str | Cluster | None = None,
     progress: Progress | None = None,
+    looking: Progress | None = None,
 ) -> Plan:
     """The plan's own pins with these changed or added, all else as it was given; `tp=` drops a pin.
 
-    cluster: where it is not the plan's, or is a file. progress: is called with a line for every better plan.
+    cluster: where it is not the plan's, or is a file. progress, looking: as of `make_plan`.
     """
     found = load_cluster(cluster or plan.cluster) if not isinstance(cluster, Cluster) else cluster
     return make_plan(
@@ -36,6 +37,7 @@ def what_if(
         compile=plan.compile,
         pins=changed_pins(plan.pins, pins),
         progress=progress,
+        looking=looking,
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,6 @@ from meshwright.capture.precision import PRECISIONS as CAPTURED
 from meshwright.cli import COMMANDS, main
 from meshwright.cli.answer import answer, details, pins_cost
 from meshwright.cli.options import OPTIMIZERS, PRECISIONS, precision_for
-from meshwright.cli.progress import Progress
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.explain.recommend import recommendation
@@ -30,6 +31,8 @@ from meshwright.sizes import parse_bytes
 from meshwright.solve.baselines import Baseline
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.plan import make_plan
+from meshwright.solve.progress import EVERY_S, Progress
+from meshwright.solve.search_log import SearchRecorder
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
@@ -120,6 +123,33 @@ def test_stopped_by_ctrl_c_it_gives_the_best_so_far() -> None:
     assert stopped.predicted.gap == 1.0  # no bound was proven
     assert whole.predicted.gap < 1.0
     assert stopped.predicted.step_s >= whole.predicted.step_s
+
+
+def test_ctrl_c_before_a_plan_was_found_ends_the_search() -> None:
+    with STOP.by_ctrl_c(print), STOP.searching(), pytest.raises(KeyboardInterrupt, match="no plan was found yet"):
+        signal.raise_signal(signal.SIGINT)
+    said: list[str] = []
+    with STOP.by_ctrl_c(said.append), STOP.searching():
+        SearchRecorder(stop=STOP).incumbent("mesh 8", 1.0)
+        signal.raise_signal(signal.SIGINT)
+        assert STOP.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert said == ["stopping with the best plan so far (Ctrl-C again: at once)"]
+
+
+def test_progress_is_repeated_with_what_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EVERY_S, False, 0.05)
+    stream = io.StringIO()
+    with Progress(True, stream, quiet_s=0.02, prefix="meshwright: ") as progress:
+        progress.doing("searching")
+        assert stream.getvalue() == ""  # what is quick says nothing
+        progress.looking("mesh 8, 1 micro-batch")
+        time.sleep(0.3)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 2
+    assert all(line.startswith("meshwright: ") for line in lines)
+    assert lines[-1].endswith("searching (1 looked at, last mesh 8, 1 micro-batch)")
 
 
 def test_progress_is_written_where_there_is_no_terminal() -> None:
