@@ -69,7 +69,7 @@ def reference(row: Row) -> str:
 
 def mist_price(case: Case) -> tuple[float, float]:
     """Seconds and bytes of Mist's plan, run as our eager plans are."""
-    given = replace(case.given, fused=False, overlap=1.0, gradients="float32", precision="mixed")
+    given = replace(case.given, fused=False, overlap=1.0, gradients="float32", reduce="float32", precision="mixed")
     found = Step(case.model, given, case.cluster, PLAIN).predict()
     return found.step_s, found.peak_bytes
 

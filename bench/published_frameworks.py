@@ -104,7 +104,8 @@ the stream, gradients before activations, in parts that tensor-parallel ranks ga
 of OPT-350M are 1.4 times ours on GH200, as the steps are, 0.9 on V100, 1.1 on RTX 3090 (Titan RTX and RTX 2080 Ti are
 fitted to them): no factor there. On A100 they are 1.2 times ours, and 5 times for OPT-30B, which TF32 would not be; no
 row that we have is of one."""
-MIST = Habits(Framework("Mist"), overlap=0.9, gradients="float16")
+MIST = Habits(Framework("Mist"), overlap=0.9, gradients="float16", reduce="float16")
+"""Dazz993/Mist d69e530, `re_swap_manager/flat_param.py`: gradients are held, added and reduced in weights' dtype."""
 ALPA = Habits(Framework("Alpa"), reduce="float16", overlap=0.0)
 DLPERF = Habits(Framework("Megatron-LM, DLPerf"), dropout=True, attention_dropout=True, reduce="float16", overlap=0.0)
 OTHER = Habits(Framework("unknown"))

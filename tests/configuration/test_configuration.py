@@ -199,3 +199,26 @@ def test_the_batch_is_that_of_a_plan_unless_given() -> None:
     assert configured(("tp=4",), 8).global_batch == 8
     assert configured(("micro_batch=3",), 8).global_batch == 24
     assert configured(("tp=4",), 8, 2).global_batch == 2
+
+
+def test_gradients_of_a_whole_buffer_wait_in_it_for_their_reduction() -> None:
+    """Mist's pipelines on L4: with copies of waiting gradients, last stages were predicted 16 to 17 % too large."""
+    cluster = load_cluster("l4:4")
+    held = {}
+    for overlap in (0.0, 0.9):
+        given = Configuration(dp=2, pp=2, zero=1, global_batch=16, overlap=overlap)
+        held[overlap] = [peak for _, peak in Step(SMALL, given, cluster, PLAIN).held]
+    assert held[0.0] == held[0.9]
+
+
+def test_half_precision_buffers_of_gradients_are_added_up_with_less_traffic() -> None:
+    cluster = load_cluster("l4:2")
+    given = Configuration(dp=2, zero=1, global_batch=64, precision="fp16")
+    wide, narrow = (
+        Step(SMALL, replace(given, gradients=gradients), cluster, PLAIN).point("dense")
+        for gradients in ("float32", "float16")
+    )
+    saved = 4 * wide.static_bytes / (2 + 4 + 12 / 2)  # four bytes of every parameter
+    rate = cluster.devices[0].memory_bandwidth * cluster.devices[0].achievable_fraction("memory")
+    lost = (given.microbatches - 1) / given.microbatches * saved / rate
+    assert wide.backward_weight_s - narrow.backward_weight_s == pytest.approx(lost, rel=1e-3)
