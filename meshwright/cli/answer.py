@@ -35,25 +35,38 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     cut = any(text.startswith(("microbatch=", "microbatches=")) for text in plan.pins)
     number = "in as many micro-batches" if cut else "each in as many micro-batches as suit it"
     found = plan.predicted
-    rows = [("this plan", show_seconds(found.step_s), "1.00x", show_bytes(found.peak_bytes), "fits")]
+    own = str(plan.microbatches)
+    rows = [("", "step", "", "memory", "micro-batches", "")]
+    rows.append(("this plan", show_seconds(found.step_s), "1.00x", show_bytes(found.peak_bytes), own, "fits"))
     for other in others:
         if other.step_s is None or other.peak_bytes is None:
-            rows.append((other.name, "-", "", "-", other.refusal))
+            rows.append((other.name, "-", "", "-", "-", other.refusal))
             continue
         ratio = f"{other.step_s / found.step_s:.2f}x" if found.step_s else ""
         fits = "fits" if other.fits else "does not fit"
-        rows.append((other.title, show_seconds(other.step_s), ratio, show_bytes(other.peak_bytes), fits))
-    wide = [max(len(row[place]) for row in rows) for place in range(4)]
+        cut_in = str(other.microbatches or "-")
+        rows.append((other.title, show_seconds(other.step_s), ratio, show_bytes(other.peak_bytes), cut_in, fits))
+    wide = [max(len(row[place]) for row in rows) for place in range(5)]
     lines = [f"recipes people know, by the same prices, {number}, activations kept unless said otherwise:"]
-    for name, seconds, ratio, held, fits in rows:
-        lines.append(f"  {name:<{wide[0]}}  {seconds:>{wide[1]}}  {ratio:>{wide[2]}}  {held:>{wide[3]}}  {fits}")
-    lines += _room(plan)
+    for name, *cells, fits in rows:
+        shown = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, wide[1:], strict=True))
+        lines.append(f"  {name:<{wide[0]}}  {shown}  {fits}".rstrip())
+    lines += [*_as_plan(others), *_room(plan)]
     if found.host_s > MUCH * found.step_s:
         lines.append(
             f"the host sets the pace: devices wait {found.host_s / found.step_s:.0%} of the step for its calls, so "
             "recipes differ little; --compile or a larger batch helps"
         )
     return "\n".join(lines)
+
+
+def _as_plan(others: Sequence[Baseline]) -> list[str]:
+    """The pins that give the row of FSDP as a plan of its own: `zero=3` alone may split weights in compute too."""
+    from meshwright.solve.baselines import FSDP
+
+    pins = next((one.pins for one in others if one.name == FSDP and one.step_s is not None), ())
+    words = " ".join(f"--pin {text}" for text in pins if not text.startswith("mesh="))
+    return [f"a row as a plan of its own: add its pins, for {FSDP} {words}"] if words else []
 
 
 def _room(plan: Plan) -> list[str]:
@@ -124,7 +137,13 @@ def summary(
         "mesh": {axis.name: axis.size for axis in plan.stages[0].mesh.axes},
         "chosen": _chosen(plan),
         "baselines": [
-            {"name": other.name, "step_seconds": other.step_s, "peak_bytes": other.peak_bytes, "fits": other.fits}
+            {
+                "name": other.name,
+                "step_seconds": other.step_s,
+                "peak_bytes": other.peak_bytes,
+                "fits": other.fits,
+                "microbatches": other.microbatches,
+            }
             | ({"why": other.why or other.refusal} if other.step_s is None else {})
             for other in others
         ],

@@ -78,7 +78,8 @@ def _what_if(plan: Plan, program: Program, pins: list[str], cluster: str | None)
         return "the plan stays as it is"
     figures = [line for line in lines if line.startswith(("step: ", "peak: "))]
     rest = [line for line in lines if line not in figures]
-    return "\n".join([f"then: {headline(other)}", *figures, *(["what differs:"] if rest else []), *rest])
+    whole = " + 1 micro-batch" if other.microbatches == 1 else ""
+    return "\n".join([f"then: {headline(other)}{whole}", *figures, *(["what differs:"] if rest else []), *rest])
 
 
 def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from meshwright.errors import counted
 from meshwright.explain.accuracy import expected_error
 from meshwright.explain.words import headline
 from meshwright.models.named import beyond_published
@@ -18,9 +19,10 @@ def recommendation(plan: Plan, mfu: float | None = None) -> list[str]:
     bound = f"at most {found.gap:.1%} slower than the best possible" if found.gap < 1 else "no bound known"
     on_gpus = any(stage.mesh.device.kind != "cpu" for stage in plan.stages)
     whole = " in fp32 (bf16: precision mixed)" if on_gpus and plan.precision == "fp32" else ""
+    used = "" if mfu is None else f", MFU {mfu:.0%}"
     return [
         f"{plan.model or 'the model'} on {devices(plan)}: {headline(plan)}",
-        f"step {show_seconds(found.step_s)}{whole}, {rate(plan)}{'' if mfu is None else f', MFU {mfu:.0%}'}; {bound} "
+        f"step {show_seconds(found.step_s)}{whole} of {work(plan)}, {rate(plan)}{used}; {bound} "
         f"({expected_error(plan)})",
         f"memory {show_bytes(found.peak_bytes)} of {show_bytes(limit)} per device ({share:.0%}{_free(plan)})",
         *(f"note: {note}" for note in notes(plan)),
@@ -52,6 +54,15 @@ def rate(plan: Plan) -> str:
     unit = "tokens/s" if has_tokens(plan) else "samples/s"
     speed = tokens(plan) / plan.predicted.step_s
     return f"{speed:,.0f} {unit}" if speed >= 10 else f"{speed:.3g} {unit}"
+
+
+def work(plan: Plan) -> str:
+    """Of one step: `8 sequences of 8,192 tokens`, `32 samples`."""
+    whole = _text(plan)
+    if not whole:
+        return counted(plan.batch, "sample")
+    length = whole // plan.batch
+    return f"{counted(plan.batch, 'sequence')} of {length:,} token{'s' * (length != 1)}"
 
 
 def has_tokens(plan: Plan) -> bool:

@@ -171,6 +171,7 @@ def headline(plan: Plan) -> str:
     recipes = [recipe_of(plan, stage) for stage in plan.stages]
     inside = str(recipes[0]) if len(set(map(str, recipes))) == 1 else _of_unlike_stages(recipes)
     parts = [inside] if inside != "one device" or len(plan.groups) == 1 else []
+    parts += _split_weights(plan)
     if len(plan.groups) > 1:
         virtual = len(plan.stages) // len(plan.groups)
         name = SCHEDULES.get(plan.schedule, plan.schedule)
@@ -180,6 +181,27 @@ def headline(plan: Plan) -> str:
     if plan.microbatches > 1:
         parts.append(f"{plan.microbatches} micro-batches of {plan.microbatch}")
     return " + ".join(parts)
+
+
+def _split_weights(plan: Plan) -> list[str]:
+    """Weights that data-parallel devices split in compute, as tensor parallel does (often those of the vocabulary):
+    what tells such a plan from data parallel alone. Of plans of one stage."""
+    if len(plan.stages) > 1 or not plan.weight_bytes:
+        return []
+    mesh, whole = plan.mesh, sum(plan.weight_bytes.values()) or 1
+    if not any(axis.size > 1 and role_of(axis.name) in ("dp", "cp") for axis in mesh.axes):
+        return []
+    own = [name for name, one in plan.parameters.items() if stored(one, mesh, plan.microbatches) == (0, 1, True)]
+    if sum(plan.weight_bytes.get(name, 0) for name in own) < LEAST * whole:
+        return []
+    kinds = _kinds(own)
+    shown = " and ".join(kinds) if len(kinds) <= NAMED else f"{', '.join(kinds[:NAMED])} and {len(kinds) - NAMED} more"
+    return [f"tensor parallel {shown}"]
+
+
+def _kinds(names: Iterable[str]) -> list[str]:
+    """`layers.3.up.weight` -> `layers.*.up.weight`, each once."""
+    return list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names))
 
 
 def _of_unlike_stages(recipes: Sequence[Recipe]) -> str:
@@ -228,7 +250,7 @@ def alike_weights(plan: Plan) -> list[tuple[ParameterPlan, str]]:
         names.setdefault(entry, []).append(name)
     found = []
     for entry, own in sorted(names.items(), key=lambda item: -len(item[1])):
-        kinds = list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in own))
+        kinds = _kinds(own)
         shown = [*kinds[:NAMED], *([f"{len(kinds) - NAMED} more"] if len(kinds) > NAMED else [])]
         which = f" ({', '.join(shown)})" if len(names) > 1 else ""
         found.append((entry, f"{counted(len(own), 'weight')}{which}"))

@@ -17,6 +17,7 @@ from typing import Any
 
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
+from meshwright.explain.accuracy import expected_error
 from meshwright.plan import Instruction, Plan
 from meshwright.plan.units import show_seconds
 from meshwright.predict.step import play
@@ -165,7 +166,7 @@ def show_trace(plan: Plan, program: Program, path: str | os.PathLike[str]) -> li
     table.append(("step without optimizer", "", *_pair(plan.predicted.step_s - optimizer_s, measured.step_s)))
     wide = [max(len(row[place]) for row in table) for place in range(5)]
     many = f"{measured.steps} recorded steps" if measured.steps > 1 else "1 recorded step"
-    lines = [f"{path}: mean of {many} against what the plan predicts"]
+    lines = [f"{path}: mean of {many} against what the plan predicts ({expected_error(plan)})"]
     for name, what, *cells in table:
         shown = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, wide[2:], strict=True))
         lines.append(f"  {name:<{wide[0]}}  {what:<{wide[1]}}  {shown}")

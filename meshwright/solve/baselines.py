@@ -97,7 +97,8 @@ def _is_cheap(baseline: Baseline, limit: int) -> bool:
 
 def _priced(baseline: Baseline, plan: Plan, limit: int) -> Baseline:
     made = plan.predicted
-    return replace(baseline, step_s=made.step_s, peak_bytes=made.peak_bytes, fits=made.peak_bytes <= limit)
+    fits = made.peak_bytes <= limit
+    return replace(baseline, step_s=made.step_s, peak_bytes=made.peak_bytes, fits=fits, microbatches=plan.microbatches)
 
 
 def _checkpointed(
@@ -111,7 +112,8 @@ def _checkpointed(
     except PlanError as error:
         why = "it fits in no number of micro-batches" if "fits" in error.given else _why(error)
         return Baseline(name, way, why=why)
-    return Baseline(name, way, plan.predicted.step_s, plan.predicted.peak_bytes, True)
+    made = plan.predicted
+    return Baseline(name, way, made.step_s, made.peak_bytes, True, microbatches=plan.microbatches)
 
 
 def _on_one_device(
@@ -164,8 +166,9 @@ def _best(name: str, ways: Mapping[Way, list[Candidate] | PlanError], limit: int
     if not tried:
         return Baseline(name, next(iter(ways)), why=_why(refused[0])), None
     way, met = min(tried, key=lambda one: one[1].chain.peak_bytes)
-    peak_bytes = met.chain.peak_bytes
-    return Baseline(name, way, met.chain.seconds, peak_bytes, peak_bytes <= limit), met
+    chain = met.chain
+    fits = chain.peak_bytes <= limit
+    return Baseline(name, way, chain.seconds, chain.peak_bytes, fits, microbatches=chain.microbatches), met
 
 
 def _why(error: PlanError) -> str:
@@ -218,4 +221,4 @@ def _parameter_server(ddp: Baseline, plan: Plan | None) -> Baseline:
     each_s = (max(collective_s(kind, size, axis) for kind in ("send", "broadcast")) for size in sent)
     added_s = 3 * sum(sent) / (plan.mesh.device.memory_bandwidth * plan.mesh.device.achievable_fraction("memory"))
     step_s = found.step_s + found.hidden_s - found.parameters_s + (plan.world_size - 1) * (2 * sum(each_s) + added_s)
-    return Baseline(SERVER, ddp.pins, step_s, found.peak_bytes, ddp.fits)
+    return Baseline(SERVER, ddp.pins, step_s, found.peak_bytes, ddp.fits, microbatches=ddp.microbatches)

@@ -26,6 +26,7 @@ from meshwright.cli.options import OPTIMIZERS, PRECISIONS, precision_for
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.explain.recommend import recommendation
+from meshwright.explain.words import headline
 from meshwright.plan import Plan
 from meshwright.sizes import parse_bytes
 from meshwright.solve.baselines import Baseline
@@ -46,11 +47,16 @@ def test_the_recommendation_comes_first(tmp_path: Path, capsys: pytest.CaptureFi
     assert lines[0].startswith("gpt?layers=1")
     assert "on 2 x cpu: FSDP (ZeRO-3) over 2" in lines[0]
     assert lines[1].startswith("step ")
+    assert " of 8 sequences of 16 tokens, " in lines[1]
     assert "tokens/s" in lines[1]
     assert "no step was measured on cpu" in lines[1]
     assert lines[2].startswith("memory ")
     assert lines[3].startswith("run it: meshwright train ")
     assert lines[5].startswith("recipes people know")
+    assert lines[6].split() == ["step", "memory", "micro-batches"]
+    fsdp = next(line for line in lines if line.lstrip().startswith("FSDP (ZeRO-3) "))
+    assert fsdp.split()[2:] == lines[7].split()[2:]  # one configuration has one time, memory, number of micro-batches
+    assert "a row as a plan of its own: add its pins, for FSDP (ZeRO-3) --pin dp=2 --pin zero=3" in lines
     assert "capturing" in shown.err
     command = next(line for line in lines if line.startswith("what the best plan without them takes"))
     assert main(shlex.split(command.partition(": meshwright ")[2])) == 0
@@ -87,6 +93,17 @@ def test_one_plan_has_one_headline() -> None:
     assert answer(plan, program, None).splitlines()[0].endswith(": FSDP (ZeRO-3) over 2")
     assert "the loss is computed in bfloat16: the model does not cast" in details(plan, program)
     assert "are stored in float32" in details(plan, program)
+
+
+def test_weights_that_data_parallel_devices_split_are_named() -> None:
+    """FSDP with a tensor-parallel head is another plan than FSDP."""
+    program = capture(*small_model("gpt"))
+    plan = make_plan(program, load_cluster("local:2"), pins=("dp=2", "zero=3", "pp=1"))
+    name = max(plan.weight_bytes, key=lambda one: plan.weight_bytes[one])
+    entry = replace(plan.parameters[name], compute="[S(0)]", storage="[S(0)]", reshard_after_forward=False)
+    other = replace(plan, parameters=plan.parameters | {name: entry})
+    assert "tensor parallel" not in headline(plan)
+    assert headline(other).endswith(f" + tensor parallel {name}")
 
 
 def test_more_positions_than_were_published_are_said() -> None:

@@ -66,6 +66,7 @@ def test_a_plan_beside_a_trace_of_its_run(tmp_path: Path, capsys: pytest.Capture
     assert main(["compare", str(file), str(trace)]) == 0
     shown = capsys.readouterr().out
     assert "mean of 2 recorded steps" in shown
+    assert "(error unknown: no step was measured on cpu)" in shown
     measured = read_trace(trace)
     averages = {one.key: one.cpu_time_total for one in profile.key_averages()}
     layers = {index for _, index in measured.work_s}

@@ -44,6 +44,7 @@ class Baseline:
     peak_bytes: int | None = None
     fits: bool = False
     why: str = ""
+    microbatches: int | None = None
 
     @property
     def title(self) -> str:
@@ -109,7 +110,8 @@ class _Recipes:
             if fitting
             else min(met, key=lambda one: one[1].predicted.peak_bytes)
         )
-        return Baseline(name, way, plan.predicted.step_s, plan.predicted.peak_bytes, bool(fitting))
+        made = plan.predicted
+        return Baseline(name, way, made.step_s, made.peak_bytes, bool(fitting), microbatches=plan.microbatches)
 
     def _stages(self) -> Iterator[int]:
         """Of one host 2 and 4 stages; of several as many as there are hosts, and half of that."""
