@@ -96,7 +96,7 @@ def asked_here_s() -> float:
 
 
 def measured(
-    jobs: list[tuple[str, str, str]], profile: str, asked_s: float, ready_s: float, say: Any
+    jobs: list[tuple[str, str, str]], profile: str, asked_s: float, ready_s: float, count: int, say: Any
 ) -> Iterator[list[Row]]:
     """The rows so far, after each round. jobs: models, precisions, ways. Those that are not ready in time are not
     measured, and said."""
@@ -112,7 +112,7 @@ def measured(
             worker.stop()
     say(f"{len(ready)} of {len(workers)} are ready")
     rounds: dict[str, list[list[Row]]] = {worker.name: [] for worker in ready}
-    for number in range(ROUNDS):
+    for number in range(count):
         for worker in list(ready):
             worker.go()
             found = worker.answer(time.monotonic() + 60)
@@ -122,7 +122,7 @@ def measured(
             else:
                 ready.remove(worker)
                 failed.append({"case": worker.name, "error": "ended while it was measured"})
-        say(f"round {number + 1} of {ROUNDS} is measured")
+        say(f"round {number + 1} of {count} is measured")
         yield failed + [row for own in rounds.values() for row in least_disturbed(own)]
     for worker in workers:
         worker.process.kill()
@@ -189,6 +189,7 @@ def main() -> int:
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     parser.add_argument("--ways", default="eager,compiled", help="`all`: every model is compiled too")
     parser.add_argument("--ready", type=float, default=240.0, help="seconds for planning and compiling")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each plan is visited")
     parser.add_argument("--out", default="out", help="a folder")
     parser.add_argument("--json", default="step_accuracy.json", help="a file in it")
     args = parser.parse_args()
@@ -207,7 +208,7 @@ def main() -> int:
     jobs = [(*pair, "compiled") for pair in compiled]  # these take longest
     jobs += [(*pair, "eager") for pair in pairs if args.ways != "compiled"]
     rows, path = list[Row](), folder / args.json
-    for rows in measured(jobs, profile, asked_s, args.ready, say):
+    for rows in measured(jobs, profile, asked_s, args.ready, args.rounds, say):
         write(path, {"profile": profile, "launch_s": asked_s, "rows": rows})  # whatever ends this run too early
     print(*map(shown, rows), sep="\n", flush=True)
     found = judged(rows)

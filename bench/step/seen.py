@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TEXT, SECOND, THIRD = (f"num_hidden_layers={layers}&seq=1024" for layers in (8, 6, 5))
 """Of the first list, the second and the third."""
+FOURTH = "num_hidden_layers=7&seq=896"
 
 SEEN = {
     "dit-b/2": ("dit?layers=12&hidden=768&heads=12&size=32&patch=2", 64),
@@ -174,6 +175,57 @@ SEEN = {
         "hf:distilbert?dim=1024&hidden_dim=4096&n_heads=16&n_layers=6&vocab_size=30528&seq=320&dropout=0"
         "&attention_dropout=0&seq_classif_dropout=0&qa_dropout=0",
         40,
+    ),
+    "dit-896": ("dit?layers=8&hidden=896&heads=14&size=32&patch=2", 56),
+    "convnext-64": ("hf:convnext?hidden_sizes=64,128,256,512&depths=3,3,9,3&drop_path_rate=0", 128),
+    "swin-160": (
+        "hf:swin?embed_dim=160&depths=2,2,6,2&num_heads=5,10,20,40&drop_path_rate=0&hidden_dropout_prob=0"
+        "&attention_probs_dropout_prob=0",
+        64,
+    ),
+    "whisper-640": (
+        "hf:whisper?d_model=640&encoder_layers=5&decoder_layers=5&encoder_attention_heads=10&decoder_attention_heads=10"
+        "&encoder_ffn_dim=2560&decoder_ffn_dim=2560&seq=288&dropout=0",
+        20,
+    ),
+    "mamba2-640": (
+        "hf:mamba2?hidden_size=640&num_hidden_layers=5&num_heads=20&head_dim=64&n_groups=1&state_size=96"
+        "&chunk_size=64&vocab_size=20000&seq=640&pad_token_id=0",
+        4,
+    ),
+    "gemma2-1024": (
+        f"hf:gemma2?hidden_size=1024&intermediate_size=6144&num_attention_heads=8&num_key_value_heads=4&head_dim=128"
+        f"&vocab_size=48000&{FOURTH}&pad_token_id=0",
+        7,
+    ),
+    "qwen2-1280": (
+        f"hf:qwen2?hidden_size=1280&intermediate_size=6912&num_attention_heads=10&num_key_value_heads=2"
+        f"&vocab_size=44000&{FOURTH}",
+        7,
+    ),
+    "olmo2": (
+        f"hf:olmo2?hidden_size=1152&intermediate_size=4608&num_attention_heads=9&num_key_value_heads=9"
+        f"&vocab_size=40000&{FOURTH}",
+        8,
+    ),
+    "neox-1280": (
+        f"hf:gpt_neox?hidden_size=1280&intermediate_size=5120&num_attention_heads=20&vocab_size=46080&{FOURTH}",
+        8,
+    ),
+    "opt-1536": (
+        f"hf:opt?hidden_size=1536&ffn_dim=6144&num_attention_heads=24&word_embed_proj_dim=1536&vocab_size=46080&{FOURTH}"
+        "&dropout=0&pad_token_id=1",
+        6,
+    ),
+    "bert-1152": (
+        "hf:bert?hidden_size=1152&intermediate_size=4608&num_attention_heads=18&num_hidden_layers=7&vocab_size=30528"
+        "&seq=448&hidden_dropout_prob=0&attention_probs_dropout_prob=0",
+        24,
+    ),
+    "dinov2-1024": (
+        "hf:dinov2?hidden_size=1024&num_attention_heads=16&num_hidden_layers=8&image_size=224&patch_size=14"
+        "&drop_path_rate=0",
+        64,
     ),
 }
 """Name: reference (`bench.step.models`), batch. Steps of 20 to 200 ms on an H200."""
