@@ -22,8 +22,10 @@ HANDED_ON = frozenset(_HANDED_ON.split())
 """Ops whose backward returns a view of the gradient it was given. A sum's is repeated without being written."""
 
 
-BLOCKS_AT_ONCE = 132 * 16
-"""Of an H100 or H200: 132 multiprocessors with 16 blocks of 128 threads each."""
+MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
+THREADS, RESIDENT_THREADS = 512, 2048
+"""Of a block of torch's reductions; of a multiprocessor."""
 
 
 def hands_on_gradient(op: Op, index: int, operands: Sequence[Value]) -> bool:
@@ -102,18 +104,32 @@ def _added(op: Op, operands: Sequence[Value], places: Places) -> int:
 
 
 def _sum_bytes(op: Op, value: Value, places: Places) -> int:
-    """On a GPU, what blocks of threads write down of their shares of a sum over the leading dims.
-
-    As torch's reduction lays out its work: blocks of 32 by 4 threads, 4 columns a thread; a sum of enough rows is
-    shared by as many blocks as the device runs at once, and each has room for 128 numbers per column.
-    """
+    """On a GPU, of the sum of a gradient over the leading dims."""
     columns = prod(value.type.sizes)
-    per_thread = -(-prod(op.results[0].type.sizes) // max(columns, 1) // 4)
-    blocks = -(-columns // 128)
-    if places.device == "cpu" or per_thread < 256 or blocks > BLOCKS_AT_ONCE:
+    rows = prod(op.results[0].type.sizes) // max(columns, 1)
+    return column_sum_bytes(rows, columns) if places.device == "cuda" else 0
+
+
+def column_sum_bytes(rows: int, columns: int, multiprocessors: int = MULTIPROCESSORS) -> int:
+    """What blocks of threads write down of their shares of a sum over rows, as torch's reduction divides its work: up
+    to four columns a thread, warps side by side, and rows among as many blocks as the device runs at once."""
+    per_thread = next(n for n in (4, 2, 1) if columns % n == 0)
+    threads = THREADS // per_thread
+    wide, high = (min(threads, _power_of_two(size)) for size in (columns // per_thread, rows))
+    width = min(wide, 32)
+    height = min(high, threads // width)
+    width = min(wide, threads // height)
+    shared, groups = -(-rows // height), -(-columns // per_thread // width)
+    at_once = multiprocessors * (RESIDENT_THREADS // (width * height))
+    if shared < 256 or groups > at_once:
         return 0
-    shares = max(min(-(-BLOCKS_AT_ONCE // blocks), -(-per_thread // 16)), -(-per_thread // 256))
-    return 4 * columns * 128 * shares
+    shares = max(min(-(-at_once // groups), -(-shared // 16)), -(-shared // 256))
+    return 4 * columns * width * per_thread * shares if shares > 1 else 0
+
+
+def _power_of_two(size: int) -> int:
+    """The largest that is not above it."""
+    return 1 << max(1, size).bit_length() - 1
 
 
 def _scores_count(operands: Sequence[Value]) -> int:

@@ -10,16 +10,13 @@ from torch import fx
 from meshwright.cluster.device_profile import DeviceProfile
 from meshwright.cost.traced.call import op_name
 from meshwright.cost.traced.fusible import is_fusible
-from meshwright.cost.traced.kernels import fusion_groups
+from meshwright.cost.traced.kernels import KERNELS_PER_GROUP, fusion_groups
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.cost.traced.storage import is_part, is_view
 
 SEGMENT_S = 5e-5
 """Of running a half, whatever is in it: gathering its arguments, handing on its results. Seen in steps of GPT, Llama
 and ResNet that an H200's host bounds, besides what their nodes take."""
-
-KERNELS_PER_GROUP = 2
-"""A compiler splits long reductions; fused groups of GPT and Llama became about twice as many kernels."""
 
 VIEWS = {
     **dict.fromkeys(("t", "transpose", "permute", "unsqueeze", "squeeze"), "transpose"),

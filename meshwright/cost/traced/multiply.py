@@ -6,6 +6,7 @@ from math import prod
 
 from torch import Tensor, fx
 
+from meshwright.cost.op.convolution import depthwise_work
 from meshwright.cost.traced.call import Call
 from meshwright.cost.traced.fusible import bytes_of, tensors_of
 
@@ -89,8 +90,10 @@ def _convolution_side_s(call: Call, side: str, lies_last: bool) -> float:
         return call.on.rows_s("channel_sum", "forward", dtype, itemsize, channels, output.numel() // max(1, channels))
     groups = max(1, x.shape[1] // weight.shape[1])
     if groups > 1 and groups == x.shape[1]:  # each channel by itself; both gradients were measured as one
-        work = bytes_of([output]) * prod(weight.shape[2:]) / 9
-        name = "depthwise_last" if lies_last and "depthwise_last.forward" in call.on.tables.kernels else "depthwise"
+        name, window = "depthwise", prod(weight.shape[2:])
+        work = depthwise_work(bytes_of([output]), window)
+        if lies_last and "depthwise_last.forward" in call.on.tables.kernels:
+            name, work = "depthwise_last", bytes_of([output]) * window / 9
         both_s = call.on.kernel_s(f"{name}.{'forward' if side == 'forward' else 'backward'}", dtype, work)
         return both_s if side == "forward" else both_s / 2
     image, wide = max(1, prod(output.shape[2:])), prod(x.shape[2:])

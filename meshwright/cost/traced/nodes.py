@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import count
-from math import prod
 
 import torch
 from torch import fx
@@ -32,6 +31,7 @@ from meshwright.cost.traced.multiply import (
 )
 from meshwright.cost.traced.slow import extra_s
 from meshwright.cost.traced.storage import is_part, is_view
+from meshwright.cost.traced.working import working_bytes
 
 SHORTEST_S = 2e-6
 """No kernel takes less, however little it moves."""
@@ -108,24 +108,15 @@ class NodeCosts:
         return any(not is_fusible(user) for user in readers(node))
 
     def working_bytes(self, node: fx.Node) -> int:
-        """What a kernel allocates besides its results: fused attention sums the queries' gradient in 32 bits, and so
-        does a compiled embedding its weight's; a convolution of images that lie channels last turns its weight, and
-        its gradient."""
-        name = str(node.target)
-        if self.fused and name == "aten.embedding_dense_backward.default":
-            return int(4 * node.meta["val"].numel())
+        """What a kernel allocates besides its results (`cost.traced.working`)."""
         padded = self._padded_bytes(node) if node.op == "call_function" else 0
         if padded:
             return padded
-        if name.startswith("aten.convolution") and self._lies_last(node):
-            backward = "backward" in name
-            return (1 + backward) * _turned_bytes(node.all_input_nodes[1 + backward])
-        if "attention" not in name or "backward" not in name or self.device.kind != "cuda":
+        if self.fused and str(node.target) == "aten.embedding_dense_backward.default":
+            return int(4 * node.meta["val"].numel())  # the weight's gradient is summed in 32 bits
+        if self.device.kind != "cuda" or node.op != "call_function":
             return 0
-        query = node.args[1]
-        assert isinstance(query, fx.Node)
-        found = query.meta["val"]
-        return int(4 * found.numel() + 4 * prod(found.shape[:-1]))
+        return working_bytes(node, self.profile.tables.units, self.fused, self._lies_last)
 
     def _padded_bytes(self, node: fx.Node) -> int:
         if not self.fused or self.device.kind != "cuda" or not str(node.target).startswith(PRODUCTS):
@@ -168,9 +159,3 @@ def _number(profile: DeviceProfile) -> int:
     found = profile.memo.setdefault("number", next(_NUMBERS))
     assert isinstance(found, int)
     return found
-
-
-def _turned_bytes(weight: fx.Node) -> int:
-    """Of a copy that lies channels last: where a window is one pixel, rows lie so too."""
-    value = weight.meta["val"]
-    return 0 if value.is_contiguous(memory_format=torch.channels_last) else bytes_of([value])
