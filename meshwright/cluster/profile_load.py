@@ -32,7 +32,7 @@ _AXES = {"matmul": 3}
 _NEEDED = {"grids": ("matmul.nn", "matmul.nt", "matmul.tn"), "optimizers": ("adamw.fused",)}
 _KNOWN = (
     *("schema", "name", "kind", "like", "peaks", "achievable", "reached", "host_link", "measured", "sources"),
-    *("pairs", "units", "measured_kernels"),
+    *("pairs", "units", "measured_kernels", "assumed_host_link"),
 )
 
 if TYPE_CHECKING:

@@ -29,15 +29,25 @@ microseconds, where a launch takes 7.4)."""
 
 @CACHES.memoized(maxsize=64)
 def copies_of(device: Device) -> Copies | None:
-    """As measured; None where the link was not."""
-    link = read_profile(device.profile).get("host_link") if device.profile else None
+    """For activations: as measured; None where the link was not."""
+    return _copies(device, "host_link")
+
+
+def is_assumed(device: Device) -> bool:
+    """Whether optimizer states and weights are copied over a link that was not measured on such a device."""
+    return device.kind != "cpu" and copies_of(device) is None and state_copies(device) is not None
+
+
+def _copies(device: Device, key: str) -> Copies | None:
+    link = read_profile(device.profile).get(key) if device.profile else None
     rate = device.memory_bandwidth * device.achievable_fraction("memory")
     return Copies(min(link.values()), rate, LAUNCHES * device.launch_s) if link else None
 
 
 def state_copies(device: Device) -> Copies | None:
-    """For optimizer states and weights: as measured. A CPU copies within its memory, which is read and written."""
+    """For optimizer states and weights: as measured, or as of another device on such a bus. A CPU copies within its
+    memory, which is read and written."""
     if device.kind == "cpu":
         rate = device.memory_bandwidth * device.achievable_fraction("memory")
         return Copies(rate / 2, rate)
-    return copies_of(device)
+    return copies_of(device) or _copies(device, "assumed_host_link")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from meshwright.cost.host_link import is_assumed, state_copies
 from meshwright.errors import counted
 from meshwright.explain.accuracy import expected_error
 from meshwright.explain.words import headline
@@ -33,7 +34,19 @@ def notes(plan: Plan) -> list[str]:
     """What the answer is not to be read without: where it is of something else than was asked for."""
     given, limit = plan.memory_bytes, limit_bytes(plan)
     smaller = f"{show_bytes(given)} of memory were given; a device has {show_bytes(limit)} to allocate" if given else ""
-    return [*filter(None, [beyond_published(plan.model), smaller if given and limit < given else ""])]
+    return [*filter(None, [beyond_published(plan.model), smaller if given and limit < given else "", _link(plan)])]
+
+
+def _link(plan: Plan) -> str:
+    """Where copies to the host are priced by a link that was not measured on such a device."""
+    device = plan.stages[0].mesh.device
+    copies = state_copies(device) if is_assumed(device) else None
+    if copies is None or not any(entry.offload for entry in plan.parameters.values()):
+        return ""
+    rate = f"{copies.rate / 1e9:.0f} GB/s"
+    return (
+        f"copies to and from the host are priced at {rate}, assumed of its bus; `meshwright calibrate` measures yours"
+    )
 
 
 def _free(plan: Plan) -> str:

@@ -32,14 +32,17 @@ def does_not_fit(
     unit: int,
     headroom: float = 0.0,
     needed_bytes: int = 0,
+    hosted: bool = False,
 ) -> PlanError:
     """least: the fewest bytes found to do. unit: devices come in multiples of it. headroom: part of each device
-    that is left free. needed_bytes: that all devices have to have together."""
+    that is left free. needed_bytes: that all devices have to have together. hosted: whether the host could hold
+    some of that, and was not asked to."""
     free = f", {headroom:.0%} left free: memory= or headroom=0 takes it" if headroom else ""
     device = cluster.mesh((cluster.device_count,)).device
     larger = _larger_that_fits(cluster, budget, tight, unit, needed_bytes)
     todo = [f"use {larger.name} ({larger.device_count} devices do)"] if larger else []
     todo += ["raise the memory limit"] if least.bytes <= device.usable_bytes else []
+    todo += ["put optimizer state on the host (--pin offload=auto)"] if hosted else []
     return PlanError(
         f"no plan fits in {budget:,} bytes on each of {counted(cluster.device_count, 'device')} ({device.name}{free})",
         least.against(budget),

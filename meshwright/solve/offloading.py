@@ -1,7 +1,7 @@
 """Optimizer state and weights on the host, where the pin `offload=auto` leaves that to the planner.
 
 On one device a few fractions are tried wherever memory makes a step slower, the fastest that fits is taken. On several,
-all of it is tried where nothing else fits. Only devices whose link to the host was measured are planned so.
+all of it is tried where nothing else fits. Only devices whose link to the host is known are planned so.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.capture.program import Program
-from meshwright.cluster import Cluster
+from meshwright.cluster import Cluster, Device
 from meshwright.cost.host_link import copies_of, state_copies
 from meshwright.pins.offload import Offload
 from meshwright.price.hosted import no_link
@@ -25,9 +25,18 @@ PARTS = (0.5, 1.0)
 
 def check_may_offload(cluster: Cluster) -> None:
     """The planner chooses what the host holds where it knows what copies cost."""
-    for device in cluster.devices:
-        if copies_of(device) is None:
-            raise no_link(device)
+    if not can_offload(cluster):
+        raise no_link(next(one for one in cluster.devices if not _has_link(one)))
+
+
+def can_offload(cluster: Cluster) -> bool:
+    """Whether `offload=auto` is possible."""
+    return all(map(_has_link, cluster.devices))
+
+
+def _has_link(device: Device) -> bool:
+    """A CPU's memory is the host's: nothing is gained there."""
+    return (copies_of(device) if device.kind == "cpu" else state_copies(device)) is not None
 
 
 def tried(kind: str, missing: int, held: int) -> list[Offload]:

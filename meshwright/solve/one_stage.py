@@ -39,6 +39,7 @@ from meshwright.solve.min_memory import (
     minimum_budget,
 )
 from meshwright.solve.min_memory_by_method import least_by_method, no_room
+from meshwright.solve.offloading import can_offload
 from meshwright.solve.proof import prove
 from meshwright.solve.request import PlanRequest
 from meshwright.solve.search import Candidate, Found, anyway, search
@@ -211,7 +212,8 @@ class OneStageSearch:
             return no_room(self.method, budget, least)
         tight = partial(tight_candidates, self.program, pins=self.pins, setting=self.setting)
         unit = pinned_devices(self.pins)
-        return does_not_fit(self.cluster, budget, least, tight, unit, self.headroom, self._state_bytes)
+        may_host = not any(text.startswith("offload=") for text in self.given["pins"]) and can_offload(self.cluster)
+        return does_not_fit(self.cluster, budget, least, tight, unit, self.headroom, self._state_bytes, may_host)
 
     def _known(self, budget: int) -> MemoryNeeded:
         """Bytes in which a plan should fit that saves memory as it is to be saved."""

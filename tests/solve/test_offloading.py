@@ -11,8 +11,9 @@ from small_models import small_model
 import meshwright as mw
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
-from meshwright.cost.host_link import Copies
+from meshwright.cost.host_link import Copies, copies_of, is_assumed
 from meshwright.errors import PlanError
+from meshwright.explain.recommend import notes
 from meshwright.price import hosted
 from meshwright.price.offloaded import offloaded_names
 from meshwright.solve import offloading
@@ -85,7 +86,18 @@ def test_several_devices_where_nothing_else_fits(program: Program, monkeypatch: 
 
 def test_an_unmeasured_link_is_refused(program: Program) -> None:
     with pytest.raises(PlanError, match=r"optimizer state or weights on the host of a .*\n.*measured host_link"):
-        make_plan(program, load_cluster("l4:1"), pins=("offload=optimizer",))
+        make_plan(program, load_cluster("mi300x:1"), pins=("offload=optimizer",))
+
+
+def test_the_link_of_a_known_bus_is_assumed_and_said(program: Program) -> None:
+    """Optimizer state of an H100 can be planned from a laptop; activations go where the link was measured alone."""
+    device = load_cluster("h100:1").devices[0]
+    assert is_assumed(device)
+    assert copies_of(device) is None
+    assert not is_assumed(load_cluster("h200:1").devices[0])
+    plan = make_plan(program, load_cluster("h100:1"), pins=("offload=optimizer",))
+    assert {entry.offload for entry in plan.parameters.values()} == {"optimizer"}
+    assert any("priced at 55 GB/s, assumed of its bus" in note for note in notes(plan))
 
 
 def test_words_are_checked(program: Program) -> None:
@@ -117,5 +129,5 @@ def _count(sizes: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize("pin", ["offload=auto", "offload=optimizer"])
 def test_a_host_link_that_was_not_measured_is_refused(program: Program, pin: str) -> None:
-    with pytest.raises(PlanError, match=r"host of a RTX-4090(.|\n)*measured host_link"):
-        make_plan(program, load_cluster("4090:1"), pins=(pin,))
+    with pytest.raises(PlanError, match=r"host of a GH200(.|\n)*measured host_link"):
+        make_plan(program, load_cluster("gh200:1"), pins=(pin,))
