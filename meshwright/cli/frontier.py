@@ -17,6 +17,7 @@ from meshwright.models.arguments import (
     reference_of,
     write_json,
 )
+from meshwright.sizes import parse_bytes
 
 
 def add_parser(subparsers: Any) -> None:
@@ -26,6 +27,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--global-batch", type=int, metavar="N", help=SAMPLES)
     parser.add_argument("--optimizer", default="adamw", help="adamw (default), momentum or sgd")
     add_precision(parser)
+    parser.add_argument("--memory", metavar="SIZE", help="of the device, such as 16GiB: its plan is marked")
     parser.add_argument("--points", type=int, default=24, metavar="N", help="budgets to solve for (default 24)")
     parser.add_argument("--compile", action="store_true", help="as compiled by inductor; eager if absent")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plot here, as SVG")
@@ -37,11 +39,12 @@ def run(args: argparse.Namespace) -> int:
     check_reference(args)
     check_batch(args)
     check_words(args)
+    limit_bytes = parse_bytes(args.memory)
 
     from pathlib import Path
 
     from meshwright.capture import capture
-    from meshwright.cli.frontier_plot import svg, table, text_plot
+    from meshwright.cli.frontier_plot import at_limit, knee, svg, table, text_plot
     from meshwright.cluster import load_cluster
     from meshwright.errors import ModelError
     from meshwright.solve.memory.frontier import one_device_frontier
@@ -68,12 +71,16 @@ def run(args: argparse.Namespace) -> int:
     run_as = "compiled" if args.compile else "eager"
     title = f"{reference}, batch {program.batch} in one micro-batch, {args.precision}, {run_as}, one {mesh.device.name}"
     if args.json != "-":
-        print("\n".join([title, table(curve), text_plot(curve)]))
+        print("\n".join([title, table(curve, limit_bytes), text_plot(curve)]))
         print(f"solved in {time.process_time() - before_s:.1f} CPU s")
     if args.output:
         Path(args.output).write_text(svg(curve, title), encoding="utf-8")
         print(f"plotted to {args.output}", file=sys.stderr)
     if args.json:
-        rows = [{"name": p.name, "peak_bytes": p.peak_bytes, "step_s": p.step_s} for p in (*curve.ours, *curve.others)]
+        turn, here = knee(curve), at_limit(curve, limit_bytes)
+        rows = [
+            {"name": p.name, "peak_bytes": p.peak_bytes, "step_s": p.step_s, "knee": p == turn, "at_limit": p == here}
+            for p in (*curve.ours, *curve.others)
+        ]
         write_json(args.json, json.dumps(rows, indent=1))
     return 0

@@ -10,12 +10,29 @@ from meshwright.solve.memory.frontier import Curve, Point
 WIDTH, HEIGHT, EDGE = 640, 400, 60
 
 
-def table(curve: Curve) -> str:
+def knee(curve: Curve) -> Point:
+    """Where more memory stops helping much: the point of ours farthest below the straight line between its ends."""
+    return max(curve.ours, key=lambda point: -sum(_place(point, curve.ours)))
+
+
+def at_limit(curve: Curve, limit_bytes: int | None) -> Point | None:
+    """The fastest of ours within a limit."""
+    within = [point for point in curve.ours if limit_bytes is not None and point.peak_bytes <= limit_bytes]
+    return min(within, key=lambda point: point.step_s, default=None)
+
+
+def table(curve: Curve, limit_bytes: int | None = None) -> str:
     """Ours from most memory to least, then the others with what ours takes in no more memory."""
+    turn, here = knee(curve), at_limit(curve, limit_bytes)
     base = curve.ours[0].step_s
     lines = [f"{'':>22} {'peak':>10} {'step':>10} {'slower':>7}"]
     for point in curve.ours:
-        lines.append(_row(point, f"{point.step_s / base - 1:>7.1%}"))
+        words = ["knee: more memory helps little"] if point == turn and len(curve.ours) > 2 else []
+        words += [f"the fastest in {show_bytes(limit_bytes)}"] if point == here and limit_bytes else []
+        lines.append(_row(point, f"{point.step_s / base - 1:>7.1%}  {'; '.join(words)}".rstrip()))
+    if limit_bytes is not None and here is None:
+        least = show_bytes(min(point.peak_bytes for point in curve.ours))
+        lines.append(f"nothing fits in {show_bytes(limit_bytes)} in one micro-batch; the least is {least}")
     lines.append("others, by the same prices; ours within the same memory:")
     for point in sorted(curve.others, key=lambda point: -point.peak_bytes):
         within = [one for one in curve.ours if one.peak_bytes <= point.peak_bytes]

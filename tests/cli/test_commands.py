@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
+from meshwright.cli.frontier_plot import at_limit, table
+from meshwright.solve.memory.frontier import Curve, Point
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
@@ -134,6 +136,18 @@ def test_a_folder_that_is_not_there_is_refused_at_once(
 ) -> None:
     assert main([*argv, "/nonexistent/x"]) == 2
     assert f"{argv[-1]} /nonexistent/x: no folder /nonexistent" in capsys.readouterr().err
+
+
+def test_the_frontier_marks_its_knee_and_the_limit() -> None:
+    gib = 1 << 30
+    ours = tuple(Point("ours", size * gib, step) for size, step in ((10, 1.0), (4, 1.05), (2, 2.0)))
+    curve = Curve(ours, ())
+    lines = table(curve, 3 * gib).splitlines()
+    assert lines[2].endswith("5.0%  knee: more memory helps little")
+    assert lines[3].endswith("100.0%  the fastest in 3 GiB")
+    assert "nothing fits in 1 GiB in one micro-batch; the least is 2 GiB" in table(curve, gib)
+    assert at_limit(curve, None) is None
+    assert main(["frontier", "mlp", "--memory", "16"]) == 2
 
 
 @pytest.mark.parametrize(
