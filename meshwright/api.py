@@ -30,7 +30,7 @@ def plan(
     optimizer: str = "adamw",
     precision: Precision = "fp32",
     compile: bool = False,
-    pins: str | Iterable[str] | Constraints = (),
+    pins: str | Iterable[str] | Constraints | None = (),
     loss: Callable[..., Tensor] | None = None,
     allow: str | Iterable[str] = (),
     simpler_within: float = SIMPLER_WITHIN,

@@ -24,7 +24,7 @@ def test_planning_is_logged_if_asked(
 ) -> None:
     model, batch = torch.nn.Linear(8, 8), (torch.zeros(4, 8),)
     monkeypatch.setattr("meshwright.solve.of_model.AFTER_S", 600.0)  # as if it were quick
-    mw.plan(model, batch, loss=loss)
+    mw.plan(model, batch, loss=loss, pins=None)
     assert "".join(capsys.readouterr()) == ""
     with caplog.at_level(logging.INFO, "meshwright"):
         mw.plan(model, batch, loss=loss)

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.capture.program import ITEM_BYTES, Program
+from meshwright.capture.program import ITEM_BYTES, Op, Program
 from meshwright.layout import Layout
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
@@ -18,6 +18,8 @@ from meshwright.predict.step import Played, play
 from meshwright.price.flow import flow
 from meshwright.price.parameter import local_bytes
 from meshwright.price.segment import working_bytes
+from meshwright.profile.operands import packet
+from meshwright.profile.working import HANDED_ON
 from meshwright.simulate import Timeline
 
 ENDS = ("backward", "backward_weight")
@@ -156,8 +158,15 @@ def _largest_op(plan: Plan, program: Program, index: int) -> str:
     graph, mesh = program.graph(program.segments[index]).at(plan.microbatch), plan.stage_of(index).mesh
     made = flow(graph, plan.choice(index), mesh, plan.common_layouts(program, index))
     values = graph.values()
-    sizes = {op.name: working_bytes(op, made.strategies[op.name], values, mesh) for op in graph.ops}
-    return max(sizes, key=lambda name: sizes[name], default="")
+    worked = [op for op in graph.ops if packet(op.target) not in HANDED_ON] or graph.ops  # a view holds nothing
+    sizes = {op: working_bytes(op, made.strategies[op.name], values, mesh) for op in worked}
+    largest = max(reversed(sizes), key=lambda op: sizes[op], default=None)  # of equals the last: the loss
+    return op_words(largest) if largest else ""
+
+
+def op_words(op: Op) -> str:
+    """By what the user wrote: the function, and the module that calls it."""
+    return f"{packet(op.target)} in {op.module}" if op.module else packet(op.target)
 
 
 def show_layers(plan: Plan, program: Program) -> list[str]:
@@ -188,7 +197,8 @@ def show_layers(plan: Plan, program: Program) -> list[str]:
         parts = {"weights and optimizer": weights, "gradients": gradients, "activations": activations}
         shown = " + ".join(f"{name} {show_bytes(size)}" for name, size in parts.items())
         rest = f"temporary {show_bytes(max(0, peak.temporary_bytes))}"
-        lines.append(f"  {where}peak {show_bytes(peak.peak_bytes)} in {peak.running}{op}")
+        kind, of, layer = peak.running.partition(" of ")
+        lines.append(f"  {where}peak {show_bytes(peak.peak_bytes)} in {kind}{of}{names.get(layer, layer)}{op}")
         lines.append(f"    = {shown} + {rest} (buffers, gathered weights, gradients and messages on their way)")
     return lines
 

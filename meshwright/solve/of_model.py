@@ -36,7 +36,7 @@ def plan_model(
     optimizer: str = "adamw",
     precision: Precision = "fp32",
     compile: bool = False,
-    pins: str | Iterable[str] | Constraints = (),
+    pins: str | Iterable[str] | Constraints | None = (),
     loss: Callable[..., Tensor] | None = None,
     allow: str | Iterable[str] = (),
     simpler_within: float = SIMPLER_WITHIN,
@@ -113,8 +113,10 @@ def checked_batch(samples: int) -> int:
     return samples
 
 
-def pin_texts(pins: str | Iterable[str] | Constraints) -> tuple[str, ...]:
+def pin_texts(pins: str | Iterable[str] | Constraints | None) -> tuple[str, ...]:
     """Pins in any of the ways that users give them, as text."""
+    if pins is None:
+        return ()
     if isinstance(pins, Constraints):
         return pins.pins()
     if isinstance(pins, str):

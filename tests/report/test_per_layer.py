@@ -34,6 +34,7 @@ def test_parts_of_the_peak_add_up(pins: tuple[str, ...]) -> None:
         assert peak.running.split(" of ")[1] in [row.name for row in own]
     told, table = at_peak(plan, program), "\n".join(show_layers(plan, program))
     assert [sum(one.values()) for one in told] == [peak.peak_bytes for peak in peaks]
+    assert all(word not in peak.op for peak in peaks for word in ("flatten", "view", "~"))
     assert table.count("in all  ") == len(peaks)
     assert ("stage 1: in all" in table) == (len(peaks) > 1)
     assert (

@@ -39,6 +39,19 @@ def script(capsys: pytest.CaptureFixture[str], plan: Path, kind: str) -> str:
     return capsys.readouterr().out
 
 
+def test_the_number_of_steps_is_said(plans: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["launch", str(plans["dgx-h100:2"]), "--print", "slurm"]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert "# IT TRAINS 40 STEPS, unless --steps says how many.\n" in shown.out
+    assert shown.err.endswith("meshwright: this trains 40 steps; --steps N for another number\n")
+    assert main([*words, "--steps", "500"]) == 0
+    shown = capsys.readouterr()
+    assert "--steps 500" in shown.out
+    assert "40 STEPS" not in shown.out
+    assert main([*words, "--steps", "500", "--train=--steps 3"]) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshwright.errors import RunError
@@ -20,6 +21,7 @@ def add_parser(subparsers: Any) -> None:
     add("plan", help="a plan file written by `meshwright plan -o`")
     add("--print", dest="kind", choices=KINDS, default=KINDS[0], help=f"{', '.join(KINDS)} (default {KINDS[0]})")
     add("--train", default="", metavar="WORDS", help="options for `train`, as one word: --train='--steps 200'")
+    add("--steps", type=int, metavar="N", help="optimizer steps in all, as of `train` (its default: 40)")
     add("--max-restarts", type=int, default=0, metavar="N", help="start all ranks again after a fault, so many times")
     add("--script", default="", metavar="WORDS", help="start this in place of `train`: --script='mine.py --lr 1e-4'")
     parser.set_defaults(run=run)
@@ -34,10 +36,17 @@ def run(args: argparse.Namespace) -> int:
     if script and (args.train or args.kind == "ray"):
         other = "--print ray" if args.kind == "ray" else f"--train={args.train}"
         raise RunError(f"--script and {other}", "one of them: a script is started by torchrun itself", "drop one")
+    if args.steps is not None:
+        if script or "--steps" in _words("--train", args.train):
+            other = "--script" if script else f"--train={args.train}"
+            raise RunError(f"--steps {args.steps} and {other}", "one of them", "drop one")
+        args.train = f"{args.train} --steps {args.steps}".strip()
     if args.max_restarts < 0 or (args.max_restarts and args.kind == "ray"):
         expected = "0 or more" if args.max_restarts < 0 else "restarts by Ray itself"
         raise RunError(f"--max-restarts {args.max_restarts} --print {args.kind}", expected, "correct it")
     extra = () if script else _options(args.train, plan, args.kind == "slurm" or args.max_restarts > 0)
+    if not script and "--steps" not in extra:
+        print("meshwright: this trains 40 steps; --steps N for another number", file=sys.stderr)
     print(SCRIPTS[args.kind](run_of(plan, args.plan, extra, script, args.max_restarts)), end="")
     return 0
 

@@ -149,8 +149,9 @@ def _on_slurm(run: Run) -> str:
 # sbatch run.sh ARGUMENTS of the script. Two minutes before the time is over it gets SIGINT: it should save and end. The
 # job is then queued again, with the same arguments.
 """
-    return """\
-# sbatch run.sh --steps 1000 --data text.txt: whatever `meshwright train` takes, after what is written below.
+    steps = "" if "--steps" in run.words else "# IT TRAINS 40 STEPS, unless --steps says how many.\n"
+    return f"""\
+{steps}# sbatch run.sh --steps 1000 --data text.txt: whatever `meshwright train` takes, after what is written below.
 # Two minutes before the time is over it saves and is queued again, and after a node is lost too; it then goes on from
 # the last checkpoint. After an error of its own it ends, unless --max-restarts starts the ranks again.
 """

@@ -75,10 +75,11 @@ def train(job: Job) -> dict[str, Any]:
         told["losses"] = _resumed(trainer, optimizer, data, job, told)
     losses: list[float] = told["losses"]
     progress = Progress(trainer, job.steps, job.quiet, job.folder)
+    begun = trainer.steps
     stopped = _loop(trainer, optimizer, data, told, progress, job)
     figures = progress.figures()
     where = None
-    if job.folder:
+    if job.folder and not (goes_on and trainer.steps == begun):  # what it went on from holds all of it
         where = str(save(trainer, optimizer, job.folder, loader=data, extra=told, keep=job.keep))
     return asdict(figures) | {"losses": losses, "stopped": stopped, "saved": where}
 
