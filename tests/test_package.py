@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from commands import run_quick
@@ -219,3 +222,19 @@ def test_only_predict_makes_predictions() -> None:
             if name in ("Prediction", "StagePrediction") and home != "predict":
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not wrong
+
+
+def test_benches_import_names_that_are_there() -> None:
+    """Those inside functions too: no test runs every bench."""
+    missing = []
+    for path in sorted((ROOT.parent / "bench").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("meshwright"):
+                module = importlib.import_module(str(node.module))
+                names = (alias.name for alias in node.names if not hasattr(module, alias.name))
+                missing += [f"{path.name}: {node.module}.{name}" for name in names if not _has_module(module, name)]
+    assert not missing
+
+
+def _has_module(package: ModuleType, name: str) -> bool:
+    return hasattr(package, "__path__") and importlib.util.find_spec(f"{package.__name__}.{name}") is not None

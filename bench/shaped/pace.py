@@ -137,13 +137,14 @@ def yardstick(model: str, clock: Callable[[], float] = time.perf_counter, sample
     from meshwright.capture import capture
     from meshwright.cluster import load_cluster
     from meshwright.models.reference import parse_reference
+    from meshwright.predict.fast import quick_prediction
     from meshwright.solve.memory.plan import one_device_plan
-    from meshwright.solve.points import plan_points, prediction
+    from meshwright.solve.points import plan_points
 
     reference = parse_reference(YARDSTICKS[model.partition("?")[0]])
     program = capture(*reference.meta(samples))
     plan = one_device_plan(program, load_cluster("local").mesh((1,)))
-    said_s = prediction(plan_points(plan, program), 1, exact_peak=False).step_s
+    said_s = quick_prediction(plan_points(plan, program), 1, exact_peak=False).step_s
     batch = {name: torch.randint(0, 256, shape) for name, (shape, _) in reference.shapes(samples).items()}
     model = reference.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
