@@ -21,7 +21,7 @@ _ROUND_S = 6e-3
 def steady(rates: Rates, dtype: torch.dtype, size: int, copy_bytes: int) -> list[list[float]]:
     """Rows of a share and what products then take over what they take alone, and what copies do."""
     product = factors(rates, "nn", dtype, size, size, size)
-    source = torch.zeros(copy_bytes, dtype=torch.uint8, device=rates.device)
+    source = torch.randint(256, (copy_bytes,), dtype=torch.uint8, device=rates.device)  # zeros draw less power
     target = torch.empty_like(source)
     product_s = rates.clock.device_s(product)
     copy_s = rates.clock.device_s(lambda: target.copy_(source))
