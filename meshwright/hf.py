@@ -164,6 +164,11 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Weights are loaded with the optimizer's state, once there is one."""
+        if not Path(resume_from_checkpoint).is_dir():
+            folder = Path(self.args.output_dir)
+            there = ", ".join(sorted(map(str, folder.glob("checkpoint-*")))) or f"none in {folder}"
+            given = f"resume_from_checkpoint={resume_from_checkpoint!r}: there is no such folder"
+            raise RunError(given, f"a checkpoint: {there}", "correct the path, or leave it out to begin anew")
         if not (Path(resume_from_checkpoint) / STATE).is_dir():
             raise RunError(
                 f"{resume_from_checkpoint} has no folder {STATE}",

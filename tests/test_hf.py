@@ -143,6 +143,8 @@ def test_a_checkpoint_of_a_plain_trainer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-3").mkdir()
     with pytest.raises(RunError, match="has no folder meshwright"):
         trained(tmp_path, planned(), resume=str(tmp_path / "checkpoint-3"))
+    with pytest.raises(RunError, match=r"there is no such folder(.|\n)*checkpoint-3"):
+        trained(tmp_path, planned(), resume=str(tmp_path / "checkpoint-4"))
 
 
 def test_without_transformers_one_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,8 @@ def _fewest(rows: list[dict[str, Any]]) -> list[str]:
         said.append(
             f"not decided by recipes: {', '.join(open_ones)}; `meshwright plan` with that --cluster searches further"
         )
+    if any(not row["fits"] and not row["undecided"] for row in rows):
+        said.append("what cannot fit may with optimizer state on the host: `meshwright plan` with --pin offload=auto")
     return said
 
 

@@ -33,7 +33,8 @@ TAKEN = (
 GATHERED = '''"""This rank's pieces. A layer that reads a weight gets it as it uses it, gathered at that moment.
 
 Gradients go the other way. A run gathers one layer ahead, all weights of a layer together, drops them after the
-layer and gathers them again for its backward, where the list at the end of this file says so.
+layer and gathers them again for its backward, where the list at the end of this file says so. Of a plan in mixed
+precision it sends gradients in float32, after a layer's backward; `convert` alone would send them as it computes.
 """'''
 NOTHING = "nothing to move"
 
