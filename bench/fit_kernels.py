@@ -52,16 +52,17 @@ def rates(gpu: str, dtype: str) -> tuple[float, float, float]:
     return device.peak_flops(dtype.removesuffix("_block")), device.memory_bandwidth, WIDTHS[dtype]
 
 
-def skew_level(distribution: str) -> float:
-    return 1.0 if distribution == "balanced" else 1.0 + float(distribution.removeprefix("power_law_"))
+def skew_of(distribution: str) -> float:
+    return 0.0 if distribution == "balanced" else float(distribution.removeprefix("power_law_"))
 
 
 def read(folder: Path) -> dict[Key, list[Sample]]:
     found: dict[Key, list[Sample]] = defaultdict(list)
     for row in rows(folder / "gemm.csv"):
         dtype = DTYPES[row["dtype"]]
-        point = tuple(float(row[c]) for c in "mnk")
-        roof_s = product_roof_s(*rates(row["gpu"], dtype), *point)
+        sizes = tuple(float(row[c]) for c in "mnk")
+        roof_s = product_roof_s(*rates(row["gpu"], dtype), *sizes)
+        point = (*sizes, 1e6 * roof_s)
         found[row["gpu"], "products", dtype].append(Sample(point, roof_s, float(row["time_us"]) * 1e-6))
     for row in rows(folder / "attention.csv"):
         dtype = DTYPES[row["kv_dtype"]]
@@ -78,8 +79,10 @@ def read(folder: Path) -> dict[Key, list[Sample]]:
         tokens, hidden, ffn, topk, experts, tp, ep = (
             float(row[c]) for c in ("tokens", "hidden", "ffn", "topk", "experts", "tp", "ep")
         )
-        roof_s = mixture_roof_s(*rates(row["gpu"], dtype), tokens, hidden, ffn / tp, topk, experts / ep, ep)
-        point = (tokens, hidden, ffn / tp, topk, experts / ep, ep, skew_level(row["distribution"]))
+        sizes = (tokens, hidden, ffn / tp, topk, experts / ep, ep)
+        skew = skew_of(row["distribution"])
+        roof_s = mixture_roof_s(*rates(row["gpu"], dtype), *sizes, skew)
+        point = (*sizes, 1.0 + skew)
         found[row["gpu"], "mixture", dtype].append(Sample(point, roof_s, float(row["time_us"]) * 1e-6))
     return {key: samples for key, samples in found.items() if len(samples) >= LEAST_ROWS}
 
@@ -158,8 +161,8 @@ def _wrapped(text: str) -> str:
 SUBSETS = {
     "products": {
         "all": lambda p: True,
-        "m >= 2048, n and k >= 1024": lambda p: p[0] >= 2048 and min(p[1:]) >= 1024,
-        "n and k >= 2048": lambda p: min(p[1:]) >= 2048,
+        "m >= 2048, n and k >= 1024": lambda p: p[0] >= 2048 and min(p[1:3]) >= 1024,
+        "n and k >= 2048": lambda p: min(p[1:3]) >= 2048,
     }
 }
 

@@ -98,9 +98,9 @@ def compare(plan: Row, steps: dict[str, Row], search: bool = True) -> dict[str, 
     try:
         row = as_row(plan)
         case = case_of(row)
+        found["mist_s"], found["mist_bytes"] = mist_price(case)
         if search and row["attention"] == "unfused":
             raise NotModelledError("attention that is not fused, which our models do not have")
-        found["mist_s"], found["mist_bytes"] = mist_price(case)
         if search:
             found |= our_plan(row, case, round(float(plan["memory_GiB"]) * GIB))
     except (NotModelledError, MeshwrightError) as error:

@@ -77,7 +77,7 @@ whole tensors that nothing else holds; its loss is made of single ops.
 The network is fitted to the means of the collectives of 256 MB that the playbook shows of 2 to 64 hosts (18 points, off
 by 13 % on average), and to no step: a gather's seconds grow with its ranks, 35 us for each."""
 TORCHTITAN = Habits(
-    Framework("torchtitan", kernels=1.06),
+    Framework("torchtitan", kernels=1.09),
     selective="ops",
     context="all_gather",
     attention="flash2",

@@ -2,8 +2,9 @@
 
 A roofline is the longer of the arithmetic and the traffic of memory at usual fractions of the nominal rates, and a
 start. What was measured is kept as a ratio to it, and read between the measured sizes by kriging (`scatter`): the
-ratio changes slowly, and the figures of one size by themselves are not believed fully. A device that was not measured
-takes the ratios of its nearest relative at its own rates.
+ratio changes slowly, and the figures of one size by themselves are not believed fully. The roofline's own microseconds
+are a size of products too: the clock falls under load, and short kernels end before it does. A device that was not
+measured takes the ratios of its nearest relative, for the same sizes, at its own rates.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.caches import CACHES
+from meshwright.cluster.expert_loads import busiest_rank
 from meshwright.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -46,11 +48,10 @@ def attention_roof_s(
 
 def mixture_roof_s(
     peak: float, bandwidth: float, width: float, tokens: float, hidden: float, ffn: float, topk: float, experts: float,
-    ranks: float,
+    ranks: float, skew: float,
 ) -> float:  # fmt: skip
-    """Three products of the rows that come to this rank's experts, and the weights of those that get any."""
-    rows = tokens * topk / ranks
-    used = experts * min(1.0, rows / experts)
+    """Three products of the rows that come to the busiest rank's experts, and the weights of those that get any."""
+    rows, used = busiest_rank(tokens, topk, experts, ranks, skew)
     flops = 6 * rows * hidden * ffn
     moved = width * 3 * used * hidden * ffn + 4 * tokens * hidden + 2 * rows * (2 * ffn + hidden)
     return _MIXTURE_START_S + flops / (0.5 * peak) + moved / (0.6 * bandwidth)
@@ -91,19 +92,28 @@ def kernel_table(name: str) -> KernelTable:
     return KernelTable(json.loads(path.read_text(encoding="utf-8")))
 
 
+class Rates(NamedTuple):
+    """Of a device: peaks by dtype, in FLOP/s, and bytes per second of its memory."""
+
+    peaks: Mapping[str, float]
+    bandwidth: float
+
+    def peak(self, dtype: str) -> float:
+        return self.peaks.get(dtype.removesuffix("_block")) or self.peaks.get("bfloat16") or self.peaks["float32"]
+
+
 class MeasuredKernels:
     """A table's ratios at one device's own rates: seconds forward, or None where the table has nothing of the kind.
 
-    reach: fractions of peak on this device over those on the table's. parts: those of the table that are used; types
-    narrower than bfloat16 always are, since meshwright was calibrated in none.
+    there: peaks and bandwidth of the table's device. reach: fractions of peak on this device over those on the table's.
+    parts: those of the table that are used; types narrower than bfloat16 always are, since meshwright was calibrated in
+    none.
     """
 
-    __slots__ = ("_bandwidth", "_parts", "_peaks", "_reach", "_table")
+    __slots__ = ("_own", "_parts", "_reach", "_table", "_there")
 
-    def __init__(
-        self, table: KernelTable, peaks: Mapping[str, float], bandwidth: float, reach: float, parts: frozenset[str]
-    ) -> None:
-        self._table, self._peaks, self._bandwidth, self._reach, self._parts = table, peaks, bandwidth, reach, parts
+    def __init__(self, table: KernelTable, own: Rates, there: Rates, reach: float, parts: frozenset[str]) -> None:
+        self._table, self._own, self._there, self._reach, self._parts = table, own, there, reach, parts
 
     @property
     def is_secondary(self) -> bool:
@@ -112,21 +122,23 @@ class MeasuredKernels:
 
     def _of(self, part: str, dtype: str) -> Scatter | None:
         wide = dtype in ("bfloat16", "float16")
-        if wide and (part not in self._parts or dtype not in self._peaks):  # a V100 has no units for bfloat16
+        if wide and (part not in self._parts or dtype not in self._own.peaks):  # a V100 has no units for bfloat16
             return None
         by_dtype: dict[str, Scatter] = getattr(self._table, part)
         return by_dtype.get("bfloat16" if dtype == "float16" else dtype)
 
-    def _peak(self, dtype: str) -> float:
-        own = self._peaks.get(dtype.removesuffix("_block"))
-        return self._reach * (own or self._peaks.get("bfloat16") or self._peaks["float32"])
+    def _at(self, dtype: str) -> tuple[float, float]:
+        """Peak and bandwidth of this device."""
+        return self._reach * self._own.peak(dtype), self._own.bandwidth
 
     def product_s(self, dtype: str, m: float, n: float, k: float) -> float | None:
         """A product [m, k] by [n, k] transposed; narrower types than bfloat16 with the quantisation of x."""
         ratio = self._of("products", dtype)
         if ratio is None:
             return None
-        return product_roof_s(self._peak(dtype), self._bandwidth, WIDTHS[dtype], m, n, k) * ratio("forward", m, n, k)
+        sizes = (WIDTHS[dtype], m, n, k)
+        there_s = product_roof_s(self._there.peak(dtype), self._there.bandwidth, *sizes)
+        return product_roof_s(*self._at(dtype), *sizes) * ratio("forward", m, n, k, 1e6 * there_s)
 
     def attention_s(
         self, dtype: str, heads: int, queries: int, keys: int, size: int, groups: float, window: int
@@ -135,19 +147,10 @@ class MeasuredKernels:
         ratio = self._of("attention", dtype)
         if ratio is None:
             return None
-        roof_s = attention_roof_s(
-            self._peak("float16" if dtype == "float16" else "bfloat16"),
-            self._bandwidth,
-            WIDTHS[dtype],
-            heads,
-            queries,
-            keys,
-            size,
-            groups,
-            window,
-        )
+        half = "float16" if dtype == "float16" else "bfloat16"
+        sizes = (WIDTHS[dtype], heads, queries, keys, size, groups, window)
         narrowed = keys / window if 0 < window < keys else 1.0
-        return roof_s * ratio("forward", heads, keys, size, groups, narrowed)
+        return attention_roof_s(*self._at(half), *sizes) * ratio("forward", heads, keys, size, groups, narrowed)
 
     def mixture_s(
         self, dtype: str, tokens: float, hidden: int, ffn: int, topk: int, experts: int, ranks: int, skew: float
@@ -157,6 +160,5 @@ class MeasuredKernels:
         if ratio is None:
             return None
         sizes = (tokens, hidden, ffn, topk, experts, ranks)
-        return mixture_roof_s(self._peak(dtype), self._bandwidth, WIDTHS[dtype], *sizes) * ratio(
-            "forward", *sizes, 1.0 + skew
-        )
+        roof_s = mixture_roof_s(*self._at(dtype), WIDTHS[dtype], *sizes, skew)
+        return roof_s * ratio("forward", *sizes, 1.0 + skew)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.caches import CACHES
 from meshwright.cluster.device import Achievable, Device
 from meshwright.cluster.device_profile import WEIGHTS, DeviceProfile, window_place
-from meshwright.cluster.kernel_table import PARTS, MeasuredKernels, kernel_table, measured_kernels
+from meshwright.cluster.kernel_table import PARTS, MeasuredKernels, Rates, kernel_table, measured_kernels
 from meshwright.cluster.profile_tables import Curve, Grid, OptimizerCost, Tables
 from meshwright.errors import ClusterError
 
@@ -381,10 +381,11 @@ def _measured(device: Device, library: bool) -> MeasuredKernels | None:
     given = read_profile(device.profile).get("measured_kernels") if device.profile else None
     if given is None:
         return None
-    there = device_of(given["table"]).achievable_fraction("matmul")
-    reach = device.achievable_fraction("matmul") / there
+    there = device_of(given["table"])
+    reach = device.achievable_fraction("matmul") / there.achievable_fraction("matmul")
     parts = frozenset(PARTS if library else given.get("parts", PARTS))
-    return MeasuredKernels(kernel_table(given["table"]), dict(device.peaks), device.memory_bandwidth, reach, parts)
+    own, theirs = (Rates(dict(one.peaks), one.memory_bandwidth) for one in (device, there))
+    return MeasuredKernels(kernel_table(given["table"]), own, theirs, reach, parts)
 
 
 def _best(fractions: Mapping[str, list[float]], reached: Mapping[str, float]) -> float:

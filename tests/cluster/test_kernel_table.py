@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from random import Random
+from statistics import fmean
 
 import pytest
 
-from meshwright.cluster.kernel_table import kernel_table, measured_kernels
+from meshwright.cluster.expert_loads import busiest_rank
+from meshwright.cluster.kernel_table import KERNELS, PARTS, MeasuredKernels, Rates, kernel_table, measured_kernels
 from meshwright.cluster.profile_load import device_of, profile_of, shipped
+from meshwright.cluster.scatter import Scatter
 from meshwright.errors import ClusterError
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
@@ -94,3 +98,45 @@ def test_the_bench_lists_what_it_cannot_score_and_scores_the_rest(
     for text in ("TPU-v9", "int3", "m is 0", "time_us is -1", "k is 'x'", "without the columns hidden", "missing.csv"):
         assert any(text in reason for reason in reasons), text
     assert "left out: 7" in capsys.readouterr().out
+
+
+def test_a_device_without_a_table_has_its_relatives_ratios_at_its_own_rates() -> None:
+    """Twice as fast in all, a device takes half the time for the same sizes, but for the start of a kernel."""
+    table, there = kernel_table("GB200"), Rates({"bfloat16": 2.5e15}, 8e12)
+    twice = Rates({"bfloat16": 5e15}, 16e12)
+    slow, fast = (MeasuredKernels(table, own, there, 1.0, frozenset(PARTS)) for own in (there, twice))
+    for sizes in ((8192, 8192, 8192), (32768, 4096, 4096)):
+        found = [one.product_s("bfloat16", *sizes) for one in (slow, fast)]
+        assert found[0] == pytest.approx(2 * (found[1] or 0.0), rel=0.02)
+
+
+def test_how_long_a_product_takes_tells_of_shapes_that_were_not_fitted() -> None:
+    """Every second shape of GB200's table read from the others, with the roofline's microseconds among sizes and
+    without them; then the weights and the noise are what fitting finds."""
+    found = json.loads((KERNELS / "GB200.json").read_text(encoding="utf-8"))["products"]["bfloat16"]
+    points, ratios = found["points"], found["ratios"]
+    errors = []
+    for sizes, weigh, doubt in ((4, found["weights"], found["noise"]), (3, (1.0, 1.0, 1.0), 0.13)):
+        read = Scatter([point[:sizes] for point in points[::2]], {"forward": ratios[::2]}, weigh, noise=doubt)
+        large = [(p[:sizes], r) for p, r in zip(points[1::2], ratios[1::2], strict=True) if p[0] >= 2048]
+        errors.append(fmean(abs(read("forward", *point) / ratio - 1) for point, ratio in large))
+    assert errors[0] < 0.97 * errors[1]
+
+
+def test_the_busiest_rank_has_more_rows_the_more_ranks_there_are() -> None:
+    """Against loads that are drawn: the mean of the busiest of all ranks."""
+    draw = Random(0)
+    for ranks, skew in ((4, 1.01), (16, 1.2), (64, 1.01)):
+        tokens, topk, experts = 8192, 8, 256 // ranks
+        even = tokens * topk / ranks
+        power, most = 1 - skew, 0.8 * tokens
+        drawn = []
+        for _ in range(60):
+            loads = [((most**power - 1) * draw.random() + 1) ** (1 / power) for _ in range(256)]
+            sums = [sum(loads[at : at + experts]) for at in range(0, 256, experts)]
+            drawn.append(max(sums) / sum(loads) * tokens * topk)
+        found = busiest_rank(tokens, topk, experts, ranks, skew)
+        assert found.rows > even
+        assert found.rows == pytest.approx(sum(drawn) / len(drawn), rel=0.35)
+        assert busiest_rank(tokens, topk, experts, ranks, 0.0) == (even, experts)
+    assert busiest_rank(16, 2, 64, 1, 1.2).used < 32
