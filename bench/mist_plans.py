@@ -25,6 +25,7 @@ from published_rows import Case, NotModelledError, Row, case_of
 import meshwright as mw
 from meshwright.configuration.framework import PLAIN
 from meshwright.configuration.step import Step
+from meshwright.configuration.transformer import transformer_of
 from meshwright.errors import MeshwrightError
 
 GIB = 2**30
@@ -62,15 +63,17 @@ def as_row(plan: Row) -> Row:
 
 
 def reference(row: Row) -> str:
-    """The model as our planner reads it."""
-    names = ("layers", "hidden", "heads", "ffn", "vocab", "seq")
-    return f"{row['family']}?" + "&".join(f"{name}={row[name]}" for name in names)
+    """The model as our planner reads it: as Mist's, but for the biases of `gpt`."""
+    sizes = {name: row[name] for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq")} | {"tied": "false"}
+    if row["family"] == "llama":
+        sizes["kv_heads"] = row["heads"]
+    return f"{row['family']}?" + "&".join(f"{name}={value}" for name, value in sizes.items())
 
 
-def mist_price(case: Case) -> tuple[float, float]:
-    """Seconds and bytes of Mist's plan, run as our eager plans are."""
+def mist_price(row: Row, case: Case) -> tuple[float, float]:
+    """Seconds and bytes of Mist's plan for the model that our planner is asked for, run as our eager plans are."""
     given = replace(case.given, fused=False, overlap=1.0, gradients="float32", reduce="float32", precision="mixed")
-    found = Step(case.model, given, case.cluster, PLAIN).predict()
+    found = Step(transformer_of(reference(row)), given, case.cluster, PLAIN).predict()
     return found.step_s, found.peak_bytes
 
 
@@ -98,7 +101,7 @@ def compare(plan: Row, steps: dict[str, Row], search: bool = True) -> dict[str, 
     try:
         row = as_row(plan)
         case = case_of(row)
-        found["mist_s"], found["mist_bytes"] = mist_price(case)
+        found["mist_s"], found["mist_bytes"] = mist_price(row, case)
         if search and row["attention"] == "unfused":
             raise NotModelledError("attention that is not fused, which our models do not have")
         if search:

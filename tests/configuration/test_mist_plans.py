@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from mist_plans import as_row, compare, line
+from mist_plans import as_row, compare, line, reference
 from published_rows import NotModelledError, case_of
+
+from meshwright.configuration.transformer import transformer_of
 
 PLAN = {
     "plan_id": "0", "model": "tiny", "family": "gpt", "layers": "4", "hidden": "256", "heads": "4", "ffn": "1024",
@@ -44,3 +47,12 @@ def test_prices_of_a_plan_and_the_measured_step_stand_in_one_line() -> None:
     assert found["mist_s"] > 0
     assert found["mist_bytes"] > 0
     assert "measured" in line(found)
+
+
+def test_both_planners_are_asked_for_one_model() -> None:
+    """Untied weights and as many keys as queries: with our families' own, our planner had an easier llama."""
+    for family in ("gpt", "llama"):
+        row = as_row(PLAN | {"family": family, "gated_mlp": str(family == "llama").lower()})
+        theirs, ours = case_of(row).model, transformer_of(reference(row))
+        assert replace(ours, bias=False, expert_ffn=theirs.expert_ffn, kv_heads=theirs.kv_heads) == theirs
+        assert ours.key_heads == theirs.key_heads
