@@ -56,6 +56,8 @@ MISSES = """
 - All but the forward of these three kernels (backward, other layouts, element-wise ops) keeps its ratio on an H200.
 """
 
+OLDER = Path(__file__).parent / "accuracy_older.md"
+"""What `bench/old_prices.py` said of plan files that are not kept here."""
 _HELD_OUT = re.compile(
     r"(.+?)\s+rows\s+(\d+)\s+median\s+([\d.]+%)\s+mean\s+([\d.]+%)(?:\s+from 1 MiB on: median\s+([\d.]+%))?"
 )
@@ -110,6 +112,7 @@ def main() -> int:
     print("### The tables that were fitted\n")
     print("`python bench/kernels.py TABLE.csv`, on the rows that the shipped figures come from.\n")
     print(table(("GPU", "op", "dtype", "rows", "median", "mean", "bias"), shown))
+    print("\n" + OLDER.read_text(encoding="utf-8"), end="")
     return 0
 
 
