@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from meshwright.solve.progress import Progress
 
 INTERRUPTED = 130
+GARBAGE = 100_000
+"""Objects after which garbage is looked for: a search leaves little, and looking took a twelfth of planning."""
+
 RECIPES_S = 60.0
 """CPU seconds that known recipes may take in any case; else as many as planning took."""
 
@@ -90,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     check_pins(args.pin, cluster, args.global_batch or (reference.family.batch if reference else None))
 
     # What takes seconds to import comes after what can be refused at once.
+    gc.set_threshold(GARBAGE)
     from meshwright.solve.progress import Progress
 
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
