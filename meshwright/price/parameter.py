@@ -125,7 +125,8 @@ def _price(
     uses: float,
     company: float,
 ) -> ParameterPrice:
-    one = _moved(shape, dtype, grad, plan, mesh, setting.reduce or plan.dtype, STATES[setting.optimizer], company)
+    where = plan.storage, plan.compute, plan.dtype
+    one = _moved(shape, dtype, grad, where, mesh, setting.reduce or plan.dtype, STATES[setting.optimizer], company)
     micro = setting.microbatches
     first_s = gathers(plan, uses, micro) * one.gather_s
     held = one.stored + (0 if plan.reshard_after_forward else one.copied)
@@ -207,28 +208,28 @@ def _moved(
     shape: tuple[int, ...],
     dtype: str,
     grad: bool,
-    plan: ParameterPlan,
+    where: tuple[str, str, str],
     mesh: Mesh,
     travels: str,
     states: int,
     company: float,
 ) -> _Moved:
-    """travels: the dtype in which the gradient goes home. computed_wide: bytes of the compute layout in the stored
-    dtype."""
-    storage, compute = Layout.parse(plan.storage), Layout.parse(plan.compute)
+    """where: the layouts in which it is stored and computed with, and the stored dtype. travels: the dtype in which the
+    gradient goes home. computed_wide: bytes of the compute layout in the stored dtype."""
+    storage, compute, kept = Layout.parse(where[0]), Layout.parse(where[1]), where[2]
     rate = mesh.device.memory_bandwidth * mesh.device.achievable_fraction("memory")
-    wide = ITEM_BYTES[plan.dtype]
+    wide = ITEM_BYTES[kept]
     gather = conversion(storage, compute, shape, ITEM_BYTES[dtype], mesh, grad=grad)
     stored = local_bytes(shape, wide, storage, mesh)
     computed = local_bytes(shape, ITEM_BYTES[dtype], compute, mesh)
     computed_wide = local_bytes(shape, wide, compute, mesh)
-    cast = plan.dtype != dtype
+    cast = kept != dtype
     copied = computed if cast or computed_wide != stored else 0
     gather_s = _way_s(gather, True, shape, company, mesh) + (1.5 * stored / rate if cast else 0.0)
     found = _Moved(stored, computed, computed_wide, copied, gather, gather_s, *_of_compute(gather.forward, mesh))
     if not grad:
         return found
-    step_host_s, step_s = update_s(mesh.device, plan.dtype, stored, states)
+    step_host_s, step_s = update_s(mesh.device, kept, stored, states)
     between, width = scattered_layout(storage, compute), ITEM_BYTES[travels]
     home = conversion(between, compute, shape, width, mesh, grad=True)
     found = found._replace(step_host_s=step_host_s, step_s=step_s)
