@@ -16,7 +16,7 @@ EXACT, NEAR = 8, 0.005
 """Of so many segments the minimum is found to the byte; of more within this part, since every question takes long."""
 
 WORK_EXACT, WORK_NEAR = 1500, 400
-"""Segments of shardings that may be examined for one refusal, of so many segments and of more. What is known to do by
+"""Segments of shardings that may be examined for one refusal, to the byte and within a part. What is known to do by
 then is named."""
 
 PIPELINE_SHARDINGS = 10
@@ -76,11 +76,12 @@ class WorkBudget:
     """Counts segments of the shardings that were examined, never seconds: the same refusal on a busy machine.
 
     segments: of the program; examining one sharding takes so many units.
-    units: of the whole budget; by the number of segments unless given.
+    exact: the minimum is to be found to the byte.
+    units: of the whole budget; by `exact` unless given.
     """
 
-    def __init__(self, segments: int, units: int | None = None) -> None:
-        own = WORK_EXACT if segments <= EXACT else WORK_NEAR
+    def __init__(self, segments: int, exact: bool, units: int | None = None) -> None:
+        own = WORK_EXACT if exact else WORK_NEAR
         self.segments, self.left = segments, own if units is None else units
 
     def spend(self, shardings: int = 1) -> None:
@@ -96,11 +97,12 @@ class WorkBudget:
 
 
 def minimum_budget(
-    parts: Sequence[Part], refused_bytes: int, known: MemoryNeeded, segments: int, work: WorkBudget
+    parts: Sequence[Part], refused_bytes: int, known: MemoryNeeded, exact: bool, work: WorkBudget
 ) -> MemoryNeeded:
-    """parts: the quickest first. refused_bytes: a budget that all of them refuse. known: one that does."""
+    """parts: the quickest first. refused_bytes: a budget that all of them refuse. known: one that does. exact: to the
+    byte."""
     known = replace(known, bytes=max(known.bytes, refused_bytes + 1))
-    search = _Search(known, segments <= EXACT, work)
+    search = _Search(known, exact, work)
     refused = dict.fromkeys(range(len(parts)), refused_bytes)
     behind = list(refused)
     try:
@@ -118,8 +120,9 @@ def minimum_pipeline_budget(in_stages: Part, refused_bytes: int, segments: int) 
     known = in_stages(ANY_BYTES)
     if known is None:
         return None
-    work = WorkBudget(segments)
-    return minimum_budget((counted_pipeline(in_stages, work),), refused_bytes, known, segments, work)
+    exact = segments <= EXACT
+    work = WorkBudget(segments, exact)
+    return minimum_budget((counted_pipeline(in_stages, work),), refused_bytes, known, exact, work)
 
 
 def counted_pipeline(in_stages: Part, work: WorkBudget) -> Part:

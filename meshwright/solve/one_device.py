@@ -28,6 +28,7 @@ from meshwright.price.parameter import Setting
 from meshwright.remat.curve import Kept, fastest_way, kept_curve
 from meshwright.remat.traced import traced_for
 from meshwright.solve.candidates import candidates_on
+from meshwright.solve.infeasible import state_bytes
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.plan import one_device_plan
@@ -137,7 +138,9 @@ def one_device_search(
     search = _Search(program, mesh, cluster.name, setting, method, numbers, room, memory_bytes, log or SearchRecorder())
     search.gap = request.gap
     search.hosted = cluster if hosts and method == "auto" and not setting.offload else None
-    found = search.best()
+    # No micro-batches, recomputation or chunks help where the training state alone is too large.
+    hopeless = request.fit and search.hosted is None and state_bytes(program, setting) > room
+    found = None if hopeless else search.best()
     if found is None and not request.fit:
         found = search.curves(numbers[-1]).find(1 << 62, memory_bytes, method)
     if found is None:

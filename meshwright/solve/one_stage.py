@@ -92,10 +92,13 @@ class OneStageSearch:
         return -(-self._state_bytes // self.cluster.device_count) - 1
 
     def holds_nothing(self) -> bool:
-        """Whether the devices are too small for the training state alone. Small programs are searched all the same:
-        their refusals name the fewest bytes of all parts of the search."""
-        small = len(self.program.segments) <= EXACT
-        return not small and usable_bytes(self.cluster, self.memory_bytes, self.headroom) < self._state_bytes
+        """Whether the devices are too small for the training state alone."""
+        return usable_bytes(self.cluster, self.memory_bytes, self.headroom) < self._state_bytes
+
+    @cached_property
+    def _exact(self) -> bool:
+        """Whether a refusal names the fewest bytes of all parts of the search: of a small program that was searched."""
+        return len(self.program.segments) <= EXACT and not self.holds_nothing()
 
     @cached_property
     def _state_bytes(self) -> int:
@@ -197,17 +200,17 @@ class OneStageSearch:
         return anyway(self.candidates).best
 
     def refusal(self, others: Sequence[Part]) -> PlanError:
-        """Why there is no plan. others: that look for one in several stages. Of larger programs the quick parts are
-        asked alone: what takes long names hardly less."""
+        """Why there is no plan. others: that look for one in several stages. Of larger programs, and where nothing was
+        searched, the quick parts are asked alone: what takes long names hardly less."""
         if self.refused is not None:
             return self.refused
         budget = self.budget
-        work = WorkBudget(len(self.program.segments))
+        work = WorkBudget(len(self.program.segments), self._exact)
         quick, slow = self._parts(work)
         staged = [counted_pipeline(one, work) for one in others]
-        parts = (*quick, *staged, *slow) if len(self.program.segments) <= EXACT else quick
+        parts = (*quick, *staged, *slow) if self._exact else quick
         refused = max(budget, self.too_few_bytes)
-        least = minimum_budget(parts, refused, self._known(budget), len(self.program.segments), work)
+        least = minimum_budget(parts, refused, self._known(budget), self._exact, work)
         if self.method not in ANYWHERE:
             return no_room(self.method, budget, least)
         tight = partial(tight_candidates, self.program, pins=self.pins, setting=self.setting)
@@ -238,8 +241,8 @@ class OneStageSearch:
 
     @cached_property
     def leanest(self) -> list[Candidate]:
-        """Of these, those that a refusal asks first: all for a small program, else the one whose chain holds least."""
-        if len(self.program.segments) <= EXACT or len(self.first) == 1:
+        """Of these, those that a refusal asks first: all for an exact one, else the one whose chain holds least."""
+        if self._exact or len(self.first) == 1:
             return self.first
         return [min(self.first, key=lambda one: least_bytes(one.frontier(one.microbatches[-1])))]
 

@@ -39,12 +39,12 @@ def cluster_of(usable_bytes: int, devices: int = 2) -> Cluster:
     return replace(found, devices=(small,), name="small")
 
 
-@pytest.mark.parametrize("pins", [("mesh=2", "dp=2", "zero=0"), ("pp=2",)])
-def test_a_plan_that_fills_a_device_is_planned_by_its_limit_alone(pins: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("pins", "few"), [(("mesh=2", "dp=2", "zero=0"), 3 << 15), (("pp=2",), 1 << 16)])
+def test_a_plan_that_fills_a_device_is_planned_by_its_limit_alone(pins: tuple[str, ...], few: int) -> None:
     """On devices that a plan just fills: found where the limit is given, refused in what headroom leaves."""
     pins = (*pins, "recompute=keep", "microbatch=1")
     with pytest.raises(PlanError) as refused:
-        make_plan(program(), load_cluster("local:2"), pins=pins, memory_bytes=1 << 16)
+        make_plan(program(), load_cluster("local:2"), pins=pins, memory_bytes=few)
     usable = int(refused.value.expected.partition(" bytes")[0].replace(",", ""))  # one byte less is refused
     assert make_plan(program(), cluster_of(usable), pins=pins, memory_bytes=usable).headroom == 0
     with pytest.raises(PlanError, match=f"{int((1 - HEADROOM) * usable):,} bytes"):

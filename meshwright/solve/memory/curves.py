@@ -32,7 +32,7 @@ from meshwright.remat.way import cut_way
 from meshwright.solve.memory.chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
 from meshwright.solve.memory.methods import fixed_ways, order_by
 from meshwright.solve.memory.plan import with_kept
-from meshwright.solve.memory.refuse import Least, NoRoomError, least_where
+from meshwright.solve.memory.refuse import EXACT, Least, NoRoomError, least_where
 
 MOST_NESTED, SLOWER = 40, 1.05
 """Where a flat plan fits, nested ones are looked for among so many segments, and if it takes so much longer than it
@@ -175,11 +175,12 @@ class Curves:
             yield replace(self, options=options, static_bytes=self.static_bytes + aside)
 
     def least(self, method: str = "auto", refused: int = 0) -> Least:
-        """Small budgets that have a plan. refused: one that was found to have none."""
+        """Small budgets that have a plan. refused: one that was found to have none. Of many segments orders that run
+        them forward more than once are not searched for the least of theirs, unless they are asked for."""
         flat, static, segments = self.least_bytes, self.static_bytes, len(self.options)
         away = min((wider.least_bytes for wider in self.wider()), default=flat)
         low = max(0, refused - static, sum(self.gradients) - 1)
-        if method == "flat" or (method == "auto" and low >= flat - static):
+        if method == "flat" or (method == "auto" and (segments > EXACT or low >= flat - static)):
             return Least(flat, away, flat if method == "flat" else min(flat, away))
         chained, order = self.chained(), "nested" if method == "auto" else method
 
