@@ -61,12 +61,13 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
 
 
 def _as_plan(others: Sequence[Baseline]) -> list[str]:
-    """The pins that give the row of FSDP as a plan of its own: `zero=3` alone may split weights in compute too."""
+    """The pins that give the row of FSDP as a plan of its own: `zero=3` alone may split weights in compute too, and
+    recompute."""
     from meshwright.solve.baselines import FSDP
 
     pins = next((one.pins for one in others if one.name == FSDP and one.step_s is not None), ())
     words = " ".join(f"--pin {text}" for text in pins if not text.startswith("mesh="))
-    return [f"a row as a plan of its own: add its pins, for {FSDP} {words}"] if words else []
+    return [f"a row as a plan of its own: add its pins, for {FSDP} {words} --pin recompute=keep"] if words else []
 
 
 def _room(plan: Plan) -> list[str]:

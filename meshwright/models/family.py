@@ -34,3 +34,8 @@ class Family:
     free: bool = False
     batch: int = BATCH
     own_batch: Callable[[], dict[str, Tensor]] = dict
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a function of the user's makes it."""
+        return self.own_batch is not dict

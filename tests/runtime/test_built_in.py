@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,7 +90,8 @@ def make():
 
 @pytest.mark.filterwarnings("ignore::meshwright.errors.RuleWarning")
 def test_a_run_of_ones_own_module_learns_from_its_own_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """In every step. Its words are below 50, where characters of a text would not be."""
+    """In every step, from the weights that its function makes: losses are plain PyTorch's. Its words are below 50, where
+    characters of a text would not be."""
     from meshwright.cli import main
 
     (tmp_path / "own_bag.py").write_text(OWN)
@@ -97,6 +99,21 @@ def test_a_run_of_ones_own_module_learns_from_its_own_batch(tmp_path: Path, capf
     reference = f"{tmp_path}/own_bag.py:make"
     words = ["train", reference, "--cluster", "local:1", "--nproc", "1", "--steps", "3", "--lr", "1e-2"]
     assert main([*words, "--json", str(told)]) == 0
-    assert f"data: the batch that {reference} returns (8 samples), in every step" in capfd.readouterr().out
-    losses = json.loads(told.read_text())["losses"]
-    assert losses == sorted(losses, reverse=True)
+    out = capfd.readouterr().out
+    assert f"data: the batch that {reference} returns (8 samples), in every step" in out
+    assert f"weights: as {reference} initialises them, seed 0\n" in out
+    assert json.loads(told.read_text())["losses"] == pytest.approx(plain_losses(3), rel=1e-6)
+
+
+def plain_losses(steps: int) -> list[float]:
+    scope: dict[str, Any] = {}
+    exec(OWN, scope)
+    model, batch = scope["make"]()
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for _ in range(steps):
+        loss = model(**batch)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses

@@ -121,7 +121,7 @@ def test_it_learns_and_ctrl_c_saves_and_leaves(tmp_path: Path, ignored: bool, mo
     assert "go on with --resume" in out
     assert f"saved {tmp_path / 'step-000006'}\n" in out
     assert re.search(r"data: [\d,]+ samples of 16 characters of the text that comes with meshwright; another", out)
-    assert f"weights: as {MODEL} initialises them, seed 0\n" in out
+    assert f"weights: as {MODEL} initialises them, seed 0, each tensor drawn alone (docs/running.md)\n" in out
     assert "Traceback" not in error
     losses = json.loads((tmp_path / "run.json").read_text())["losses"]
     assert losses[11] < losses[0] - 0.5

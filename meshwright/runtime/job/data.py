@@ -130,11 +130,15 @@ class OwnBatch:
         return {name: tensor[index % self.rows] for name, tensor in self.batch.items()}
 
 
+def is_small(plan: Plan) -> bool:
+    """Whether a model may be built whole on each rank."""
+    return sum(plan.weight_bytes.values()) <= WHOLE_BYTES
+
+
 def samples_of(plan: Plan, reference: Reference, text: str | None, ranges: Mapping[str, Range]) -> BuiltIn | OwnBatch:
     """What a run learns from: the user's own batch, where there is one and no text is given. The function that returns
     it builds its model whole, so that of a large model the batch is not asked for."""
-    small = sum(plan.weight_bytes.values()) <= WHOLE_BYTES
-    own = reference.family.own_batch() if small and not text else {}
+    own = reference.family.own_batch() if is_small(plan) and not text else {}
     alike = {name: (entry.shape[1:], entry.dtype) for name, entry in plan.inputs.items()}
     found = {name: (tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")) for name, tensor in own.items()}
     if own and found == alike and len({len(tensor) for tensor in own.values() if tensor.dim()}) == 1:

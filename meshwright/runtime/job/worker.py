@@ -18,7 +18,7 @@ from meshwright.errors import RunError
 from meshwright.models.reference import Reference, parse_reference
 from meshwright.plan import Plan
 from meshwright.runtime.fail import tell
-from meshwright.runtime.job.data import BuiltIn, OwnBatch, samples_of
+from meshwright.runtime.job.data import BuiltIn, OwnBatch, is_small, samples_of
 from meshwright.runtime.job.observe import named_samples
 from meshwright.runtime.job.progress import Progress
 from meshwright.runtime.job.tether import STOPS
@@ -69,7 +69,7 @@ def train(job: Job) -> dict[str, Any]:
     samples = samples_of(plan, reference, job.data, ranges_of(trainer.program))
     data = loader(samples, plan, seed=job.seed or 0)
     goes_on = bool(job.folder) and _resumes(job)
-    _say_what(reference, samples, job, goes_on)
+    _say_what(reference, plan, samples, job, goes_on)
     told: dict[str, Any] = {"losses": [], "data": samples.sum(), "batch": plan.batch, "precision": plan.precision}
     if goes_on:
         told["losses"] = _resumed(trainer, optimizer, data, job, told)
@@ -84,13 +84,14 @@ def train(job: Job) -> dict[str, Any]:
     return asdict(figures) | {"losses": losses, "stopped": stopped, "saved": where}
 
 
-def _say_what(reference: Reference, samples: BuiltIn | OwnBatch, job: Job, goes_on: bool) -> None:
+def _say_what(reference: Reference, plan: Plan, samples: BuiltIn | OwnBatch, job: Job, goes_on: bool) -> None:
     """What is trained, from which weights, on which data: a run like this is a trial, not a training of one's own."""
     if dist.get_rank() == 0 and not job.quiet:
         given = "" if job.data else "; another text: --data FILE; data of your own: mw.loader (docs/running.md)"
         print(f"data: {samples}{given}", flush=True)
         if not goes_on:
-            print(f"weights: as {reference} initialises them, seed {job.seed or 0}", flush=True)
+            alone = "" if _built_whole(reference, plan) else ", each tensor drawn alone (docs/running.md)"
+            print(f"weights: as {reference} initialises them, seed {job.seed or 0}{alone}", flush=True)
 
 
 def _resumes(job: Job) -> bool:
@@ -138,15 +139,21 @@ def _otherwise(path: Path, given: str, saved: object) -> RunError:
 
 
 def _trainer(reference: Reference, plan: Plan, job: Job) -> Trainer:
-    """Weights are made piece by piece; where a model cannot be built that way, whole, from the same seed."""
+    """Weights are made piece by piece; a small model of one's own is built whole, from the same seed, so that it starts
+    as in plain PyTorch, and so is one that cannot be built in pieces."""
     loss = reference.family.loss
-    try:
-        return parallelize(reference.build, plan, loss, seed=job.seed or 0, timeout_s=job.timeout_s)
-    except RunError as error:
-        if "meta device" not in f"{error.given} {error.expected}":
-            raise
+    if not _built_whole(reference, plan):
+        try:
+            return parallelize(reference.build, plan, loss, seed=job.seed or 0, timeout_s=job.timeout_s)
+        except RunError as error:
+            if "meta device" not in f"{error.given} {error.expected}":
+                raise
     torch.manual_seed(job.seed or 0)
     return parallelize(reference.build(), plan, loss, seed=job.seed or 0, timeout_s=job.timeout_s)
+
+
+def _built_whole(reference: Reference, plan: Plan) -> bool:
+    return reference.family.is_own and is_small(plan)
 
 
 def _loop(
