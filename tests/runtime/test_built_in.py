@@ -90,8 +90,8 @@ def make():
 
 @pytest.mark.filterwarnings("ignore::meshwright.errors.RuleWarning")
 def test_a_run_of_ones_own_module_learns_from_its_own_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """In every step, from the weights that its function makes: losses are plain PyTorch's. Its words are below 50, where
-    characters of a text would not be."""
+    """In every step, from the weights that its function makes: losses are plain PyTorch's. Its words are below 50,
+    where characters of a text would not be."""
     from meshwright.cli import main
 
     (tmp_path / "own_bag.py").write_text(OWN)
