@@ -106,9 +106,8 @@ MIST = """
 
 `python bench/mist_plans.py mist_chosen_plans.csv steps2_visible.csv`: Mist's plans under our prices (eager, mixed
 precision), and what our planner chooses for the same model, cluster and memory; `measured` is how far Mist's measured
-step is from its plan's price under Mist's habits. A plan of ours is missing where our planner was not asked yet, and
-for plans whose attention is not fused. Both planners are asked for one model: our `gpt` has biases, which Mist's has
-not, so that its plan's price here is not that of the measured run.
+step is from its plan's price under Mist's habits. Both planners are asked for one model: our `gpt` has
+biases, which Mist's has not, so that its plan's price here is not that of the measured run.
 """
 
 
