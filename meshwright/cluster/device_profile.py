@@ -102,6 +102,11 @@ class DeviceProfile:
         run."""
         return self._measured is None or self._measured.is_secondary
 
+    @property
+    def sustained(self) -> float:
+        """What products keep of their speed in long steps, whatever else is in them; 1 where that is not known."""
+        return self._sustained or 1.0
+
     def kernel_s(self, name: str, dtype: str, work: float) -> float:
         """Seconds of a kernel bound by memory."""
         if work <= 0:

@@ -56,6 +56,18 @@ def test_attention_has_no_half_for_weights_and_an_embedding_none_for_inputs() ->
     assert found.weight_s > found.input_s == 0
 
 
+def test_products_of_a_long_step_are_as_slow_on_several_devices_as_on_one() -> None:
+    """A B200 keeps 0.64 of its speed; one that plans for a single device counts that kernel by kernel."""
+    mesh = load_cluster("b200:2").mesh((2,))
+    op, values = linear(4096, 1024, 3072)
+    alone = whole_op_seconds(op, values, mesh.device)
+    each = [op_seconds(op, made, values, mesh.sizes, mesh.device) for made in strategies(op, values, mesh)]
+    within = max(each, key=lambda found: found.forward_s)  # every device does all of it
+    assert within.forward_s == pytest.approx(alone.forward_s / 0.64)
+    assert within.backward_s == pytest.approx(alone.backward_s / 0.64)
+    assert within.forward_host_s == alone.forward_host_s
+
+
 def test_without_a_gradient_there_is_no_backward() -> None:
     op, values = linear(64, 64, 64)
     plain = replace(op, results=(replace(op.results[0], grad=False),))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Op, Value
 from meshwright.cluster import Device
 from meshwright.cluster.profile_load import profile_of
 from meshwright.cost.op.case import Case, tensor
 from meshwright.cost.op.kernels import device_seconds, host_seconds, literals, name_of
+from meshwright.profile.count import op_kind
 from meshwright.rules import Strategy
 
 _Local = tuple[tuple[int, ...], str, bool]
@@ -31,6 +32,10 @@ class OpSeconds:
     def backward_s(self) -> float:
         return self.input_s + self.weight_s
 
+    def slowed(self, by: float) -> OpSeconds:
+        """On a device whose clocks are lower."""
+        return replace(self, forward_s=by * self.forward_s, input_s=by * self.input_s, weight_s=by * self.weight_s)
+
     def scaled(self, share: float) -> OpSeconds:
         return OpSeconds(
             share * self.forward_s,
@@ -44,8 +49,8 @@ class OpSeconds:
 def op_seconds(
     op: Op, made: Strategy, values: Mapping[str, Value], mesh_sizes: tuple[int, ...], device: Device, share: float = 1.0
 ) -> OpSeconds:
-    """The lowering's local work, collectives aside. Backward runs only where a result carries a gradient. share: what
-    of it is left where the op is compiled with its neighbours (`cost.op.fused`)."""
+    """The lowering's local work, collectives aside, in the midst of a step. Backward runs only where a result carries a
+    gradient. share: what of it is left where the op is compiled with its neighbours (`cost.op.fused`)."""
     run = made.lowering
     operands = []
     for name, layout in zip(op.operands(), made.operands, strict=True):
@@ -55,6 +60,9 @@ def op_seconds(
         (new.type.sizes, new.type.dtype, old.grad) for new, old in zip(run.results, op.results, strict=True)
     )
     found = _seconds(run, tuple(operands), results, device, False)
+    sustained = profile_of(device).sustained
+    if sustained != 1.0 and op_kind(run) not in ("view", "memory"):
+        found = found.slowed(1.0 / sustained)
     return found if share == 1.0 else found.scaled(share)
 
 
