@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import meshwright as mw
+from meshwright.solve.progress import Progress
 
 
 def test_a_plan_is_short_at_a_prompt_and_in_a_notebook(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -46,21 +47,26 @@ def test_errors_are_one_message_in_a_notebook() -> None:
     assert raised.value._render_traceback_() == [f"PlanError: {raised.value}"]
 
 
-def test_ctrl_c_at_a_prompt_gives_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_at_a_prompt_gives_the_best_plan_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As a kernel does it: SIGINT when the first plan is told. In scripts it is a KeyboardInterrupt."""
     model = "gpt?layers=2&hidden=64&heads=4&ffn=128&vocab=128&seq=32"
-    said: list[str] = []
+    tell, told = Progress.found, list[str]()
 
-    def say(line: str, **_: object) -> None:
-        said.append(line)
-        if "best so far" in line and sum("best so far" in one for one in said) == 1:
+    def found(self: Progress, line: str) -> None:
+        tell(self, line)
+        told.append(line)
+        if len(told) == 1:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    monkeypatch.setattr("builtins.print", say)
+    monkeypatch.setattr(Progress, "found", found)
+    monkeypatch.setattr("meshwright.solve.of_model.AFTER_S", 0.0)
     before = signal.getsignal(signal.SIGINT)
     plan = mw.plan(model, cluster="h100:8", global_batch=64)
-    assert "stopping with the best plan so far" in " ".join(said)
+    assert told
+    assert "stopping with the best plan so far" in capsys.readouterr().err
     assert plan.predicted.gap == 1.0, "no bound is known"
     assert signal.getsignal(signal.SIGINT) is before
     assert mw.plan(model).predicted.gap < 1.0, "the next search is not stopped"
