@@ -13,6 +13,9 @@ from meshwright.plan.plan import Plan
 from meshwright.plan.records import ParameterPlan, Stage
 from meshwright.plan.units import show_bytes, show_gap, show_seconds, show_spans
 
+LITTLE = 1e-4
+"""Of a step: gathers and reductions that take less are in forward and backward, which wait for them."""
+
 
 def describe_pipeline(plan: Plan) -> str:
     found, groups = plan.predicted, plan.groups
@@ -24,10 +27,14 @@ def describe_pipeline(plan: Plan) -> str:
     ]
     for number, group in enumerate(groups):
         lines.append(_stage(plan, number, group))
+    apart = found.parameters_s > LITTLE * found.step_s
+    moved = (
+        f", gathers and reductions {show_seconds(found.parameters_s)}" if apart else " (gathers and reductions in them)"
+    )
     lines.append(
         f"  predicted step {show_seconds(found.step_s)}, bubble {found.bubble:.1%}; the busiest stage: forward "
-        f"{show_seconds(found.forward_s)}, backward {show_seconds(found.backward_s)}, gathers and reductions "
-        f"{show_seconds(found.parameters_s)}, optimizer {show_seconds(found.optimizer_s)}; {show_gap(found.gap)}"
+        f"{show_seconds(found.forward_s)}, backward {show_seconds(found.backward_s)}{moved}, optimizer "
+        f"{show_seconds(found.optimizer_s)}; {show_gap(found.gap)}"
     )
     lines.append(
         f"  predicted peak {show_bytes(found.peak_bytes)} on the fullest device: parameters, gradients, optimizer "

@@ -100,6 +100,6 @@ def rows(plan: Plan, other: Plan) -> list[list[str]]:
         "backward": [show_seconds(one.predicted.backward_s) for one in both],
         "communication": [show_seconds(one.predicted.communication_s) for one in both],
         "peak memory": [show_bytes(one.predicted.peak_bytes) for one in both],
-        "activations": [show_bytes(one.predicted.resident_bytes) for one in both],
+        "activations, all layers": [show_bytes(one.predicted.resident_bytes) for one in both],
     }
     return [[name, *values] for name, values in shown.items()]
