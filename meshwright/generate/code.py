@@ -31,10 +31,11 @@ from meshwright.generate.code_chain import (
     weights,
     whole,
 )
+from meshwright.generate.code_kept import counted_words, kept_words, totals
 from meshwright.generate.program import At, sharded_prologue, sharded_segments
 from meshwright.generate.rolled import comment_loops
 from meshwright.generate.shard import CONVERT
-from meshwright.layout import Collective, Layout, conversion
+from meshwright.layout import Layout, conversion
 from meshwright.plan import Plan, Stage
 from meshwright.plan.instruction import to_text
 from meshwright.price.buckets import Transfers, gathered, legs_of, reduced, replica_sums
@@ -61,7 +62,8 @@ def code(program: Program, plan: Plan, rank: int = 0) -> str:
                 summary = f"runs as {_names([program.segments[i].name for i in users])}"
                 own = program.segments[index].name if len(users) > 1 else None
                 run = _flow(program, plan, index)
-                parts.append(_function(names[index], segments[index], run, summary, mesh, own))
+                kept = kept_words(program, plan, index, segments[index])
+                parts.append(_function(names[index], segments[index], run, summary, mesh, own, kept))
         parts.append(chain(program, plan, number, names, segments, prologue))
     parts += whole(program, plan)
     return "\n\n\n".join([*parts, _steps(program, plan)])
@@ -96,13 +98,19 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _function(
-    name: str, graph: SegmentGraph, run: Flow | None, summary: str, mesh: str, shared: str | None = None
+    name: str,
+    graph: SegmentGraph,
+    run: Flow | None,
+    summary: str,
+    mesh: str,
+    shared: str | None = None,
+    kept: Sequence[str] = (),
 ) -> str:
-    """run: layouts of its values, and what its ops do among ranks.
+    """run: layouts of its values, and what its ops do among ranks. kept: what a run keeps and recomputes.
     shared: the name of the first layer that runs it, where there are several; modules are then named within it."""
     layouts = run.layouts if run is not None else {}
     lines = _signature(name, [value.name for value in graph.arguments()])
-    lines.append(f'    """{summary}"""')
+    lines += _docstring(summary, kept)
     lines += [
         f"    # {value.name}: {value.type} {layouts[value.name]}"
         for value in graph.arguments()
@@ -117,6 +125,15 @@ def _function(
         lines += _statement(op, layouts, mesh, _inside(op, run))
     returned = [*graph.outputs, *(value for _, value in graph.updates)]
     return "\n".join([*lines, f"    return {', '.join(returned)}"])
+
+
+def _docstring(summary: str, kept: Sequence[str]) -> list[str]:
+    if not kept:
+        return [f'{INDENT}"""{summary}"""']
+    lines = [f'{INDENT}"""{summary}', ""]
+    for text in kept:
+        lines += wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT * 2, break_long_words=False)
+    return [*lines, f'{INDENT}"""']
 
 
 def _signature(name: str, arguments: list[str]) -> list[str]:
@@ -136,13 +153,9 @@ def _inside(op: Op, run: Flow | None) -> str:
     if made is None or not (made.collectives_forward or made.collectives_backward):
         return ""
     grad = any(value.grad for value in op.results)
-    forward, backward = _counted(made.collectives_forward), _counted(made.collectives_backward if grad else ())
+    forward = counted_words(made.collectives_forward)
+    backward = counted_words(made.collectives_backward if grad else ())
     return "; " + ", backward ".join([forward or "nothing", *([backward] if backward else [])])
-
-
-def _counted(collectives: Sequence[Collective]) -> str:
-    found = Counter(f"{one.kind} over {one.axis.replace(FLAT, ', ')}" for one in collectives)
-    return " and ".join(f"{count} x {what}" if count > 1 else what for what, count in found.items())
 
 
 def _statement(op: Op, layouts: dict[str, Layout], mesh_name: str, inside: str = "") -> list[str]:
@@ -191,6 +204,7 @@ def _steps(program: Program, plan: Plan) -> str:
         ranks = ", ".join(map(str, plan.groups[number][0].mesh.ranks))
         lines.append("# one step of this rank" if len(every) == 1 else f"# one step of ranks {ranks}")
         lines += [f"#   {line}" for line in comment_loops(to_text(instructions).splitlines())]
+    lines += [f"# {line}" for line in totals(program, plan)]
     return "\n".join(lines) + "\n"
 
 

@@ -66,14 +66,14 @@ def halves(
         yield False, step.conversion.backward if values[step.value].grad else ()
     forward = any(made.collectives_forward for made in run.strategies.values())
     if choice.recompute and (forward or any(step.conversion.forward for step in run.moves.values())):
-        yield False, tuple(replayed(_cut(plan, program, index, plan.microbatch)))
+        yield False, tuple(replayed(cut_of(plan, program, index, plan.microbatch)))
 
 
 def _in_chunks(plan: Plan, program: Program, index: int) -> list[Collective]:
     """Of a last segment that runs chunk by chunk; where targets are counted, ranks add up how many each chunk has."""
     choice = plan.choice(index)
     part = sharded_segment(program, plan, index, plan.microbatch // choice.chunks)
-    halves = _cut(plan, program, index, plan.microbatch // choice.chunks).halves
+    halves = cut_of(plan, program, index, plan.microbatch // choice.chunks).halves
     found = (collectives_in(halves.first) + collectives_in(halves.second)) * choice.chunks
     averaging = check_chunkable(program, choice.chunks, plan.microbatch)
     rows = [str(dict(op.kwargs).get("rows", "")) for op in part.ops if op.name == averaging.op]
@@ -82,7 +82,8 @@ def _in_chunks(plan: Plan, program: Program, index: int) -> list[Collective]:
     return found
 
 
-def _cut(plan: Plan, program: Program, index: int, batch: int) -> Cut:
+def cut_of(plan: Plan, program: Program, index: int, batch: int) -> Cut:
+    """What a segment at this batch keeps for backward, and what backward makes again."""
     choice, device = plan.choice(index), plan.stage_of(index).mesh.device
     joint = traced_for(device)(sharded_segment(program, plan, index, batch))
     return cut_at(joint, choice.recompute, choice.keep, run=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from meshwright.layout.threads import simulate
 from meshwright.models.gpt import GPT
 from meshwright.models.moe import MoE
 from meshwright.plan import Plan
+from meshwright.predict.traffic import collectives_of
 from meshwright.price.buckets import parameter_collectives
+from meshwright.price.weigh import count_collectives
 from meshwright.solve.plan import make_plan
 
 
@@ -62,6 +66,33 @@ def test_every_collective_of_the_plan_is_named_with_its_axis(pins: tuple[str, ..
     for kind in ("reduce_scatter", "all_reduce"):
         assert sum(int(count) for name, count in listed if name == kind) == sum(one.kind == kind for one in counted)
     assert bool(listed) == ("tp=2" not in pins)
+
+
+@pytest.mark.parametrize("pins", [("dp=2", "zero=3", "microbatch=2"), ("tp=2", "recompute=full")], ids=" ".join)
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_docstrings_say_what_is_recomputed_and_count_the_collectives(pins: tuple[str, ...], chunks: int) -> None:
+    """Those inside layers, as often as layers and micro-batches run, are the plan's less those of weights."""
+    program = capture(*small_model("gpt")).at_batch(8)
+    plan = make_plan(program, load_cluster("local:2"), pins=pins)
+    last = replace(plan.choices[-1], chunks=chunks)
+    plan = replace(plan, choices=(*plan.choices[:-1], last))
+    plan = plan.with_prediction(collectives=collectives_of(plan, program))
+    text = code(program, plan)
+    assert ("recomputed in backward (activation checkpointing)" in text) == ("recompute=full" in pins)
+    assert ("runs in 2 chunks of the samples" in text) == (chunks == 2)
+    head = " ".join(text.partition("import torch")[0].split())
+    assert ("The functions here compute plainly." in head) == plan.recomputes
+    found = Counter[str]()
+    for layers, told in re.findall(r'"""runs as (.*)\n((?:.*\n)*?)    """', text):
+        several = re.search(r"(\d+) in all", layers)
+        times = int(several[1]) if several else len(layers.split(", "))
+        inside = " ".join(told.partition("collectives of a micro-batch: ")[2].split())
+        for count, what in re.findall(r"(?:(\d+) x )?(\w+ over \w+)", inside):
+            found[what] += times * plan.microbatches * int(count or 1)
+    rest = [*parameter_collectives(plan, program), *count_collectives(plan, program)]
+    wanted = Counter(f"{one.kind} over {one.axis}" for one in plan.predicted.collectives)
+    assert found + Counter(f"{one.kind} over {one.axis}" for one in rest) == wanted
+    assert all(f"{count} x {what}" in text.rpartition("collectives of one step")[2] for what, count in wanted.items())
 
 
 OWN = """
