@@ -71,13 +71,13 @@ def run(args: argparse.Namespace) -> int:
     run_as = "compiled" if args.compile else "eager"
     title = f"{reference}, batch {program.batch} in one micro-batch, {args.precision}, {run_as}, one {mesh.device.name}"
     if args.json != "-":
-        print("\n".join([title, table(curve, limit_bytes), text_plot(curve)]))
+        print("\n".join([title, table(curve, mesh.device, limit_bytes), text_plot(curve)]))
         print(f"solved in {time.process_time() - before_s:.1f} CPU s")
     if args.output:
         Path(args.output).write_text(svg(curve, title), encoding="utf-8")
         print(f"plotted to {args.output}", file=sys.stderr)
     if args.json:
-        turn, here = knee(curve), at_limit(curve, limit_bytes)
+        turn, here = knee(curve), at_limit(curve, limit_bytes, mesh.device)
         rows = [
             {"name": p.name, "peak_bytes": p.peak_bytes, "step_s": p.step_s, "knee": p == turn, "at_limit": p == here}
             for p in (*curve.ours, *curve.others)

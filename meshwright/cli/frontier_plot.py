@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meshwright.cluster.device import Device
 from meshwright.plan.units import show_bytes, show_seconds
 from meshwright.solve.memory.frontier import Curve, Point
+from meshwright.solve.one_device import budget_bytes, room_bytes
 
 WIDTH, HEIGHT, EDGE = 640, 400, 60
 
@@ -15,24 +17,33 @@ def knee(curve: Curve) -> Point:
     return max(curve.ours, key=lambda point: -sum(_place(point, curve.ours)))
 
 
-def at_limit(curve: Curve, limit_bytes: int | None) -> Point | None:
-    """The fastest of ours within a limit."""
-    within = [point for point in curve.ours if limit_bytes is not None and point.peak_bytes <= limit_bytes]
+def at_limit(curve: Curve, limit_bytes: int | None, device: Device) -> Point | None:
+    """The fastest of ours within a limit, of which the allocator may lose a part, as `plan` counts it."""
+    if limit_bytes is None:
+        return None
+    within = [point for point in curve.ours if point.peak_bytes <= _room(limit_bytes, device)]
     return min(within, key=lambda point: point.step_s, default=None)
 
 
-def table(curve: Curve, limit_bytes: int | None = None) -> str:
+def _room(limit_bytes: int, device: Device) -> int:
+    return device.limit_bytes(room_bytes(limit_bytes, device))
+
+
+def table(curve: Curve, device: Device, limit_bytes: int | None = None) -> str:
     """Ours from most memory to least, then the others with what ours takes in no more memory."""
-    turn, here = knee(curve), at_limit(curve, limit_bytes)
+    turn, here = knee(curve), at_limit(curve, limit_bytes, device)
     base = curve.ours[0].step_s
     lines = [f"{'':>22} {'peak':>10} {'step':>10} {'slower':>7}"]
     for point in curve.ours:
         words = ["knee: more memory helps little"] if point == turn and len(curve.ours) > 2 else []
         words += [f"the fastest in {show_bytes(limit_bytes)}"] if point == here and limit_bytes else []
         lines.append(_row(point, f"{point.step_s / base - 1:>7.1%}  {'; '.join(words)}".rstrip()))
+    least = min(point.peak_bytes for point in curve.ours)
+    needed = budget_bytes(least, device)
     if limit_bytes is not None and here is None:
-        least = show_bytes(min(point.peak_bytes for point in curve.ours))
-        lines.append(f"nothing fits in {show_bytes(limit_bytes)} in one micro-batch; the least is {least}")
+        given = show_bytes(limit_bytes)
+        lines.append(f"nothing fits in {given} in one micro-batch; the least limit is {show_bytes(needed)}")
+    lines += _lost(least, needed, device, limit_bytes)
     lines.append("others, by the same prices; ours within the same memory:")
     for point in sorted(curve.others, key=lambda point: -point.peak_bytes):
         within = [one for one in curve.ours if one.peak_bytes <= point.peak_bytes]
@@ -42,6 +53,17 @@ def table(curve: Curve, limit_bytes: int | None = None) -> str:
         )
         lines.append(_row(point, note))
     return "\n".join(lines)
+
+
+def _lost(least: int, needed: int, device: Device, limit_bytes: int | None) -> list[str]:
+    """Where a limit has to be more than a peak."""
+    if needed == least:
+        return []
+    room = "" if limit_bytes is None else f", {show_bytes(_room(limit_bytes, device))} of the limit usable"
+    return [
+        f"limits, as in plan, count what the allocator may lose: a peak of {show_bytes(least)} takes "
+        f"--memory {-(-needed // (1 << 20))}MiB{room}"
+    ]
 
 
 def _row(point: Point, note: str) -> str:

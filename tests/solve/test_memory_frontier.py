@@ -27,7 +27,7 @@ def test_the_curve_is_monotone_and_the_known_ways_lie_above_it() -> None:
         assert point.step_s >= fastest.step_s * (1 - 1e-9)
         if point.name in ("keep all", "full per-block", "selective"):
             assert point.peak_bytes >= smallest.peak_bytes
-    shown = table(curve) + text_plot(curve) + svg(curve, "a <title>")
+    shown = table(curve, mesh.device) + text_plot(curve) + svg(curve, "a <title>")
     assert all(name in shown for name in names)
     assert "a &lt;title>" in shown
 
