@@ -80,7 +80,8 @@ def _room(plan: Plan) -> list[str]:
     room = device.limit_bytes(room_bytes(plan.memory_bytes, device), plan.headroom)
     if plan.world_size > 1 or room >= limit:
         return []
-    return [f"fits: in {show_bytes(room)}; the allocator may lose {show_bytes(limit - room)} of {show_bytes(limit)}"]
+    taken, lost = show_bytes(plan.predicted.peak_bytes), show_bytes(limit - room)
+    return [f"fits: {taken} of the {show_bytes(room)} that {show_bytes(limit)} leave if the allocator loses {lost}"]
 
 
 def pins_cost(plan: Plan, others: Sequence[Baseline], saved: str | None, cluster: str | None = None) -> str:

@@ -11,6 +11,7 @@ from meshwright.capture.program import Program
 from meshwright.cli.answer import recipes
 from meshwright.cluster import load_cluster
 from meshwright.cutting import even_cuts
+from meshwright.plan.units import show_bytes
 from meshwright.solve.baselines import baselines
 from meshwright.solve.one_device import budget_bytes
 from meshwright.solve.plan import make_plan
@@ -66,5 +67,5 @@ def test_a_recipe_fits_where_the_plan_may(program: Program) -> None:
     assert all(one.step_s >= plan.predicted.step_s for one in found if one.fits and one.step_s)
     room = budget_bytes(kept.peak_bytes or 0, cluster.devices[0])
     assert baselines(program, cluster, memory_bytes=room, pins=whole)[0].fits
-    assert "\nfits: in " in recipes(plan, found)
-    assert "\nfits: in " not in recipes(make_plan(program, load_cluster("local:1"), memory_bytes=room), found)
+    assert f"\nfits: {show_bytes(plan.predicted.peak_bytes)} of the " in recipes(plan, found)
+    assert "\nfits: " not in recipes(make_plan(program, load_cluster("local:1"), memory_bytes=room), found)
