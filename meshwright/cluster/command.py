@@ -81,13 +81,13 @@ def _show(args: argparse.Namespace) -> int:
         return 0
     console = Console()
     console.print(_tree(cluster))
-    for name in _measured_links(cluster.root):
-        console.print(_fit(name))
     left_out = [(figure, source) for figure, source in cluster.sources if source.startswith("left out")]
     if left_out and not args.sources:
         console.print("  the file leaves out, so taken from what is nearest (--sources says where that has it from):")
         for figure, source in left_out:
             console.print(f"    {figure}: {source.split(FROM)[0]}", highlight=False, markup=False, soft_wrap=True)
+    for name in _measured_links(cluster.root):
+        console.print(_fit(name))
     if args.sources:
         for figure, source in cluster.sources:
             shown = source.replace(FROM, f"\n     {FROM}")

@@ -322,3 +322,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         load_cluster(folder)
     (tmp_path / "c.toml").write_text(GOOD)
     assert load_cluster(tmp_path / "c.toml").device_count == 32
+
+
+def test_show_says_what_a_file_leaves_out_before_the_table_of_collectives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.toml").write_text(TEN_LINES)
+    assert main(["cluster", "show", str(tmp_path / "c.toml")]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("the file leaves out") < shown.index("collective")
