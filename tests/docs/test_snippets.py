@@ -97,7 +97,7 @@ RUN: dict[tuple[str, int], Callable[[], dict[str, Any]]] = {
     ("docs/pipelines.md", 2): with_points,
     ("docs/rules.md", 0): with_an_op,
     ("docs/running.md", 0): with_a_plan,
-    ("docs/running.md", 2): with_a_trainer,
+    ("docs/running.md", 3): with_a_trainer,
     ("docs/select.md", 0): small,
     ("docs/select.md", 1): with_tables,
     ("docs/tutorial.md", 0): small,
@@ -110,6 +110,7 @@ ELSEWHERE = {
     ("docs/hf_trainer.md", 0): "tests/test_hf.py",
     ("docs/hf_trainer.md", 1): "tests/test_hf.py",
     ("docs/running.md", 1): "tests/runtime/test_outputs.py",
+    ("docs/running.md", 2): "tests/runtime/test_code_runs.py",
     ("docs/troubleshooting.md", 0): "tests/docs/test_troubleshooting.py",
 }
 """Blocks that other tests run."""

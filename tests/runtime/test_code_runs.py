@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import chdir, nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,12 +18,16 @@ from families import family
 from pipelines import inner_plan, piped, program_of
 from processes import GlooPool
 
+from meshwright.capture import capture
+from meshwright.cluster import load_cluster
 from meshwright.generate.code import code
 from meshwright.layout import Layout
 from meshwright.layout.transport import ProcessTransport, use_transport
+from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.runtime.step.batches import Batches, own_coordinates
 from meshwright.runtime.weights.regions import region
+from meshwright.solve.plan import make_plan
 
 PLANS: dict[str, Callable[[], tuple[str, Plan]]] = {
     "gathered weights": lambda: ("gpt", inner_plan("gpt", 2, ("dp=2", "zero=3"), 1)),
@@ -91,3 +100,33 @@ def test_the_printed_file_trains(kind: str, ranks: Callable[[int], GlooPool]) ->
             assert (gradient - gradients[key][one["where"][key]]).abs().max() <= 1e-9 * largest, key
     for key, value in buffers.items():
         assert any(torch.allclose(one["buffers"][key].to(value.dtype), value, rtol=1e-9) for one in found), key
+
+
+def run_the_page(rank: int, block: str, folder: str) -> tuple[float, float]:
+    """How far its loss and its gradients are from the plain model's. The test's ranks have met already."""
+    found: dict[str, Any] = {}
+    path = mock.patch.object(sys, "path", [folder, *sys.path])
+    with mock.patch.object(dist, "init_process_group"), chdir(folder), path:
+        exec(compile(block, "once.py", "exec"), found)
+    del sys.modules["step"]
+    model, plan = found["model"], found["plan"]
+    loss = model(**found["batch"])
+    loss.backward()
+    far = []
+    for name, weight in model.named_parameters():
+        layout = Layout.parse(plan.parameters[name].storage)
+        own = region(layout, weight.shape, plan.mesh.sizes, plan.mesh.coordinates(rank))
+        far.append((found["stored"][name].grad - weight.grad[own]).abs().max().item())
+    return abs(loss.item() - found["loss"].item()), max(far)
+
+
+def test_the_page_runs_the_printed_file(ranks: Callable[[int], GlooPool], tmp_path: Path) -> None:
+    """What docs/running.md shows, on its two ranks."""
+    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    block = next(text for text in re.findall(r"^```python\n(.*?)^```", page, re.S | re.M) if "import step" in text)
+    name = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
+    program = capture(*parse_reference(name).meta(4))
+    plan = make_plan(program, load_cluster("local:2"), pins=("dp=2", "zero=3", "microbatch=1"))
+    replace(plan, model=name).save(tmp_path / "plan.json")
+    (tmp_path / "step.py").write_text(code(program, plan))
+    assert all(max(far) < 1e-5 for far in ranks(2).run(run_the_page, block, str(tmp_path)))
