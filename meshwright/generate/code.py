@@ -211,6 +211,9 @@ def _steps(program: Program, plan: Plan) -> str:
 def _layer(program: Program, plan: Plan, index: int) -> str:
     """A layer's number and name; under it the collectives of its weights and of their gradients."""
     lines = [f"{index}: {program.segments[index].name}"]
+    for name in dict.fromkeys(program.segments[index].params):
+        if (first := program.uses_of(name)[0]) != index:
+            lines.append(f"  tied: {name} is also layer {first}'s, with which its whole gradient is reduced")
 
     def way(side: int, source: int, target: int, name: str) -> str:
         """A weight between two of its layouts (stored, where gradients stop, used); side 1: its gradient back."""

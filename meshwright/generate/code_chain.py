@@ -33,8 +33,9 @@ TAKEN = (
 """Names that a segment's function may not have."""
 GATHERED = '''"""This rank's pieces. A layer that reads a weight gets it as it uses it, gathered at that moment.
 
-Gradients go the other way. A run gathers one layer ahead, all weights of a layer together, drops them after the
-layer and gathers them again for its backward, where the list at the end of this file says so. Of a plan in mixed
+Gradients go the other way. A run gathers where the list at the end of this file has `gather` (a layer ahead in plans
+of one stage; of pipelines right before the layer, or at the start of the step), all weights of a layer together; where
+the list says so it drops them after the layer and gathers them again for its backward. Of a plan in mixed
 precision it sends gradients in float32, after a layer's backward; `convert` alone would send them as it computes.
 """'''
 NOTHING = "nothing to move"

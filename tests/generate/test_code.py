@@ -44,7 +44,10 @@ def model_of(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
 def test_the_printed_code_computes_what_the_sharded_segment_does(name: str, pin: str) -> None:
     program = capture(*model_of(name))
     plan = make_plan(program, load_cluster("local:2"), pins=(pin,))
-    assert_the_text_computes(program, plan)
+    _, text = assert_the_text_computes(program, plan)
+    tied = {parameter.name for parameter in program.parameters if len(program.uses_of(parameter.name)) > 1}
+    assert set(re.findall(r"^# +tied: (\S+) is also layer 0's", text, re.M)) == tied
+    assert bool(tied) == (name == "dropping")
 
 
 HSDP = ("mesh=2x2", "dp=4", "zero=3:2")
