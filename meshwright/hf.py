@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.errors import MeshwrightError, RunError, counted
+from meshwright.explain.words import headline
 from meshwright.plan import Plan
 from meshwright.runtime.state.checkpoint import load, save
 from meshwright.runtime.trainer import parallelize
@@ -98,6 +99,8 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
         self.accelerator.prepare_model = lambda model, **_: model  # no DDP around it, no other device
         self._train_batch_size = first.batch
         self.run = parallelize(model.train(), plan, seed=args.seed)
+        if self.is_world_process_zero():
+            print(f"meshwright: {headline(first)}", flush=True)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """It is where the plan wants it."""

@@ -75,9 +75,12 @@ def assert_alike(found: list[list[float]], expected: list[list[float]]) -> None:
     assert torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-5)
 
 
-def test_losses_norms_and_schedule_are_those_of_a_plain_trainer(tmp_path: Path) -> None:
+def test_losses_norms_and_schedule_are_those_of_a_plain_trainer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The order of samples, a column that is left out and a smaller last batch among what is alike."""
     ours, theirs = trained(tmp_path, planned()), plain(tmp_path)
+    assert "meshwright: one device\n" in capsys.readouterr().out
     assert_alike(figures(ours), figures(theirs))
     assert len(figures(ours)) == 10
     assert ours.evaluate()["eval_loss"] == pytest.approx(theirs.evaluate()["eval_loss"], rel=1e-5)
