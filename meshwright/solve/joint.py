@@ -91,9 +91,11 @@ class _State:
 
     def sweep(self, candidates: list[Candidate]) -> None:
         def refined(chain: Chain, frontier: Frontier) -> Plan | None:
-            return refine(self.assemble(chain, frontier), self.program, self.budget_bytes, FEWER, self.flat)
+            plan = refine(self.assemble(chain, frontier), self.program, self.budget_bytes, FEWER, self.flat)
+            self._better(plan)
+            return plan
 
-        self.best = swept(candidates, self.budget_bytes, refined, self.best, exactly=False)
+        swept(candidates, self.budget_bytes, refined, self.best, exactly=False)
 
     def look_at(self, found: list[Entry]) -> None:
         """Those with the lowest bounds: all of what they have while nothing fits, as a probe then."""
@@ -167,13 +169,19 @@ class _State:
         """With backwards in more chunks."""
         best = self.best
         if best is not None and not STOP.asked and len(best.stages) == 1 and best.recomputes and not best.order:
-            last = refine(best, self.program, self.budget_bytes, flat=self.flat)
-            self.best = last if last and last.predicted.step_s < best.predicted.step_s else best
+            self._better(refine(best, self.program, self.budget_bytes, flat=self.flat))
 
     def _take(self, entry: Entry, plan: Plan | None) -> None:
         if plan is not None and plan.predicted.step_s < self.known_s:
             self.best = plan
             self.log.incumbent(_node(entry), self.known_s)
+
+    def _better(self, plan: Plan | None) -> None:
+        """Of one stage, found by other ways than from an entry."""
+        if plan is not None and plan.predicted.step_s < self.known_s:
+            self.best = plan
+            name, how = "x".join(map(str, plan.mesh.sizes)), ", recomputing" if plan.recomputes else ""
+            self.log.incumbent(f"{mesh_node(name, plan.microbatches)}{how}", self.known_s)
 
 
 def _node(entry: Entry) -> str:

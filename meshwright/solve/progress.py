@@ -63,7 +63,7 @@ class Progress:
         self._interrupts.close()
 
     def doing(self, what: str) -> None:
-        self._doing, self._at = what, ""
+        self._doing, self._at, self._best = what, "", ""
         if not self._terminal:
             self._say()
 

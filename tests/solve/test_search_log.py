@@ -58,6 +58,14 @@ def test_numbers_of_microbatches_that_no_bound_covers_are_named() -> None:
     assert untried == ["pipelines, 16 micro-batches"]
 
 
+def test_what_is_found_where_memory_binds_is_told_as_the_best_so_far() -> None:
+    cluster, pins, told = load_cluster("local:2"), ("pp=1", "microbatch=1"), list[str]()
+    budget = int(0.6 * make_plan(layers(), cluster, pins=pins).predicted.peak_bytes)
+    plan = make_plan(layers(), cluster, pins=pins, memory_bytes=budget, progress=told.append)
+    assert told
+    assert told[-1].endswith(f": {plan.predicted.step_s:.4g} s")
+
+
 def test_the_log_is_saved_and_is_no_part_of_equality() -> None:
     again = Plan.from_json(free().to_json())
     assert again == free()
