@@ -26,7 +26,7 @@ COMMANDS = {
         "compare two plans, or a plan with a profiler trace of its run",
     ),
     "simulate": ("meshwright.cli.simulate", "play a plan with predicted durations and show where time goes"),
-    "code": ("meshwright.generate.command", "print the Python that a plan makes each rank run"),
+    "code": ("meshwright.report.code_command", "print the Python that a plan makes each rank run"),
     "train": ("meshwright.runtime.job.command", "train a model under a plan on local processes"),
     "launch": ("meshwright.runtime.job.launch_command", "write the script that starts a plan on its hosts"),
     "profile": ("meshwright.cli.profile", "show what a model, or a plan, computes and needs, by layer"),

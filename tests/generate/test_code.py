@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from meshwright.capture.execute import run_graph
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
-from meshwright.generate.code import code
 from meshwright.generate.program import sharded_segments
 from meshwright.layout.threads import simulate
 from meshwright.models.gpt import GPT
@@ -26,6 +25,7 @@ from meshwright.plan import Plan
 from meshwright.predict.traffic import collectives_of
 from meshwright.price.buckets import parameter_collectives
 from meshwright.price.weigh import count_collectives
+from meshwright.report.code import code
 from meshwright.solve.plan import make_plan
 
 

@@ -20,11 +20,11 @@ from processes import GlooPool
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
-from meshwright.generate.code import code
 from meshwright.layout import Layout
 from meshwright.layout.transport import ProcessTransport, use_transport
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
+from meshwright.report.code import code
 from meshwright.runtime.step.batches import Batches, own_coordinates
 from meshwright.runtime.weights.regions import region
 from meshwright.solve.plan import make_plan

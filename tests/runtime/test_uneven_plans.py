@@ -14,10 +14,10 @@ from torch import Tensor
 
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
-from meshwright.generate.code import code
 from meshwright.layout import Layout
 from meshwright.models.gpt import GPT
 from meshwright.plan import Plan
+from meshwright.report.code import code
 from meshwright.solve.plan import make_plan
 
 SIZES = {"odd": (2, 24, 3, 1001, 2003, 5, True), "untied": (2, 26, 2, 335, 1009, 7, False)}

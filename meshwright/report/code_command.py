@@ -24,12 +24,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from meshwright.errors import PlanError
-    from meshwright.generate.code import code
     from meshwright.generate.pair import SegmentPair
     from meshwright.generate.program import generate
     from meshwright.plan import Plan
     from meshwright.plan.origin import program_of
     from meshwright.price.check import check_plan
+    from meshwright.report.code import code
 
     plan = Plan.load(args.plan)
     program = program_of(plan, args.plan, args.model)

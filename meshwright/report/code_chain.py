@@ -9,7 +9,6 @@ from textwrap import indent, wrap
 
 from meshwright.capture.program import Program, SegmentGraph, Value
 from meshwright.cluster import Mesh
-from meshwright.generate.code_kept import plainly
 from meshwright.generate.rolled import python_loops
 from meshwright.layout import I, Layout, conversion
 from meshwright.layout.steps import Op, Step
@@ -17,6 +16,7 @@ from meshwright.plan import Plan
 from meshwright.plan.loaded import preset_named
 from meshwright.plan.stages import stage_commons
 from meshwright.plan.units import show_spans
+from meshwright.report.code_kept import plainly
 
 End = tuple[int, str]
 """A stage and the layout there."""

@@ -16,7 +16,15 @@ from meshwright.capture.program import Op, Program, Ref, RunDevice, SegmentGraph
 from meshwright.capture.reading.random import KEYS
 from meshwright.cluster import FLAT
 from meshwright.errors import counted
-from meshwright.generate.code_chain import (
+from meshwright.generate.program import At, sharded_prologue, sharded_segments
+from meshwright.generate.rolled import comment_loops
+from meshwright.generate.shard import CONVERT
+from meshwright.layout import Layout, conversion
+from meshwright.plan import Plan, Stage
+from meshwright.plan.instruction import to_text
+from meshwright.price.buckets import Transfers, gathered, legs_of, reduced, replica_sums
+from meshwright.price.flow import Flow, flow
+from meshwright.report.code_chain import (
     INDENT,
     NOTHING,
     WIDTH,
@@ -31,15 +39,7 @@ from meshwright.generate.code_chain import (
     weights,
     whole,
 )
-from meshwright.generate.code_kept import counted_words, kept_words, totals
-from meshwright.generate.program import At, sharded_prologue, sharded_segments
-from meshwright.generate.rolled import comment_loops
-from meshwright.generate.shard import CONVERT
-from meshwright.layout import Layout, conversion
-from meshwright.plan import Plan, Stage
-from meshwright.plan.instruction import to_text
-from meshwright.price.buckets import Transfers, gathered, legs_of, reduced, replica_sums
-from meshwright.price.flow import Flow, flow
+from meshwright.report.code_kept import counted_words, kept_words, totals
 from meshwright.schedule.of_plan import plan_lists
 
 
