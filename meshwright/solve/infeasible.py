@@ -24,6 +24,10 @@ Tight = Callable[[Cluster], list[Candidate]]
 """Of a larger cluster, the meshes that leave most room; none where the pins do not allow it."""
 
 
+TO_HOST = "put optimizer state on the host (--pin offload=auto)"
+"""What helps where a link to the host is known."""
+
+
 def does_not_fit(
     cluster: Cluster,
     budget: int,
@@ -42,7 +46,7 @@ def does_not_fit(
     larger = _larger_that_fits(cluster, budget, tight, unit, needed_bytes)
     todo = [f"use {larger.name} ({larger.device_count} devices do)"] if larger else []
     todo += ["raise the memory limit"] if least.bytes <= device.usable_bytes else []
-    todo += ["put optimizer state on the host (--pin offload=auto)"] if hosted else []
+    todo += [TO_HOST] if hosted else []
     return PlanError(
         f"no plan fits in {budget:,} bytes on each of {counted(cluster.device_count, 'device')} ({device.name}{free})",
         least.against(budget),

@@ -26,15 +26,15 @@ PARTS = (0.5, 1.0)
 def check_may_offload(cluster: Cluster) -> None:
     """The planner chooses what the host holds where it knows what copies cost."""
     if not can_offload(cluster):
-        raise no_link(next(one for one in cluster.devices if not _has_link(one)))
+        raise no_link(next(one for one in cluster.devices if not has_host_link(one)))
 
 
 def can_offload(cluster: Cluster) -> bool:
     """Whether `offload=auto` is possible."""
-    return all(map(_has_link, cluster.devices))
+    return all(map(has_host_link, cluster.devices))
 
 
-def _has_link(device: Device) -> bool:
+def has_host_link(device: Device) -> bool:
     """A CPU's memory is the host's: nothing is gained there."""
     return (copies_of(device) if device.kind == "cpu" else state_copies(device)) is not None
 

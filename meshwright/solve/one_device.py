@@ -14,7 +14,6 @@ from meshwright.capture.optimizer import STATES
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Device, Mesh, load_cluster
 from meshwright.cluster.tree import Group, Member
-from meshwright.cost.host_link import state_copies
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.errors import counted
 from meshwright.generate.program import sharded_segments
@@ -28,12 +27,12 @@ from meshwright.price.parameter import Setting
 from meshwright.remat.curve import Kept, fastest_way, kept_curve
 from meshwright.remat.traced import traced_for
 from meshwright.solve.candidates import candidates_on
-from meshwright.solve.infeasible import state_bytes
+from meshwright.solve.infeasible import TO_HOST, state_bytes
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.plan import one_device_plan
 from meshwright.solve.memory.refuse import EXACT, NoRoomError
-from meshwright.solve.offloading import offloading, tried
+from meshwright.solve.offloading import has_host_link, offloading, tried
 from meshwright.solve.request import PlanRequest
 from meshwright.solve.search import SAME
 from meshwright.solve.search_log import SearchRecorder
@@ -311,10 +310,10 @@ class _Search:
         if always <= self.room:
             return ""
         ways = ["raise the limit", "shard over several devices"]
-        ways += ["put optimizer state on the host (--pin offload=optimizer)"] if self._can_offload() else []
+        ways += [TO_HOST] if self._can_offload() else []
         ways += ["store all in half precision (precision bf16)"] if self.setting.precision != "bf16" else []
         taken = f"parameters, gradients and optimizer state take {show_bytes(always)} at any batch size"
         return f"{', '.join(ways[:-1])} or {ways[-1]}: {taken}"
 
     def _can_offload(self) -> bool:
-        return self.hosted is None and not self.setting.offload and state_copies(self.mesh.device) is not None
+        return self.hosted is None and not self.setting.offload and has_host_link(self.mesh.device)
