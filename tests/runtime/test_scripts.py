@@ -43,7 +43,7 @@ def test_the_number_of_steps_is_said(plans: dict[str, Path], capsys: pytest.Capt
     words = ["launch", str(plans["dgx-h100:2"]), "--print", "slurm"]
     assert main(words) == 0
     shown = capsys.readouterr()
-    assert "# IT TRAINS 40 STEPS, unless --steps says how many.\n" in shown.out
+    assert "# It trains 40 steps, unless --steps says how many.\n" in shown.out
     assert shown.err.endswith("meshwright: this trains 40 steps; --steps N for another number\n")
     assert main([*words, "--steps", "500"]) == 0
     shown = capsys.readouterr()

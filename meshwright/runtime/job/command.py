@@ -18,6 +18,7 @@ from meshwright.pins.check import check_pins
 from meshwright.runtime.job.options import (
     AUTO,
     MUST,
+    STEPS,
     check_against,
     check_joined,
     check_options,
@@ -48,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--plan", default="auto", help="a plan file, or auto (default) to plan now")
     add("--nproc", type=int, metavar="N", help="local processes (default: the plan's, or 2)")
     add("--global-batch", type=int, metavar="N", help="samples per step (default 8, or the plan's)")
-    add("--steps", type=int, default=40, metavar="N", help="optimizer steps in all (default 40)")
+    add("--steps", type=int, default=STEPS, metavar="N", help=f"optimizer steps in all (default {STEPS})")
     add("--lr", type=float, help="learning rate (default 1e-3, or that of the run that is gone on with)")
     add("--seed", type=int, help="of the weights and the order of the data (default 0)")
     add("--data", metavar="FILE", help="a text to learn from; one comes with the package")

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshwright.errors import RunError
+from meshwright.runtime.job.options import STEPS
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -21,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
     add("plan", help="a plan file written by `meshwright plan -o`")
     add("--print", dest="kind", choices=KINDS, default=KINDS[0], help=f"{', '.join(KINDS)} (default {KINDS[0]})")
     add("--train", default="", metavar="WORDS", help="options for `train`, as one word: --train='--steps 200'")
-    add("--steps", type=int, metavar="N", help="optimizer steps in all, as of `train` (its default: 40)")
+    add("--steps", type=int, metavar="N", help=f"optimizer steps in all, as of `train` (its default: {STEPS})")
     add("--max-restarts", type=int, default=0, metavar="N", help="start all ranks again after a fault, so many times")
     add("--script", default="", metavar="WORDS", help="start this in place of `train`: --script='mine.py --lr 1e-4'")
     parser.set_defaults(run=run)
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise RunError(f"--max-restarts {args.max_restarts} --print {args.kind}", expected, "correct it")
     extra = () if script else _options(args.train, plan, args.kind == "slurm" or args.max_restarts > 0)
     if not script and "--steps" not in extra:
-        print("meshwright: this trains 40 steps; --steps N for another number", file=sys.stderr)
+        print(f"meshwright: this trains {STEPS} steps; --steps N for another number", file=sys.stderr)
     print(SCRIPTS[args.kind](run_of(plan, args.plan, extra, script, args.max_restarts)), end="")
     return 0
 

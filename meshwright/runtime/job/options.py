@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MUST, AUTO = "must", "auto"
 """What --resume says: there must be a checkpoint; the run goes on where there is one."""
+STEPS = 40
+"""Of `train`, unless told: enough to see a loss fall."""
 RANK_BYTES = 256 << 20
 """What a process that has imported torch has for itself alone; 260 MiB were measured of each of 4."""
 

@@ -12,6 +12,7 @@ from meshwright.cluster.enumerate import per_host
 from meshwright.cluster.mesh import Axis
 from meshwright.errors import ClusterError, PlanError
 from meshwright.plan import Plan
+from meshwright.runtime.job.options import STEPS
 
 PORT = 29500
 TORCHRUN = "python -m meshwright.runtime.job.elastic"
@@ -149,7 +150,7 @@ def _on_slurm(run: Run) -> str:
 # sbatch run.sh ARGUMENTS of the script. Two minutes before the time is over it gets SIGINT: it should save and end. The
 # job is then queued again, with the same arguments.
 """
-    steps = "" if "--steps" in run.words else "# IT TRAINS 40 STEPS, unless --steps says how many.\n"
+    steps = "" if "--steps" in run.words else f"# It trains {STEPS} steps, unless --steps says how many.\n"
     return f"""\
 {steps}# sbatch run.sh --steps 1000 --data text.txt: whatever `meshwright train` takes, after what is written below.
 # Two minutes before the time is over it saves and is queued again, and after a node is lost too; it then goes on from
