@@ -26,7 +26,7 @@ class Effort:
     sweeps: whether shardings for larger budgets are tried on the probed nodes too, once something fits.
     to_the_end: nodes are refined even after one that brought nothing.
     enumerated: partial choices of every sharding of a tiny program, once the search is over; none where it has more.
-    near: a bound that is nearer to the incumbent than this part is not looked into: tracing takes longer than it saves.
+    near: a bound that is nearer to the incumbent than this part is not pursued: tracing takes longer than it saves.
     """
 
     probed: int

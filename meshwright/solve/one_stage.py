@@ -229,15 +229,15 @@ class OneStageSearch:
     def _parts(self, work: WorkBudget) -> tuple[list[Part], list[Part]]:
         """(what `search` does, but only until something fits; what of it takes long)."""
         given: dict[str, Any] = {"program": self.program, "assemble": self.drafted, "work": work}
-        dearest = partial(feasible_min_memory, self.leanest, method=self.method, **given)
+        least_memory = partial(feasible_min_memory, self.leanest, method=self.method, **given)
         if self.method not in (*ANYWHERE, "flat"):
-            return [dearest], [partial(feasible_swept, self.first, method=self.method, **given)]
+            return [least_memory], [partial(feasible_swept, self.first, method=self.method, **given)]
         kept = partial(feasible_kept, self.candidates, program=self.program)
         if not self.recompute:
             return [kept], []
         jointly = partial(feasible_jointly, self.jointly, flat=self.method == "flat", **given)
         swept = partial(feasible_swept, self.jointly, method=self.method, **given)
-        return [dearest, kept], [jointly, swept]
+        return [least_memory, kept], [jointly, swept]
 
     @cached_property
     def leanest(self) -> list[Candidate]:

@@ -1,4 +1,4 @@
-"""Ops that read a tensor only for its shape or dtype are told these instead: who lends a shape need not be there."""
+"""Ops that read a tensor only for its shape or dtype are told these instead: who gives a shape need not be there."""
 
 from __future__ import annotations
 

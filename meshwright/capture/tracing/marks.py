@@ -83,7 +83,7 @@ class Marker:
 
 
 def parts_of(value: Any) -> Mapping[str, Any] | str:
-    """What an object holds: its attributes, or what a bound function is bound to. Text of what is not looked into."""
+    """What an object holds: its attributes, or what a bound function is bound to. Text of what is not examined."""
     if isinstance(value, partial):
         return {"function": value.func, "args": value.args, "keywords": value.keywords}
     if isinstance(value, MethodType):

@@ -1,4 +1,4 @@
-"""What AdamW takes: foreach and fused on plain tensors, and fused on the pieces of DTensors that a trainer lends it."""
+"""What AdamW takes: foreach and fused on plain tensors, and fused on the pieces of DTensors that a trainer gives it."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def prelu(call: Call) -> Signature:
 
 
 def like_other(call: Call) -> Signature:
-    """The second operand lends its dtype only."""
+    """The second operand gives its dtype only."""
     dims = named(call.rank())
     (other,), fixed = opaque(call.types[1:])
     return Signature((Term(dims), other), (Term(dims),), fixed)

@@ -37,7 +37,7 @@ class HostMemory:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, pin_memory=self.cuda)
 
     def put(self, tensor: Tensor, into: Tensor | None = None) -> Tensor:
-        """To the host, on the stream that is current; `settle` before anybody reads it there."""
+        """To the host, on the stream that is current; `synchronize` before anybody reads it there."""
         found = self.like(tensor) if into is None else into
         return found.copy_(tensor, non_blocking=True)
 
@@ -50,7 +50,7 @@ class HostMemory:
         """Whether a tensor is on the host already."""
         return not (self.cuda and tensor.is_cuda)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Until the host's memory has all that was put there by now, on this stream and on the stream of its own."""
         if self.cuda:
             assert self.down_stream is not None
@@ -129,7 +129,7 @@ class GroupedStep:
             group.put()
         if waiting:
             waiting[-1].release()
-            waiting[-1].memory.settle()
+            waiting[-1].memory.synchronize()
         for own in self.optimizer.param_groups:
             own["params"] = []
 

@@ -46,7 +46,7 @@ class Stepping:
         self._fruitless = self._left = 0
 
     def before(self) -> None:
-        """Before a step: gradients that nobody has cleared, of parameters that nobody has changed, are looked into."""
+        """Before a step: gradients that nobody has cleared, of parameters that nobody has changed, are examined."""
         left = self._own and not self._known and any(one.grad is not None for one in self._stored.values())
         if not left or self._count_writes() != self._writes:
             return

@@ -131,7 +131,7 @@ class Store:
     def _load(self, own: Mapping[str, Parameter], mesh: DeviceMesh) -> None:
         for name in self.on_host:
             self.locals[name] = self.memory.put(self.locals[name])
-        self.memory.settle()
+        self.memory.synchronize()
         for found in self.gathers.values():
             for bucket in (bucket for transfers in found for bucket in transfers.buckets):
                 self._lay_side_by_side(bucket)
@@ -394,7 +394,7 @@ class Store:
         old = stored.grad
         if isinstance(old, DTensor):
             if name in self.on_host:
-                self.memory.settle()
+                self.memory.synchronize()
             local_tensor(old).add_(local)
         else:
             stored.grad = dtensor_like(_lying_as(local, local_tensor(self.like[name])), self.like[name])
@@ -409,7 +409,7 @@ class Store:
         """Wait for reductions. Copies are refreshed at the next step: the optimizer changes what is stored."""
         self._hand_over(wait=True)
         if self.on_host:
-            self.memory.settle()
+            self.memory.synchronize()
         for begun in {id(begun): begun for begun in self._gathering.values()}.values():
             begun.wait()
         self.abandon()

@@ -104,7 +104,7 @@ class Unchanged:
 
     def _look(self, name: str, module: nn.Module, held: dict[str, Any]) -> str:
         """Refuses a plain value that is another one. A function that is, a method above all, is for `_judge`: its name.
-        Other objects that were replaced are not looked into."""
+        Other objects that were replaced are not examined."""
         replaced = ""
         for key in held | vars(module):
             before, now = held.get(key), vars(module).get(key)
