@@ -75,7 +75,7 @@ def join(program: Program, first: int, members: Sequence[Member]) -> Joined:
         tuple(made.buffers.values()), tuple(made.ops), tuple(outputs.values()), tuple(made.updates),
     )  # fmt: skip
     recompute = tuple(name for name in made.recompute if name not in made.handed)
-    return Joined(bound, graph, recompute, tuple(made.keep), tuple(made.reads))
+    return Joined(bound, graph, recompute, tuple(dict.fromkeys((*made.keep, *made.handed))), tuple(made.reads))
 
 
 class _Joining:
@@ -93,7 +93,7 @@ class _Joining:
         self.updates: list[tuple[str, str]] = []
         self.recompute: list[str] = []
         self.keep: list[str] = []
-        self.handed: set[str] = set()
+        self.handed: dict[str, None] = {}
         self.reads: list[str] = []
 
     def add(self, prefix: str, segment: Segment, member: Member) -> None:
@@ -103,7 +103,7 @@ class _Joining:
             if name in self.values:
                 own[value.name] = self.values[name]
                 if label(value.name) in pair.saved:
-                    self.handed.add(self.storages[own[value.name]])
+                    self.handed[self.storages[own[value.name]]] = None
             else:
                 own[value.name] = _bind(self.inputs, prefix, name, value)
         for kind, names in (("commons", segment.commons), ("params", segment.params), ("buffers", segment.buffers)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,7 +28,9 @@ CPU = torch.device("cpu")
 Found = tuple[float, dict[str, Tensor], dict[str, Tensor], int, Any]
 
 
-def stepped(name: str, plan: Plan, monkeypatch: pytest.MonkeyPatch, most: int | None) -> Found:
+def stepped(
+    name: str, plan: Plan, monkeypatch: pytest.MonkeyPatch, most: int | None, dtype: str = "float64"
+) -> Found:
     """(loss, gradients, buffers, bytes held, runs); most: ops of a run, None for segments apart. Nothing compiles."""
 
     def joined(plan: Plan, program: Program, stage: Any, place: Any) -> list[tuple[int, int]]:
@@ -37,7 +40,7 @@ def stepped(name: str, plan: Plan, monkeypatch: pytest.MonkeyPatch, most: int | 
         return [run for a, b in found for run in divided((a, b), kinds[a:b], ops[a:b], most or 0)]
 
     monkeypatch.setattr(parts, "_joined", joined)
-    model, batch = small_model(name, "float64")
+    model, batch = small_model(name, dtype)
     trainer = mw.parallelize(model, plan)
     trainer.count_bytes()
     loss = trainer.step(batch).item()
@@ -77,6 +80,19 @@ def test_runs_of_a_plan_that_recomputes(monkeypatch: pytest.MonkeyPatch) -> None
     whole, apart = stepped("llama", plan, monkeypatch, 10**6), stepped("llama", plan, monkeypatch, None)
     assert whole[4]
     assert_alike(whole, apart)
+
+
+def test_a_run_recomputes_from_what_its_segments_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm is computed again from the layer's input. In a run the layer before makes that: it is kept there too, and
+    not computed again by one more product."""
+    model, batch = small_model("llama", "bfloat16")
+    plan = fit_plan(model, batch, None, device=this_device(), precision="bf16", compile=True)
+    assert "x" in plan.choice(2).keep
+    plan = replace(plan, compile=False, choices=tuple(replace(one, chunks=1) for one in plan.choices))
+    whole, apart = (stepped("llama", plan, monkeypatch, most, "bfloat16") for most in (10**6, None))
+    assert whole[3] == apart[3]
+    again = [name for run in whole[4] for name in run.pair.cut.again]
+    assert again and not [name for name in again if "linear" in name]
 
 
 def test_alike_runs_share_a_graph() -> None:
