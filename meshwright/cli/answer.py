@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 LITTLE = 0.001
 """Of a step: a smaller difference is not worth a word."""
-MUCH = 0.1
-"""Of a step: more waiting for the host is worth a line."""
 
 
 def answer(plan: Plan, program: Program, saved: str | None) -> str:
@@ -30,6 +28,7 @@ def answer(plan: Plan, program: Program, saved: str | None) -> str:
 
 
 def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
+    from meshwright.explain.pace import is_host_bound, what_helps
     from meshwright.plan.units import show_bytes, show_seconds
 
     cut = any(text.startswith(("microbatch=", "microbatches=")) for text in plan.pins)
@@ -37,13 +36,14 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     found = plan.predicted
     own = str(plan.microbatches)
     rows = [("", "step", "", "memory", "micro-batches", "")]
-    rows.append(("this plan", show_seconds(found.step_s), "1.00x", show_bytes(found.peak_bytes), own, "fits"))
+    fits = _fits(True, is_host_bound(found))
+    rows.append(("this plan", show_seconds(found.step_s), "1.00x", show_bytes(found.peak_bytes), own, fits))
     for other in others:
         if other.step_s is None or other.peak_bytes is None:
             rows.append((other.name, "-", "", "-", "-", other.refusal))
             continue
         ratio = f"{other.step_s / found.step_s:.2f}x" if found.step_s else ""
-        fits = "fits" if other.fits else "does not fit"
+        fits = _fits(other.fits, other.host_bound)
         cut_in = str(other.microbatches or "-")
         rows.append((other.title, show_seconds(other.step_s), ratio, show_bytes(other.peak_bytes), cut_in, fits))
     wide = [max(len(row[place]) for row in rows) for place in range(5)]
@@ -52,12 +52,16 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
         shown = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, wide[1:], strict=True))
         lines.append(f"  {name:<{wide[0]}}  {shown}  {fits}".rstrip())
     lines += [*_as_plan(others), *_room(plan)]
-    if found.host_s > MUCH * found.step_s:
+    if is_host_bound(found) or any(other.host_bound for other in others):
         lines.append(
-            f"the host sets the pace: devices wait {found.host_s / found.step_s:.0%} of the step for its calls, so "
-            "recipes differ little; --compile or a larger batch helps"
+            "host-bound: the host needs longer to launch the kernels than the devices to run them, however they are "
+            f"sharded; {what_helps(plan.compile)}"
         )
     return "\n".join(lines)
+
+
+def _fits(fits: bool, host_bound: bool) -> str:
+    return f"{'fits' if fits else 'does not fit'}{', host-bound' if host_bound else ''}"
 
 
 def _as_plan(others: Sequence[Baseline]) -> list[str]:
@@ -145,6 +149,7 @@ def summary(
                 "peak_bytes": other.peak_bytes,
                 "fits": other.fits,
                 "microbatches": other.microbatches,
+                "host_bound": other.host_bound,
             }
             | ({"why": other.why or other.refusal} if other.step_s is None else {})
             for other in others

@@ -41,7 +41,8 @@ def describe(plan: Plan, at_peak: Mapping[str, int] | None = None) -> str:
     moved = "casting weights, adding gradients" if alone else "gathers and reductions"
     shown += [f"{moved} {show_seconds(found.parameters_s)}"] if found.parameters_s else []
     shown += [f"optimizer {show_seconds(found.optimizer_s)}"]
-    shown += [f"waiting for the host {show_seconds(found.host_s)}"] if found.host_s > LITTLE * found.step_s else []
+    waits = {"waiting for kernel launches": found.host_s, "waiting for copies from the host": found.copies_s}
+    shown += [f"{name} {show_seconds(spent)}" for name, spent in waits.items() if spent > LITTLE * found.step_s]
     less = f", {show_seconds(found.hidden_s)} of it overlapped" if found.hidden_s > LITTLE * found.step_s else ""
     lines.append(
         f"  predicted step {show_seconds(found.step_s)}: {', '.join(shown)}{less}; "

@@ -82,6 +82,7 @@ def explain_pipeline(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> s
         lines.append(
             f"  stage {number}: {' '.join(shares)}; a micro-batch takes {show_seconds(each_s[0])} forward, "
             f"{show_seconds(each_s[1])} backward, {show_seconds(sum(stage.send_s))} to send"
+            + (f"; launching a step's kernels {show_seconds(stage.launch_s)}" if stage.launch_s else "")
         )
     lines += ["", "where the memory goes, on a device of each stage:"]
     for number, stage in enumerate(plan.predicted.stages):

@@ -9,6 +9,7 @@ from meshwright.cluster import collective_s
 from meshwright.errors import counted
 from meshwright.explain.describe import describe
 from meshwright.explain.describe_pipeline import explain_pipeline
+from meshwright.explain.pace import pace
 from meshwright.explain.words import STATES, layout_words
 from meshwright.layout import Layout
 from meshwright.plan.frontier import Choice
@@ -28,13 +29,13 @@ def explain(plan: Plan, at_peak: Sequence[Mapping[str, int]] = (), names: Sequen
     """at_peak: what a device of each stage holds when it holds most, by kind, where that is known.
     names: of layers; their numbers in the chain where they are not known."""
     if len(plan.stages) > 1:
-        return "\n".join([explain_pipeline(plan, at_peak), "", _binding(plan), *_rules(plan)])
+        return "\n".join([explain_pipeline(plan, at_peak), "", *_bottlenecks(plan), *_rules(plan)])
     lines = [describe(plan, at_peak[0] if at_peak else None)]
     if plan.mesh.world_size > 1:
         lines += ["", "layers, and the layout of the activations that each hands on:", *_boundaries(plan, names)]
     lines += ["", "where the time goes:", *_time(plan)]
     held = _memory(plan, at_peak[0] if at_peak else None)
-    lines += ["", "where the memory goes, on each device:", *held, "", _binding(plan)]
+    lines += ["", "where the memory goes, on each device:", *held, "", *_bottlenecks(plan)]
     lines += _rules(plan)
     return "\n".join(lines)
 
@@ -83,7 +84,8 @@ def _time(plan: Plan) -> list[str]:
     moved = "casting weights, adding gradients" if alone else "gathering weights, reducing gradients"
     rows += [(moved, found.parameters_s), ("optimizer", found.optimizer_s)]
     rows += [("less what is overlapped with compute", -found.hidden_s)] if found.hidden_s > 1e-9 * found.step_s else []
-    rows += [("waiting for the host", found.host_s)] if found.host_s > 1e-9 * found.step_s else []
+    waits = {"waiting for kernel launches": found.host_s, "waiting for copies from the host": found.copies_s}
+    rows += [(name, spent) for name, spent in waits.items() if spent > 1e-9 * found.step_s]
     lines = [_share(name, seconds, found.step_s) for name, seconds in rows]
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     counts: Counter[tuple[str, str]] = Counter()
@@ -119,6 +121,10 @@ def _rules(plan: Plan) -> list[str]:
 def _share(name: str, seconds: float, whole: float) -> str:
     shown = ("-" if seconds < 0 else "") + show_seconds(abs(seconds))
     return f"  {name:<40} {shown:>10}  {seconds / whole if whole else 0.0:6.1%}"
+
+
+def _bottlenecks(plan: Plan) -> list[str]:
+    return [_binding(plan), *filter(None, [pace(plan)])]
 
 
 def _binding(plan: Plan) -> str:

@@ -7,10 +7,15 @@ from math import prod
 from meshwright.cost.host_link import is_assumed, state_copies
 from meshwright.errors import counted
 from meshwright.explain.accuracy import expected_error
+from meshwright.explain.pace import pace
 from meshwright.explain.words import headline
 from meshwright.models.named import beyond_published
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
+
+WIDE = 0.1
+"""A gap of more says little of a plan."""
+ROUNDING = 1e-6
 
 
 def recommendation(plan: Plan, mfu: float | None = None) -> list[str]:
@@ -34,7 +39,22 @@ def notes(plan: Plan) -> list[str]:
     """What the answer is not to be read without: where it is of something else than was asked for."""
     given, limit = plan.memory_bytes, limit_bytes(plan)
     smaller = f"{show_bytes(given)} of memory were given; a device has {show_bytes(limit)} to allocate" if given else ""
-    return [*filter(None, [beyond_published(plan.model), smaller if given and limit < given else "", _link(plan)])]
+    smaller = smaller if given and limit < given else ""
+    return [*filter(None, [beyond_published(plan.model), smaller, _link(plan), pace(plan), _wide_gap(plan)])]
+
+
+def _wide_gap(plan: Plan) -> str:
+    """What a gap is to that says little."""
+    if not WIDE < plan.predicted.gap < 1:
+        return ""
+    bound_s = plan.predicted.step_s * (1 - plan.predicted.gap)
+    near = [event.node for event in plan.search_log if event.bound_s and event.bound_s <= bound_s * (1 + ROUNDING)]
+    why = ""
+    if any(node.startswith("pipelines") for node in near):
+        why = " for pipelines, which counts only a part of what stages wait for each other"
+    elif any(entry.offload for entry in plan.parameters.values()):
+        why = " of a step that copies nothing to the host"
+    return f"the gap is to a bound of {show_seconds(bound_s)}{why}; no plan that reaches it is known"
 
 
 def _link(plan: Plan) -> str:

@@ -94,7 +94,7 @@ class Traffic:
 class StagePrediction:
     """One rank of a physical stage. The tuples have an entry for each of its runs: seconds of a micro-batch, send_s to
     hand on what it makes. resident_bytes: of a micro-batch in flight. busy_s, exposed_s, bubble_s: of a step, as the
-    simulator has them. traffic: of its first rank."""
+    simulator has them. traffic: of its first rank. launch_s: what its host needs to launch a step's kernels."""
 
     forward_s: tuple[float, ...]
     backward_input_s: tuple[float, ...]
@@ -109,6 +109,7 @@ class StagePrediction:
     exposed_s: float
     bubble_s: float
     traffic: tuple[Traffic, ...] = ()
+    launch_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,10 @@ class Prediction:
     """Seconds of one step on the slowest device, bytes at the peak of the fullest one, and the proven gap.
 
     step_s is the sum of forward, backward, parameters (gathers and gradient reductions) and optimizer, less what of it
-    overlaps compute (hidden_s), and what the device waits for its host (host_s); communication_s is the part of it
-    that collectives take. Of a pipeline these are the figures of the stage with most work, and step_s is more by what
-    it waits. static_bytes: parameters and optimizer; of a pipeline gradients too. In plans of one stage these count
-    from when they are made, among transient_bytes.
+    overlaps compute (hidden_s), what the device waits for its host's kernel launches (host_s) and for copies from its
+    host's memory (copies_s); communication_s is the part of it that collectives take. Of a pipeline these are the
+    figures of the stage with most work, and step_s is more by what it waits. static_bytes: parameters and optimizer;
+    of a pipeline gradients too. In plans of one stage these count from when they are made, among transient_bytes.
     """
 
     step_s: float
@@ -138,6 +139,12 @@ class Prediction:
     bubble: float = 0.0
     hidden_s: float = 0.0
     host_s: float = 0.0
+
+    @property
+    def copies_s(self) -> float:
+        """Of a plan of one stage; of a pipeline they are among what stages wait."""
+        work_s = self.forward_s + self.backward_s + self.parameters_s + self.optimizer_s - self.hidden_s
+        return 0.0 if self.stages else max(0.0, self.step_s - self.host_s - work_s)
 
     @property
     def parts(self) -> tuple[tuple[str, int], tuple[str, int], tuple[str, int]]:

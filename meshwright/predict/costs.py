@@ -76,16 +76,19 @@ def _compiled_costs(
 
 def _hosted(costs: list[SegmentCost], pieces: list[Piece], again_s: list[float]) -> list[SegmentCost]:
     """A stage whose device waits for its host takes what the host needs."""
-    host_s = step_host_s = 0.0
-    for piece, more_s in zip(pieces, again_s, strict=True):
-        point = piece.point
-        host_s += point.backward_host_s
-        host_s += point.forward_host_s * (1.0 + (more_s / point.forward_s if point.forward_s else 0.0))
-        step_host_s += point.step_host_s
-    slower = max(1.0, host_s / max(sum(cost.forward_s + cost.backward_s + cost.recompute_s for cost in costs), 1e-30))
-    more_s = max(0.0, step_host_s - sum(cost.update_s for cost in costs))
+    if not any(piece.point.forward_host_s or piece.point.step_host_s for piece in pieces):
+        return costs
+    asked = []
+    for cost, piece, more_s in zip(costs, pieces, again_s, strict=True):
+        point, again = piece.point, more_s / piece.point.forward_s if piece.point.forward_s else 0.0
+        forward_s, backward_s = point.forward_host_s * (1.0 + again), point.backward_host_s
+        asked.append(replace(cost, forward_host_s=forward_s, backward_host_s=backward_s, step_host_s=point.step_host_s))
+    host_s = sum(cost.forward_host_s + cost.backward_host_s for cost in asked)
+    device_s = sum(cost.forward_s + cost.backward_s + cost.recompute_s for cost in asked)
+    slower = max(1.0, host_s / max(device_s, 1e-30))
+    more_s = max(0.0, sum(cost.step_host_s for cost in asked) - sum(cost.update_s for cost in asked))
     if slower > 1.0:
-        costs = [
+        asked = [
             replace(
                 cost,
                 forward_s=cost.forward_s * slower,
@@ -93,9 +96,9 @@ def _hosted(costs: list[SegmentCost], pieces: list[Piece], again_s: list[float])
                 backward_weight_s=cost.backward_weight_s * slower,
                 recompute_s=cost.recompute_s * slower,
             )
-            for cost in costs
+            for cost in asked
         ]
-    return [replace(costs[0], step_s=costs[0].step_s + more_s), *costs[1:]] if more_s else costs
+    return [replace(asked[0], step_s=asked[0].step_s + more_s), *asked[1:]] if more_s else asked
 
 
 def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = True, overlap: bool = True) -> Costs:

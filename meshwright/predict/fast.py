@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from meshwright.plan import FrontierPoint, Prediction
-from meshwright.price.overlap import late_bytes, overlapped
+from meshwright.price.overlap import host_waits_s, late_bytes, overlapped
 
 NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
 """Of a plan that is yet to be predicted."""
@@ -37,6 +37,7 @@ def quick_prediction(
         peak = static + max(*runs, made)
     peak += late_bytes(points, microbatches)
     alone_s, step_s = sum(point.seconds(microbatches) for point in points), overlapped(points, microbatches)
+    host_s = host_waits_s(points, microbatches)
     return Prediction(
         step_s=step_s,
         forward_s=microbatches * sum(point.forward_s for point in points),
@@ -49,6 +50,6 @@ def quick_prediction(
         transient_bytes=max(0, peak - static - resident),
         peak_bytes=peak,
         gap=0.0,
-        hidden_s=max(0.0, alone_s - step_s),
-        host_s=max(0.0, step_s - alone_s),
+        hidden_s=max(0.0, alone_s - (step_s - host_s)),
+        host_s=host_s,
     )

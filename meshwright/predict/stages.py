@@ -60,7 +60,12 @@ def stage_figures(plan: Plan, costs: Costs, timeline: Timeline) -> dict[str, obj
     """Seconds of the busiest stage, bytes of the fullest one."""
     stages = tuple(
         replace(
-            stage, peak_bytes=times.peak_bytes, busy_s=times.busy_s, exposed_s=times.exposed_s, bubble_s=times.bubble_s
+            stage,
+            peak_bytes=times.peak_bytes,
+            busy_s=times.busy_s,
+            exposed_s=times.exposed_s,
+            bubble_s=times.bubble_s,
+            launch_s=times.launch_s,
         )
         for stage, times in zip(plan.predicted.stages, timeline.stages, strict=True)
     )

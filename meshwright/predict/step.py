@@ -122,8 +122,8 @@ def _one_stage(plan: Plan, program: Program, found: Played) -> Prediction:
         transient_bytes=peak - static - resident,
         peak_bytes=peak,
         gap=plan.predicted.gap,
-        hidden_s=max(0.0, alone_s - timeline.step_s),
-        host_s=max(0.0, timeline.step_s - alone_s),
+        hidden_s=max(0.0, alone_s - (timeline.step_s - times.host_s)),
+        host_s=times.host_s,
     )
 
 

@@ -47,6 +47,11 @@ def host_seconds(points: Sequence[FrontierPoint], microbatches: int = 1) -> floa
     return microbatches * each_s + sum(point.step_host_s for point in points)
 
 
+def host_waits_s(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:
+    """What of a step the device waits for its host's launches."""
+    return max(0.0, host_seconds(points, microbatches) - _device_seconds(points, microbatches))
+
+
 def late_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
     """The most that is alive of other segments' parameters and gradients while one runs: parameters that the next one
     gathers, gradients that wait for their reduction.

@@ -68,7 +68,8 @@ def _time(plan: Plan) -> list[dict[str, Any]]:
         "backward": found.backward_s,
         "weights gathered and cast, gradients reduced; not overlapped": max(0.0, found.parameters_s - found.hidden_s),
         "optimizer": found.optimizer_s,
-        "waiting for the host": found.host_s,
+        "waiting for kernel launches": found.host_s,
+        "waiting for copies from the host": found.copies_s,
     }
     least_s = 1e-6 * found.step_s  # what is shown as nothing is left out
     rows: list[dict[str, Any]] = [

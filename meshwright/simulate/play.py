@@ -203,6 +203,7 @@ class _Player:
             peak_bytes=peak_bytes,
             peak_s=peak_s,
             host_s=step_s - device_s,
+            launch_s=self.compiled.host_s[stage],
         )
 
     def _peak(self, stage: int) -> tuple[int, float]:

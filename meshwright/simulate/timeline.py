@@ -15,7 +15,7 @@ from meshwright.plan.units import show_bytes, show_seconds
 class StageTimes:
     """One rank of a stage. exposed_s: compute waits for communication that is under way, the collectives of its
     segments among it; host_s: it waits for its host; bubble_s: for anything else. peak_bytes: the most held at once,
-    static_bytes of them parameters, gradients and optimizer."""
+    static_bytes of them parameters, gradients and optimizer. launch_s: its host launches a step's kernels."""
 
     end_s: float
     busy_s: float
@@ -25,6 +25,7 @@ class StageTimes:
     peak_bytes: int
     peak_s: float
     host_s: float = 0.0
+    launch_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, collective_s
 from meshwright.cluster.enumerate import per_host
 from meshwright.errors import PlanError
+from meshwright.explain.pace import MUCH, is_host_bound
 from meshwright.pins.meshes import allowed_meshes
 from meshwright.plan import Plan
 from meshwright.predict import predicted
@@ -97,8 +98,14 @@ def _is_cheap(baseline: Baseline, limit: int) -> bool:
 
 def _priced(baseline: Baseline, plan: Plan, limit: int) -> Baseline:
     made = plan.predicted
-    fits = made.peak_bytes <= limit
-    return replace(baseline, step_s=made.step_s, peak_bytes=made.peak_bytes, fits=fits, microbatches=plan.microbatches)
+    return replace(
+        baseline,
+        step_s=made.step_s,
+        peak_bytes=made.peak_bytes,
+        fits=made.peak_bytes <= limit,
+        microbatches=plan.microbatches,
+        host_bound=is_host_bound(made),
+    )
 
 
 def _checkpointed(
@@ -112,8 +119,7 @@ def _checkpointed(
     except PlanError as error:
         why = "it fits in no number of micro-batches" if "fits" in error.given else _why(error)
         return Baseline(name, way, why=why)
-    made = plan.predicted
-    return Baseline(name, way, made.step_s, made.peak_bytes, True, microbatches=plan.microbatches)
+    return _priced(Baseline(name, way), plan, plan.predicted.peak_bytes)
 
 
 def _on_one_device(
@@ -168,7 +174,9 @@ def _best(name: str, ways: Mapping[Way, list[Candidate] | PlanError], limit: int
     way, met = min(tried, key=lambda one: one[1].chain.peak_bytes)
     chain = met.chain
     fits = chain.peak_bytes <= limit
-    return Baseline(name, way, chain.seconds, chain.peak_bytes, fits, microbatches=chain.microbatches), met
+    figures = chain.seconds, chain.peak_bytes, fits
+    bound = chain.host_s > MUCH * chain.seconds
+    return Baseline(name, way, *figures, microbatches=chain.microbatches, host_bound=bound), met
 
 
 def _why(error: PlanError) -> str:

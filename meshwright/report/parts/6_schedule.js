@@ -49,8 +49,8 @@ function scheduleCard() {
   });
   draw();
   const button = (text, factor, label) => node("button", { type: "button", "aria-label": label, onclick: () => scale(factor) }, text);
-  const host = data.time.find((row) => row.name === "waiting for the host");
-  const waits = host ? `, waiting for the host ${percent(host.seconds / data.step_s)}` : "";
+  const host = data.time.find((row) => row.name === "waiting for kernel launches");
+  const waits = host ? `, waiting for kernel launches ${percent(host.seconds / data.step_s)}` : "";
   return card("The schedule of one step", `Bubble ${percent(found.bubble)}, exposed communication ${percent(found.exposed)}${waits} of all devices' time. Thick: compute; thin: communication.`,
     node("div", { class: "controls" }, button("+", 2, "zoom in"), button("−", 0.5, "zoom out"), tip), box,
     legend([["forward", "forward"], ["backward", "backward"], ["weight half of backward", "weight"], ["recompute", "temporary"], ["optimizer", "optimizer"],

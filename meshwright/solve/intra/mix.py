@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from meshwright.plan import FrontierPoint
-from meshwright.price.overlap import late_bytes, overlapped
+from meshwright.price.overlap import host_waits_s, late_bytes, overlapped
 from meshwright.select.problem import Floats, Ints
 from meshwright.solve.intra.frontier import Frontier, Options, Point
 
@@ -38,6 +38,11 @@ class Chain:
     @cached_property
     def seconds(self) -> float:
         return overlapped(self._points, self.microbatches)
+
+    @property
+    def host_s(self) -> float:
+        """What of it devices wait for their hosts' kernel launches."""
+        return host_waits_s(self._points, self.microbatches)
 
     def weighed_s(self, overlap_weight: float | None) -> float:
         """What overlaps compute counted at this weight, as a Frontier does."""

@@ -11,6 +11,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.cluster.enumerate import per_host
 from meshwright.errors import MeshwrightError, PlanError
+from meshwright.explain.pace import is_host_bound
 from meshwright.pins.stages import pipeline_pins
 from meshwright.plan import Plan
 from meshwright.predict import predicted
@@ -36,7 +37,7 @@ UNEQUAL = "the devices make no equal stages"
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """One way of running the model. step_s and peak_bytes: None where it does not exist, `why` then says so; or where
-    it was not priced in time."""
+    it was not priced in time. host_bound: kernel launches set its pace."""
 
     name: str
     pins: tuple[str, ...] = ()
@@ -45,6 +46,7 @@ class Baseline:
     fits: bool = False
     why: str = ""
     microbatches: int | None = None
+    host_bound: bool = False
 
     @property
     def title(self) -> str:
@@ -111,7 +113,8 @@ class _Recipes:
             else min(met, key=lambda one: one[1].predicted.peak_bytes)
         )
         made = plan.predicted
-        return Baseline(name, way, made.step_s, made.peak_bytes, bool(fitting), microbatches=plan.microbatches)
+        figures = made.step_s, made.peak_bytes, bool(fitting)
+        return Baseline(name, way, *figures, microbatches=plan.microbatches, host_bound=is_host_bound(made))
 
     def _stages(self) -> Iterator[int]:
         """Of one host 2 and 4 stages; of several as many as there are hosts, and half of that."""
