@@ -16,13 +16,16 @@ from meshwright.profile.working import column_sum_bytes
 def working_bytes(node: fx.Node, multiprocessors: int, fused: bool, lies_last: Callable[[fx.Node], bool]) -> int:
     """Fused attention sums the queries' gradient in 32 bits. A convolution of images that lie channels last turns its
     weight, and its gradient; its bias's gradient is a sum over rows, as are those of broadcast operands: blocks of
-    threads write down their shares. A compiler's sums do not. fused: the graph is compiled."""
+    threads write down their shares. A softmax's gradient multiplies what it is given by the result first. A compiler's
+    kernels do neither. fused: the graph is compiled."""
     name = str(node.target)
     if "attention" in name and "backward" in name:
         query = _value(node.args[1])
         return int(4 * query.numel() + 4 * prod(query.shape[:-1]))
     if name.startswith("aten.sum.dim_IntList") and not fused:
         return _sum_bytes(_value(node.args[0]), node.args[1], multiprocessors)
+    if name.startswith("aten._softmax_backward_data") and not fused:
+        return bytes_of([_value(node.args[0])])
     if not name.startswith("aten.convolution") or not lies_last(node):
         return 0
     backward = "backward" in name
