@@ -121,7 +121,7 @@ class NodeCosts:
     def _padded_bytes(self, node: fx.Node) -> int:
         if not self.fused or self.device.kind != "cuda" or not str(node.target).startswith(PRODUCTS):
             return 0
-        return padded_bytes(node)
+        return padded_bytes(call_of(node, self.profile), self.rate)
 
     def _multiply_s(self, node: fx.Node, name: str) -> float:
         """Of matrix products, attention and convolution."""

@@ -8,15 +8,15 @@ storage and need not wait for each other become one kernel, so that all they rea
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from itertools import zip_longest
 
 import torch
 from torch import Tensor, fx
 
+from meshwright.cost.traced.compiled_peak import Kernel, KernelMemory
 from meshwright.cost.traced.fusible import is_fusible
 from meshwright.cost.traced.kernels import kernel_numbers, one_kernel
 from meshwright.cost.traced.nodes import NodeCosts
-from meshwright.cost.traced.storage import base, is_part, is_view, outputs_of, storage_bytes
+from meshwright.cost.traced.storage import base, is_part, is_view, outputs_of, producer, storage_bytes
 
 
 def peak_bytes(
@@ -29,13 +29,15 @@ def peak_bytes(
     """(the most bytes in use at a time, bytes in use at the end). `held`: placeholders that lie in memory anyway and
     are not counted; `stay`: those that are, and that the caller does not let go of. added: results that are added to
     something else as soon as they are made, a product while it is."""
-    order = kernel_numbers(module) if costs.fused else {node: i for i, node in enumerate(module.graph.nodes)}
-    last = _last_uses(module, costs, order)
     own = [n for n in module.graph.nodes if n.op == "placeholder" and n.name not in held]
-    live = sum(storage_bytes(node) for node in own)
-    counted = {node: storage_bytes(node) for node in own}
     results = {base(node) for node in outputs_of(module) if isinstance(node, fx.Node)}
     kept = (results - set(added)) | {node for node in own if node.name in stay}
+    if costs.fused:
+        return KernelMemory(_kernels(module, costs, results), own, kept, costs).peak()
+    order = {node: i for i, node in enumerate(module.graph.nodes)}
+    last = _last_uses(module)
+    live = sum(storage_bytes(node) for node in own)
+    counted = {node: storage_bytes(node) for node in own}
     most = live
     for node in own:
         if node not in last and node not in kept:
@@ -43,16 +45,13 @@ def peak_bytes(
     ending: dict[int, list[fx.Node]] = {}
     for storage, reader in last.items():
         ending.setdefault(order[reader], []).append(storage)
-    nodes = sorted((node for node in order if node.op == "call_function"), key=order.__getitem__)
-    for node, following in zip_longest(nodes, nodes[1:]):
+    for node in (node for node in order if node.op == "call_function"):
         for made in _made(node, costs, results):
             if made in added and made.target is torch.ops.aten.mm.default and len(made.users) == 1:
                 continue  # only the output reads it
             counted[made] = storage_bytes(made)
             live += counted[made]
         most = max(most, live + costs.working_bytes(node) + _left_bytes(node))
-        if following is not None and order[following] == order[node]:
-            continue
         for storage in ending.get(order[node], ()):
             if storage in counted and storage not in kept:
                 live -= counted.pop(storage)
@@ -79,32 +78,46 @@ def _left_bytes(node: fx.Node) -> int:
     return sum(item.untyped_storage().nbytes() for item in left)
 
 
-def _last_uses(module: fx.GraphModule, costs: NodeCosts, order: dict[fx.Node, int]) -> dict[fx.Node, fx.Node]:
+def _last_uses(module: fx.GraphModule) -> dict[fx.Node, fx.Node]:
     found: dict[fx.Node, fx.Node] = {}
-
-    def use(storage: fx.Node, reader: fx.Node) -> None:
-        if storage not in found or order[found[storage]] < order[reader]:
-            found[storage] = reader
-
-    run = _run_at(module, costs, order) if costs.fused else {}
-    for node in order:
+    for node in module.graph.nodes:
         if node.op == "call_function":
-            use(base(node), node)
-            for other in node.all_input_nodes:
-                use(base(other), run.get(node, node))
-    if costs.fused:
-        for earlier, later in one_kernel(module):
-            for storage in (base(earlier), *(base(other) for other in earlier.all_input_nodes)):
-                use(storage, run.get(later, later))
+            found[base(node)] = node
+            found.update((base(other), node) for other in node.all_input_nodes)
     return found
 
 
-def _run_at(module: fx.GraphModule, costs: NodeCosts, order: dict[fx.Node, int]) -> dict[fx.Node, fx.Node]:
-    """What is never written is computed where it is read: in the kernel of the last that does."""
-    found: dict[fx.Node, fx.Node] = {}
-    for node in reversed(module.graph.nodes):
-        if node.op == "call_function" and is_fusible(node) and (is_view(node) or not costs.is_written(node)):
-            users = [found.get(user, user) for user in node.users if user.op == "call_function"]
-            if users:
-                found[node] = max(users, key=order.__getitem__)
-    return found
+def _kernels(module: fx.GraphModule, costs: NodeCosts, results: set[fx.Node]) -> list[Kernel]:
+    """In the order they were written. What is never written is computed wherever it is read."""
+    order = kernel_numbers(module)
+    reads: dict[fx.Node, set[fx.Node]] = {}
+    found: dict[int, Kernel] = {}
+    for node in order:
+        if node.op != "call_function":
+            continue
+        reads[node] = {one for other in node.all_input_nodes for one in _stored(other, costs, results, reads)}
+        made = [one for one in _made(node, costs, results) if _is_memory(one, costs, results)]
+        if made or not is_fusible(node):
+            kernel = found.setdefault(order[node], Kernel())
+            kernel.makes += made
+            kernel.reads |= reads[node]
+            kernel.working = max(kernel.working, costs.working_bytes(node) + _left_bytes(node))
+    for earlier, later in one_kernel(module):
+        if order[earlier] in found and order[later] in found:
+            found[order[later]].reads |= {base(earlier), *reads[earlier]}
+    return [kernel for _, kernel in sorted(found.items())]
+
+
+def _stored(
+    node: fx.Node, costs: NodeCosts, results: set[fx.Node], reads: dict[fx.Node, set[fx.Node]]
+) -> Iterable[fx.Node]:
+    """The memory that a value is read from: its own, or what it is computed from where it is never written."""
+    storage = base(node)
+    if storage.op != "call_function" or _is_memory(storage, costs, results):
+        return (storage,)
+    return reads[producer(storage)]
+
+
+def _is_memory(storage: fx.Node, costs: NodeCosts, results: set[fx.Node]) -> bool:
+    """One of the results of a fused op is written where somebody else reads that one."""
+    return storage in results or not is_fusible(producer(storage)) or costs.is_written(storage)
