@@ -62,6 +62,10 @@ WEIGHTS = {
 pixels of each, channels in and out, how rows lie; with larger ones `window_place`."""
 
 
+LAYER_SHARE = 0.7
+"""Of a transformer layer's time that goes to products."""
+
+
 class DeviceProfile:
     """Prices of kernels on one device: measured tables, at this device's own rates.
 
@@ -102,10 +106,9 @@ class DeviceProfile:
         run."""
         return self._measured is None or self._measured.is_secondary
 
-    @property
-    def sustained(self) -> float:
-        """What products keep of their speed in long steps, whatever else is in them; 1 where that is not known."""
-        return self._sustained or 1.0
+    def sustained(self, dtype: str) -> float:
+        """What products keep of their speed in long steps, in layers of which no more is known; 1 where nothing is."""
+        return 1.0 / self._under_load(_table_dtype(dtype), LAYER_SHARE)[0]
 
     def kernel_s(self, name: str, dtype: str, work: float) -> float:
         """Seconds of a kernel bound by memory."""
@@ -261,17 +264,20 @@ class DeviceProfile:
     def steady(self, dtype: str, rate: float) -> tuple[float, float]:
         """How much longer products take than alone, and what moves memory, in a step of so many FLOP/s: of those that
         large ones reach alone, it is the share of its time that they would need."""
+        name = _table_dtype(dtype)
+        reached = self.tables.reached[name] * self._peak(dtype) / _peak_of(self.tables.peaks, dtype) * self._reach
+        return self._under_load(name, rate / reached)
+
+    def _under_load(self, name: str, share: float) -> tuple[float, float]:
         if self._sustained:
             return 1.0 / self._sustained, 1.0
-        name = _table_dtype(dtype)
         table = self.tables.steady.get(name)
         if not table:
             return 1.0, 1.0
-        reached = self.tables.reached[name] * self._peak(dtype) / _peak_of(self.tables.peaks, dtype) * self._reach
         shares, *columns = zip(*table, strict=True)
         import numpy as np  # only where a profile is used
 
-        products, moves = (float(np.interp(rate / reached, shares, column)) for column in columns)
+        products, moves = (float(np.interp(share, shares, column)) for column in columns)
         return products, moves
 
     def host(self, name: str, dtype: str = "float32", pair: bool = False) -> tuple[float, float]:

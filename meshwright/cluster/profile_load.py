@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -270,12 +271,12 @@ def weights_of(name: str) -> tuple[float, ...]:
 
 @CACHES.memoized()
 def tables(name: str) -> Tables:
-    """The tables of a profile, its own or those of the one it is like."""
+    """The tables of a profile, its own or those of the one it is like: clocks under load are each device's own."""
     data = read_profile(name)
     if "like" in data:
         if "like" in read_profile(data["like"]):
             raise ClusterError(f"device profile {name}: like is {data['like']!r}", "a profile with tables of its own")
-        return tables(data["like"])
+        return replace(tables(data["like"]), steady={})
     return Tables(
         name=data["name"],
         kind=data["kind"],

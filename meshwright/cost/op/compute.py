@@ -60,9 +60,9 @@ def op_seconds(
         (new.type.sizes, new.type.dtype, old.grad) for new, old in zip(run.results, op.results, strict=True)
     )
     found = _seconds(run, tuple(operands), results, device, False)
-    sustained = profile_of(device).sustained
-    if sustained != 1.0 and op_kind(run) not in ("view", "memory"):
-        found = found.slowed(1.0 / sustained)
+    if operands and op_kind(run) not in ("view", "memory"):
+        sustained = profile_of(device).sustained(operands[0][1])
+        found = found if sustained == 1.0 else found.slowed(1.0 / sustained)
     return found if share == 1.0 else found.scaled(share)
 
 
