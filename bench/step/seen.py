@@ -5,6 +5,7 @@ from __future__ import annotations
 TEXT, SECOND, THIRD = (f"num_hidden_layers={layers}&seq=1024" for layers in (8, 6, 5))
 """Of the first list, the second and the third."""
 FOURTH = "num_hidden_layers=7&seq=896"
+FIFTH = "num_hidden_layers=6&seq=1152"
 
 SEEN = {
     "dit-b/2": ("dit?layers=12&hidden=768&heads=12&size=32&patch=2", 64),
@@ -226,6 +227,58 @@ SEEN = {
         "hf:dinov2?hidden_size=1024&num_attention_heads=16&num_hidden_layers=8&image_size=224&patch_size=14"
         "&drop_path_rate=0",
         64,
+    ),
+    "dit-1280": ("dit?layers=6&hidden=1280&heads=20&size=32&patch=2", 120),
+    "convnext-72": ("hf:convnext?hidden_sizes=72,144,288,576&depths=3,3,6,3&drop_path_rate=0", 288),
+    "swin-224": (
+        "hf:swin?embed_dim=224&depths=2,2,4,2&num_heads=7,14,28,56&drop_path_rate=0&hidden_dropout_prob=0"
+        "&attention_probs_dropout_prob=0",
+        96,
+    ),
+    "whisper-896": (
+        "hf:whisper?d_model=896&encoder_layers=4&decoder_layers=4&encoder_attention_heads=14&decoder_attention_heads=14"
+        "&encoder_ffn_dim=3584&decoder_ffn_dim=3584&seq=224&dropout=0",
+        42,
+    ),
+    "mamba2-896": (
+        "hf:mamba2?hidden_size=896&num_hidden_layers=4&num_heads=28&head_dim=64&n_groups=1&state_size=64"
+        "&chunk_size=128&vocab_size=28000&seq=640&pad_token_id=0",
+        18,
+    ),
+    "gemma2-1536": (
+        f"hf:gemma2?hidden_size=1536&intermediate_size=6144&num_attention_heads=8&num_key_value_heads=4&head_dim=192"
+        f"&vocab_size=40000&{FIFTH}&pad_token_id=0",
+        12,
+    ),
+    "qwen3-1280": (
+        f"hf:qwen3?hidden_size=1280&intermediate_size=4096&num_attention_heads=10&num_key_value_heads=5&head_dim=128"
+        f"&vocab_size=42000&{FIFTH}",
+        15,
+    ),
+    "phi3": (
+        f"hf:phi3?hidden_size=1536&intermediate_size=4096&num_attention_heads=16&num_key_value_heads=16"
+        f"&vocab_size=32064&{FIFTH}&pad_token_id=0&resid_pdrop=0&embd_pdrop=0&attention_dropout=0",
+        15,
+    ),
+    "stablelm": (
+        f"hf:stablelm?hidden_size=1280&intermediate_size=3456&num_attention_heads=20&num_key_value_heads=20"
+        f"&vocab_size=50304&{FIFTH}&hidden_dropout=0&attention_dropout=0",
+        15,
+    ),
+    "olmo": (
+        f"hf:olmo?hidden_size=1408&intermediate_size=5632&num_attention_heads=11&num_key_value_heads=11"
+        f"&vocab_size=36096&{FIFTH}",
+        15,
+    ),
+    "roberta-1152": (
+        "hf:roberta?hidden_size=1152&intermediate_size=4608&num_attention_heads=18&num_hidden_layers=7&vocab_size=40000"
+        "&seq=320&hidden_dropout_prob=0&attention_probs_dropout_prob=0",
+        75,
+    ),
+    "vit-1152": (
+        "hf:vit?hidden_size=1152&intermediate_size=4608&num_attention_heads=18&num_hidden_layers=8&image_size=224"
+        "&patch_size=16&hidden_dropout_prob=0&attention_probs_dropout_prob=0",
+        180,
     ),
 }
 """Name: reference (`bench.step.models`), batch. Steps of 20 to 200 ms on an H200."""
