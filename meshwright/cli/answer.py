@@ -84,8 +84,8 @@ def _room(plan: Plan) -> list[str]:
     room = device.limit_bytes(room_bytes(plan.memory_bytes, device), plan.headroom)
     if plan.world_size > 1 or room >= limit:
         return []
-    taken, lost = show_bytes(plan.predicted.peak_bytes), show_bytes(limit - room)
-    return [f"fits: {taken} of the {show_bytes(room)} that {show_bytes(limit)} leave if the allocator loses {lost}"]
+    lost = show_bytes(limit - room)
+    return [f"fits: takes at most {show_bytes(room)}, for of {show_bytes(limit)} the allocator may lose {lost}"]
 
 
 def pins_cost(plan: Plan, others: Sequence[Baseline], saved: str | None, cluster: str | None = None) -> str:

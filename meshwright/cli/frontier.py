@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.options import SAMPLES, add_precision, check_batch, check_words, precision_for
 from meshwright.models.arguments import (
@@ -18,6 +18,12 @@ from meshwright.models.arguments import (
     write_json,
 )
 from meshwright.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from meshwright.capture.program import Program
+    from meshwright.cluster.device import Device
+    from meshwright.errors import PlanError
+    from meshwright.solve.memory.frontier import Point
 
 
 def add_parser(subparsers: Any) -> None:
@@ -44,10 +50,10 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from meshwright.capture import capture
-    from meshwright.cli.frontier_plot import at_limit, knee, svg, table, text_plot
+    from meshwright.cli.frontier_plot import knee, svg, table, text_plot
     from meshwright.cluster import load_cluster
     from meshwright.errors import ModelError
-    from meshwright.solve.memory.frontier import one_device_frontier
+    from meshwright.solve.memory.frontier import Point, one_device_frontier
     from meshwright.solve.one_device import one_device_cluster, one_device_mesh
 
     check_folder("-o", args.output)
@@ -68,19 +74,37 @@ def run(args: argparse.Namespace) -> int:
         compiled=args.compile,
         points=args.points,
     )
+    planned = None if limit_bytes is None else _planned(program, mesh.device, limit_bytes, args)
     run_as = "compiled" if args.compile else "eager"
     title = f"{reference}, batch {program.batch} in one micro-batch, {args.precision}, {run_as}, one {mesh.device.name}"
     if args.json != "-":
-        print("\n".join([title, table(curve, mesh.device, limit_bytes), text_plot(curve)]))
+        print("\n".join([title, table(curve, mesh.device, limit_bytes, planned), text_plot(curve)]))
         print(f"solved in {time.process_time() - before_s:.1f} CPU s")
     if args.output:
         Path(args.output).write_text(svg(curve, title), encoding="utf-8")
         print(f"plotted to {args.output}", file=sys.stderr)
     if args.json:
-        turn, here = knee(curve), at_limit(curve, limit_bytes, mesh.device)
+        turn, here = knee(curve), planned if isinstance(planned, Point) else None
         rows = [
-            {"name": p.name, "peak_bytes": p.peak_bytes, "step_s": p.step_s, "knee": p == turn, "at_limit": p == here}
-            for p in (*curve.ours, *curve.others)
+            {"name": p.name, "peak_bytes": p.peak_bytes, "step_s": p.step_s, "microbatches": p.microbatches}
+            | {"knee": p == turn, "at_limit": p == here}
+            for p in (*curve.ours, *([here] if here and here not in curve.ours else []), *curve.others)
         ]
         write_json(args.json, json.dumps(rows, indent=1))
     return 0
+
+
+def _planned(program: Program, device: Device, limit_bytes: int, args: argparse.Namespace) -> Point | PlanError:
+    """What `plan` answers in this limit."""
+    from meshwright.errors import PlanError
+    from meshwright.price.parameter import Setting
+    from meshwright.solve.memory.frontier import Point
+    from meshwright.solve.one_device import one_device_cluster, one_device_search
+    from meshwright.solve.request import PlanRequest
+
+    setting = Setting(args.optimizer, args.precision, compile=args.compile)
+    request = PlanRequest(program, one_device_cluster(device), memory_bytes=limit_bytes, setting=setting)
+    try:
+        return Point.of("ours", one_device_search(request, ()))
+    except PlanError as error:
+        return error

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.cluster.device import Device
+from meshwright.errors import PlanError
 from meshwright.plan.units import show_bytes, show_seconds
 from meshwright.solve.memory.frontier import Curve, Point
+from meshwright.solve.offloading import has_host_link
 from meshwright.solve.one_device import budget_bytes, room_bytes
 
 WIDTH, HEIGHT, EDGE = 640, 400, 60
@@ -17,53 +19,52 @@ def knee(curve: Curve) -> Point:
     return max(curve.ours, key=lambda point: -sum(_place(point, curve.ours)))
 
 
-def at_limit(curve: Curve, limit_bytes: int | None, device: Device) -> Point | None:
-    """The fastest of ours within a limit, of which the allocator may lose a part, as `plan` counts it."""
-    if limit_bytes is None:
-        return None
-    within = [point for point in curve.ours if point.peak_bytes <= _room(limit_bytes, device)]
-    return min(within, key=lambda point: point.step_s, default=None)
-
-
-def _room(limit_bytes: int, device: Device) -> int:
-    return device.limit_bytes(room_bytes(limit_bytes, device))
-
-
-def table(curve: Curve, device: Device, limit_bytes: int | None = None) -> str:
-    """Ours from most memory to least, then the others with what ours takes in no more memory."""
-    turn, here = knee(curve), at_limit(curve, limit_bytes, device)
-    base = curve.ours[0].step_s
+def table(
+    curve: Curve, device: Device, limit_bytes: int | None = None, planned: Point | PlanError | None = None
+) -> str:
+    """Ours from most memory to least, then the others with what ours takes in no more memory. planned: what `plan`
+    answers in the limit."""
+    turn, base = knee(curve), curve.ours[0].step_s
+    here = planned if isinstance(planned, Point) else None
+    ours = sorted({*curve.ours, *([here] if here else [])}, key=lambda point: (-point.peak_bytes, point.step_s))
     lines = [f"{'':>22} {'peak':>10} {'step':>10} {'slower':>7}"]
-    for point in curve.ours:
+    for point in ours:
         words = ["knee: more memory helps little"] if point == turn and len(curve.ours) > 2 else []
-        words += [f"the fastest in {show_bytes(limit_bytes)}"] if point == here and limit_bytes else []
+        if point == here and limit_bytes:
+            cut = "" if point.microbatches == 1 else f", in {point.microbatches} micro-batches"
+            words.append(f"plan --memory {shown_limit(limit_bytes)}{cut}")
         lines.append(_row(point, f"{point.step_s / base - 1:>7.1%}  {'; '.join(words)}".rstrip()))
-    least = min(point.peak_bytes for point in curve.ours)
-    needed = budget_bytes(least, device)
-    if limit_bytes is not None and here is None:
-        given = show_bytes(limit_bytes)
-        lines.append(f"nothing fits in {given} in one micro-batch; the least limit is {show_bytes(needed)}")
-    lines += _lost(least, needed, device, limit_bytes)
-    lines.append("others, by the same prices; ours within the same memory:")
+    lines += [f"{planned.given}: {planned.expected}"] if isinstance(planned, PlanError) else []
+    lines += _limits(min(point.peak_bytes for point in curve.ours), device, limit_bytes)
+    lines.append("others, as --pin recompute=keep|selective|full|sqrt|rotor runs them; ours within the same memory:")
     for point in sorted(curve.others, key=lambda point: -point.peak_bytes):
-        within = [one for one in curve.ours if one.peak_bytes <= point.peak_bytes]
+        within = [one for one in ours if one.peak_bytes <= point.peak_bytes]
         best = min(within, key=lambda one: one.step_s, default=None)
         note = f"{point.step_s / base - 1:>7.1%}  " + (
-            f"ours {show_seconds(best.step_s)}" if best else "ours: none fits"
+            f"ours {show_seconds(best.step_s)}" if best else "ours: none so small"
         )
         lines.append(_row(point, note))
     return "\n".join(lines)
 
 
-def _lost(least: int, needed: int, device: Device, limit_bytes: int | None) -> list[str]:
-    """Where a limit has to be more than a peak."""
-    if needed == least:
-        return []
-    room = "" if limit_bytes is None else f", {show_bytes(_room(limit_bytes, device))} of the limit usable"
-    return [
-        f"limits, as in plan, count what the allocator may lose: a peak of {show_bytes(least)} takes "
-        f"--memory {-(-needed // (1 << 20))}MiB{room}"
-    ]
+def _limits(least: int, device: Device, limit_bytes: int | None) -> list[str]:
+    """Where a limit has to be more than a peak, and what takes less memory than this curve."""
+    lines, needed = [], budget_bytes(least, device)
+    if needed > least:
+        room = device.limit_bytes(room_bytes(limit_bytes, device))
+        given = f"of {show_bytes(limit_bytes)} a plan fills at most {show_bytes(room)}; " if limit_bytes else ""
+        lines.append(
+            f"a GPU's allocator may lose a part of a limit: {given}the least peak here, {show_bytes(least)}, takes "
+            f"--memory {shown_limit(needed)}"
+        )
+    less = ["a batch cut into micro-batches (plan tries them)"]
+    less += ["optimizer state and weights on the host (plan --pin offload=auto)"] if has_host_link(device) else []
+    return [*lines, f"less memory than this curve has: {', '.join(less)}"]
+
+
+def shown_limit(size: int) -> str:
+    """As `--memory` takes it, rounded up to a hundredth of a GiB."""
+    return f"{-(-size * 100 // (1 << 30)) / 100:g}GiB" if size >= 1 << 30 else f"{-(-size // 1024)}KiB"
 
 
 def _row(point: Point, note: str) -> str:

@@ -46,6 +46,9 @@ LESS_ROOM = 3
 WORTH = 0.02
 """By which part a step has to be slower than with all the memory it wants for weights on the host to be tried."""
 
+ALIKE = 0.02
+"""Peaks closer than this part are one to a method that does not fit."""
+
 SETTLED = ("microbatch", "microbatches", "zero", "sp", "offload")
 TRIVIAL = ("mesh=1", "dp=1", "tp=1", "cp=1", "ep=1", "vpp=1", "pp=1")
 """Pins that leave nothing open on one device."""
@@ -141,7 +144,7 @@ def one_device_search(
     hopeless = request.fit and search.hosted is None and state_bytes(program, setting) > room
     found = None if hopeless else search.best()
     if found is None and not request.fit:
-        found = search.curves(numbers[-1]).find(1 << 62, memory_bytes, method)
+        found = search.anyway()
     if found is None:
         raise search.refusal()
     return found
@@ -202,6 +205,15 @@ class _Search:
         gap = 1 - min(bounds, default=0.0) / best.predicted.step_s if best.predicted.step_s else 0.0
         return best.with_prediction(gap=1.0 if STOP.asked else max(0.0, gap))  # 1: no bound is known
 
+    def anyway(self) -> Plan | None:
+        """Where nothing fits: in the most micro-batches; by a fixed method the fastest in about the least memory."""
+        numbers = self.numbers if self.method in FIXED else self.numbers[-1:]
+        made = [self.curves(number).find(1 << 62, self.given, self.method) for number in numbers]
+        found = [plan for plan in made if plan]
+        least = min((plan.predicted.peak_bytes for plan in found), default=0)
+        alike = [plan for plan in found if plan.predicted.peak_bytes <= least * (1 + ALIKE)]
+        return min(alike, key=lambda plan: plan.predicted.step_s, default=None)
+
     def _faster(self, best: Plan | None, plan: Plan) -> Plan:
         if best is not None and plan.predicted.step_s >= best.predicted.step_s * (1 - SAME):
             return best
@@ -250,7 +262,8 @@ class _Search:
             if over <= 0:
                 return plan
             room -= over
-        return None
+        least = found.find(found.least_bytes, self.given, "flat") if self.method in ("auto", "flat") else None
+        return least if least is not None and least.predicted.peak_bytes <= self.room else None
 
     def bound_s(self, number: int) -> float:
         """No step in so many micro-batches takes less: with all the memory it wants."""
@@ -288,20 +301,32 @@ class _Search:
         every = self.numbers if exact or self.method in FIXED else {self.numbers[0], self.numbers[-1]}
         refusals = [(self.curves(number).refusal(self.method, self.room), number) for number in every]
         error, number = min(refusals, key=lambda one: (one[0].least_bytes, one[1]))
-        device, least = self.mesh.device, error.least_bytes
+        device, least = self.mesh.device, self._that_fits(number, error.least_bytes)
         needed = least if self.given is None else budget_bytes(least, device)
         lost = f"; {show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
         by = "" if self.method == "auto" else f" with recompute={self.method}"
-        exact &= self.hosted is None  # with some of it on the host less may do
+        # with some of it on the host less may do
+        exact &= self.hosted is None and least == error.least_bytes
         sure = "one byte less is refused" if exact else "less may do"
         more = needed - (self.room if self.given is None else self.given)
         cut = "in one micro-batch" if number == 1 else f"in {number} micro-batches"
         return NoRoomError(
             f"no plan fits{by} in {show_bytes(self.given or self.room)} on one device ({device.name})",
             f"{needed:,} bytes: the least found is {show_bytes(needed)} ({show_bytes(more)} more), {cut}; {sure}{lost}",
-            self._todo(number) or error.todo,
+            self._todo(number) or f"{error.todo}{f', {TO_HOST}' if self._can_offload() else ''}",
             needed,
         )
+
+    def _that_fits(self, number: int, counted_bytes: int) -> int:
+        """Of the least by the search's count, what a plan fits in that it finds there: its own peak may be more."""
+        least, found = counted_bytes, self.curves(number)
+        for _ in range(LESS_ROOM):
+            plan = replace(self, room=least)._found(found, nest=True)
+            if plan is not None:
+                break
+            over = found.find(least, self.given, self.method)
+            least = max(least, over.predicted.peak_bytes if over else least)
+        return least
 
     def _todo(self, number: int) -> str:
         """Where no batch is small enough: parameters, gradients and optimizer state are too large by themselves."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.cli.frontier_plot import at_limit, table
+from meshwright.cli.frontier_plot import table
 from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
 from meshwright.solve.memory.frontier import Curve, Point
-from meshwright.solve.one_device import budget_bytes
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
@@ -145,19 +145,17 @@ def test_the_frontier_marks_its_knee_and_the_limit() -> None:
     ours = tuple(Point("ours", size * gib, step) for size, step in ((10, 1.0), (4, 1.05), (2, 2.0)))
     curve = Curve(ours, ())
     cpu, gpu = load_cluster("local:1").devices[0], load_cluster("h100:1").devices[0]
-    lines = table(curve, cpu, 3 * gib).splitlines()
+    lines = table(curve, cpu, 3 * gib, Point("ours", 3 * gib, 1.5)).splitlines()
     assert lines[2].endswith("5.0%  knee: more memory helps little")
-    assert lines[3].endswith("100.0%  the fastest in 3 GiB")
-    assert "nothing fits in 1 GiB in one micro-batch; the least limit is 2 GiB" in table(curve, cpu, gib)
-    assert at_limit(curve, None, cpu) is None
+    assert lines[3].endswith("50.0%  plan --memory 3GiB")
+    assert "in 8 micro-batches" in table(curve, cpu, 2 * gib, Point("ours", gib, 3.0, 8))
+    assert "no plan fits: 2 GiB" in table(curve, cpu, gib, PlanError("no plan fits", "2 GiB", ""))
     assert "allocator" not in table(curve, cpu, gib)
-    assert at_limit(curve, 4 * gib, cpu) == ours[1]
-    assert at_limit(curve, 4 * gib, gpu) == ours[2], "a GPU's allocator may lose some of it"
-    least = budget_bytes(2 * gib, gpu)
-    assert at_limit(curve, least, gpu) == ours[2]
-    assert at_limit(curve, least - 1, gpu) is None
+    assert "offload" not in table(curve, cpu, gib), "a CPU's memory is the host's"
     said = table(curve, gpu, 4 * gib)
-    assert f"a peak of 2 GiB takes --memory {-(-least // (1 << 20))}MiB, 3.72 GiB of the limit usable" in said
+    assert "of 4 GiB a plan fills at most 3.72 GiB; the least peak here, 2 GiB, takes --memory 2.16GiB" in said
+    assert "less memory than this curve has: a batch cut into micro-batches" in said
+    assert "(plan --pin offload=auto)" in said
     assert main(["frontier", "mlp", "--memory", "16"]) == 2
 
 

@@ -28,9 +28,7 @@ CPU = torch.device("cpu")
 Found = tuple[float, dict[str, Tensor], dict[str, Tensor], int, Any]
 
 
-def stepped(
-    name: str, plan: Plan, monkeypatch: pytest.MonkeyPatch, most: int | None, dtype: str = "float64"
-) -> Found:
+def stepped(name: str, plan: Plan, monkeypatch: pytest.MonkeyPatch, most: int | None, dtype: str = "float64") -> Found:
     """(loss, gradients, buffers, bytes held, runs); most: ops of a run, None for segments apart. Nothing compiles."""
 
     def joined(plan: Plan, program: Program, stage: Any, place: Any) -> list[tuple[int, int]]:

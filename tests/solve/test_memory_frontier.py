@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cli.frontier_plot import svg, table, text_plot
 from meshwright.cluster import load_cluster
-from meshwright.solve.memory.frontier import chen, one_device_frontier
+from meshwright.solve.baselines import baselines
+from meshwright.solve.memory.frontier import one_device_frontier
+from meshwright.solve.memory.methods import chen
+from meshwright.solve.plan import make_plan
 
 
 def test_the_curve_is_monotone_and_the_known_ways_lie_above_it() -> None:
@@ -25,18 +29,26 @@ def test_the_curve_is_monotone_and_the_known_ways_lie_above_it() -> None:
     fastest, smallest = curve.ours[0], curve.ours[-1]
     for point in curve.others:
         assert point.step_s >= fastest.step_s * (1 - 1e-9)
-        if point.name in ("keep all", "full per-block", "selective"):
-            assert point.peak_bytes >= smallest.peak_bytes
+        assert point.peak_bytes >= smallest.peak_bytes
     shown = table(curve, mesh.device) + text_plot(curve) + svg(curve, "a <title>")
     assert all(name in shown for name in names)
     assert "a &lt;title>" in shown
 
 
 def test_the_known_ways_cast_weights_and_wait_for_the_host_too() -> None:
-    program, mesh = capture(*small_model("llama"), precision="mixed"), load_cluster("h100:1").mesh((1,))
-    curve = one_device_frontier(program, mesh, optimizer="adamw", precision="mixed", compiled=False, points=2)
+    program, cluster = capture(*small_model("llama"), precision="mixed"), load_cluster("h100:1")
+    curve = one_device_frontier(
+        program, cluster.mesh((1,)), optimizer="adamw", precision="mixed", compiled=False, points=2
+    )
     assert len(curve.others) > 3
     assert all(point.step_s >= curve.ours[0].step_s * (1 - 1e-9) for point in curve.others)
+    known = {point.name: point for point in curve.others}
+    for name, method in {"Chen's square root": "sqrt", "full per-block": "full"}.items():  # each is a plan one can have
+        plan = make_plan(program, cluster, precision="mixed", pins=("microbatch=1", f"recompute={method}")).predicted
+        assert (known[name].peak_bytes, known[name].step_s) == (plan.peak_bytes, pytest.approx(plan.step_s))
+    rows = {row.name: row for row in baselines(program, cluster, precision="mixed", memory_bytes=1 << 20)}
+    full = rows["full checkpointing"]  # cutting the batch saves nothing where it keeps little
+    assert (full.fits, full.microbatches, full.step_s) == (False, 1, pytest.approx(known["full per-block"].step_s))
 
 
 def test_chens_order_runs_every_segment_forward_twice_but_the_last_group() -> None:

@@ -78,6 +78,21 @@ def test_fit_names_more_than_the_budget_it_refused_on_a_gpu_too() -> None:
     assert fit_plan(wide(), BATCH, least, device=device, method="rotor").memory_bytes == least
 
 
+def test_what_a_refusal_on_a_gpu_names_is_not_refused_nor_is_more() -> None:
+    """In mixed precision copies of weights wait beside a layer, which the search does not count and the plan does."""
+    setting, cluster = "gpt?layers=4&hidden=256&heads=4&ffn=1024&vocab=2048&seq=128", load_cluster("4090:1")
+    program = capture(*parse_reference(setting).meta(2), precision="mixed")
+
+    def make(limit: int) -> Plan:
+        return make_plan(program, cluster, precision="mixed", memory_bytes=limit)
+
+    least, text = named(make, 1_000_000)
+    assert "less may do" in text
+    for more in (0, 1 << 10, 1 << 18):
+        assert make(least + more).predicted.peak_bytes <= least + more
+    assert "put optimizer state on the host (--pin offload=auto)" in named(make, least - (1 << 20))[1]
+
+
 @pytest.mark.parametrize(
     "pins", [("microbatch=1",), ("microbatch=1", "recompute=rotor"), ("microbatch=1", "recompute=full")]
 )

@@ -13,7 +13,7 @@ from meshwright.cluster import load_cluster
 from meshwright.cutting import even_cuts
 from meshwright.plan.units import show_bytes
 from meshwright.solve.baselines import baselines
-from meshwright.solve.one_device import budget_bytes
+from meshwright.solve.one_device import budget_bytes, room_bytes
 from meshwright.solve.plan import make_plan
 
 BATCH = 1024
@@ -67,5 +67,6 @@ def test_a_recipe_fits_where_the_plan_may(program: Program) -> None:
     assert all(one.step_s >= plan.predicted.step_s for one in found if one.fits and one.step_s)
     room = budget_bytes(kept.peak_bytes or 0, cluster.devices[0])
     assert baselines(program, cluster, memory_bytes=room, pins=whole)[0].fits
-    assert f"\nfits: {show_bytes(plan.predicted.peak_bytes)} of the " in recipes(plan, found)
+    said = f"\nfits: takes at most {show_bytes(room_bytes(plan.memory_bytes, cluster.devices[0]) or 0)}, for of "
+    assert said in recipes(plan, found)
     assert "\nfits: " not in recipes(make_plan(program, load_cluster("local:1"), memory_bytes=room), found)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.solve.memory.rotor import Link, Move, Saving, peak_of, rotor
+from meshwright.solve.memory.rotor import Link, Move, Saving, rotor
 
 EVEN = [Link(1, 1, (Saving(2, 3),))] * 8
 
@@ -105,3 +105,44 @@ def test_more_memory_is_never_slower() -> None:
     seconds = [order.seconds if order else float("inf") for order in found]
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[-1] < seconds[0]
+
+
+def peak_of(chain: Sequence[Link], moves: Sequence[Move], input_bytes: int) -> int:
+    """The most bytes an order holds, played step by step; each value goes when no later step reads it."""
+    reads = [{move.segment - 1} if move.kind != "backward" else set() for move in moves]
+    outputs: dict[int, int] = {-1: input_bytes}
+    saved: dict[int, int] = {}
+    gradient = chain[-1].gradient_bytes
+    most, left = input_bytes, 0
+    for step, move in enumerate(moves):
+        link, segment = chain[move.segment], move.segment
+        held = sum(outputs.values()) + sum(saved.values()) + gradient + left
+        if move.kind == "pass":
+            most = max(most, held + link.output_bytes + link.transient_bytes)
+            outputs[segment] = link.output_bytes
+        elif move.kind == "forward":
+            saving = link.savings[move.saving]
+            most = max(most, held + saving.bytes + saving.forward_transient_bytes)
+            saved[segment] = saving.bytes
+        else:
+            index = next(m.saving for m in reversed(moves[:step]) if m.kind == "forward" and m.segment == segment)
+            transient = link.savings[index].backward_transient_bytes
+            before = chain[segment - 1].gradient_bytes if segment else 0
+            most = max(most, sum(outputs.values()) + sum(saved.values()) + link.gradient_bytes + left + transient)
+            left += link.weight_bytes
+            del saved[segment]
+            gradient = before
+        for name in list(outputs):
+            if name >= 0 and not _read_again(name, moves[step + 1 :], reads[step + 1 :], saved):
+                del outputs[name]
+    return most
+
+
+def _read_again(name: int, rest: Sequence[Move], reads: Sequence[set[int]], saved: dict[int, int]) -> bool:
+    """Whether a checkpoint is read before it is recomputed; a backward reads its segment's input too."""
+    for move, read in zip(rest, reads, strict=True):
+        if name in read or (move.kind == "backward" and move.segment - 1 == name and name not in saved):
+            return True
+        if move.segment == name and move.kind in ("pass", "forward"):
+            return False
+    return False
