@@ -294,7 +294,7 @@ class _State:
                     self.bounds.append(bound_s)
                     self.log.pruned(node, f"under the memory limit {not_below(cutoff_s, self.known_s)}", bound_s)
                     continue
-            free, proven_s = True, floor
+            free, proven_s, before_s = True, floor, float("inf")
             for weight in candidate.weights:
                 here = frontier.weighed(weight)
                 chain, bound_s = solve_chain(here, self.budget_bytes, cutoff_s, self.exactly, self.hard, self.first)
@@ -303,6 +303,11 @@ class _State:
                 proven_s, cutoff_s = max(proven_s, bound_s), self.cutoff_s(candidate, number)
                 if proven_s >= cutoff_s or (chain is None and not self.hard) or (chain is not None and self.first):
                     break
+                if chain is not None and not self.hard:
+                    hidden = chain.seconds <= chain.weighed_s(0.0) * (1 + self.same)
+                    if chain.seconds > before_s or (hidden and chain.seconds == before_s):
+                        break  # to move less takes more compute from here on
+                    before_s = chain.seconds
             self.bounds.append(proven_s)
             self._log_expanded(node, proven_s, free)
             if free and candidate.rising:
