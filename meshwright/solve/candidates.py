@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product
 from math import prod
 
 from meshwright.capture.averaging import comes_apart
@@ -56,9 +56,13 @@ def candidates_on(
 
 
 def _with_roles(program: Program, mesh: Mesh, readings: list[Pins], only: bool) -> list[Pins]:
-    """What is searched on a mesh. only: there is no other, so that where its samples cannot be split so, all is; as on
-    few devices where there is one sample."""
-    found = [made for pins in readings for made in with_roles(pins, mesh) if _microbatches(program, mesh, made)]
+    """What is searched on a mesh: samples go over its outermost axes, whose links are the slowest, or over inner ones
+    where they cannot. only: there is no other mesh, so that all of these are, and where samples cannot be split so, all
+    is; as on few devices where there is one sample."""
+    found: list[Pins] = []
+    for pins in readings:
+        fitting = (made for made in with_roles(pins, mesh) if _microbatches(program, mesh, made))
+        found += islice(fitting, None if only else 1)
     alone = program.batch == 1 and mesh.world_size <= ALL_AXES
     return found or (readings if only or alone else [])
 

@@ -69,6 +69,18 @@ def test_samples_go_over_all_axes_but_two() -> None:
     assert with_roles(Pins(), load_cluster("dgx-h100:1").mesh((2, 4))) == [Pins()]
 
 
+def test_samples_go_over_the_outermost_axes_that_divide_them() -> None:
+    """Over inner ones where these do not; on a mesh that is pinned every choice is searched."""
+    program, cluster = capture(*small_model("gpt")), load_cluster("dgx-h100:2")
+    meshes = [cluster.mesh((16,)), cluster.mesh((4, 2, 2))]
+    found = {}
+    for batch in (8, 2):
+        made = candidates_on(program.at_batch(batch), meshes, (), Setting())
+        found[batch] = [one.frontier(1).pins.dp_axes for one in made if one.name == "4x2x2"]
+    assert found == {8: [(0,)], 2: [(1,)]}
+    assert len(candidates_on(program.at_batch(8), meshes[1:], (), Setting())) > 1
+
+
 def test_a_pin_may_mean_either_axis_of_its_size() -> None:
     """tp=8 on 8x8: inside a host or across hosts, whichever is faster."""
     mesh = load_cluster("dgx-h100:8").mesh((8, 8))
