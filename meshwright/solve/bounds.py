@@ -54,9 +54,11 @@ class Entry:
 
 
 def entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> Iterable[Entry]:
-    """Every mesh and number of micro-batches that could be faster than what is known, at its best bound by compute."""
+    """Every mesh and number of micro-batches that could be faster than what is known, at its best bound by compute; of
+    a mesh of more axes at one that is no lower than that of a simpler one."""
     price = 0.0
-    for candidate in candidates:
+    simpler: dict[int, Bound] = {}
+    for candidate in sorted(candidates, key=lambda one: one.axes):
         for number in candidate.microbatches:
             try:
                 frontier = candidate.frontier(number).recomputing()
@@ -67,10 +69,13 @@ def entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> I
                         continue
                     break  # more micro-batches are no faster
                 least = Bound(least_s(frontier) if frontier.bounds else floor_s(frontier), 0.0)
-                bound = best_bound([frontier], budget_bytes, known_s, least, price)
+                before = simpler.get(number, Bound(known_s, price))
+                enough_s = min(known_s, before.seconds * (1 - CLOSE))
+                bound = best_bound([frontier], budget_bytes, enough_s, least, before.price or price)
             except PlanError:
                 continue
             price = bound.price or price  # of the next: bytes are worth much the same there
+            simpler[number] = min(before, bound, key=lambda one: one.seconds)
             if bound.seconds < known_s:
                 yield Entry(bound, candidate, number)
 
