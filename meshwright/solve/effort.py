@@ -41,7 +41,7 @@ class Effort:
 
 EFFORTS = {
     "fast": Effort(probed=3, refined=1, slower=1.0, shardings=4, sweeps=False, to_the_end=False),
-    "default": Effort(probed=10, refined=3, slower=1.06, shardings=8, sweeps=True, to_the_end=False),
+    "default": Effort(probed=10, refined=3, slower=1.03, shardings=4, sweeps=True, to_the_end=False),
     "proof": Effort(
         probed=30, refined=6, slower=1.5, shardings=12, sweeps=True, to_the_end=True, near=0.0, enumerated=20_000
     ),
