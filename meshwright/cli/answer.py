@@ -51,27 +51,26 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     for name, *cells, fits in rows:
         shown = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, wide[1:], strict=True))
         lines.append(f"  {name:<{wide[0]}}  {shown}  {fits}".rstrip())
-    lines += [*_as_plan(others), *_room(plan)]
+    lines += _room(plan)
     if is_host_bound(found) or any(other.host_bound for other in others):
         lines.append(
             "host-bound: the host needs longer to launch the kernels than the devices to run them, however they are "
             f"sharded; {what_helps(plan.compile)}"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_as_plans(others)])
 
 
 def _fits(fits: bool, host_bound: bool) -> str:
     return f"{'fits' if fits else 'does not fit'}{', host-bound' if host_bound else ''}"
 
 
-def _as_plan(others: Sequence[Baseline]) -> list[str]:
-    """The pins that give the row of FSDP as a plan of its own: `zero=3` alone may split weights in compute too, and
-    recompute."""
-    from meshwright.solve.baselines import FSDP
+def _as_plans(others: Sequence[Baseline]) -> list[str]:
+    """The pins that give each row as a plan of its own."""
+    from meshwright.pins.spelling import pin_options
 
-    pins = next((one.pins for one in others if one.name == FSDP and one.step_s is not None), ())
-    words = " ".join(f"--pin {text}" for text in pins if not text.startswith("mesh="))
-    return [f"a row as a plan of its own: add its pins, for {FSDP} {words} --pin recompute=keep"] if words else []
+    rows = [(other.title, pin_options(other.as_plan)) for other in others if other.as_plan]
+    wide = max((len(name) for name, _ in rows), default=0)
+    return [*(["rows as plans of their own:"] if rows else []), *(f"  {name:<{wide}}  {words}" for name, words in rows)]
 
 
 def _room(plan: Plan) -> list[str]:
@@ -150,6 +149,7 @@ def summary(
                 "fits": other.fits,
                 "microbatches": other.microbatches,
                 "host_bound": other.host_bound,
+                "pins": list(other.as_plan),
             }
             | ({"why": other.why or other.refusal} if other.step_s is None else {})
             for other in others

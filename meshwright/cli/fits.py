@@ -69,7 +69,10 @@ def run(args: argparse.Namespace) -> int:
             if args.json != "-" and not rows:
                 batch = programs[precision].batch
                 more = "" if args.global_batch else ", or the next that the GPUs divide"
-                print(f"{reference}, global batch {batch}{more}, {args.optimizer}; step and memory of each GPU:")
+                print(
+                    f"{reference}, global batch {batch}{more}, {args.optimizer}; step and memory of each GPU, "
+                    "batch in how many micro-batches, recipe and the pins with which `meshwright plan` gives it:"
+                )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuleWarning)
             rows.append(_row(args, _divided(args, programs[precision], cluster), cluster, precision))
@@ -128,7 +131,7 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
         best = min(fitting, key=lambda one: one.step_s or 0.0)
         alone = "one GPU" + ("" if best.name == next(iter(ONE_DEVICE)) else f" + {best.name}")
         name = alone if cluster.device_count == 1 else best.name
-        return row | _figures(program, True, name, best.step_s, best.peak_bytes)
+        return row | _figures(program, name, best.step_s, best.peak_bytes, best.microbatches, best.as_plan)
     return row | _checkpointed(program, cluster, setting, memory)
 
 
@@ -184,18 +187,24 @@ def _checkpointed(program: Program, cluster: Cluster, setting: Setting, memory: 
         return refused
     request = PlanRequest(program, cluster, memory_bytes=memory, setting=setting, pins=pins, headroom=headroom)
     try:
-        found = look(request).predicted
+        plan = look(request)
     except PlanError:
         return refused
-    return _figures(program, True, "best + activation checkpointing", found.step_s, found.peak_bytes)
+    found, name = plan.predicted, "best + activation checkpointing"
+    return _figures(program, name, found.step_s, found.peak_bytes, plan.microbatches, pins)
 
 
-def _figures(program: Program, fits: bool, recipe: str, step_s: Any, peak_bytes: Any) -> dict[str, Any]:
+def _figures(
+    program: Program, recipe: str, step_s: Any, peak_bytes: Any, microbatches: int | None, pins: tuple[str, ...]
+) -> dict[str, Any]:
+    """pins: with which `plan` gives it."""
     shapes = [value.type.at(program.batch) for value in program.inputs]
     texts = [prod(one.sizes) for one in shapes if one.dtype in ("int64", "int32") and len(one.sizes) == 2]
     return {
-        "fits": fits,
+        "fits": True,
         "recipe": recipe,
+        "microbatches": microbatches,
+        "pins": list(pins),
         "step_seconds": step_s,
         "peak_bytes": peak_bytes,
         "tokens_per_second": texts[0] / step_s if texts else None,
@@ -204,6 +213,7 @@ def _figures(program: Program, fits: bool, recipe: str, step_s: Any, peak_bytes:
 
 
 def _line(row: dict[str, Any]) -> str:
+    from meshwright.pins.spelling import pin_options
     from meshwright.plan.units import show_bytes, show_seconds
 
     if not row["fits"]:
@@ -211,8 +221,10 @@ def _line(row: dict[str, Any]) -> str:
     step, held = show_seconds(row["step_seconds"]), show_bytes(row["peak_bytes"])
     unit = "samples" if row["tokens_per_second"] is None else "tokens"
     speed, batch = row[f"{unit}_per_second"], row["global_batch"]
+    cut = f"batch {batch} in {row['microbatches']}"
     uneven = "" if row["even"] else f" (slow: {batch} samples are not shared evenly, see --global-batch)"
     line = (
-        f"{row['cluster']:<12} fits  {speed:>12,.0f} {unit}/s  {step:>8}  {held:>9}  batch {batch:<4} {row['recipe']}"
+        f"{row['cluster']:<12} fits  {speed:>12,.0f} {unit}/s  {step:>8}  {held:>9}  {cut:<13} {row['recipe']}"
+        f"{uneven}: {pin_options(row['pins'])}"
     )
-    return line + uneven
+    return line

@@ -22,17 +22,23 @@ def recommendation(plan: Plan, mfu: float | None = None) -> list[str]:
     """mfu: the share of the devices' peak."""
     found, limit = plan.predicted, limit_bytes(plan)
     share = found.peak_bytes / limit if limit else 0.0
-    bound = f"at most {found.gap:.1%} slower than the best possible" if found.gap < 1 else "no bound known"
     on_gpus = any(stage.mesh.device.kind != "cpu" for stage in plan.stages)
     whole = " in fp32 (bf16: precision mixed)" if on_gpus and plan.precision == "fp32" else ""
     used = "" if mfu is None else f", MFU {mfu:.0%}"
     return [
         f"{plan.model or 'the model'} on {devices(plan)}: {headline(plan)}",
-        f"step {show_seconds(found.step_s)}{whole} of {work(plan)}, {rate(plan)}{used}; {bound} "
+        f"step {show_seconds(found.step_s)}{whole} of {work(plan)}, {rate(plan)}{used}; {bound_words(plan)} "
         f"({expected_error(plan)})",
         f"memory {show_bytes(found.peak_bytes)} of {show_bytes(limit)} per device ({share:.0%}{_free(plan)})",
         *(f"note: {note}" for note in notes(plan)),
     ]
+
+
+def bound_words(plan: Plan) -> str:
+    """How far the plan may be from the best."""
+    best = "the best that its pins allow" if plan.pins else "the best possible"
+    gap = plan.predicted.gap
+    return f"at most {gap:.1%} slower than {best}" if gap < 1 else "no bound known"
 
 
 def notes(plan: Plan) -> list[str]:

@@ -55,6 +55,11 @@ OTHERS = {
 NAMED = "or a parameter's storage such as layers.*.up.weight=S(0)"
 
 
+def pin_options(pins: Iterable[str]) -> str:
+    """As a command line takes them: `--pin dp=8 --pin zero=3`."""
+    return " ".join(f"--pin {text}" for text in pins)
+
+
 def check_spelling(texts: Iterable[str], cluster: Cluster | None = None) -> None:
     """Refuses unknown names, values that are not one, two of one name, and sizes that the cluster has not."""
     texts = tuple(texts)

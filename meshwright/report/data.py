@@ -10,7 +10,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Axis, Mesh, collective_s, load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.explain import accuracy
-from meshwright.explain.recommend import devices, limit_bytes, notes, tokens
+from meshwright.explain.recommend import bound_words, devices, limit_bytes, notes, tokens
 from meshwright.explain.words import ROLES, headline, role_of
 from meshwright.plan import Plan, Stage
 from meshwright.report.layers import kinds, layers
@@ -38,6 +38,7 @@ def page_data(
         "notes": notes(plan),
         "step_s": found.step_s,
         "gap": found.gap,
+        "gap_words": bound_words(plan),
         "expected_error": accuracy.expected_error(plan),
         "samples_per_s": plan.batch / found.step_s if found.step_s else 0.0,
         "tokens_per_s": tokens(plan) / found.step_s if found.step_s else 0.0,

@@ -229,4 +229,4 @@ def _parameter_server(ddp: Baseline, plan: Plan | None) -> Baseline:
     each_s = (max(collective_s(kind, size, axis) for kind in ("send", "broadcast")) for size in sent)
     added_s = 3 * sum(sent) / (plan.mesh.device.memory_bandwidth * plan.mesh.device.achievable_fraction("memory"))
     step_s = found.step_s + found.hidden_s - found.parameters_s + (plan.world_size - 1) * (2 * sum(each_s) + added_s)
-    return Baseline(SERVER, ddp.pins, step_s, found.peak_bytes, ddp.fits, microbatches=ddp.microbatches)
+    return Baseline(SERVER, (), step_s, found.peak_bytes, ddp.fits, microbatches=ddp.microbatches)

@@ -56,8 +56,11 @@ def test_the_recommendation_comes_first(tmp_path: Path, capsys: pytest.CaptureFi
     assert lines[6].split() == ["step", "memory", "micro-batches"]
     fsdp = next(line for line in lines if line.lstrip().startswith("FSDP (ZeRO-3) "))
     assert fsdp.split()[2:] == lines[7].split()[2:]  # one configuration has one time, memory, number of micro-batches
-    pins = "--pin dp=2 --pin zero=3 --pin recompute=keep"
-    assert f"a row as a plan of its own: add its pins, for FSDP (ZeRO-3) {pins}" in lines
+    rows = lines[lines.index("rows as plans of their own:") :]
+    pins = "--pin dp=2 --pin zero=3 --pin microbatch=1 --pin recompute=keep"
+    assert [line.split(maxsplit=2)[2] for line in rows if line.startswith("  FSDP (ZeRO-3) ")] == [pins]
+    assert "at most " in lines[1]
+    assert " slower than the best that its pins allow (" in lines[1]
     assert "capturing" in shown.err
     command = next(line for line in lines if line.startswith("what the best plan without them takes"))
     assert main(shlex.split(command.partition(": meshwright ")[2])) == 0

@@ -23,7 +23,8 @@ def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[st
     assert fewest == "fewest that fit by a recipe: 4090:1, h100:1"
     assert further.endswith(f"meshwright plan '{SMALL}' --cluster {fastest(lines)}")
     assert [line.split()[:2] for line in lines] == [[f"{gpu}:{n}", "fits"] for gpu in ("4090", "h100") for n in (1, 2)]
-    assert lines[0].endswith("one GPU")
+    assert lines[0].endswith(" batch 8 in 1  one GPU: --pin recompute=keep --pin microbatch=1")
+    assert lines[1].endswith("--pin microbatch=1 --pin recompute=keep")
     assert main(["fits", SMALL, "--gpus", "h100", "--counts", "1", "--memory", "64KiB", "--json"]) == 1
     (row,) = json.loads(capsys.readouterr().out)
     assert row["fits"] is False

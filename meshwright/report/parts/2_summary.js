@@ -1,7 +1,7 @@
 function recommendation() {
   const tokens = data.tokens_per_s !== data.samples_per_s;
   const speed = tokens ? data.tokens_per_s : data.samples_per_s, unit = tokens ? "tokens per second" : "samples per second";
-  const gap = data.gap < 1 ? `at most ${percent(data.gap)} slower than the best possible` : "no bound known";
+  const gap = data.gap_words;
   const used = data.peak_bytes / data.limit_bytes;
   const figure = (name, value, more, tone) => node("div", { class: `figure ${tone}` },
     node("span", { class: "soft" }, name), node("b", {}, value), node("span", { class: "soft" }, more));

@@ -56,6 +56,17 @@ class Baseline:
         return f"{self.name} ({' '.join(degrees)})" if chosen else self.name
 
     @property
+    def as_plan(self) -> tuple[str, ...]:
+        """The pins that give it as a plan of its own; none where there is no such plan. A mesh of one axis needs none,
+        and of a pipeline the planner looks for the cuts."""
+        if self.step_s is None or not self.pins:
+            return ()
+        own = [text for text in self.pins if not text.startswith(("mesh=", "microbatch")) or "x" in text]
+        cut = [f"microbatch={self.microbatches}"] if self.microbatches else []
+        keep = [] if any(text.startswith("recompute=") for text in own) else ["recompute=keep"]
+        return (*own, *cut, *keep)
+
+    @property
     def refusal(self) -> str:
         """Why it has no figures."""
         return f"not possible: {self.why}" if self.why else "not priced: the table's time is used up"
