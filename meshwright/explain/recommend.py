@@ -38,6 +38,8 @@ def bound_words(plan: Plan) -> str:
     """How far the plan may be from the best."""
     best = "the best that its pins allow" if plan.pins else "the best possible"
     gap = plan.predicted.gap
+    if plan.search_log.interrupted:
+        return "the search was interrupted, a longer one may find a faster plan"
     return f"at most {gap:.1%} slower than {best}" if gap < 1 else "no bound known"
 
 

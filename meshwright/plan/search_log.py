@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from meshwright.plan.units import show_seconds
 
 WORDS = ("incumbent", "expanded", "pruned", "stopped")
+INTERRUPTED = "interrupted: the best plan found so far"
+"""Why a search ended that was asked to, as by Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,10 @@ class SearchLog:
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.events), self.summary]) if self.events else "no search was logged"
+
+    @property
+    def interrupted(self) -> bool:
+        return any(event.why == INTERRUPTED for event in self.events)
 
     @property
     def summary(self) -> str:

@@ -22,6 +22,7 @@ from meshwright.pins.stages import PipelinePins, pipeline_pins
 from meshwright.plan import Plan
 from meshwright.plan.loaded import preset_named
 from meshwright.plan.recent import remember
+from meshwright.plan.search_log import INTERRUPTED
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.rules import served, warn_of_fallbacks
@@ -111,6 +112,8 @@ def make_plan(
     with PLANNING, STOP.searching():
         warn_of_fallbacks(program)
         plan = _compiled(request, log) if compile and cluster.device_count > 1 else _planned(request, log)
+        if STOP.asked:
+            log.stopped("the search", INTERRUPTED)
         return replace(plan, search_log=log.log())
 
 

@@ -143,6 +143,12 @@ def test_stopped_by_ctrl_c_it_gives_the_best_so_far() -> None:
     whole = make_plan(program, cluster)
     assert len(found) == 1
     assert stopped.predicted.gap == 1.0  # no bound was proven
+    assert stopped.search_log.interrupted
+    assert "stopped    the search: interrupted: the best plan found so far" in str(stopped.search_log)
+    loaded = Plan.from_json(stopped.to_json())
+    for shown in ("\n".join(recommendation(loaded)), loaded._repr_html_()):
+        assert "the search was interrupted, a longer one may find a faster plan" in shown
+    assert not whole.search_log.interrupted
     assert whole.predicted.gap < 1.0
     assert stopped.predicted.step_s >= whole.predicted.step_s
 
