@@ -16,13 +16,13 @@ LITTLE = 0.001
 """Of a step: a smaller difference is not worth a word."""
 
 
-def answer(plan: Plan, program: Program, saved: str | None) -> str:
-    """Three lines, and the command that runs the plan."""
+def answer(plan: Plan, program: Program, saved: str | None, alone: str = "") -> str:
+    """Three lines, notes, and the command that runs the plan. alone: what is to be said of one device by itself."""
     from meshwright.explain.recommend import recommendation
     from meshwright.runtime.job.scripts import run_line
     from meshwright.solve.figures import mfu
 
-    lines = recommendation(plan, mfu(plan, program))
+    lines = recommendation(plan, mfu(plan, program)) + ([f"note: {alone}"] if alone else [])
     first = "" if saved else "add -o plan.json, then "
     return "\n".join([*lines, f"run it: {first}{run_line(plan, saved or 'plan.json')}"])
 
@@ -120,7 +120,7 @@ def details(plan: Plan, program: Program) -> str:
 
 
 def summary(
-    plan: Plan, program: Program, others: Sequence[Baseline], plan_s: float, capture_s: float
+    plan: Plan, program: Program, others: Sequence[Baseline], plan_s: float, capture_s: float, alone: str = ""
 ) -> dict[str, Any]:
     from meshwright.explain.accuracy import expected_error
     from meshwright.explain.recommend import limit_bytes, notes
@@ -132,7 +132,7 @@ def summary(
     return {
         "recommendation": headline(plan),
         "expected_error": expected_error(plan),
-        "notes": notes(plan),
+        "notes": [*notes(plan), *filter(None, [alone])],
         "limit_bytes": limit_bytes(plan),
         "plan_seconds": plan_s,
         "capture_seconds": capture_s,
