@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LITTLE = 0.001
 """Of a step: a smaller difference is not worth a word."""
+MOST_PLAYED = 1 << 10
+"""Stages times micro-batches up to which a step is played again for what its peak is made of."""
 
 
 def answer(plan: Plan, program: Program, saved: str | None, alone: str = "") -> str:
@@ -114,7 +116,8 @@ def details(plan: Plan, program: Program) -> str:
     from meshwright.report.per_layer import at_peak
     from meshwright.solve.figures import computes_in, speed, unserved
 
-    held = at_peak(plan, program)[0] if len(plan.stages) == 1 else None
+    quick = len(plan.stages) * plan.microbatches <= MOST_PLAYED
+    held = at_peak(plan, program) if quick else []
     lines = ["details:", describe(plan, held), computes_in(plan, program), speed(plan, program), unserved(program)]
     return "\n".join(line for line in lines if line)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from meshwright.cluster import Axis
 from meshwright.explain.describe_pipeline import describe_pipeline, parts
@@ -23,10 +23,10 @@ LITTLE = 1e-3
 """A share of the step that is not worth a word."""
 
 
-def describe(plan: Plan, at_peak: Mapping[str, int] | None = None) -> str:
-    """at_peak: what is held then, by kind, where it is known; else what the prediction has of it."""
+def describe(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> str:
+    """at_peak: what a device of each stage holds then, by kind, where it is known; else what the prediction has."""
     if len(plan.stages) > 1:
-        return describe_pipeline(plan)
+        return describe_pipeline(plan, at_peak)
     lines = [f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}"]
     if plan.mesh.world_size > 1:
         lines += [f"  axis {one.name} of {one.size}: {_role(one)}" for one in plan.mesh.axes]
@@ -50,7 +50,9 @@ def describe(plan: Plan, at_peak: Mapping[str, int] | None = None) -> str:
     )
     lines.append(
         f"  predicted peak {show_bytes(found.peak_bytes)} per device: "
-        + ", ".join(f"{name} {show_bytes(size)}" for name, size in (at_peak or dict(found.parts)).items())
+        + ", ".join(
+            f"{name} {show_bytes(size)}" for name, size in (at_peak[0] if at_peak else dict(found.parts)).items()
+        )
         + (f"; {plan.headroom:.0%} of each device is left free" if plan.headroom else "")
     )
     lines += hosted_lines(plan)

@@ -17,7 +17,8 @@ LITTLE = 1e-4
 """Of a step: gathers and reductions that take less are in forward and backward, which wait for them."""
 
 
-def describe_pipeline(plan: Plan) -> str:
+def describe_pipeline(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> str:
+    """at_peak: what a device of each stage holds when it holds most, by kind, where that is known."""
     found, groups = plan.predicted, plan.groups
     runs = f", {len(plan.stages) // len(groups)} virtual stages each" if len(plan.stages) > len(groups) else ""
     schedule = SCHEDULES.get(plan.schedule, plan.schedule)
@@ -36,11 +37,9 @@ def describe_pipeline(plan: Plan) -> str:
         f"{show_seconds(found.forward_s)}, backward {show_seconds(found.backward_s)}{moved}, optimizer "
         f"{show_seconds(found.optimizer_s)}; {show_gap(found.gap)}"
     )
-    lines.append(
-        f"  predicted peak {show_bytes(found.peak_bytes)} on the fullest device: parameters, gradients, optimizer "
-        f"{show_bytes(found.static_bytes)}, activations {show_bytes(found.resident_bytes)}, "
-        f"temporary buffers {show_bytes(found.transient_bytes)}"
-    )
+    kinds = max(at_peak, key=lambda held: sum(held.values()), default=dict(found.parts))
+    shown = ", ".join(f"{name} {show_bytes(size)}" for name, size in kinds.items())
+    lines.append(f"  predicted peak {show_bytes(found.peak_bytes)} on the fullest device: {shown}")
     lines += hosted_lines(plan)
     return "\n".join(lines)
 
@@ -72,7 +71,7 @@ def explain_pipeline(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> s
     """Where each stage's time and memory go, and what crosses between stages."""
     step_s = plan.predicted.step_s or 1.0
     lines = [
-        describe_pipeline(plan),
+        describe_pipeline(plan, at_peak),
         "",
         "where the time goes, by stage (compute with its collectives, exposed communication, bubble):",
     ]

@@ -30,7 +30,7 @@ def explain(plan: Plan, at_peak: Sequence[Mapping[str, int]] = (), names: Sequen
     names: of layers; their numbers in the chain where they are not known."""
     if len(plan.stages) > 1:
         return "\n".join([explain_pipeline(plan, at_peak), "", *_bottlenecks(plan), *_rules(plan)])
-    lines = [describe(plan, at_peak[0] if at_peak else None)]
+    lines = [describe(plan, at_peak)]
     if plan.mesh.world_size > 1:
         lines += ["", "layers, and the layout of the activations that each hands on:", *_boundaries(plan, names)]
     lines += ["", "where the time goes:", *_time(plan)]

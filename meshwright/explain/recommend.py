@@ -29,7 +29,8 @@ def recommendation(plan: Plan, mfu: float | None = None) -> list[str]:
         f"{plan.model or 'the model'} on {devices(plan)}: {headline(plan)}",
         f"step {show_seconds(found.step_s)}{whole} of {work(plan)}, {rate(plan)}{used}; {bound_words(plan)} "
         f"({expected_error(plan)})",
-        f"memory {show_bytes(found.peak_bytes)} of {show_bytes(limit)} per device ({share:.0%}{_free(plan)})",
+        f"memory {show_bytes(found.peak_bytes)} of {show_bytes(limit)} per device ({share:.0%}{_free(plan)})"
+        f"{_hosted(plan)}",
         *(f"note: {note}" for note in notes(plan)),
     ]
 
@@ -75,6 +76,11 @@ def _link(plan: Plan) -> str:
     return (
         f"copies to and from the host are priced at {rate}, assumed of its bus; `meshwright calibrate` measures yours"
     )
+
+
+def _hosted(plan: Plan) -> str:
+    size = plan.predicted.host_bytes
+    return f" and {show_bytes(size)} of the host's memory{' for each' * (plan.world_size > 1)}" if size else ""
 
 
 def _free(plan: Plan) -> str:

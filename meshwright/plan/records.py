@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from meshwright.cluster import Mesh
 from meshwright.layout import Collective
 from meshwright.plan.frontier import Choice
+from meshwright.plan.units import show_bytes, show_gap, show_seconds
 
 OFFLOADS = ("", "optimizer", "weight")
 
@@ -112,7 +113,7 @@ class StagePrediction:
     launch_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Prediction:
     """Seconds of one step on the slowest device, bytes at the peak of the fullest one, and the proven gap.
 
@@ -121,6 +122,7 @@ class Prediction:
     host's memory (copies_s); communication_s is the part of it that collectives take. Of a pipeline these are the
     figures of the stage with most work, and step_s is more by what it waits. static_bytes: parameters and optimizer;
     of a pipeline gradients too. In plans of one stage these count from when they are made, among transient_bytes.
+    host_bytes: in the host's memory, for each device.
     """
 
     step_s: float
@@ -139,6 +141,14 @@ class Prediction:
     bubble: float = 0.0
     hidden_s: float = 0.0
     host_s: float = 0.0
+    host_bytes: int = 0
+
+    def __repr__(self) -> str:
+        """Short: collectives and stages are many."""
+        shown = f"step {show_seconds(self.step_s)}, peak {show_bytes(self.peak_bytes)} per device, {show_gap(self.gap)}"
+        lists = {"collectives": self.collectives, "stages": self.stages}
+        counts = "".join(f", {len(found)} {name}" for name, found in lists.items() if found)
+        return f"<Prediction: {shown}{counts}>"
 
     @property
     def copies_s(self) -> float:

@@ -87,4 +87,7 @@ def stage_figures(plan: Plan, costs: Costs, timeline: Timeline) -> dict[str, obj
         "peak_bytes": fullest.peak_bytes,
         "stages": stages,
         "bubble": timeline.bubble,
+        "host_bytes": max(
+            sum(costs.segments[i].state_bytes for stage in group for i in stage.segments) for group in plan.groups
+        ),
     }

@@ -124,6 +124,7 @@ def _one_stage(plan: Plan, program: Program, found: Played) -> Prediction:
         gap=plan.predicted.gap,
         hidden_s=max(0.0, alone_s - (timeline.step_s - times.host_s)),
         host_s=times.host_s,
+        host_bytes=sum(row.state_bytes + row.away_bytes for row in rows),
     )
 
 

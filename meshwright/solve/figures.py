@@ -22,6 +22,7 @@ def figures(plan: Plan, program: Program) -> dict[str, Any]:
         "samples_per_second": plan.batch / found.step_s if found.step_s else None,
         "mfu": mfu(plan, program),
         "peak_bytes": found.peak_bytes,
+        "host_bytes": found.host_bytes,
     }
 
 
