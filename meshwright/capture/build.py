@@ -124,10 +124,12 @@ def _coupled(
     graphs: Sequence[SegmentGraph],
     segments: Sequence[Segment],
 ) -> tuple[Coupling, ...]:
-    found = [Coupling("prologue", op.name, marks[op.name]) for op in prologue.ops if op.name in marks]
+    found = [Coupling("prologue", op.name, marks[op.name], op.module) for op in prologue.ops if op.name in marks]
     for body, segment in zip(bodies, segments, strict=True):
         pairs = zip(body, graphs[segment.graph].ops, strict=True)
-        found += [Coupling(segment.name, op.name, marks[own.name]) for own, op in pairs if own.name in marks]
+        found += [
+            Coupling(segment.name, op.name, marks[own.name], own.module) for own, op in pairs if own.name in marks
+        ]
     return tuple(found)
 
 

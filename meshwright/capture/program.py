@@ -60,14 +60,17 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Coupling:
-    """An op whose result would be another one if the batch were run in parts; `op` by its name in the graph."""
+    """An op whose result would be another one if the batch were run in parts; `op` by its name in the graph. module:
+    whose forward calls it; none for the model's own and the loss."""
 
     segment: str
     op: str
     why: str
+    module: str = ""
 
     def __str__(self) -> str:
-        return f"{self.op} in {self.segment} {self.why}"
+        where = self.module or "the model's own forward or the loss"
+        return f"{self.op} in {where} {self.why}"
 
 
 @dataclass(frozen=True, slots=True)

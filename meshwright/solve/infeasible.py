@@ -24,7 +24,7 @@ Tight = Callable[[Cluster], list[Candidate]]
 """Of a larger cluster, the meshes that leave most room; none where the pins do not allow it."""
 
 
-TO_HOST = "put optimizer state on the host (--pin offload=auto)"
+TO_HOST = "put optimizer state on the host (--pin offload=auto, in Python pins='offload=auto')"
 """What helps where a link to the host is known."""
 
 

@@ -46,11 +46,11 @@ class MemoryNeeded:
 
     def against(self, budget_bytes: int) -> str:
         """As a refusal says what was expected."""
-        more = f"{self.bytes:,} bytes ({show_bytes(self.bytes)}), {self.bytes - budget_bytes:,} more"
+        size, more = f"{self.bytes:,} bytes ({show_bytes(self.bytes)})", f"{self.bytes - budget_bytes:,} more"
         if not self.sure:
-            return f"about {more}, by an estimate: {self}"
-        more += ", which do"
-        return f"{more} where one byte less is refused: {self}" if self.refused else f"at most {more}: {self}"
+            return f"about {size}, {more}, by an estimate: {self}"
+        least = "one byte less is refused" if self.refused else "less may be enough"
+        return f"{size} are enough, {more}: {self}; {least}"
 
 
 def needed_by(plan: Plan) -> MemoryNeeded:

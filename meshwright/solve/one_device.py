@@ -307,7 +307,7 @@ class _Search:
         by = "" if self.method == "auto" else f" with recompute={self.method}"
         # with some of it on the host less may do
         exact &= self.hosted is None and least == error.least_bytes
-        sure = "one byte less is refused" if exact else "less may do"
+        sure = "one byte less is refused" if exact else "less may be enough"
         more = needed - (self.room if self.given is None else self.given)
         cut = "in one micro-batch" if number == 1 else f"in {number} micro-batches"
         return NoRoomError(

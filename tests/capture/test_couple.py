@@ -178,3 +178,20 @@ def test_micro_batches_are_refused_where_they_would_compute_something_else(kind:
     with pytest.raises(PlanError, match="2 micro-batches of a model in which"):
         make_plan(program, load_cluster("local:1"), pins=("microbatch=2",))
     assert make_plan(program, load_cluster("local:1")).microbatches == 1
+
+
+def test_a_refusal_of_micro_batches_names_what_calls_the_op() -> None:
+    """Not the layer that the op was cut into, which may be called after another module."""
+
+    class Contrastive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = nn.Linear(16, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.emb(x)
+            return nn.functional.cross_entropy(made @ made.T, torch.arange(x.shape[0]))
+
+    program = capture(Contrastive(), {"x": torch.randn(8, 16)})
+    with pytest.raises(PlanError, match=r"in which matmul in the model's own forward or the loss sets every sample"):
+        check_in_parts(program, 2)

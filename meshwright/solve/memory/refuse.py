@@ -48,7 +48,7 @@ class Least:
         again = "in the order that takes least" if method in ("rotor", "nested") else f"everything recomputed{tail}"
         return NoRoomError(
             f"no plan fits{asked} in {show_bytes(budget)} on one device ({device})",
-            f"{f'at least {size}' if method == 'flat' else f'{size}, which do'}: {show_bytes(static_bytes)} of "
+            f"{f'at least {size}' if method == 'flat' else f'{size} are enough'}: {show_bytes(static_bytes)} of "
             f"parameters, optimizer and batch, {again}{self._more(method)}",
             f"raise the limit, {auto}make the batch smaller",
             self.all,
