@@ -9,8 +9,9 @@ from os import PathLike, fspath
 from textwrap import wrap
 from typing import Any
 
-from meshwright.errors import PlanError, what_is
+from meshwright.errors import PlanError, counted, what_is
 from meshwright.explain.diff import diff
+from meshwright.explain.pace import is_host_bound
 from meshwright.explain.recommend import devices, rate
 from meshwright.explain.words import headline
 from meshwright.plan import Plan
@@ -92,14 +93,21 @@ def rows(plan: Plan, other: Plan) -> list[list[str]]:
         "model": [one.model or "(given in Python)" for one in both],
         "parallelised by": [headline(one) for one in both],
         "devices": [devices(one) for one in both],
-        "global batch": [f"{one.batch}" for one in both],
+        "global batch": [f"{one.batch} in {counted(one.microbatches, 'micro-batch')}" for one in both],
         "precision, optimizer": [f"{one.precision}, {one.optimizer}" for one in both],
         "step": [show_seconds(one.predicted.step_s) for one in both],
         "speed": [rate(one) for one in both],
         "forward": [show_seconds(one.predicted.forward_s) for one in both],
         "backward": [show_seconds(one.predicted.backward_s) for one in both],
         "communication": [show_seconds(one.predicted.communication_s) for one in both],
+        "waiting for launches": [_launches(one) for one in both],
         "peak memory": [show_bytes(one.predicted.peak_bytes) for one in both],
         "activations, all layers": [show_bytes(one.predicted.resident_bytes) for one in both],
     }
     return [[name, *values] for name, values in shown.items()]
+
+
+def _launches(plan: Plan) -> str:
+    """What devices wait for their host's kernel launches; stages are priced with it."""
+    found = plan.predicted
+    return "in forward and backward" if found.stages and is_host_bound(found) else show_seconds(found.host_s)

@@ -13,6 +13,7 @@ from meshwright.cluster import load_cluster
 from meshwright.explain.explain import explain
 from meshwright.explain.pace import is_host_bound, pace
 from meshwright.explain.recommend import notes
+from meshwright.report.compared import compare
 from meshwright.solve.baselines import Baseline
 from meshwright.solve.plan import make_plan
 
@@ -50,3 +51,12 @@ def test_rows_that_wait_for_launches_are_marked() -> None:
     busy = plan.with_prediction(host_s=0.0)
     assert pace(busy) == ""
     assert "host-bound" not in recipes(busy, [replace(slow, host_bound=False)])
+
+
+def test_compare_says_what_waits_for_launches() -> None:
+    program, cluster = capture(*small_model("gpt")), load_cluster("h100:2")
+    plans = (make_plan(program, cluster, pins=pins) for pins in (("pp=2",), ("dp=2", "zero=3")))
+    shown = {name: values for name, *values in compare(*plans).rows}
+    assert shown["waiting for launches"][0] == "in forward and backward"
+    assert shown["waiting for launches"][1].endswith(" ms")
+    assert shown["global batch"][1] == "6 in 1 micro-batch"
