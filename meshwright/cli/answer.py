@@ -67,12 +67,12 @@ def _fits(fits: bool, host_bound: bool) -> str:
 
 
 def _as_plans(others: Sequence[Baseline]) -> list[str]:
-    """The pins that give each row as a plan of its own."""
+    """The pins that give each row that fits as a plan of its own."""
     from meshwright.pins.spelling import pin_options
 
-    rows = [(other.title, pin_options(other.as_plan)) for other in others if other.as_plan]
+    rows = [(other.title, pin_options(other.as_plan)) for other in others if other.fits and other.as_plan]
     wide = max((len(name) for name, _ in rows), default=0)
-    return [*(["rows as plans of their own:"] if rows else []), *(f"  {name:<{wide}}  {words}" for name, words in rows)]
+    return [*(["a row as a plan of its own:"] if rows else []), *(f"  {name:<{wide}}  {words}" for name, words in rows)]
 
 
 def _room(plan: Plan) -> list[str]:
@@ -86,7 +86,7 @@ def _room(plan: Plan) -> list[str]:
     if plan.world_size > 1 or room >= limit:
         return []
     lost = show_bytes(limit - room)
-    return [f"fits: takes at most {show_bytes(room)}, for of {show_bytes(limit)} the allocator may lose {lost}"]
+    return [f"fits: at most {show_bytes(room)}, since the allocator may lose {lost} of {show_bytes(limit)}"]
 
 
 def pins_cost(plan: Plan, others: Sequence[Baseline], saved: str | None, cluster: str | None = None) -> str:

@@ -303,7 +303,7 @@ class _Search:
         error, number = min(refusals, key=lambda one: (one[0].least_bytes, one[1]))
         device, least = self.mesh.device, self._that_fits(number, error.least_bytes)
         needed = least if self.given is None else budget_bytes(least, device)
-        lost = f"; {show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
+        lost = f", {show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
         by = "" if self.method == "auto" else f" with recompute={self.method}"
         # with some of it on the host less may do
         exact &= self.hosted is None and least == error.least_bytes
@@ -312,7 +312,7 @@ class _Search:
         cut = "in one micro-batch" if number == 1 else f"in {number} micro-batches"
         return NoRoomError(
             f"no plan fits{by} in {show_bytes(self.given or self.room)} on one device ({device.name})",
-            f"{needed:,} bytes: the least found is {show_bytes(needed)} ({show_bytes(more)} more), {cut}; {sure}{lost}",
+            f"{needed:,} bytes ({show_bytes(needed)}) are enough, {show_bytes(more)} more: {cut}{lost}; {sure}",
             self._todo(number) or f"{error.todo}{f', {TO_HOST}' if self._can_offload() else ''}",
             needed,
         )

@@ -56,7 +56,7 @@ def test_the_recommendation_comes_first(tmp_path: Path, capsys: pytest.CaptureFi
     assert lines[6].split() == ["step", "memory", "micro-batches"]
     fsdp = next(line for line in lines if line.lstrip().startswith("FSDP (ZeRO-3) "))
     assert fsdp.split()[2:] == lines[7].split()[2:]  # one configuration has one time, memory, number of micro-batches
-    rows = lines[lines.index("rows as plans of their own:") :]
+    rows = lines[lines.index("a row as a plan of its own:") :]
     pins = "--pin dp=2 --pin zero=3 --pin microbatch=1 --pin recompute=keep"
     assert [line.split(maxsplit=2)[2] for line in rows if line.startswith("  FSDP (ZeRO-3) ")] == [pins]
     assert "at most " in lines[1]

@@ -67,6 +67,6 @@ def test_a_recipe_fits_where_the_plan_may(program: Program) -> None:
     assert all(one.step_s >= plan.predicted.step_s for one in found if one.fits and one.step_s)
     room = budget_bytes(kept.peak_bytes or 0, cluster.devices[0])
     assert baselines(program, cluster, memory_bytes=room, pins=whole)[0].fits
-    said = f"\nfits: takes at most {show_bytes(room_bytes(plan.memory_bytes, cluster.devices[0]) or 0)}, for of "
+    said = f"\nfits: at most {show_bytes(room_bytes(plan.memory_bytes, cluster.devices[0]) or 0)}, since the allocator"
     assert said in recipes(plan, found)
     assert "\nfits: " not in recipes(make_plan(program, load_cluster("local:1"), memory_bytes=room), found)
