@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from torch import fx
 
 from meshwright.cost.traced.storage import (
@@ -151,7 +153,8 @@ def _first(joint: Joint, saved: list[fx.Node], run: bool) -> fx.GraphModule:
 
 
 def _late_order(joint: Joint, late: set[fx.Node], again: set[fx.Node]) -> list[fx.Node]:
-    """Backward in its own order; what it computes again stands right before the first that reads it."""
+    """Backward in its own order, but a linear's weight gradient before its input's; what it computes again stands right
+    before the first that reads it."""
     position = {node: index for index, node in enumerate(joint.module.graph.nodes)}
     found: dict[fx.Node, None] = {}
 
@@ -159,15 +162,46 @@ def _late_order(joint: Joint, late: set[fx.Node], again: set[fx.Node]) -> list[f
         missing = sorted(_missing(node, again, found), key=position.__getitem__)
         found.update(dict.fromkeys(missing))
 
+    first = _weights_first(joint, late)
     for node in joint.module.graph.nodes:
-        if node in late:
-            bring(node)
-            found[node] = None
+        for other in (*first.get(node, ()), node):
+            if other in late and other not in found:
+                bring(other)
+                found[other] = None
     for node in _nodes(outputs_of(joint.module)[joint.forward_outputs :]):
         if node in again and node not in found:
             bring(node)
             found[node] = None
     return list(found)
+
+
+def _weights_first(joint: Joint, late: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """By product that makes an input's gradient: what makes the weight's, which lets go of what the linear has read
+    before as much is made again. Not where ranks communicate: that hides behind the weight's gradient."""
+    products = [node for node in joint.module.graph.nodes if node in late and node.target is torch.ops.aten.mm.default]
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for inputs, weights in pairwise(products):
+        (gradient, weight), (turned, read) = (
+            (node.all_input_nodes[0], node.all_input_nodes[-1]) for node in (inputs, weights)
+        )
+        own = [base(other).name in joint.own for other in (weight, read)]
+        if base(gradient) is base(turned) and own == [True, False] and base(read) not in late:
+            found[inputs] = [*_views_to(turned), *_views_to(read), weights]
+    return {} if any(map(_communicates, late)) else found
+
+
+def _communicates(node: fx.Node) -> bool:
+    """Ops that communicate are told an axis."""
+    return str(node.target).startswith("meshwright.") and any(isinstance(arg, str) for arg in node.args)
+
+
+def _views_to(node: fx.Node) -> list[fx.Node]:
+    """The views on the way from a storage to this one."""
+    found = []
+    while is_view(node):
+        found.append(node)
+        node = node.all_input_nodes[0]
+    return found[::-1]
 
 
 def _missing(node: fx.Node, again: set[fx.Node], found: dict[fx.Node, None]) -> set[fx.Node]:

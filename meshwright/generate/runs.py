@@ -14,6 +14,7 @@ from math import ceil
 from meshwright.capture.program import Program
 from meshwright.plan import Instruction, Plan, Stage
 from meshwright.price.buckets import is_home, moves
+from meshwright.profile.operands import packet
 
 MOST_OPS = 400
 """Of a compiled unit: compiling takes time in proportion to its ops, and next to so many a call costs nothing."""
@@ -51,7 +52,8 @@ def chains(plan: Plan, program: Program, stage: Stage, instructions: Sequence[In
 
 def _whole(plan: Plan, program: Program, index: int) -> bool:
     """It does not run in chunks, and what its plan names is named the same in a run: what is made for backward alone is
-    counted over a whole graph. A buffer that two segments write has no order in a run."""
+    counted over a whole graph. A buffer that two segments write has no order in a run. An embedding's gradient is
+    filled with zeros when its graph begins: in a run it would lie there all through backward."""
     choice, graph = plan.choice(index), program.graphs[program.segments[index].graph]
     told = any(name.startswith("backward~") for name in (*choice.recompute, *choice.keep))
     shared = graph.updates and any(
@@ -59,7 +61,8 @@ def _whole(plan: Plan, program: Program, index: int) -> bool:
         for number, other in enumerate(program.segments)
         if number != index
     )
-    return choice.chunks == 1 and not told and not shared
+    looks_up = any(packet(op.target) == "embedding" for op in graph.ops)
+    return choice.chunks == 1 and not told and not shared and not looks_up
 
 
 def _meet(one: Instruction, other: Instruction) -> bool:

@@ -71,6 +71,17 @@ def test_halves_that_are_only_looked_at_have_the_nodes_of_those_that_run(name: s
             assert left == right
 
 
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_a_weights_gradient_stands_before_its_inputs(name: str) -> None:
+    """So that what the linear has read is let go before a gradient as large is made."""
+    joint = trace(graph_of(name))
+    second = cut_at(joint).halves.second
+    products = [node for node in second.graph.nodes if node.target is torch.ops.aten.mm.default]
+    makes = ["weight" if base(node.all_input_nodes[-1]).name not in joint.own else "input" for node in products]
+    assert len(makes) > 7
+    assert makes == ["weight", "input"] * (len(makes) // 2)
+
+
 def _shown(node: fx.Node) -> tuple[object, ...]:
     users = sorted(user.name for user in node.users)
     return node.op, node.name, str(node.target), repr(node.args), repr(node.kwargs), users, node.meta.get("val") is None

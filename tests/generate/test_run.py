@@ -64,7 +64,8 @@ def test_a_run_is_its_segments(name: str, microbatches: int, monkeypatch: pytest
     plan = make_plan(program, load_cluster("local:1"), pins=pins)
     apart = stepped(name, plan, monkeypatch, None)
     whole = stepped(name, plan, monkeypatch, 10**6)
-    assert [(run.first, run.end) for run in whole[4]] == [(0, len(program.segments))]
+    embeds = name != "resnet"  # an embedding's gradient would lie there all through backward
+    assert [(run.first, run.end) for run in whole[4]] == [(int(embeds), len(program.segments))]
     assert_alike(whole, apart)
 
 
