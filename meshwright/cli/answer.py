@@ -56,8 +56,8 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     lines += _room(plan)
     if is_host_bound(found) or any(other.host_bound for other in others):
         lines.append(
-            "host-bound: the host needs longer to launch the kernels than the devices to run them, however they are "
-            f"sharded; {what_helps(plan.compile)}"
+            "host-bound: the host needs longer to launch the kernels than the devices to run them; "
+            f"{what_helps(plan.compile)}"
         )
     return "\n".join([*lines, *_as_plans(others)])
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from meshwright.cluster.device import Device
 from meshwright.errors import PlanError
-from meshwright.plan.units import show_bytes, show_seconds
+from meshwright.plan.units import show_bytes, show_limit, show_seconds
 from meshwright.solve.memory.frontier import Curve, Point
 from meshwright.solve.offloading import has_host_link
 from meshwright.solve.one_device import budget_bytes, room_bytes
@@ -32,7 +32,7 @@ def table(
         words = ["knee: more memory helps little"] if point == turn and len(curve.ours) > 2 else []
         if point == here and limit_bytes:
             cut = "" if point.microbatches == 1 else f", in {point.microbatches} micro-batches"
-            words.append(f"plan --memory {shown_limit(limit_bytes)}{cut}")
+            words.append(f"the plan in {show_limit(limit_bytes)}{cut}")
         lines.append(_row(point, f"{point.step_s / base - 1:>7.1%}  {'; '.join(words)}".rstrip()))
     lines += [f"{planned.given}: {planned.expected}"] if isinstance(planned, PlanError) else []
     lines += _limits(min(point.peak_bytes for point in curve.ours), device, limit_bytes)
@@ -52,17 +52,17 @@ def _limits(least: int, device: Device, limit_bytes: int | None) -> list[str]:
     lines, needed = [], budget_bytes(least, device)
     if needed > least:
         room = device.limit_bytes(room_bytes(limit_bytes, device))
-        given = f"of {show_bytes(limit_bytes)} a plan fills at most {show_bytes(room)}; " if limit_bytes else ""
+        given = f"of {show_limit(limit_bytes)} a plan fills at most {show_bytes(room)}; " if limit_bytes else ""
         lines.append(
             f"a GPU's allocator may lose a part of a limit: {given}the least peak here, {show_bytes(least)}, takes "
-            f"--memory {shown_limit(needed)}"
+            f"--memory {_rounded(needed)}"
         )
     less = ["a batch cut into micro-batches (plan tries them)"]
     less += ["optimizer state and weights on the host (plan --pin offload=auto)"] if has_host_link(device) else []
     return [*lines, f"less memory than this curve has: {', '.join(less)}"]
 
 
-def shown_limit(size: int) -> str:
+def _rounded(size: int) -> str:
     """As `--memory` takes it, rounded up to a hundredth of a GiB."""
     return f"{-(-size * 100 // (1 << 30)) / 100:g}GiB" if size >= 1 << 30 else f"{-(-size // 1024)}KiB"
 

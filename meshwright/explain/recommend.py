@@ -11,7 +11,7 @@ from meshwright.explain.pace import pace
 from meshwright.explain.words import headline
 from meshwright.models.named import beyond_published
 from meshwright.plan.plan import Plan
-from meshwright.plan.units import show_bytes, show_seconds
+from meshwright.plan.units import show_bytes, show_limit, show_seconds
 
 WIDE = 0.1
 """A gap of more says little of a plan."""
@@ -29,7 +29,7 @@ def recommendation(plan: Plan, mfu: float | None = None) -> list[str]:
         f"{plan.model or 'the model'} on {devices(plan)}: {headline(plan)}",
         f"step {show_seconds(found.step_s)}{whole} of {work(plan)}, {rate(plan)}{used}; {bound_words(plan)} "
         f"({expected_error(plan)})",
-        f"memory {show_bytes(found.peak_bytes)} of {show_bytes(limit)} per device ({share:.0%}{_free(plan)})"
+        f"memory {show_bytes(found.peak_bytes)} of {show_limit(limit)} per device ({share:.0%}{_free(plan)})"
         f"{_hosted(plan)}",
         *(f"note: {note}" for note in notes(plan)),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.sizes import UNITS, parse_bytes
 
-__all__ = ["UNITS", "parse_bytes", "show_bytes", "show_gap", "show_seconds", "show_spans"]
+__all__ = ["UNITS", "parse_bytes", "show_bytes", "show_gap", "show_limit", "show_seconds", "show_spans"]
 
 
 def show_seconds(value: float) -> str:
@@ -21,6 +21,12 @@ def show_bytes(value: int) -> str:
         if value >= scale:
             return f"{value / scale:{'.3g' if value < 999.5 * scale else '.0f'}} {unit}"
     return f"{value} B"
+
+
+def show_limit(value: int) -> str:
+    """Of a limit that was given in decimal units, these too: `18.6 GiB (20 GB)`."""
+    decimal = value % 10**8 == 0 and value % (1 << 20)
+    return f"{show_bytes(value)} ({value / 1e9:g} GB)" if decimal else show_bytes(value)
 
 
 def show_gap(gap: float) -> str:

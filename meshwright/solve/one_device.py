@@ -20,7 +20,7 @@ from meshwright.generate.program import sharded_segments
 from meshwright.pins.methods import FIXED
 from meshwright.pins.parts import pin_parts
 from meshwright.plan import Plan
-from meshwright.plan.units import show_bytes
+from meshwright.plan.units import show_bytes, show_limit
 from meshwright.predict.one_stage import static_bytes
 from meshwright.predict.pieces import stage_pieces
 from meshwright.price.parameter import Setting
@@ -311,7 +311,7 @@ class _Search:
         more = needed - (self.room if self.given is None else self.given)
         cut = "in one micro-batch" if number == 1 else f"in {number} micro-batches"
         return NoRoomError(
-            f"no plan fits{by} in {show_bytes(self.given or self.room)} on one device ({device.name})",
+            f"no plan fits{by} in {show_limit(self.given or self.room)} on one device ({device.name})",
             f"{needed:,} bytes ({show_bytes(needed)}) are enough, {show_bytes(more)} more: {cut}{lost}; {sure}",
             self._todo(number) or f"{error.todo}{f', {TO_HOST}' if self._can_offload() else ''}",
             needed,

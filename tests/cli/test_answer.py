@@ -126,6 +126,7 @@ def test_more_memory_than_a_device_has_is_said() -> None:
     plan = plan.with_prediction(host_s=0.0)
     assert recommendation(plan)[3].startswith("note: 90 GiB of memory were given; a device has 78.1 GiB to allocate")
     assert len(recommendation(replace(plan, memory_bytes=70 << 30))) == 3
+    assert " of 18.6 GiB (20 GB) per device" in recommendation(replace(plan, memory_bytes=20 * 10**9))[2]
 
 
 def test_stopped_by_ctrl_c_it_gives_the_best_so_far() -> None:

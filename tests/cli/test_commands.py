@@ -147,7 +147,7 @@ def test_the_frontier_marks_its_knee_and_the_limit() -> None:
     cpu, gpu = load_cluster("local:1").devices[0], load_cluster("h100:1").devices[0]
     lines = table(curve, cpu, 3 * gib, Point("ours", 3 * gib, 1.5)).splitlines()
     assert lines[2].endswith("5.0%  knee: more memory helps little")
-    assert lines[3].endswith("50.0%  plan --memory 3GiB")
+    assert lines[3].endswith("50.0%  the plan in 3 GiB")
     assert "in 8 micro-batches" in table(curve, cpu, 2 * gib, Point("ours", gib, 3.0, 8))
     assert "no plan fits: 2 GiB" in table(curve, cpu, gib, PlanError("no plan fits", "2 GiB", ""))
     assert "allocator" not in table(curve, cpu, gib)
