@@ -16,6 +16,7 @@ from meshwright.cluster import Mesh
 from meshwright.errors import counted
 from meshwright.layout import Layout
 from meshwright.plan import ParameterPlan, Plan, Stage
+from meshwright.plan.units import show_bytes
 
 ROLES = {
     "dp": "data parallel",
@@ -268,7 +269,7 @@ HOSTED = {
 
 
 def hosted_lines(plan: Plan) -> list[str]:
-    """What of the parameters lives in the host's memory."""
+    """What of the parameters lives in the host's memory, and how much of that is taken, with activations there."""
     counts = Counter((entry.offload, entry.reshard_after_forward) for entry in plan.parameters.values())
     lines = []
     for (kind, again), count in sorted(counts.items()):
@@ -276,7 +277,8 @@ def hosted_lines(plan: Plan) -> list[str]:
         words = words if again or kind != "weight" else words.replace("for each use", "once a step")
         if kind:
             lines.append(f"  {count} of {len(plan.parameters)} weights {words}")
-    return lines
+    size = plan.predicted.host_bytes
+    return [*lines, f"  {show_bytes(size)} of the host's memory for each device"] if size else lines
 
 
 def _parameters(plan: Plan, stage: Stage) -> dict[str, ParameterPlan]:

@@ -61,6 +61,7 @@ def test_the_host_memory_of_an_offload_plan_is_said() -> None:
         plan = make_plan(program, cluster, pins=("microbatch=1", f"offload={kind}"))
         assert plan.predicted.host_bytes == copies * weights
         assert f"and {show_bytes(copies * weights)} of the host's memory" in recommendation(plan)[2]
+        assert f"  {show_bytes(copies * weights)} of the host's memory for each device" in explain(plan).splitlines()
     assert make_plan(program, cluster, pins=("microbatch=1",)).predicted.host_bytes == 0
 
 
