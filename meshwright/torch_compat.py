@@ -272,9 +272,7 @@ def compile_boxed(module: GraphModule, images: bool = False) -> Callable[[list[T
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     lowered.recompile()
     # Without a tracing context nothing is looked up in, or goes to, the compiler's cache on disk.
-    # Ops stay in the order they were traced in, by which memory was planned.
-    images = images or config.force_layout_optimization
-    options = config.patch(force_layout_optimization=images, reorder_for_peak_memory=False)
+    options = config.patch(force_layout_optimization=images or config.force_layout_optimization)
     with options, tracing(TracingContext(mode)), V.set_fake_mode(mode), torch.no_grad():
         compiled = compile_fx_inner(lowered, fakes, is_inference=True)
 
