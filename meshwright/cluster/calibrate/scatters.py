@@ -46,10 +46,11 @@ WINDOWS = (
 class Spread:
     """Which sizes are sampled, and how many times: attention plain and causal, its other variants, convolutions with a
     window of one, with larger ones; these two until `seconds` are over. large: attention of whole batches of language
-    models besides, of which there would be too few."""
+    models besides, of which there would be too few; windows: of windows of images, with and without a mask."""
 
     attention: int
     large: tuple[tuple[int, int, int], ...]
+    windows: tuple[tuple[int, int, int], ...]
     variants: int
     plain: int
     window: int
@@ -74,7 +75,8 @@ def attentions(rates: Rates, spread: Spread, most: Most) -> dict[str, Any]:
         count = spread.attention if variant in ("plain", "causal") else spread.variants
         for dtype, flops in most.items():
             large = spread.large if count == spread.attention and dtype.itemsize == 2 else ()
-            for point in (*attention_points(spread, count, flops / 3), *large):
+            windows = spread.windows if variant in ("plain", "causal", "mask", "bias") else ()
+            for point in (*attention_points(spread, count, flops / 3), *large, *windows):
                 _keep(found, f"attention.{variant}", dtype, *_attention(rates, variant, dtype, point))
     return found
 
@@ -151,6 +153,8 @@ def attention_sample(rates: Rates, variant: str, dtype: torch.dtype, heads: int,
     mask = None
     if variant in ("mask", "bias"):
         mask = random_tensor(rates, dtype, 1, each, seq, seq).requires_grad_(variant == "bias")
+        if mask.requires_grad:  # the sum over samples is an op of its own
+            mask = mask.expand(heads // each, each, seq, seq).detach().requires_grad_()
     elif variant == "strided":
         mask = random_tensor(rates, dtype, 1, seq, seq, each).requires_grad_().permute(0, 3, 1, 2)
 
