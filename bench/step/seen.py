@@ -6,6 +6,7 @@ TEXT, SECOND, THIRD = (f"num_hidden_layers={layers}&seq=1024" for layers in (8, 
 """Of the first list, the second and the third."""
 FOURTH = "num_hidden_layers=7&seq=896"
 FIFTH = "num_hidden_layers=6&seq=1152"
+SIXTH = "num_hidden_layers=6&seq=1088"
 
 SEEN = {
     "dit-b/2": ("dit?layers=12&hidden=768&heads=12&size=32&patch=2", 64),
@@ -279,6 +280,58 @@ SEEN = {
         "hf:vit?hidden_size=1152&intermediate_size=4608&num_attention_heads=18&num_hidden_layers=8&image_size=224"
         "&patch_size=16&hidden_dropout_prob=0&attention_probs_dropout_prob=0",
         180,
+    ),
+    "dit-1408": ("dit?layers=5&hidden=1408&heads=22&size=32&patch=2", 108),
+    "convnext-88": ("hf:convnext?hidden_sizes=88,176,352,704&depths=3,3,6,3&drop_path_rate=0", 240),
+    "swin-192": (
+        "hf:swin?embed_dim=192&depths=2,2,4,2&num_heads=6,12,24,48&drop_path_rate=0&hidden_dropout_prob=0"
+        "&attention_probs_dropout_prob=0",
+        108,
+    ),
+    "whisper-1024": (
+        "hf:whisper?d_model=1024&encoder_layers=3&decoder_layers=3&encoder_attention_heads=16"
+        "&decoder_attention_heads=16&encoder_ffn_dim=4096&decoder_ffn_dim=4096&seq=208&dropout=0",
+        42,
+    ),
+    "mamba2-1152": (
+        "hf:mamba2?hidden_size=1152&num_hidden_layers=3&num_heads=36&head_dim=64&n_groups=1&state_size=64"
+        "&chunk_size=128&vocab_size=24000&seq=512&pad_token_id=0",
+        18,
+    ),
+    "gemma2-1280": (
+        f"hf:gemma2?hidden_size=1280&intermediate_size=5120&num_attention_heads=10&num_key_value_heads=5&head_dim=128"
+        f"&vocab_size=48000&{SIXTH}&pad_token_id=0",
+        12,
+    ),
+    "qwen2-1408": (
+        f"hf:qwen2?hidden_size=1408&intermediate_size=3840&num_attention_heads=11&num_key_value_heads=11"
+        f"&vocab_size=38016&{SIXTH}",
+        15,
+    ),
+    "mistral-1536": (
+        f"hf:mistral?hidden_size=1536&intermediate_size=5376&num_attention_heads=12&num_key_value_heads=4&head_dim=128"
+        f"&vocab_size=34048&{SIXTH}",
+        15,
+    ),
+    "cohere": (
+        f"hf:cohere?hidden_size=1280&intermediate_size=4480&num_attention_heads=20&num_key_value_heads=10"
+        f"&vocab_size=45056&{SIXTH}&pad_token_id=0",
+        15,
+    ),
+    "gpt2-1344": (
+        "hf:gpt2?n_embd=1344&n_head=21&n_layer=7&n_positions=1024&vocab_size=50304&seq=960&resid_pdrop=0&embd_pdrop=0"
+        "&attn_pdrop=0",
+        18,
+    ),
+    "ernie-1088": (
+        "hf:ernie?hidden_size=1088&intermediate_size=4352&num_attention_heads=17&num_hidden_layers=8&vocab_size=32000"
+        "&seq=384&hidden_dropout_prob=0&attention_probs_dropout_prob=0",
+        60,
+    ),
+    "registers-1152": (
+        "hf:dinov2_with_registers?hidden_size=1152&num_attention_heads=18&num_hidden_layers=7&image_size=224"
+        "&patch_size=14&drop_path_rate=0",
+        120,
     ),
 }
 """Name: reference (`bench.step.models`), batch. Steps of 20 to 200 ms on an H200."""
