@@ -131,7 +131,7 @@ def search(
             state.limit_s = min(state.limit_s, MAKE_AGAIN * min(found)[0])
         for floor, place in sorted(found):
             candidate, enough = candidates[place], (first or STOP.asked) and state.met
-            if quick and later and not state.met:
+            if quick and later and (not state.met or state.has_simpler(floor, candidate, candidates)):
                 state.leave(place, candidate, floor)
             elif enough:
                 state.log.stopped(f"mesh {candidate.name}", "the best so far was asked for")
@@ -246,11 +246,17 @@ class _State:
             self.leasts[place] = Least.of(frontier)
         return floor
 
+    def has_simpler(self, floor: float, candidate: Candidate, candidates: list[Candidate]) -> bool:
+        """Whether a mesh of fewer axes could be as fast, where the simplest of equals is asked for."""
+        reach_s = floor * (1 + self.same)
+        others = (candidates[place].axes for place, other in self.floors.items() if other <= reach_s)
+        return self.same >= SAME and any(axes < candidate.axes for axes in others)
+
     def leave(self, place: int, candidate: Candidate, floor: float) -> None:
-        """To those who recompute: nothing simpler fits with all kept."""
+        """To those who recompute, whose bound covers it: nothing simpler fits with all kept, or something simpler may
+        be as fast."""
         self.tight.add(place)
-        self.bounds.append(floor)
-        self.log.pruned(f"mesh {candidate.name}", "nothing simpler fits with all kept: left to recomputation", floor)
+        self.log.pruned(f"mesh {candidate.name}", "a mesh of fewer axes comes first: left to recomputation", floor)
 
     def look_at(self, place: int, candidate: Candidate) -> None:
         """Every number of micro-batches that could be faster."""
