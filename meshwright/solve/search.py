@@ -247,9 +247,9 @@ class _State:
         return floor
 
     def has_simpler(self, floor: float, candidate: Candidate, candidates: list[Candidate]) -> bool:
-        """Whether a mesh of fewer axes could be as fast, where the simplest of equals is asked for."""
-        reach_s = floor * (1 + self.same)
-        others = (candidates[place].axes for place, other in self.floors.items() if other <= reach_s)
+        """Whether a mesh of fewer axes that more memory might make faster could be as fast, where the simplest of
+        equals is asked for."""
+        others = (candidates[other].axes for other in self.tight if self.floors[other] <= floor * (1 + self.same))
         return self.same >= SAME and any(axes < candidate.axes for axes in others)
 
     def leave(self, place: int, candidate: Candidate, floor: float) -> None:
