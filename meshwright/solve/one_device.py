@@ -309,7 +309,7 @@ class _Search:
         exact &= self.hosted is None and least == error.least_bytes
         sure = "one byte less is refused" if exact else "less may be enough"
         more = needed - (self.room if self.given is None else self.given)
-        cut = "in one micro-batch" if number == 1 else f"in {number} micro-batches"
+        cut = ("in one micro-batch" if number == 1 else f"in {number} micro-batches") + error.how
         return NoRoomError(
             f"no plan fits{by} in {show_limit(self.given or self.room)} on one device ({device.name})",
             f"{needed:,} bytes ({show_bytes(needed)}) are enough, {show_bytes(more)} more: {cut}{lost}; {sure}",

@@ -13,11 +13,11 @@ EXACT, NEAR = 16, 0.002
 
 
 class NoRoomError(PlanError):
-    """least_bytes: what the message names, for which there is a plan."""
+    """least_bytes: what the message names, for which there is a plan; how: what that plan does besides."""
 
-    def __init__(self, given: str, expected: str, todo: str, least_bytes: int) -> None:
+    def __init__(self, given: str, expected: str, todo: str, least_bytes: int, how: str = "") -> None:
         super().__init__(given, expected, todo)
-        self.least_bytes = least_bytes
+        self.least_bytes, self.how = least_bytes, how
 
 
 def least_where(fits: Callable[[int], bool], low: int, high: int, segments: int) -> int:
@@ -52,6 +52,7 @@ class Least:
             f"parameters, optimizer and batch, {again}{self._more(method)}",
             f"raise the limit, {auto}make the batch smaller",
             self.all,
+            self._more(method),
         )
 
     def _more(self, method: str) -> str:
