@@ -83,3 +83,16 @@ def test_the_gradient_of_a_convolutions_bias_is_such_a_sum() -> None:
 def test_larger_depthwise_windows_read_and_write_no_more() -> None:
     assert depthwise_work(900, 9) == pytest.approx(900)
     assert depthwise_work(900, 49) == pytest.approx(3.53 * 900, rel=0.01)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, 4 * 1000 * 64), (torch.float32, 0)])
+def test_a_compiled_embeddings_gradient_is_summed_in_32_bits(dtype: torch.dtype, expected: int) -> None:
+    mode = fake_mode()
+
+    def call(gradient: Tensor, rows: Tensor) -> list[Tensor]:
+        return [torch.ops.aten.embedding_dense_backward(gradient, rows, 1000, -1, False)]
+
+    given = [fake_tensor((8, 64), dtype, mode), fake_tensor((8,), torch.int64, mode)]
+    nodes = trace_joint(call, given, mode).graph.nodes
+    found = [node for node in nodes if "embedding_dense_backward" in str(node.target)]
+    assert NodeCosts(H200, fused=True).working_bytes(found[0]) == expected

@@ -113,7 +113,8 @@ class NodeCosts:
         if padded:
             return padded
         if self.fused and str(node.target) == "aten.embedding_dense_backward.default":
-            return int(4 * node.meta["val"].numel())  # the weight's gradient is summed in 32 bits
+            made = node.meta["val"]  # it is summed in 32 bits, then cast
+            return int(4 * made.numel()) if made.element_size() < 4 else 0
         if self.device.kind != "cuda" or node.op != "call_function":
             return 0
         return working_bytes(node, self.profile.tables.units, self.fused, self._lies_last)
