@@ -22,6 +22,8 @@ PACKAGE = Path(__file__).parents[1] / "meshwright" / "solve"
 OUT = Path(__file__).parents[1] / "out"
 
 OTHERS = {
+    "solve.alone.REACHED": "whether a remark is worth its search",
+    "solve.alone.USED": "whether a remark is printed",
     "solve.alternatives.SHOWN": "how many are printed",
     "solve.baselines.AXES": "of the recipes that people know",
     "solve.candidates.REMEMBERED": "size of a cache",
@@ -31,7 +33,9 @@ OTHERS = {
     "solve.intra.chain.CLOSED": "rounding of sums",
     "solve.intra.space.MOST_KNOWN": "size of a cache",
     "solve.memory.chain.ROUNDING": "rounding of sums",
+    "solve.memory.frontier.SHARES": "rows that are printed",
     "solve.min_memory.ANY_BYTES": "more than any device has",
+    "solve.one_device.ALIKE": "which recipe is shown of those that do not fit",
     "solve.one_device.LOSS": "measured of allocators",
     "solve.one_device.LOSS_BYTES": "measured of allocators",
     "solve.one_stage.ROUNDING": "rounding of sums",
