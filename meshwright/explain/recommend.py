@@ -41,7 +41,7 @@ def bound_words(plan: Plan) -> str:
     gap = plan.predicted.gap
     if plan.search_log.interrupted:
         return "the search was interrupted, a longer one may find a faster plan"
-    return f"at most {gap:.1%} slower than {best}" if gap < 1 else "no bound known"
+    return f"at most {gap / (1 - gap):.1%} slower than {best}" if gap < 1 else "no bound known"
 
 
 def notes(plan: Plan) -> list[str]:
