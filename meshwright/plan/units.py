@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from meshwright.sizes import UNITS, parse_bytes
 
-__all__ = ["UNITS", "parse_bytes", "show_bytes", "show_gap", "show_limit", "show_seconds", "show_spans"]
+__all__ = ["UNITS", "parse_bytes", "show_bytes", "show_enough", "show_gap", "show_limit", "show_seconds", "show_spans"]
 
 
 def show_seconds(value: float) -> str:
@@ -20,6 +22,14 @@ def show_bytes(value: int) -> str:
     for scale, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if value >= scale:
             return f"{value / scale:{'.3g' if value < 999.5 * scale else '.0f'}} {unit}"
+    return f"{value} B"
+
+
+def show_enough(value: int) -> str:
+    """Rounded up: given as a limit, it is enough."""
+    for scale, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if value >= scale:
+            return f"{ceil(100 * value / scale) / 100:.2f} {unit}"
     return f"{value} B"
 
 

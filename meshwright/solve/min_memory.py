@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.plan import Plan
-from meshwright.plan.units import show_bytes
+from meshwright.plan.units import show_enough
 
 EXACT, NEAR = 8, 0.005
 """Of so many segments the minimum is found to the byte; of more within this part, since every question takes long."""
@@ -46,7 +46,7 @@ class MemoryNeeded:
 
     def against(self, budget_bytes: int) -> str:
         """As a refusal says what was expected."""
-        size, more = f"{self.bytes:,} bytes ({show_bytes(self.bytes)})", f"{self.bytes - budget_bytes:,} more"
+        size, more = f"{self.bytes:,} bytes ({show_enough(self.bytes)})", f"{self.bytes - budget_bytes:,} more"
         if not self.sure:
             return f"about {size}, {more}, by an estimate: {self}"
         least = "one byte less is refused" if self.refused else "less may be enough"

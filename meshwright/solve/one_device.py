@@ -18,9 +18,10 @@ from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.errors import counted
 from meshwright.generate.program import sharded_segments
 from meshwright.pins.methods import FIXED
+from meshwright.pins.offload import Offload
 from meshwright.pins.parts import pin_parts
 from meshwright.plan import Plan
-from meshwright.plan.units import show_bytes, show_limit
+from meshwright.plan.units import show_bytes, show_enough, show_limit
 from meshwright.predict.one_stage import static_bytes
 from meshwright.predict.pieces import stage_pieces
 from meshwright.price.parameter import Setting
@@ -243,15 +244,21 @@ class _Search:
         held = held * states // (2 + states) if kind == "optimizer" else held
         missing = curves.peak_of([min(ways, key=lambda way: way.seconds) for ways in curves.options]) - self.room
         for offload in tried(kind, missing, held) if held else ():
-            setting = offloading(self.setting, self.program, cluster, offload)
-            base = _base(self.program, self.mesh, self.cluster, setting, number)
-            static, gradients = static_bytes(base, self.program)
-            gathered = max(piece.gathered for piece in stage_pieces(base, self.program, 0))
-            there = replace(curves, plan=base, static_bytes=static + 2 * gathered, gradients=tuple(gradients))
-            plan = self._found(there, nest=False)
+            plan = self._found(self._curves_on_host(cluster, offload, number), nest=False)
             if plan is not None and (best is None or plan.predicted.step_s < best.predicted.step_s):
                 best = plan
         return best
+
+    def _curves_on_host(self, cluster: Cluster, offload: Offload, number: int) -> Curves:
+        setting = offloading(self.setting, self.program, cluster, offload)
+        base = _base(self.program, self.mesh, self.cluster, setting, number)
+        static, gradients = static_bytes(base, self.program)
+        gathered = max(piece.gathered for piece in stage_pieces(base, self.program, 0))
+        return replace(self.curves(number), plan=base, static_bytes=static + 2 * gathered, gradients=tuple(gradients))
+
+    def _smallest(self, number: int) -> Curves:
+        """With all weights on the host where they may be."""
+        return self._curves_on_host(self.hosted, Offload("weight"), number) if self.hosted else self.curves(number)
 
     def _found(self, found: Curves, nest: bool) -> Plan | None:
         """The fastest inside the room, if any."""
@@ -299,7 +306,8 @@ class _Search:
         """Names the least that does, of all numbers where segments are few, else of the fewest and the most."""
         exact = len(self.program.segments) <= EXACT
         every = self.numbers if exact or self.method in FIXED else {self.numbers[0], self.numbers[-1]}
-        refusals = [(self.curves(number).refusal(self.method, self.room), number) for number in every]
+        method = "flat" if self.hosted else self.method  # as it is searched then
+        refusals = [(self._smallest(number).refusal(method, self.room), number) for number in every]
         error, number = min(refusals, key=lambda one: (one[0].least_bytes, one[1]))
         device, least = self.mesh.device, self._that_fits(number, error.least_bytes)
         needed = least if self.given is None else budget_bytes(least, device)
@@ -310,27 +318,28 @@ class _Search:
         sure = "one byte less is refused" if exact else "less may be enough"
         more = needed - (self.room if self.given is None else self.given)
         cut = ("in one micro-batch" if number == 1 else f"in {number} micro-batches") + error.how
+        cut += ", with weights and optimizer state on the host" if self.hosted else ""
         return NoRoomError(
             f"no plan fits{by} in {show_limit(self.given or self.room)} on one device ({device.name})",
-            f"{needed:,} bytes ({show_bytes(needed)}) are enough, {show_bytes(more)} more: {cut}{lost}; {sure}",
+            f"{needed:,} bytes ({show_enough(needed)}) are enough, {show_bytes(more)} more: {cut}{lost}; {sure}",
             self._todo(number) or f"{error.todo}{f', {TO_HOST}' if self._can_offload() else ''}",
             needed,
         )
 
     def _that_fits(self, number: int, counted_bytes: int) -> int:
         """Of the least by the search's count, what a plan fits in that it finds there: its own peak may be more."""
-        least, found = counted_bytes, self.curves(number)
+        least, found = counted_bytes, self._smallest(number)
         for _ in range(LESS_ROOM):
-            plan = replace(self, room=least)._found(found, nest=True)
+            plan = replace(self, room=least)._found(found, nest=self.hosted is None)
             if plan is not None:
                 break
-            over = found.find(least, self.given, self.method)
+            over = found.find(least, self.given, self.method, self.hosted is None)
             least = max(least, over.predicted.peak_bytes if over else least)
         return least
 
     def _todo(self, number: int) -> str:
         """Where no batch is small enough: parameters, gradients and optimizer state are too large by themselves."""
-        found = self.curves(number)
+        found = self._smallest(number)
         always = found.static_bytes + sum(found.gradients)
         if always <= self.room:
             return ""
