@@ -84,10 +84,11 @@ def test_runs_of_a_plan_that_recomputes(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_run_recomputes_from_what_its_segments_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """A norm is computed again from the layer's input. In a run the layer before makes that: it is kept there too, and
     not computed again by one more product."""
-    model, batch = small_model("llama", "bfloat16")
-    plan = fit_plan(model, batch, None, device=this_device(), precision="bf16", compile=True)
-    assert "x" in plan.choice(2).keep
-    plan = replace(plan, compile=False, choices=tuple(replace(one, chunks=1) for one in plan.choices))
+    program = capture(*small_model("llama", "bfloat16"), precision="bf16")
+    plan = one_device_plan(program, load_cluster("local:1").mesh((1,)), precision="bf16")
+    norm = ("rms_norm~0", "rms_norm~4", "rms_norm~5")
+    layers = [replace(one, recompute=norm, keep=("x",)) for one in plan.choices if "rms_norm" in one.strategies]
+    plan = replace(plan, choices=(*(one for one in plan.choices if "rms_norm" not in one.strategies), *layers))
     whole, apart = (stepped("llama", plan, monkeypatch, most, "bfloat16") for most in (10**6, None))
     assert whole[3] == apart[3]
     again = [name for run in whole[4] for name in run.pair.cut.again]
