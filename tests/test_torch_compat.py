@@ -433,6 +433,7 @@ def test_traced_attention_on_a_cpu_keeps_what_the_kernel_keeps(dtype: torch.dtyp
     assert part.meta["val"].dtype == dtype
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11
 def test_it_is_known_whether_a_profiler_records() -> None:
     assert not torch_compat.profiler_records()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
