@@ -322,7 +322,7 @@ class _Search:
         return NoRoomError(
             f"no plan fits{by} in {show_limit(self.given or self.room)} on one device ({device.name})",
             f"{needed:,} bytes ({show_enough(needed)}) are enough, {show_bytes(more)} more: {cut}{lost}; {sure}",
-            self._todo(number) or f"{error.todo}{f', {TO_HOST}' if self._can_offload() else ''}",
+            self._todo(number) or ", ".join([error.todo, *self._to_host()]),
             needed,
         )
 
@@ -344,10 +344,13 @@ class _Search:
         if always <= self.room:
             return ""
         ways = ["raise the limit", "shard over several devices"]
-        ways += [TO_HOST] if self._can_offload() else []
+        ways += self._to_host()
         ways += ["store all in half precision (precision bf16)"] if self.setting.precision != "bf16" else []
         taken = f"parameters, gradients and optimizer state take {show_bytes(always)} at any batch size"
         return f"{', '.join(ways[:-1])} or {ways[-1]}: {taken}"
 
-    def _can_offload(self) -> bool:
-        return self.hosted is None and not self.setting.offload and has_host_link(self.mesh.device)
+    def _to_host(self) -> list[str]:
+        """Advice where more may lie on the host than does."""
+        if self.hosted is not None or self.setting.offload == "weight" or not has_host_link(self.mesh.device):
+            return []
+        return ["put weights on the host too (--pin offload=auto)" if self.setting.offload else TO_HOST]

@@ -143,3 +143,8 @@ def test_what_a_refusal_names_is_enough_with_the_host(program: Program) -> None:
         named.append(int(caught.value.expected.split(" bytes")[0].replace(",", "")))
     assert named[0] < named[1]
     assert make_plan(program, cluster, memory_bytes=named[0], pins=AUTO)
+
+
+def test_where_only_optimizer_state_lies_there_a_refusal_names_auto(program: Program) -> None:
+    with pytest.raises(PlanError, match="put weights on the host too \\(--pin offload=auto\\)"):
+        make_plan(program, load_cluster("h100:1"), memory_bytes=1000, pins=("offload=optimizer",))
