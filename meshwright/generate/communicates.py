@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, fx
 
-from meshwright.generate.cut import Cut
+from meshwright.generate.split import Halves
 from meshwright.layout import Collective
 
 KINDS = {
@@ -39,8 +39,8 @@ def collectives_in(module: fx.GraphModule) -> list[Collective]:
     return [found for node in module.graph.nodes if (found := collective_of(node)) is not None]
 
 
-def replayed(cut: Cut) -> list[Collective]:
+def replayed(halves: Halves) -> list[Collective]:
     """Those of forward that backward runs once more."""
-    before = {node.name for node in cut.halves.first.graph.nodes if node.op == "call_function"}
-    again = [node for node in cut.halves.second.graph.nodes if node.name in before]
+    before = {node.name for node in halves.first.graph.nodes if node.op == "call_function"}
+    again = [node for node in halves.second.graph.nodes if node.name in before]
     return [found for node in again if (found := collective_of(node)) is not None]

@@ -26,6 +26,7 @@ from meshwright.cost.traced.storage import (
     runs_once,
     written_to,
 )
+from meshwright.generate.communicates import collective_of
 from meshwright.generate.joint import Joint
 from meshwright.generate.split import Halves, extract
 
@@ -176,8 +177,8 @@ def _late_order(joint: Joint, late: set[fx.Node], again: set[fx.Node]) -> list[f
 
 
 def _weights_first(joint: Joint, late: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """By product that makes an input's gradient: what makes the weight's, which lets go of what the linear has read
-    before as much is made again. Not where ranks communicate: that hides behind the weight's gradient."""
+    """By product that makes an input's gradient: what makes the weight's. That frees the linear's input before a
+    gradient of its size is allocated. Not where ranks communicate: that overlaps with the weight's gradient."""
     products = [node for node in joint.module.graph.nodes if node in late and node.target is torch.ops.aten.mm.default]
     found: dict[fx.Node, list[fx.Node]] = {}
     for inputs, weights in pairwise(products):
@@ -187,12 +188,7 @@ def _weights_first(joint: Joint, late: set[fx.Node]) -> dict[fx.Node, list[fx.No
         own = [base(other).name in joint.own for other in (weight, read)]
         if base(gradient) is base(turned) and own == [True, False] and base(read) not in late:
             found[inputs] = [*_views_to(turned), *_views_to(read), weights]
-    return {} if any(map(_communicates, late)) else found
-
-
-def _communicates(node: fx.Node) -> bool:
-    """Ops that communicate are told an axis."""
-    return str(node.target).startswith("meshwright.") and any(isinstance(arg, str) for arg in node.args)
+    return {} if any(map(collective_of, late)) else found
 
 
 def _views_to(node: fx.Node) -> list[fx.Node]:

@@ -66,7 +66,7 @@ def halves(
         yield False, step.conversion.backward if values[step.value].grad else ()
     forward = any(made.collectives_forward for made in run.strategies.values())
     if choice.recompute and (forward or any(step.conversion.forward for step in run.moves.values())):
-        yield False, tuple(replayed(cut_of(plan, program, index, plan.microbatch)))
+        yield False, tuple(replayed(cut_of(plan, program, index, plan.microbatch).halves))
 
 
 def _in_chunks(plan: Plan, program: Program, index: int) -> list[Collective]:

@@ -1,15 +1,20 @@
-"""The peak of a compiled graph, kernel by kernel. An elementwise op writes over what it alone still reads."""
+"""The peak of a compiled graph, kernel by kernel.
+
+What a compiler fuses away is never memory; but ops that read the same storage and need not wait for each other become
+one kernel, so that all they read and write is there at once. An elementwise op writes over what it alone still reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from torch import fx
 
-from meshwright.cost.traced.fusible import ELEMENTWISE, readers
+from meshwright.cost.traced.fusible import ELEMENTWISE, is_fusible, readers
+from meshwright.cost.traced.kernels import kernel_numbers, one_kernel
 from meshwright.cost.traced.nodes import NodeCosts
-from meshwright.cost.traced.storage import storage_bytes
+from meshwright.cost.traced.storage import base, left_bytes, made_by, producer, storage_bytes
 
 
 @dataclass(slots=True)
@@ -21,52 +26,55 @@ class Kernel:
     working: int = 0
 
 
-class KernelMemory:
-    """given: storages that are there at the start. stay: those that are never let go of."""
+def compiled_peak(
+    module: fx.GraphModule,
+    given: Collection[fx.Node],
+    results: Collection[fx.Node],
+    stay: Collection[fx.Node],
+    costs: NodeCosts,
+) -> tuple[int, int]:
+    """(the most bytes in use at a time, bytes in use at the end). given: storages that are there at the start; stay:
+    those that are never let go of."""
+    kernels = _kernels(module, costs, results)
+    sizes = {one: storage_bytes(one) for one in [*given, *(one for kernel in kernels for one in kernel.makes)]}
+    left = dict.fromkeys(sizes, 0)
+    for kernel in kernels:
+        for storage in kernel.reads & left.keys():
+            left[storage] += 1
 
-    def __init__(
-        self, kernels: Sequence[Kernel], given: Collection[fx.Node], stay: Collection[fx.Node], costs: NodeCosts
-    ) -> None:
-        self.kernels, self.given, self.stay, self.costs = kernels, given, stay, costs
-        self.sizes = {one: storage_bytes(one) for one in [*given, *(one for k in kernels for one in k.makes)]}
-        self.start = sum(self.sizes[one] for one in given)
-        self.readers = dict.fromkeys(self.sizes, 0)
-        for kernel in kernels:
-            for storage in kernel.reads & self.sizes.keys():
-                self.readers[storage] += 1
+    def size(storages: Iterable[fx.Node]) -> int:
+        return sum(sizes[one] for one in storages)
 
-    def peak(self) -> tuple[int, int]:
-        """(the most bytes in use at a time, bytes in use at the end)."""
-        live = most = self.start
-        left = dict(self.readers)
+    def ended(storages: Iterable[fx.Node]) -> set[fx.Node]:
+        return {one for one in storages if left.get(one) == 0 and one not in stay}
 
-        def ended(storages: Iterable[fx.Node]) -> set[fx.Node]:
-            return {one for one in storages if left.get(one) == 0 and one not in self.stay}
+    most = size(given)
+    live = most - size(ended(given))
+    for kernel in kernels:
+        for storage in kernel.reads & left.keys():
+            left[storage] -= 1
+        gone = ended(kernel.reads)
+        over = _written_over(kernel, gone.difference(given), costs)
+        live += size(kernel.makes) - size(over)
+        most = max(most, live + kernel.working)
+        live -= size((gone - over) | ended(kernel.makes))
+    return most, live
 
-        live -= sum(self.sizes[one] for one in ended(self.given))
-        for kernel in self.kernels:
-            for storage in kernel.reads & left.keys():
-                left[storage] -= 1
-            gone = ended(kernel.reads)
-            over = gone.intersection(self._written_over(kernel))
-            live += sum(self.sizes[one] for one in kernel.makes) - sum(self.sizes[one] for one in over)
-            most = max(most, live + kernel.working)
-            live -= sum(self.sizes[one] for one in (gone - over) | ended(kernel.makes))
-        return most, live
 
-    def _written_over(self, kernel: Kernel) -> list[fx.Node]:
-        """What may be written over: as large as an elementwise result, of its dtype, made in this graph, read by no
-        other op of the kernel."""
-        found: list[fx.Node] = []
-        for made in kernel.makes:
-            if ELEMENTWISE not in getattr(made.target, "tags", ()):
-                continue
-            for storage in kernel.reads.intersection(self.sizes).difference(self.given, found):
-                alike = self.sizes[storage] == self.sizes[made] and _dtype(storage) == _dtype(made)
-                if alike and set(_writers(storage, self.costs)).intersection(kernel.makes) == {made}:
-                    found.append(storage)
-                    break
-        return found
+def _written_over(kernel: Kernel, ending: Collection[fx.Node], costs: NodeCosts) -> set[fx.Node]:
+    """Of what ends in a kernel, what it writes over: as large as an elementwise result, of its dtype, read by no other
+    op of the kernel."""
+    found: set[fx.Node] = set()
+    for made in kernel.makes:
+        if ELEMENTWISE not in getattr(made.target, "tags", ()):
+            continue
+        for storage in ending:
+            alike = storage_bytes(storage) == storage_bytes(made) and _dtype(storage) == _dtype(made)
+            alone = alike and storage not in found
+            if alone and set(_writers(storage, costs)).intersection(kernel.makes) == {made}:
+                found.add(storage)
+                break
+    return found
 
 
 def _dtype(storage: fx.Node) -> object:
@@ -80,3 +88,39 @@ def _writers(storage: fx.Node, costs: NodeCosts) -> Iterable[fx.Node]:
             yield reader
         else:
             yield from _writers(reader, costs)
+
+
+def _kernels(module: fx.GraphModule, costs: NodeCosts, results: Collection[fx.Node]) -> list[Kernel]:
+    """In the order they were written. What is never written is computed wherever it is read."""
+    order = kernel_numbers(module)
+    reads: dict[fx.Node, set[fx.Node]] = {}
+    found: dict[int, Kernel] = {}
+    for node in order:
+        if node.op != "call_function":
+            continue
+        reads[node] = {one for other in node.all_input_nodes for one in _stored(other, costs, results, reads)}
+        made = [one for one in made_by(node) if _is_memory(one, costs, results)]
+        if made or not is_fusible(node):
+            kernel = found.setdefault(order[node], Kernel())
+            kernel.makes += made
+            kernel.reads |= reads[node]
+            kernel.working = max(kernel.working, costs.working_bytes(node) + left_bytes(node))
+    for earlier, later in one_kernel(module):
+        if order[earlier] in found and order[later] in found:
+            found[order[later]].reads |= {base(earlier), *reads[earlier]}
+    return [kernel for _, kernel in sorted(found.items())]
+
+
+def _stored(
+    node: fx.Node, costs: NodeCosts, results: Collection[fx.Node], reads: dict[fx.Node, set[fx.Node]]
+) -> Iterable[fx.Node]:
+    """The memory that a value is read from: its own, or what it is computed from where it is never written."""
+    storage = base(node)
+    if storage.op != "call_function" or _is_memory(storage, costs, results):
+        return (storage,)
+    return reads[producer(storage)]
+
+
+def _is_memory(storage: fx.Node, costs: NodeCosts, results: Collection[fx.Node]) -> bool:
+    """One of the results of a fused op is written where somebody else reads that one."""
+    return storage in results or not is_fusible(producer(storage)) or costs.is_written(storage)

@@ -73,6 +73,23 @@ def storage_bytes(node: fx.Node) -> int:
     return value.untyped_storage().nbytes() if isinstance(value, Tensor) else 0
 
 
+def made_by(node: fx.Node) -> list[fx.Node]:
+    """The storages that a node brings into being: an op with several results makes its parts."""
+    if is_part(node) or is_view(node):
+        return []
+    return [user for user in node.users if is_part(user)] or [node]
+
+
+def left_bytes(node: fx.Node) -> int:
+    """Results that nobody takes: they go as soon as the others are taken."""
+    value = node.meta.get("val")
+    if not isinstance(value, list | tuple) or is_view(node):
+        return 0
+    taken = {user.args[1] for user in node.users if is_part(user)}
+    left = [item for index, item in enumerate(value) if index not in taken and isinstance(item, Tensor)]
+    return sum(item.untyped_storage().nbytes() for item in left)
+
+
 def written_to(node: fx.Node) -> bool:
     """Whether some op writes to this storage: what is kept of it would not be what its other readers saw."""
     return any(
