@@ -1,4 +1,4 @@
-"""Two plans beside each other, as the page and `meshwright compare` show them."""
+"""Two plans side by side, as the page and `meshwright compare` show them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Comparison:
 
 
 def compare(plan: Plan | str | PathLike[str], other: Plan | str | PathLike[str]) -> Comparison:
-    """Two plans beside each other, as `meshwright compare` prints them. Each is a Plan, or the name of its file."""
+    """Two plans side by side, as `meshwright compare` prints them. Each is a Plan, or the name of its file."""
     plans = _read(plan), _read(other)
     names = tuple(f"plan {n}" if isinstance(one, Plan) else fspath(one) for n, one in ((1, plan), (2, other)))
     found = compared(plans[0], names[1], plans[1])

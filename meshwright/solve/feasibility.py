@@ -27,7 +27,7 @@ from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import refine, refine_ways
 from meshwright.solve.search import Candidate, search
-from meshwright.solve.sweep import PARTS, swept
+from meshwright.solve.sweep import PARTS, sweep_budgets
 from meshwright.solve.together import FEWER, Assemble, Together, weighed
 
 
@@ -75,7 +75,7 @@ def feasible_jointly(
     return None
 
 
-def feasible_swept(
+def feasible_by_budgets(
     candidates: list[Candidate],
     budget_bytes: int,
     *,
@@ -99,7 +99,7 @@ def feasible_swept(
         return None
 
     try:
-        swept(candidates, budget_bytes, refined, None, PARTS if ours else (*PARTS, 1.0), exactly=not ours)
+        sweep_budgets(candidates, budget_bytes, refined, None, PARTS if ours else (*PARTS, 1.0), exactly=not ours)
     except _EnoughError as enough:
         return needed_by(enough.plan)
     return None

@@ -22,7 +22,7 @@ from meshwright.solve.intra.mix import Chain
 from meshwright.solve.refine import refine
 from meshwright.solve.search import SAME, Candidate, search
 from meshwright.solve.search_log import SearchRecorder, mesh_node, not_below
-from meshwright.solve.sweep import swept
+from meshwright.solve.sweep import sweep_budgets
 from meshwright.solve.together import FEWER, Assemble, Together
 
 
@@ -95,7 +95,7 @@ class _State:
             self._better(plan)
             return plan
 
-        swept(candidates, self.budget_bytes, refined, self.best, exactly=False)
+        sweep_budgets(candidates, self.budget_bytes, refined, self.best, exactly=False)
 
     def look_at(self, found: list[Entry]) -> None:
         """Those with the lowest bounds: all of what they have while nothing fits, as a probe then."""

@@ -18,10 +18,10 @@ from meshwright.solve.assemble import assemble, draft
 from meshwright.solve.by_method import method_search
 from meshwright.solve.candidates import candidates_on, tight_candidates
 from meshwright.solve.feasibility import (
+    feasible_by_budgets,
     feasible_jointly,
     feasible_kept,
     feasible_min_memory,
-    feasible_swept,
     min_memory_plan,
 )
 from meshwright.solve.infeasible import does_not_fit, least_of, state_bytes, usable_bytes
@@ -231,13 +231,13 @@ class OneStageSearch:
         given: dict[str, Any] = {"program": self.program, "assemble": self.drafted, "work": work}
         least_memory = partial(feasible_min_memory, self.leanest, method=self.method, **given)
         if self.method not in (*ANYWHERE, "flat"):
-            return [least_memory], [partial(feasible_swept, self.first, method=self.method, **given)]
+            return [least_memory], [partial(feasible_by_budgets, self.first, method=self.method, **given)]
         kept = partial(feasible_kept, self.candidates, program=self.program)
         if not self.recompute:
             return [kept], []
         jointly = partial(feasible_jointly, self.jointly, flat=self.method == "flat", **given)
-        swept = partial(feasible_swept, self.jointly, method=self.method, **given)
-        return [least_memory, kept], [jointly, swept]
+        by_budgets = partial(feasible_by_budgets, self.jointly, method=self.method, **given)
+        return [least_memory, kept], [jointly, by_budgets]
 
     @cached_property
     def leanest(self) -> list[Candidate]:

@@ -19,7 +19,7 @@ PARTS = (inf, 8.0, 4.0, 2.0, 1.5, 1.25)
 Refined = Callable[[Chain, Frontier], Plan | None]
 
 
-def swept(
+def sweep_budgets(
     candidates: list[Candidate],
     budget_bytes: int,
     refined: Refined,

@@ -28,7 +28,7 @@ Assemble = Callable[[Chain, Frontier], Plan]
 Offered = Callable[[Plan, Ways], Options]
 
 WEIGHTS = (0.0, 1.0, 4.0)
-"""Of what overlaps compute (`Frontier`): free, as dear as compute, dearer."""
+"""Of what overlaps compute (`Frontier`): free, as expensive as compute, more expensive."""
 
 MIXED = (0.05, 0.25, 1.0, 4.0)
 """Weights at which mixtures are looked for."""

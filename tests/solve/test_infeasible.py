@@ -78,7 +78,7 @@ def test_a_refusal_asks_what_takes_long_of_small_programs_alone(monkeypatch: pyt
     """As many layers as gpt2 has: what is named is still a budget that does."""
     program, cluster = capture(Deep(12), {"x": torch.zeros(8, 16)}), load_cluster("local:2")
     assert EXACT < len(program.segments) <= 14
-    slow = ("feasible_jointly", "feasible_swept", "counted_pipeline")
+    slow = ("feasible_jointly", "feasible_by_budgets", "counted_pipeline")
     with monkeypatch.context() as patched:
         for name in slow:
             patched.setattr(one_stage, name, lambda *_, **__: lambda *_, **__: pytest.fail("asked"))

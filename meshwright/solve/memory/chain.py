@@ -228,7 +228,7 @@ class _Bounds:
 
 
 def _rounded(rows: Sequence[_Rows], prices: NDArray[np.float64]) -> list[list[int]]:
-    """Choices that fit, between two neighbouring prices: the dearer one's options first, then the cheaper one's."""
+    """Choices that fit, between two neighbouring prices: those of the higher price first, then those of the lower."""
     chains = [[int(np.argmin(row.seconds + price * row.resident)) for row in rows] for price in prices]
     for cheap, dear in zip([chains[0], *chains], chains, strict=False):
         for count in range(len(rows) + 1) if cheap != dear else (0,):
