@@ -265,3 +265,15 @@ def test_a_device_may_name_its_own_attention_and_clocks_under_load() -> None:
     locked = replace(device, achievable=(*device.achievable, Achievable("sustained", 0.8)))
     assert profile_of(locked).steady("float16", 5e13) == (1.25, 1.0)
     assert profile_of(locked).steady("float16", 1e12) == (1.25, 1.0)
+
+
+def test_clocks_under_load_are_those_of_the_device_they_were_measured_on() -> None:
+    """An H200's products are slower the more of a step they fill; devices with its tables keep full clocks."""
+    h200, other = profile_of(device_of("H200-SXM-141GB")), profile_of(device_of("A100-SXM-80GB"))
+    reached = 0.8 * 989e12
+    few, all_of_it = (h200.steady("bfloat16", share * reached)[0] for share in (0.2, 1.0))
+    assert 1.0 < few < 1 / h200.sustained("bfloat16") < all_of_it < 1.25
+    assert h200.sustained("float32") == 1.0
+    assert other.tables.kernels is h200.tables.kernels
+    assert other.steady("bfloat16", reached) == (1.0, 1.0)
+    assert other.sustained("bfloat16") == 1.0
