@@ -130,16 +130,15 @@ def _call(
     op: Op, known: dict[str, Value], values: dict[str, Tensor], place: torch.device, kernels: str
 ) -> Sequence[Tensor]:
     if kernels == "cuda" and op.target == ATTENTION:
-        found = _gpu_attention(op, [known[name] for name in op.operands()], [values[name] for name in op.operands()])
-        if found is not None:
-            return (found,)
+        names = op.operands()
+        return (_gpu_attention(op, [known[name] for name in names], [values[name] for name in names]),)
     if kernels == "cuda" and op.target == RMS_NORM:
         return (_gpu_rms_norm(op, [values[name] for name in op.operands()]),)
     return call(op, values, place)
 
 
-def _gpu_attention(op: Op, operands: list[Value], tensors: list[Tensor]) -> Tensor | None:
-    """The fused kernel that a GPU takes for this call; None where it takes plain products."""
+def _gpu_attention(op: Op, operands: list[Value], tensors: list[Tensor]) -> Tensor:
+    """By the kernel that a GPU takes for this call."""
     kernel = attention_kernel(op, operands, "cuda")
     rest = dict(zip(("mask", "dropout_p", "is_causal"), op.args[3:], strict=False)) | dict(op.kwargs)
     rate, causal, scale = rest.get("dropout_p", 0.0), rest.get("is_causal", False), rest.get("scale")
@@ -155,10 +154,19 @@ def _gpu_attention(op: Op, operands: list[Value], tensors: list[Tensor]) -> Tens
             mask = mask if mask.stride(-1) == 1 else mask.contiguous()
             mask = mask.expand(*query.shape[:-1], key.shape[-2])
         found = ops._scaled_dot_product_efficient_attention(query, key, value, mask, True, rate, causal, scale=scale)
+    elif kernel == "math":
+        grouped = bool(rest.get("enable_gqa", False))
+        found = ops._scaled_dot_product_attention_math(
+            query, key, value, mask, rate, causal, scale=scale, enable_gqa=grouped
+        )
     elif kernel == "flash":
         found = ops._scaled_dot_product_flash_attention(query, key, value, rate, causal, scale=scale)
-    else:
-        return None
+    else:  # on copies of whole 8 columns
+        width = query.shape[-1]
+        query, key, value = (torch.nn.functional.pad(one, (0, -width % 8)) for one in (query, key, value))
+        scale = width**-0.5 if scale is None else scale
+        found = ops._scaled_dot_product_flash_attention(query, key, value, rate, causal, scale=scale)
+        return found[0][..., :width]  # type: ignore[no-any-return]
     return found[0]  # type: ignore[no-any-return]
 
 

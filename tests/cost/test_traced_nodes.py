@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from meshwright.capture import capture
+from meshwright.capture import Precision, capture
 from meshwright.capture.program import Program
 from meshwright.cluster.device_table import GPUS
 from meshwright.cluster.profile_load import profile_of
@@ -103,6 +103,24 @@ def test_what_an_encoder_hands_to_every_decoder_layer_is_held_once() -> None:
     encoded = 8 * 64 * 128 * 2
     assert len(others) == 2
     assert set(others) == {first - encoded - 2 * 64 * 64 * 2}, "nor the bias that all of them add"
+
+
+@pytest.mark.parametrize(
+    ("precision", "width", "expected", "never"),
+    [("fp32", 32, "softmax", "attention"), ("bf16", 32, "cudnn_attention", "softmax"), ("bf16", 36, "flash", "cpu")],
+)
+def test_attention_of_grouped_heads_is_traced_as_a_gpu_runs_it(
+    precision: Precision, width: int, expected: str, never: str
+) -> None:
+    """Also where no GPU is here: in single precision no fused kernel takes grouped heads; the one for whole 8 columns
+    takes copies of those that are not."""
+    name = f"llama?layers=1&hidden={4 * width}&heads=4&kv_heads=2&ffn=64&vocab=64&seq=16"
+    graph = capture(*parse_reference(name).meta(2), precision=precision).graphs[1]
+    nodes = trace(graph.at(2), "cpu", "cuda").module.graph.nodes
+    found = {str(node.target) for node in nodes if node.op == "call_function"}
+    assert any(expected in target for target in found)
+    assert not any(never in target for target in found)
+    assert ("aten.constant_pad_nd.default" in found) == (width == 36)
 
 
 def test_products_take_longer_the_more_of_the_time_they_fill() -> None:
