@@ -80,6 +80,36 @@ def test_the_gradient_of_a_convolutions_bias_is_such_a_sum() -> None:
     assert NodeCosts(H200).working_bytes(found) == 132 * MIB
 
 
+DEPTHWISE = [
+    *((torch.bfloat16, 216, 832, 7, 7, 268.73), (torch.bfloat16, 64, 384, 14, 7, 36.75)),
+    *((torch.bfloat16, 128, 512, 14, 3, 18.0), (torch.bfloat16, 64, 960, 7, 5, 46.88)),
+    *(
+        (torch.float32, 216, 832, 7, 7, 0.16 * 2),
+        (torch.float32, 216, 208, 28, 7, 1085.5),
+        (torch.float32, 64, 96, 56, 7, 597.5),
+    ),
+]
+"""Dtype, images, channels, their side, the window's; MiB besides the gradient on an H200 with torch 2.11."""
+
+
+@pytest.mark.parametrize(("dtype", "images", "channels", "side", "window", "mib"), DEPTHWISE)
+def test_the_gradient_of_depthwise_windows(
+    dtype: torch.dtype, images: int, channels: int, side: int, window: int, mib: float
+) -> None:
+    mode = fake_mode()
+    shape = (images, channels, side, side)
+    fakes = [fake_tensor(one, dtype, mode) for one in (shape, shape, (channels, 1, window, window))]
+    fakes[:2] = [fake.contiguous(memory_format=torch.channels_last) for fake in fakes[:2]]
+
+    def call(g: Tensor, x: Tensor, w: Tensor) -> list[Tensor]:
+        rest = ([channels], [1, 1], [window // 2] * 2, [1, 1], False, [0, 0], channels, [False, True, False])
+        return [torch.ops.aten.convolution_backward.default(g, x, w, *rest)[1]]
+
+    nodes = trace_joint(call, fakes, mode).graph.nodes
+    found = next(node for node in nodes if str(node.target) == "aten.convolution_backward.default")
+    assert NodeCosts(H200).working_bytes(found) / MIB == pytest.approx(mib, rel=0.02, abs=0.5)
+
+
 def test_larger_depthwise_windows_read_and_write_no_more() -> None:
     assert depthwise_work(900, 9) == pytest.approx(900)
     assert depthwise_work(900, 49) == pytest.approx(3.53 * 900, rel=0.01)

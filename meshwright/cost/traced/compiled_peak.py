@@ -1,7 +1,8 @@
 """The peak of a compiled graph, kernel by kernel.
 
 What a compiler fuses away is never memory; but ops that read the same storage and need not wait for each other become
-one kernel, so that all they read and write is there at once. An elementwise op writes over what it alone still reads.
+one kernel, so that all they read and write is there at once. An elementwise op writes over what it alone still reads,
+and so does a softmax of short rows.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ from meshwright.cost.traced.kernels import kernel_numbers, one_kernel
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.cost.traced.storage import base, left_bytes, made_by, producer, storage_bytes
 
+SOFTMAX_ROWS = {
+    **dict.fromkeys(("aten._softmax.default", "aten._safe_softmax.default"), 1024),
+    "aten._softmax_backward_data.default": 2048,
+}
+"""The longest rows that a compiled softmax, and its gradient, hold in registers (on an H200 with torch 2.11: 992 and 2048
+numbers were seen so; 2048 and 6000 not)."""
+
 
 @dataclass(slots=True)
 class Kernel:
-    """makes: storages that it writes. reads: those it needs, whoever wrote them. working: bytes besides."""
+    """makes: storages that it writes. early: those that it writes too, counted since an earlier kernel. reads: those it
+    needs, whoever wrote them. working: bytes besides."""
 
     makes: list[fx.Node] = field(default_factory=list)
+    early: list[fx.Node] = field(default_factory=list)
     reads: set[fx.Node] = field(default_factory=set)
     working: int = 0
 
@@ -62,19 +72,26 @@ def compiled_peak(
 
 
 def _written_over(kernel: Kernel, ending: Collection[fx.Node], costs: NodeCosts) -> set[fx.Node]:
-    """Of what ends in a kernel, what it writes over: as large as an elementwise result, of its dtype, read by no other
-    op of the kernel."""
+    """Of what ends in a kernel, what it writes over: as large as a result, of its dtype, read by no other op of the
+    kernel."""
     found: set[fx.Node] = set()
+    everything = {*kernel.makes, *kernel.early}
     for made in kernel.makes:
-        if ELEMENTWISE not in getattr(made.target, "tags", ()):
+        if not _may_write_over(made):
             continue
         for storage in ending:
             alike = storage_bytes(storage) == storage_bytes(made) and _dtype(storage) == _dtype(made)
             alone = alike and storage not in found
-            if alone and set(_writers(storage, costs)).intersection(kernel.makes) == {made}:
+            if alone and everything.intersection(_writers(storage, costs)) == {made}:
                 found.add(storage)
                 break
     return found
+
+
+def _may_write_over(made: fx.Node) -> bool:
+    """Whether each number of a result is written after the last look at that number of what it is made of."""
+    rows = SOFTMAX_ROWS.get(str(made.target), 0)
+    return ELEMENTWISE in getattr(made.target, "tags", ()) or made.meta["val"].shape[-1:].numel() <= rows
 
 
 def _dtype(storage: fx.Node) -> object:
@@ -108,6 +125,8 @@ def _kernels(module: fx.GraphModule, costs: NodeCosts, results: Collection[fx.No
     for earlier, later in one_kernel(module):
         if order[earlier] in found and order[later] in found:
             found[order[later]].reads |= {base(earlier), *reads[earlier]}
+            if order[earlier] != order[later]:
+                found[order[later]].early.append(earlier)
     return [kernel for _, kernel in sorted(found.items())]
 
 
