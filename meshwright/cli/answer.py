@@ -47,13 +47,16 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
         ratio = f"{other.step_s / found.step_s:.2f}x" if found.step_s else ""
         fits = _fits(other.fits, other.host_bound)
         cut_in = str(other.microbatches or "-")
-        rows.append((other.title, show_seconds(other.step_s), ratio, show_bytes(other.peak_bytes), cut_in, fits))
+        held = f"{'~' * other.rough}{show_bytes(other.peak_bytes)}"
+        rows.append((other.title, show_seconds(other.step_s), ratio, held, cut_in, fits))
     wide = [max(len(row[place]) for row in rows) for place in range(5)]
     lines = [f"recipes people know, by the same prices, {number}, activations kept unless said otherwise:"]
     for name, *cells, fits in rows:
         shown = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, wide[1:], strict=True))
         lines.append(f"  {name:<{wide[0]}}  {shown}  {fits}".rstrip())
     lines += _room(plan)
+    if any(other.rough for other in others):
+        lines.append("~: as searches count it, some percent too high; the row as a plan of its own has it exactly")
     if is_host_bound(found) or any(other.host_bound for other in others):
         lines.append(
             "host-bound: the host needs longer to launch the kernels than the devices to run them; "
@@ -72,7 +75,12 @@ def _as_plans(others: Sequence[Baseline]) -> list[str]:
 
     rows = [(other.title, pin_options(other.as_plan)) for other in others if other.fits and other.as_plan]
     wide = max((len(name) for name, _ in rows), default=0)
-    return [*(["a row as a plan of its own:"] if rows else []), *(f"  {name:<{wide}}  {words}" for name, words in rows)]
+    staged = any(other.name.startswith("PP") and other.fits for other in others)
+    more = " (stages may then differ in their shardings, which can be a little faster)" if staged else ""
+    return [
+        *([f"a row as a plan of its own{more}:"] if rows else []),
+        *(f"  {name:<{wide}}  {words}" for name, words in rows),
+    ]
 
 
 def _room(plan: Plan) -> list[str]:
@@ -150,6 +158,7 @@ def summary(
                 "step_seconds": other.step_s,
                 "peak_bytes": other.peak_bytes,
                 "fits": other.fits,
+                "peak_is_rough": other.rough,
                 "microbatches": other.microbatches,
                 "host_bound": other.host_bound,
                 "pins": list(other.as_plan),

@@ -47,8 +47,8 @@ def add_parser(subparsers: Any) -> None:
         "--pin",
         action="append",
         default=[],
-        help="pp=N (stages), vpp=N (interleaved runs of each), schedule=1f1b, dp=N, tp=N, cp=N, ep=N, "
-        "sp=on|off, zero=0..3, microbatch=N (how many), mesh=2x4, "
+        help="pp=N (stages), layers=9+17 (of each stage), vpp=N (interleaved runs of each), "
+        "schedule=1f1b, dp=N, tp=N, cp=N, ep=N, sp=on|off, zero=0..3, microbatch=N (how many), mesh=2x4, "
         "split=matmul, recompute=keep|full|selective|sqrt|rotor|flat|nested, "
         "offload=auto|optimizer|weights|optimizer:0.5 (to the host's memory), NAME=S(0); pins of a mesh or a weight "
         "mean plans of one stage, unless pp is pinned too",

@@ -14,6 +14,7 @@ class Constraints:
     """What a user takes away from the planner. A field that is None is left to it.
 
     pp: number of pipeline stages, or the devices of each: `(2, 2, 4)`.
+    layers: of each pipeline stage: `(9, 17)`.
     schedule: of the pipeline, such as `1f1b`.
     mesh: sizes of the axes: `(2, 4)`.
     dp, tp: devices that samples and weights are split over.
@@ -30,6 +31,7 @@ class Constraints:
     """
 
     pp: int | tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None
     schedule: str | None = None
     mesh: tuple[int, ...] | None = None
     dp: int | None = None
@@ -63,6 +65,7 @@ class Constraints:
             raise PlanError(f"Constraints(sp={self.sp!r})", "True or False", "correct it")
         words: dict[str, object] = {
             "pp": _joined(self.pp, "+"),
+            "layers": _joined(self.layers, "+"),
             "schedule": self.schedule,
             "mesh": _joined(self.mesh, "x"),
             "dp": self.dp,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WORDS = {
     "pp": "pp=2 or pp=2+2+4",
+    "layers": "layers=9+17 (of each stage)",
     "schedule": "schedule=1f1b",
     "mesh": "mesh=2x4",
     "dp": "dp=4",

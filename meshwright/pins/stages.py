@@ -12,18 +12,21 @@ from meshwright.sizes import is_whole
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "searched")
 """Of plans of several stages; those of one are `one-stage`."""
+STAGED = ("pp", "layers", "schedule", "vpp")
+"""Pins that speak of stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelinePins:
-    """What pins say of stages: `pp=K`, or `pp=2+2+4` with their devices; `schedule=NAME`; `vpp=V` runs of segments a
-    stage; and the rest, which speak of each stage's own mesh."""
+    """What pins say of stages: `pp=K`, or `pp=2+2+4` with their devices; `layers=9+17`, the layers of each;
+    `schedule=NAME`; `vpp=V` runs of segments a stage; and the rest, which speak of each stage's own mesh."""
 
     stages: int | None
     schedule: str | None
     rest: tuple[str, ...]
     sizes: tuple[int, ...] | None = None
     runs: int | None = None
+    layers: tuple[int, ...] | None = None
 
     @property
     def pp(self) -> str:
@@ -35,7 +38,8 @@ class PipelinePins:
         """All of them."""
         schedule = f"schedule={self.schedule}" if self.schedule else ""
         runs = f"vpp={self.runs}" if self.runs else ""
-        return ", ".join(text for text in (self.pp, schedule, runs, *self.rest) if text)
+        layers = f"layers={'+'.join(map(str, self.layers))}" if self.layers else ""
+        return ", ".join(text for text in (self.pp, layers, schedule, runs, *self.rest) if text)
 
     @property
     def one_stage(self) -> bool:
@@ -58,7 +62,7 @@ class PipelinePins:
 def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
     given: dict[str, str] = {}
     for key, value in map(pin_parts, texts):
-        if key in ("pp", "schedule", "vpp"):
+        if key in STAGED:
             given[key] = value
     stages, schedule = given.get("pp"), given.get("schedule")
     parts = stages.split("+") if stages is not None else []
@@ -69,10 +73,26 @@ def pipeline_pins(texts: Sequence[str]) -> PipelinePins:
     if parts == ["1"] and schedule not in (None, "one-stage"):
         raise PlanError(f"pins pp=1 and schedule={schedule}", "a schedule where there are stages", "drop one of them")
     runs = _runs(given)
-    rest = tuple(text for text in texts if pin_parts(text)[0] not in ("pp", "schedule", "vpp"))
-    if len(parts) > 1:
-        return PipelinePins(len(parts), schedule, rest, tuple(map(int, parts)), runs)
-    return PipelinePins(int(parts[0]) if parts else None, schedule, rest, None, runs)
+    rest = tuple(text for text in texts if pin_parts(text)[0] not in STAGED)
+    sizes = tuple(map(int, parts)) if len(parts) > 1 else None
+    count = len(sizes) if sizes else int(parts[0]) if parts else None
+    layers = _layers(given, count)
+    return PipelinePins(len(layers) if layers else count, schedule, rest, sizes, runs, layers)
+
+
+def _layers(given: Mapping[str, str], stages: int | None) -> tuple[int, ...] | None:
+    """Of a `layers` pin: how many each stage has."""
+    if "layers" not in given:
+        return None
+    text = f"layers={given['layers']}"
+    parts = given["layers"].split("+")
+    if not all(map(is_whole, parts)) or len(parts) < 2:
+        raise PlanError(f"pin {text}", "how many layers each stage has, such as layers=9+17", "correct the pin")
+    if stages not in (None, len(parts)):
+        raise PlanError(f"pins pp={given['pp']} and {text}", "layers for each of the stages", "change one of the pins")
+    if given.get("schedule") == "interleaved" or given.get("vpp", "1") != "1":
+        raise PlanError(f"pin {text} under an interleaved schedule", "one run of layers a stage", "drop one of them")
+    return tuple(map(int, parts))
 
 
 def _runs(given: Mapping[str, str]) -> int | None:

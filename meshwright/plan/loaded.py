@@ -16,7 +16,7 @@ from meshwright.layout import Layout
 from meshwright.pins.parts import pin_parts, pinned_mesh
 from meshwright.pins.pins import pin_readings
 from meshwright.pins.spelling import check_spelling
-from meshwright.pins.stages import SCHEDULES
+from meshwright.pins.stages import SCHEDULES, STAGED
 from meshwright.plan.order import parse_order
 from meshwright.plan.records import OFFLOADS
 from meshwright.plan.tasks import check_tasks
@@ -198,7 +198,7 @@ def _check_pins(plan: Plan) -> None:
     try:
         check_spelling(plan.pins)
         shape = pinned_mesh(plan.pins)
-        elsewhere = ("pp", "schedule", "vpp", "recompute", "offload")
+        elsewhere = (*STAGED, "recompute", "offload")
         rest = [text for text in plan.pins if pin_parts(text)[0] not in elsewhere]
         for stage in plan.stages if rest else ():
             if shape is not None and stage.mesh.sizes != shape:
@@ -215,6 +215,9 @@ def _check_stages(plan: Plan) -> None:
         runs = {len(group) for group in plan.groups}
         if key == "vpp" and runs != {int(value)}:
             raise PlanError(f"pin vpp={value}", f"the plan's own runs of layers in a stage, {sorted(runs)}")
+        layers = "+".join(str(stage.end - stage.first) for stage in plan.stages)
+        if key == "layers" and value != layers:
+            raise PlanError(f"pin layers={value}", f"the plan's own layers of each stage, {layers}")
         if key != "pp":
             continue
         parts = value.split("+")

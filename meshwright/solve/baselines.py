@@ -26,7 +26,7 @@ from meshwright.solve.candidates import candidates_on
 from meshwright.solve.effort import HEADROOM
 from meshwright.solve.one_device import one_device_search, room_bytes
 from meshwright.solve.pin_words import experts_of
-from meshwright.solve.pipeline.baselines import Baseline, pipelines
+from meshwright.solve.pipeline.baselines import ROUGH, Baseline, pipelines
 from meshwright.solve.plan import look
 from meshwright.solve.request import PlanRequest
 from meshwright.solve.search import Candidate, Met, anyway, search
@@ -38,8 +38,6 @@ Way = tuple[str, ...]
 
 SERVER = "parameter server"
 FSDP = "FSDP (ZeRO-3)"
-ROUGH = 1.25
-"""What a search counts of a peak may be so many times what it is."""
 CHECKPOINTING = "full checkpointing"
 CHECKPOINTED = f"FSDP + {CHECKPOINTING}"
 ONE_DEVICE = {"no checkpointing": "keep", "selective checkpointing": "selective", CHECKPOINTING: "full"}
@@ -105,6 +103,7 @@ def _priced(baseline: Baseline, plan: Plan, limit: int) -> Baseline:
         fits=made.peak_bytes <= limit,
         microbatches=plan.microbatches,
         host_bound=is_host_bound(made),
+        rough=False,
     )
 
 
@@ -176,7 +175,7 @@ def _best(name: str, ways: Mapping[Way, list[Candidate] | PlanError], limit: int
     fits = chain.peak_bytes <= limit
     figures = chain.seconds, chain.peak_bytes, fits
     bound = chain.host_s > MUCH * chain.seconds
-    return Baseline(name, way, *figures, microbatches=chain.microbatches, host_bound=bound), met
+    return Baseline(name, way, *figures, microbatches=chain.microbatches, host_bound=bound, rough=True), met
 
 
 def _why(error: PlanError) -> str:

@@ -39,11 +39,12 @@ def test_an_effort_that_there_is_not_is_refused() -> None:
 
 def test_constraints_say_what_pins_say() -> None:
     every = mw.Constraints(
-        pp=(2, 2), schedule="1f1b", mesh=(1, 2), dp=2, tp=1, cp=1, ep=1, vpp=2, sp=False, zero="3:8",
+        pp=(2, 2), layers=(3, 1), schedule="1f1b", mesh=(1, 2), dp=2, tp=1, cp=1, ep=1, vpp=2, sp=False, zero="3:8",
         microbatch=4, recompute="full", offload="optimizer", split="matmul", storage={"a.*": "S(0)"},
     )  # fmt: skip
     assert every.pins() == (
-        "pp=2+2", "schedule=1f1b", "mesh=1x2", "dp=2", "tp=1", "cp=1", "ep=1", "vpp=2", "sp=off", "zero=3:8",
+        "pp=2+2", "layers=3+1", "schedule=1f1b",
+        "mesh=1x2", "dp=2", "tp=1", "cp=1", "ep=1", "vpp=2", "sp=off", "zero=3:8",
         "microbatch=4", "recompute=full", "split=matmul", "offload=optimizer", "a.*=S(0)",
     )  # fmt: skip
     assert {text.partition("=")[0] for text in every.pins()[:-1]} == set(WORDS) - {"microbatches"}
@@ -62,7 +63,7 @@ def test_misspelt_constraints_are_refused_with_what_was_probably_meant() -> None
     for given, meant in ({"zerro": 3}, "zero"), ({"microbatches": 4}, "microbatch"), ({"tpp": 2}, "tp or pp"):
         with pytest.raises(PlanError, match=rf"{next(iter(given))}=\d(.|\n)*did you mean {meant}\?"):
             mw.Constraints(**given)
-    with pytest.raises(PlanError, match=r"one of pp, schedule, mesh"):
+    with pytest.raises(PlanError, match=r"one of pp, layers, schedule, mesh"):
         mw.Constraints(budget=3)  # type: ignore[call-arg]
     with pytest.raises(PlanError, match=r"Constraints\('tp=2'\)(.|\n)*by name"):
         mw.Constraints("tp=2")  # type: ignore[misc]

@@ -68,6 +68,7 @@ def test_pins_that_cannot_be_are_refused_by_name(pins: tuple[str, ...], fault: s
         (("sp=on", "dp=4"), "pins sp=on and dp=4 on 4 devices"),
         (("mesh=4", "cp=2"), "pins mesh=4 and cp=2"),
         (("pp=1", "vpp=2"), "pins pp=1 and vpp=2"),
+        (("pp=3", "layers=1+2"), "pins pp=3 and layers=1+2"),
         (("schedule=1f1b", "vpp=2"), "pins schedule=1f1b and vpp=2"),
         (("schedule=interleaved", "vpp=1"), "pins schedule=interleaved and vpp=1"),
         (("tp=1", "cp=2", "dp=4"), "pins dp=4 and tp=1 and cp=2 on 4 devices"),

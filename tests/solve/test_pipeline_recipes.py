@@ -9,12 +9,14 @@ import pytest
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
+from meshwright.errors import PlanError
 from meshwright.pins.stages import pipeline_pins
 from meshwright.plan import Plan
 from meshwright.predict import predict
 from meshwright.price.parameter import Setting
 from meshwright.solve.pipeline.baselines import Baseline, pipelines
 from meshwright.solve.pipeline.search import pipeline_search
+from meshwright.solve.plan import make_plan
 from tests.small_models import small_model
 
 ROOM = 1 << 50
@@ -45,6 +47,22 @@ def test_no_recipe_is_faster_than_a_search_under_its_pins() -> None:
     step_s = searched(recipe.pins).predicted.step_s
     assert step_s <= recipe.step_s * (1 + 1e-9)
     assert recipe.step_s < 1.5 * step_s
+
+
+def test_a_row_has_as_many_micro_batches_as_are_fastest() -> None:
+    """Against every number by itself; the search has one start and climbs."""
+    for place, row in enumerate(recipes()):
+        each = [recipes(cut=(f"microbatches={n}",))[place].step_s for n in (1, 2, 4, 8, 16, 32)]
+        assert row.step_s == min(step_s for step_s in each if step_s)
+
+
+def test_layers_of_stages_can_be_pinned() -> None:
+    plan = make_plan(program(), load_cluster("local:2"), pins=("layers=1+3", "microbatch=4"))
+    assert [stage.end - stage.first for stage in plan.stages] == [1, 3]
+    with pytest.raises(PlanError, match=r"layers=2\+2"):
+        Plan.from_json(plan.to_json().replace(b"layers=1+3", b"layers=2+2"))
+    with pytest.raises(PlanError, match="sum to 4"):
+        make_plan(program(), load_cluster("local:2"), pins=("layers=1+2",))
 
 
 def test_what_does_not_fit_is_cut_into_more_micro_batches() -> None:

@@ -12,6 +12,7 @@ from meshwright.cluster import Cluster
 from meshwright.cluster.enumerate import per_host
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.explain.pace import is_host_bound
+from meshwright.pins.parts import pin_parts
 from meshwright.pins.stages import pipeline_pins
 from meshwright.plan import Plan
 from meshwright.predict import predicted
@@ -23,9 +24,10 @@ from meshwright.solve.pipeline.offers import FIRST, Offer, offers
 from meshwright.solve.pipeline.pins import check_pins
 from meshwright.solve.pipeline.plan import Part, pipeline_plan
 
-PARTS = (4, 16)
-"""Micro-batches for each stage, where the batch has as many: what people begin with, and what they try where that does
-not fit."""
+PARTS = 4
+"""Micro-batches for each stage with which people begin, where the batch has as many."""
+ROUGH = 1.25
+"""What a search counts of a peak may be so many times what it is."""
 MOST_STAGES = 16
 
 DEGREES = ("pp=", "dp=", "tp=", "ep=")
@@ -37,7 +39,8 @@ UNEQUAL = "the devices make no equal stages"
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """One way of running the model. step_s and peak_bytes: None where it does not exist, `why` then says so; or where
-    it was not priced in time. host_bound: kernel launches set its pace."""
+    it was not priced in time. host_bound: kernel launches set its pace. rough: the peak is what a search counts, which
+    is some percent off."""
 
     name: str
     pins: tuple[str, ...] = ()
@@ -47,18 +50,20 @@ class Baseline:
     why: str = ""
     microbatches: int | None = None
     host_bound: bool = False
+    rough: bool = False
 
     @property
     def title(self) -> str:
         """Its name, with the degrees at which it is fastest where it has a choice of them."""
         degrees = [text for text in self.pins if text.startswith(DEGREES) and not text.endswith("=1")]
+        degrees = [f"pp={len(text.split('+'))}" if "+" in text else text for text in degrees]
         chosen = self.step_s is not None and any(not text.startswith("dp=") for text in degrees)
         return f"{self.name} ({' '.join(degrees)})" if chosen else self.name
 
     @property
     def as_plan(self) -> tuple[str, ...]:
-        """The pins that give it as a plan of its own; none where there is no such plan. A mesh of one axis needs none,
-        and of a pipeline the planner looks for the cuts."""
+        """The pins that give it as a plan of its own; none where there is no such plan. A mesh of one axis needs
+        none."""
         if self.step_s is None or not self.pins:
             return ()
         own = [text for text in self.pins if not text.startswith(("mesh=", "microbatch")) or "x" in text]
@@ -101,31 +106,55 @@ class _Recipes:
         if not ways:
             return Baseline(name, why="one device shares with no other" if self.cluster.device_count == 1 else UNEQUAL)
         met: list[tuple[tuple[str, ...], Plan]] = []
-        why = UNEQUAL
+        refused: list[str] = []
         for stages, pins in ways:
-            for cut in self._cuts(stages, pins):
-                way = (f"pp={stages}", "schedule=1f1b", cut, *pins)
+            met += self._climbed(stages, pins, refused)
+        if not met:
+            why = refused[-1] if refused else UNEQUAL
+            return Baseline(name, (f"pp={ways[0][0]}", "schedule=1f1b", *ways[0][1]), why=why)
+        way, plan = min(met, key=self._rank)
+        made = plan.predicted
+        layers = "+".join(str(stage.end - stage.first) for stage in plan.stages)
+        figures = made.step_s, made.peak_bytes, made.peak_bytes <= self.limit
+        rough = not self.setting.compile and made.peak_bytes <= self.limit
+        return Baseline(
+            name,
+            (*way, f"layers={layers}"),
+            *figures,
+            microbatches=plan.microbatches,
+            host_bound=is_host_bound(made),
+            rough=rough,
+        )
+
+    def _rank(self, one: tuple[tuple[str, ...], Plan]) -> tuple[bool, float]:
+        """By step of those that fit; by bytes of others."""
+        made = one[1].predicted
+        fits = made.peak_bytes <= self.limit
+        return not fits, made.step_s if fits else made.peak_bytes
+
+    def _climbed(self, stages: int, pins: list[str], refused: list[str]) -> list[tuple[tuple[str, ...], Plan]]:
+        """From as many micro-batches as people begin with to fewer, then to more, as long as that is better. refused:
+        gets why there is no such pipeline."""
+        numbers = self._numbers(stages, pins)
+        start = max((at for at, number in enumerate(numbers) if number <= PARTS * stages), default=0)
+        pp = "+".join([str(self.cluster.device_count // stages)] * stages)
+        met: list[tuple[tuple[str, ...], Plan]] = []
+        for step, at in ((-1, start), (1, start + 1)):
+            if step > 0 and len(met) > 1 and min(met, key=self._rank) is not met[0]:
+                break  # fewer are better
+            while 0 <= at < len(numbers):
+                way = (f"pp={pp}", "schedule=1f1b", f"microbatches={numbers[at]}", *pins)
+                best, at = min(map(self._rank, met), default=None), at + step
                 try:
-                    plan = self._plan(way)
+                    met.append((way, self._plan(way)))
                 except PlanError as error:
-                    why = error.given
+                    refused.append(error.given)
                     continue
                 except MeshwrightError:
                     continue
-                met.append((way, plan))
-                if plan.predicted.peak_bytes <= self.limit:
+                if best is not None and self._rank(met[-1]) >= best:
                     break
-        if not met:
-            return Baseline(name, (f"pp={ways[0][0]}", "schedule=1f1b", *ways[0][1]), why=why)
-        fitting = [one for one in met if one[1].predicted.peak_bytes <= self.limit]
-        way, plan = (
-            min(fitting, key=lambda one: one[1].predicted.step_s)
-            if fitting
-            else min(met, key=lambda one: one[1].predicted.peak_bytes)
-        )
-        made = plan.predicted
-        figures = made.step_s, made.peak_bytes, bool(fitting)
-        return Baseline(name, way, *figures, microbatches=plan.microbatches, host_bound=is_host_bound(made))
+        return met
 
     def _stages(self) -> Iterator[int]:
         """Of one host 2 and 4 stages; of several as many as there are hosts, and half of that."""
@@ -135,16 +164,13 @@ class _Recipes:
             if 1 < stages <= len(self.program.segments) and devices % stages == 0:
                 yield stages
 
-    def _cuts(self, stages: int, pins: list[str]) -> Iterator[str]:
-        """Every data-parallel rank has a sample of each micro-batch, where the batch has as many."""
+    def _numbers(self, stages: int, pins: list[str]) -> list[int]:
+        """Of micro-batches: every data-parallel rank has a sample of each, where the batch has as many."""
         batch, whole = self.program.batch, self.program.couples_samples or not comes_apart(self.program)
         if self.cut or whole:
-            yield self.cut[0] if self.cut else "microbatches=1"
-            return
+            return [int(pin_parts(self.cut[0])[1]) if self.cut else 1]
         ranks = self.cluster.device_count // stages // int(pins[0].removeprefix("tp="))
-        even = [n for n in range(1, batch + 1) if batch % n == 0 and batch // n % ranks == 0] or [1]
-        numbers = [max(n for n in even if n <= parts * stages) for parts in PARTS]
-        yield from (f"microbatches={number}" for number in dict.fromkeys(numbers))
+        return [n for n in range(1, batch + 1) if batch % n == 0 and batch // n % ranks == 0] or [1]
 
     def _with_tp(self, stages: int) -> list[str]:
         each, inner = self.cluster.device_count // stages, per_host(self.cluster)
@@ -167,7 +193,9 @@ class _Recipes:
         plan = pipeline_plan(program, self.cluster, parts, "1f1b", setting, self.wires)
         if setting.compile:
             return predicted(replace(plan, compile=True), program)
-        return pipeline_predicted(plan, program, exact=False)[0]
+        made = pipeline_predicted(plan, program, exact=False)[0]
+        near = self.limit < made.predicted.peak_bytes <= self.limit * ROUGH
+        return pipeline_predicted(plan, program)[0] if near else made
 
     def _chosen(self, found: list[StageMesh], stage: int, stages: int, setting: Setting) -> tuple[StageMesh, Offer]:
         """Of the meshes of fewest axes on this stage's kind of devices the fastest."""

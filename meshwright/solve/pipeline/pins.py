@@ -27,6 +27,12 @@ def check_pins(asked: PipelinePins, program: Program, cluster: Cluster) -> None:
             f"at least {runs * stages} layers: each of {stages} stages has {runs} runs of them or more",
             f"ask for another schedule{', fewer stages' if stages > 2 else ''} or a model of more layers",
         )
+    if asked.layers is not None and sum(asked.layers) != segments:
+        raise PlanError(
+            f"pin layers={'+'.join(map(str, asked.layers))} ({sum(asked.layers)})",
+            f"numbers that sum to {segments}, the layers of the model as `meshwright profile` lists them",
+            "change the pin",
+        )
     if asked.stages is not None and asked.stages > segments:
         expected = f"at most {counted(segments, 'stage')}: each has a layer"
         raise PlanError(f"pin {asked.pp} for {counted(segments, 'layer')}", expected, "change the pin")

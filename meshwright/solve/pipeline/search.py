@@ -229,7 +229,7 @@ class _Search:
     def __post_init__(self) -> None:
         self.wires = Wires(self.cluster)
         self.meshes = stage_meshes(
-            self.cluster, self.pins.rest, self.budget_bytes, self.pins.stages or 2, headroom=self.headroom
+            self.cluster, self.pins.rest, self.budget_bytes, self.pins.stages or 2, self.pins.sizes, self.headroom
         )
 
     @property
@@ -377,7 +377,7 @@ class _Search:
             kept = [with_levels(offer, small, self.meshes[offer.mesh], self.remat, compiled) for offer in kept]
         many = len(self.program.segments) > MOST_SEGMENTS
         groups = max(GROUPS, PER_STAGE * (self.pins.stages or 1)) if many else None
-        return Table(small, self.meshes, kept, self.wires, setting, groups)
+        return Table(small, self.meshes, kept, self.wires, setting, groups, self.pins.layers)
 
     def _first(self, index: int, count: int) -> list[First]:
         if (index, count) not in self.firsts:
@@ -443,7 +443,7 @@ class _Search:
         return self.pins.schedule == "searched" or (not named and few)
 
     def _schedules(self) -> tuple[str, ...]:
-        pinned, runs = self.pins.schedule, self.pins.runs
+        pinned, runs = self.pins.schedule, 1 if self.pins.layers else self.pins.runs
         if runs is not None and pinned is None:
             return tuple(name for name in SCHEDULES if (name == "interleaved") == (runs > 1))
         return SCHEDULES if pinned in (None, "searched") else (pinned,)

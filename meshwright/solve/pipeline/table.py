@@ -105,15 +105,18 @@ class Table:
         wires: Wires,
         setting: Setting,
         groups: int | None = None,
+        layers: Sequence[int] | None = None,
     ) -> None:
         """`program` and `setting` are those of one micro-batch. groups: so many of segments, which are not parted; each
-        segment by itself unless given."""
+        segment by itself unless given. layers: of each stage, where they are pinned."""
         self.program, self.meshes, self.offers, self.wires, self.setting = program, meshes, found, wires, setting
         self.total = wires.cluster.device_count
         self.boundaries = boundaries(program)
         self.microbatches = setting.microbatches
         self.cuts = np.arange(len(program.segments) + 1)
-        if groups is not None:
+        if layers is not None:
+            self.cuts = np.cumsum([0, *layers])
+        elif groups is not None:
             traffic = [float(sum(here.bytes)) for here in self.boundaries]
             self.cuts = np.array(grouped(np.diff(self.least_work).tolist(), traffic, groups))
 
