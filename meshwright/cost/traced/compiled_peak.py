@@ -21,8 +21,8 @@ SOFTMAX_ROWS = {
     **dict.fromkeys(("aten._softmax.default", "aten._safe_softmax.default"), 1024),
     "aten._softmax_backward_data.default": 2048,
 }
-"""The longest rows that a compiled softmax, and its gradient, hold in registers: rows of 992 and 2048 were seen so on an
-H200 with torch 2.11, of 2048 and 6000 not."""
+"""The longest rows that a compiled softmax, and its gradient, hold in registers: rows of 992 and 2048 were seen so on
+an H200 with torch 2.11, of 2048 and 6000 not."""
 
 
 @dataclass(slots=True)
