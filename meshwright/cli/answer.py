@@ -76,10 +76,10 @@ def _as_plans(others: Sequence[Baseline]) -> list[str]:
     rows = [(other.title, pin_options(other.as_plan)) for other in others if other.fits and other.as_plan]
     wide = max((len(name) for name, _ in rows), default=0)
     staged = any(other.name.startswith("PP") and other.fits for other in others)
-    more = " (stages may then differ in their shardings, which can be a little faster)" if staged else ""
     return [
-        *([f"a row as a plan of its own{more}:"] if rows else []),
+        *(["a row as a plan of its own:"] if rows else []),
         *(f"  {name:<{wide}}  {words}" for name, words in rows),
+        *(["  (of PP stages may then differ in their shardings, which can be a little faster)"] if staged else []),
     ]
 
 
