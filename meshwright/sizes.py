@@ -8,6 +8,8 @@ import re
 from meshwright.errors import PlanError
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_BY_LOWER = {unit.lower(): size for unit, size in UNITS.items()}
+"""Letters of either case: bits are not meant."""
 FEWEST = 1024
 """A number of bytes below this is a number of something else."""
 _MOST_DIGITS = 9
@@ -49,6 +51,8 @@ def _bytes(given: object) -> float:
     if isinstance(given, int | float) and not isinstance(given, bool):
         return given
     match = (
-        re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([KMG]i?B|B)\s*", given) if isinstance(given, str) else None
+        re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([kmg]i?b|b)\s*", given, re.ASCII | re.IGNORECASE)
+        if isinstance(given, str)
+        else None
     )
-    return float(match[1]) * UNITS[match[2]] if match else 0.0
+    return float(match[1]) * _BY_LOWER[match[2].lower()] if match else 0.0

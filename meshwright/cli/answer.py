@@ -18,13 +18,13 @@ MOST_PLAYED = 1 << 10
 """Stages times micro-batches up to which a step is played again for what its peak is made of."""
 
 
-def answer(plan: Plan, program: Program, saved: str | None, alone: str = "") -> str:
-    """Three lines, notes, and the command that runs the plan. alone: what is to be said of one device by itself."""
+def answer(plan: Plan, program: Program, saved: str | None, more: Sequence[str] = ()) -> str:
+    """Three lines, notes, and the command that runs the plan. more: notes that are not of the plan alone."""
     from meshwright.explain.recommend import recommendation
     from meshwright.runtime.job.scripts import run_line
     from meshwright.solve.figures import mfu
 
-    lines = recommendation(plan, mfu(plan, program)) + ([f"note: {alone}"] if alone else [])
+    lines = recommendation(plan, mfu(plan, program)) + [f"note: {note}" for note in more]
     first = "" if saved else "add -o plan.json, then "
     return "\n".join([*lines, f"run it: {first}{run_line(plan, saved or 'plan.json')}"])
 
@@ -55,6 +55,7 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
         shown = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, wide[1:], strict=True))
         lines.append(f"  {name:<{wide[0]}}  {shown}  {fits}".rstrip())
     lines += _room(plan)
+    lines += _alike(others)
     if any(other.rough for other in others):
         lines.append("~: as searches count it, some percent too high; the row as a plan of its own has it exactly")
     if is_host_bound(found) or any(other.host_bound for other in others):
@@ -67,6 +68,17 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
 
 def _fits(fits: bool, host_bound: bool) -> str:
     return f"{'fits' if fits else 'does not fit'}{', host-bound' if host_bound else ''}"
+
+
+def _alike(others: Sequence[Baseline]) -> list[str]:
+    """Why two stages of ZeRO have the same figures."""
+    first, second = (next((one for one in others if one.name == name), None) for name in ("ZeRO-1", "ZeRO-2"))
+    if not first or not second or first.step_s is None or second.step_s is None or first.microbatches != 1:
+        return []
+    return [
+        "ZeRO-1 and ZeRO-2 are the same in one micro-batch: each gradient is reduce-scattered as soon as it is whole; "
+        "with more of them ZeRO-1 keeps whole gradients in between, ZeRO-2 a shard"
+    ]
 
 
 def _as_plans(others: Sequence[Baseline]) -> list[str]:
@@ -131,7 +143,12 @@ def details(plan: Plan, program: Program) -> str:
 
 
 def summary(
-    plan: Plan, program: Program, others: Sequence[Baseline], plan_s: float, capture_s: float, alone: str = ""
+    plan: Plan,
+    program: Program,
+    others: Sequence[Baseline],
+    plan_s: float,
+    capture_s: float,
+    more: Sequence[str] = (),
 ) -> dict[str, Any]:
     from meshwright.explain.accuracy import expected_error
     from meshwright.explain.recommend import limit_bytes, notes
@@ -143,7 +160,7 @@ def summary(
     return {
         "recommendation": headline(plan),
         "expected_error": expected_error(plan),
-        "notes": [*notes(plan), *filter(None, [alone])],
+        "notes": [*notes(plan), *more],
         "limit_bytes": limit_bytes(plan),
         "plan_seconds": plan_s,
         "capture_seconds": capture_s,

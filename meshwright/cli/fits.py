@@ -117,6 +117,7 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
     from meshwright.price.parameter import Setting
     from meshwright.sizes import parse_bytes
     from meshwright.solve.baselines import ONE_DEVICE, SERVER, baselines
+    from meshwright.solve.effort import headroom_of
 
     memory = parse_bytes(args.memory)
     row: dict[str, Any] = {"cluster": cluster.name, "precision": precision, "fits": False, "undecided": False}
@@ -124,7 +125,8 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
     setting = Setting(args.optimizer, precision)
     if why := _too_small(program, cluster, setting, memory):
         return row | {"why": why}
-    found = baselines(program, cluster, args.optimizer, precision, memory, stages=False)
+    headroom = headroom_of(memory, None, cluster.devices[0].usable_bytes)
+    found = baselines(program, cluster, args.optimizer, precision, memory, stages=False, headroom=headroom)
     met = [one for one in found if one.step_s is not None and one.name != SERVER]
     fitting = [one for one in met if one.fits]
     if fitting:
@@ -141,7 +143,8 @@ def _too_small(program: Program, cluster: Cluster, setting: Setting, memory: int
     from meshwright.solve.effort import headroom_of
     from meshwright.solve.infeasible import state_bytes, usable_bytes
 
-    need, have = state_bytes(program, setting), usable_bytes(cluster, memory, headroom_of(memory, None))
+    headroom = headroom_of(memory, None, cluster.devices[0].usable_bytes)
+    need, have = state_bytes(program, setting), usable_bytes(cluster, memory, headroom)
     if need <= have:
         return ""
     what = "it has" if cluster.device_count == 1 else "together they have"
@@ -179,7 +182,7 @@ def _checkpointed(program: Program, cluster: Cluster, setting: Setting, memory: 
     from meshwright.solve.plan import look
     from meshwright.solve.request import PlanRequest
 
-    headroom, pins = headroom_of(memory, None), ("recompute=full",)
+    headroom, pins = headroom_of(memory, None, cluster.devices[0].usable_bytes), ("recompute=full",)
     limit = cluster.devices[0].limit_bytes(memory, headroom)
     why = f"not in {show_bytes(limit)} of each, not even with full checkpointing; a searched plan may"
     refused = {"fits": False, "undecided": True, "why": why}

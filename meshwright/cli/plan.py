@@ -111,16 +111,16 @@ def run(args: argparse.Namespace) -> int:
         given = args.optimizer, args.precision, plan.memory_bytes, plan.pins, plan.compile
         until_s = time.process_time() + max(RECIPES_S, time.process_time() - start_cpu_s)
         others = [] if quick else _recipes(program, cluster, *given, headroom=plan.headroom, may_go_on=before(until_s))
-        alone = "" if quick else _alone(plan, program, cluster)
+        more = [note for note in (_assumed(args, program), "" if quick else _alone(plan, program, cluster)) if note]
     _write(args, plan, program, others, progress.lines)
     if args.dump_problem:
         _dump(args.dump_problem, plan, program)
     if args.json != "-":
-        _show(args, plan, program, others, stopped, alone)
+        _show(args, plan, program, others, stopped, more)
     if args.json:
         from meshwright.cli.answer import summary
 
-        write_json(args.json, json.dumps(summary(plan, program, others, plan_s, capture_s, alone), indent=1))
+        write_json(args.json, json.dumps(summary(plan, program, others, plan_s, capture_s, more), indent=1))
     return INTERRUPTED if stopped else 0
 
 
@@ -133,6 +133,18 @@ def _recipes(*given: Any, **named: Any) -> Any:
     except KeyboardInterrupt:
         print("meshwright: the recipes were not priced; the plan is complete", file=sys.stderr)
         return []
+
+
+def _assumed(args: argparse.Namespace, program: Program) -> str:
+    """Of the batch, where nobody gave it; a function of the user's own has its own."""
+    from meshwright.plan.origin import runs_code
+
+    if args.global_batch is not None or runs_code(args.model):
+        return ""
+    return (
+        f"a global batch of {program.batch} is assumed; which plan is fastest depends on it: "
+        "give the one you train with, such as --global-batch 64"
+    )
 
 
 def _alone(*given: Any) -> str:
@@ -216,12 +228,12 @@ def _dump(path: str, plan: Plan, program: Program) -> None:
     print(f"problem written to {path}; solve it with `meshwright solve {path}`", file=sys.stderr)
 
 
-def _show(args: argparse.Namespace, plan: Plan, program: Program, others: Any, stopped: bool, alone: str) -> None:
+def _show(args: argparse.Namespace, plan: Plan, program: Program, others: Any, stopped: bool, more: list[str]) -> None:
     from meshwright.cli.answer import answer, details, pins_cost, recipes
 
     if stopped:
         print("meshwright: stopped; this is the best plan found so far", file=sys.stderr)
-    print(answer(plan, program, args.output, alone))
+    print(answer(plan, program, args.output, more))
     if not args.quiet:
         if others:
             print(f"\n{recipes(plan, others)}")

@@ -82,8 +82,9 @@ class Device(HashedOnce):
         return self.memory_bytes - self.reserve_bytes
 
     def limit_bytes(self, memory_bytes: int | None, headroom: float = 0.0) -> int:
-        """What a plan may fill: a limit that was given, at its word; else all but `headroom` of what is usable."""
-        return int((1 - headroom) * self.usable_bytes) if memory_bytes is None else min(memory_bytes, self.usable_bytes)
+        """What a plan may fill: a limit that was given, at its word; at most all but `headroom` of what is usable."""
+        most = int((1 - headroom) * self.usable_bytes)
+        return most if memory_bytes is None else min(memory_bytes, most)
 
     def verify(self) -> None:
         if self.kind not in DEVICE_KINDS:

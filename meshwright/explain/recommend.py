@@ -46,10 +46,28 @@ def bound_words(plan: Plan) -> str:
 
 def notes(plan: Plan) -> list[str]:
     """What the answer is not to be read without: where it is of something else than was asked for."""
-    given, limit = plan.memory_bytes, limit_bytes(plan)
-    smaller = f"{show_bytes(given)} of memory were given; a device has {show_bytes(limit)} to allocate" if given else ""
-    smaller = smaller if given and limit < given else ""
-    return [*filter(None, [beyond_published(plan.model), smaller, _link(plan), pace(plan), _wide_gap(plan)])]
+    return [
+        *filter(
+            None, [beyond_published(plan.model), _above(plan), _idle(plan), _link(plan), pace(plan), _wide_gap(plan)]
+        )
+    ]
+
+
+def _above(plan: Plan) -> str:
+    """Where more memory was given than a device has."""
+    given, have = plan.memory_bytes, min(stage.mesh.device.usable_bytes for stage in plan.stages)
+    if given is None or given <= have:
+        return ""
+    free = f", {plan.headroom:.0%} of it left free as without a limit" if plan.headroom else ""
+    return f"{show_bytes(given)} of memory were given; a device has {show_bytes(have)} to allocate{free}"
+
+
+def _idle(plan: Plan) -> str:
+    """Pins that say nothing on one device."""
+    idle = [text for text in plan.pins if text in ("zero=1", "zero=2", "zero=3", "sp=on")]
+    if plan.world_size > 1 or not idle:
+        return ""
+    return f"{' and '.join(idle)} changes nothing on one device: there is no other to shard over"
 
 
 def _wide_gap(plan: Plan) -> str:

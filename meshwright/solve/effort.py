@@ -4,6 +4,7 @@ has the same answer on a busy machine."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from meshwright.errors import PlanError
 
@@ -59,10 +60,12 @@ def check_part(name: str, given: float) -> None:
         raise PlanError(f"{name} {given}", "a part of a step, from 0 to less than 1", "give 0.005, or 0 to turn it off")
 
 
-def headroom_of(memory: object, headroom: float | None) -> float:
-    """The part that is left free: none of a limit that is given."""
+def headroom_of(memory: object, headroom: float | None, usable_bytes: float = inf) -> float:
+    """The part that is left free: none of a limit that is given, unless it is above `usable_bytes`, which no device
+    has."""
     if headroom is None:
-        return HEADROOM if memory is None else 0.0
+        limits = memory is not None and not (isinstance(memory, int) and memory > usable_bytes)
+        return 0.0 if limits else HEADROOM
     check_part("headroom", headroom)
     if memory is not None:
         todo = "drop headroom: a memory limit is taken at its word"

@@ -106,7 +106,7 @@ def make_plan(
         simpler_within=simpler_within,
         effort=effort_of(effort),
         gap=gap,
-        headroom=headroom_of(memory_bytes, headroom),
+        headroom=headroom_of(memory_bytes, headroom, max(device.usable_bytes for device in cluster.devices)),
     )
     log = SearchRecorder(progress, looking, STOP)
     with PLANNING, STOP.searching():

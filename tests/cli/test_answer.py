@@ -21,7 +21,7 @@ from meshwright.capture import capture
 from meshwright.capture.optimizer import STATES
 from meshwright.capture.precision import PRECISIONS as CAPTURED
 from meshwright.cli import COMMANDS, main
-from meshwright.cli.answer import answer, details, pins_cost
+from meshwright.cli.answer import answer, details, pins_cost, recipes
 from meshwright.cli.options import OPTIMIZERS, PRECISIONS, precision_for
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
@@ -40,7 +40,8 @@ SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
 def test_the_recommendation_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, found = str(tmp_path / "plan.json"), str(tmp_path / "summary.json")
-    words = ["plan", SMALL, "--cluster", "local:2", "--pin", "dp=2", "--pin", "zero=3", "--pin", "pp=1", "-o", path]
+    words = ["plan", SMALL, "--global-batch", "8", "--cluster", "local:2", "--pin", "dp=2", "--pin", "zero=3"]
+    words += ["--pin", "pp=1", "-o", path]
     assert main([*words, "--json", found]) == 0
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
@@ -125,8 +126,33 @@ def test_more_memory_than_a_device_has_is_said() -> None:
     plan = replace(make_plan(capture(*small_model("mlp")), load_cluster("h100:1")), memory_bytes=90 << 30, headroom=0.0)
     plan = plan.with_prediction(host_s=0.0)
     assert recommendation(plan)[3].startswith("note: 90 GiB of memory were given; a device has 78.1 GiB to allocate")
+    above = make_plan(capture(*small_model("mlp")), load_cluster("h100:1"), memory_bytes=90 << 30)
+    assert "3% of it left free as without a limit" in "".join(recommendation(above))
+    assert " of 75.8 GiB per device" in recommendation(above)[2]
     assert len(recommendation(replace(plan, memory_bytes=70 << 30))) == 3
     assert " of 18.6 GiB (20 GB) per device" in recommendation(replace(plan, memory_bytes=20 * 10**9))[2]
+
+
+def test_pins_that_say_nothing_on_one_device_are_named() -> None:
+    program = capture(*small_model("mlp"))
+    plan = make_plan(program, load_cluster("local:1"), pins=("zero=3",))
+    assert "note: zero=3 changes nothing on one device: there is no other to shard over" in recommendation(plan)
+    assert not any("zero=3" in line for line in recommendation(make_plan(program, load_cluster("local:1"))))
+
+
+def test_a_batch_that_was_assumed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", SMALL, "--cluster", "local:1", "--quiet"]
+    assert main(words) == 0
+    assert "note: a global batch of 8 is assumed; which plan is fastest depends on it" in capsys.readouterr().out
+    assert main([*words, "--global-batch", "8"]) == 0
+    assert "assumed" not in capsys.readouterr().out
+
+
+def test_the_table_says_why_two_stages_of_zero_are_alike() -> None:
+    plan = make_plan(capture(*small_model("mlp")), load_cluster("local:2"), pins=("dp=2",))
+    rows = [Baseline(name, (), 1.0, 1, True, microbatches=1) for name in ("ZeRO-1", "ZeRO-2")]
+    assert "ZeRO-1 and ZeRO-2 are the same in one micro-batch" in recipes(plan, rows)
+    assert "are the same" not in recipes(plan, [replace(row, microbatches=2) for row in rows])
 
 
 def test_stopped_by_ctrl_c_it_gives_the_best_so_far() -> None:

@@ -161,6 +161,8 @@ def test_one_of_a_kind_is_singular() -> None:
 def test_units() -> None:
     assert parse_bytes("1.5GiB") == 3 << 29
     assert parse_bytes("20 MB") == 20_000_000
+    assert parse_bytes("20gb") == 20 * 10**9
+    assert parse_bytes("20GIB") == parse_bytes("20gib") == 20 << 30
     assert show_bytes(3 << 29) == "1.5 GiB"
     assert show_seconds(0.00123) == "1.23 ms"
     with pytest.raises(PlanError, match="memory 'lots'"):
