@@ -23,7 +23,7 @@ from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.solve.assemble import draft
 from meshwright.solve.candidates import candidates_on
-from meshwright.solve.effort import HEADROOM
+from meshwright.solve.effort import EFFORTS, HEADROOM
 from meshwright.solve.one_device import one_device_search, room_bytes
 from meshwright.solve.pin_words import experts_of
 from meshwright.solve.pipeline.baselines import ROUGH, Baseline, pipelines
@@ -112,7 +112,10 @@ def _checkpointed(
 ) -> Baseline:
     """FSDP in which every layer keeps what it is given and recomputes the rest."""
     name, way = CHECKPOINTED, (*pins, "recompute=full")
-    request = PlanRequest(program, cluster, memory_bytes=memory_bytes, setting=setting, pins=way, headroom=headroom)
+    fast = EFFORTS["fast"]
+    request = PlanRequest(
+        program, cluster, memory_bytes=memory_bytes, setting=setting, pins=way, effort=fast, headroom=headroom
+    )
     try:
         plan = look(request)
     except PlanError as error:

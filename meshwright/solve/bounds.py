@@ -49,6 +49,11 @@ class Entry:
     def frontier(self) -> Frontier:
         return self.candidate.frontier(self.microbatches).recomputing()
 
+    def is_at(self, frontier: Frontier) -> bool:
+        """Whether the frontier is of the same node."""
+        own = self.candidate.frontier(self.microbatches)
+        return own.mesh == frontier.mesh and own.pins == frontier.pins and own.setting == frontier.setting
+
     def __lt__(self, other: Entry) -> bool:
         return self.bound.seconds * (1 + self.handicap) < other.bound.seconds * (1 + other.handicap)
 

@@ -22,14 +22,20 @@ from meshwright.solve.together import Assemble
 
 
 def method_search(
-    candidates: list[Candidate], program: Program, budget_bytes: int, assemble: Assemble, method: str
+    candidates: list[Candidate],
+    program: Program,
+    budget_bytes: int,
+    assemble: Assemble,
+    method: str,
+    exactly: bool = True,
 ) -> Plan | None:
-    """The fastest that fits; where none of the sweep does, that of the shardings that hold least."""
+    """The fastest that fits; where none of the sweep does, that of the shardings that hold least. exactly: as for
+    `solve_chain`."""
 
     def refined(chain: Chain, frontier: Frontier) -> Plan | None:
         return refine_by(assemble(chain, frontier), program, budget_bytes, method)
 
-    best = sweep_budgets(candidates, budget_bytes, refined, None, (*PARTS, 1.0))
+    best = sweep_budgets(candidates, budget_bytes, refined, None, (*PARTS, 1.0), exactly)
     for candidate in candidates if best is None else ():
         frontier = candidate.frontier(candidate.microbatches[-1])
         plan = refined(chain_at(frontier, HIGHEST_PRICE), frontier)

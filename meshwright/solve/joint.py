@@ -23,7 +23,7 @@ from meshwright.solve.refine import refine
 from meshwright.solve.search import SAME, Candidate, search
 from meshwright.solve.search_log import SearchRecorder, mesh_node, not_below
 from meshwright.solve.sweep import sweep_budgets
-from meshwright.solve.together import FEWER, Assemble, Together
+from meshwright.solve.together import FEWER, Assemble, Together, is_same
 
 
 def joint_search(
@@ -57,7 +57,9 @@ def joint_search(
             return best, bound_s
         found = list(entries(candidates, budget_bytes, state.known_s))
         if effort.sweeps:
-            state.sweep(_only(candidates, state.promising(found)))
+            others = state.look_at(found, improving=True)  # what it finds leaves fewer nodes to sweep
+            state.sweep_open(candidates, found)
+            found = others
         state.look_at(found)
     state.refine_probed()
     state.refine_best()
@@ -90,18 +92,34 @@ class _State:
         return self.known_s * (1 - self.simpler_within) if more else self.known_s
 
     def sweep(self, candidates: list[Candidate]) -> None:
-        def refined(chain: Chain, frontier: Frontier) -> Plan | None:
-            plan = refine(self.assemble(chain, frontier), self.program, self.budget_bytes, FEWER, self.flat)
-            self._better(plan)
-            return plan
+        sweep_budgets(candidates, self.budget_bytes, self._refined, self.best, exactly=False)
 
-        sweep_budgets(candidates, self.budget_bytes, refined, self.best, exactly=False)
+    def sweep_open(self, candidates: list[Candidate], found: list[Entry]) -> None:
+        """On the nodes that could yet win. Those with the lowest bounds are refined first, and of one node what was
+        found for the smallest budget, which has least to recompute: what they reach prunes others."""
+        met: list[tuple[Chain, Frontier]] = []
+        kept = _only(candidates, self.promising(found))
+        sweep_budgets(kept, self.budget_bytes, lambda *one: met.append(one), self.best, exactly=False)
+        for node in sorted(self.promising(found)):
+            probed = [together.met for _, entry, together in self.probed if entry.is_at(node.frontier())]
+            for chain, frontier in reversed(met):
+                known = any(is_same(chain, one.chain) for each in probed for one in each)
+                if node.is_at(frontier) and node in self.promising(found) and not known:
+                    self._refined(chain, frontier)
 
-    def look_at(self, found: list[Entry]) -> None:
-        """Those with the lowest bounds: all of what they have while nothing fits, as a probe then."""
+    def _refined(self, chain: Chain, frontier: Frontier) -> Plan | None:
+        plan = refine(self.assemble(chain, frontier), self.program, self.budget_bytes, FEWER, self.flat)
+        self._better(plan)
+        return plan
+
+    def look_at(self, found: list[Entry], improving: bool = False) -> list[Entry]:
+        """Those with the lowest bounds: all of what they have while nothing fits, as a probe then. improving: until a
+        probe is no better. Returns the others."""
         found = [replace(one, handicap=self.simpler_within * (one.candidate.axes - 1)) for one in found]
         heapify(found)
         while found and not (STOP.asked and self.best):
+            if improving and self.probed and self.probed[-1][0] > self.known_s:
+                break
             entry = heappop(found)
             pruned = self._why_pruned(entry)
             if pruned:
@@ -126,6 +144,7 @@ class _State:
                 self._take(entry, together.best)
             found_s = self.probed[-1][0] if known_s < inf else self.known_s
             self.log.expanded(_node(entry), "probed with one sharding", entry.bound.seconds, found_s)
+        return found
 
     def promising(self, found: list[Entry]) -> list[Entry]:
         """Those whose bound is low enough to be looked at, and lower than that of any mesh of fewer axes."""

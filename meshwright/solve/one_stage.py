@@ -120,7 +120,7 @@ class OneStageSearch:
         budget = self.budget
         limit_s = (best.predicted.step_s if best else inf) * (1 + self.simpler_within)
         if self.method not in (*ANYWHERE, "flat"):
-            plan = method_search(self.first, self.program, budget, self.drafted, self.method)
+            plan = method_search(self.first, self.program, budget, self.drafted, self.method, self.effort.sweeps)
             return plan, min(found.floors.values())
         bound_s = found.bound_s
         for _ in range(LESS_ROOM):

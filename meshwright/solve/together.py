@@ -33,7 +33,7 @@ WEIGHTS = (0.0, 1.0, 4.0)
 MIXED = (0.05, 0.25, 1.0, 4.0)
 """Weights at which mixtures are looked for."""
 
-FACTORS = (1.0, 0.1, 0.3, 3.0, 10.0, 1000.0)
+FACTORS = (1.0, 10.0, 1000.0)
 """Prices per byte, in steps over the budget: what a byte is worth where memory binds is of that size."""
 
 TOO_SLOW = 4.0

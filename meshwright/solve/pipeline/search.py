@@ -34,7 +34,7 @@ from meshwright.solve.pipeline.ports import chosen_ports, start_s
 from meshwright.solve.pipeline.reorder import reordered
 from meshwright.solve.pipeline.table import Table, boundaries
 from meshwright.solve.search_log import SearchRecorder
-from meshwright.solve.stages.choose import check_method, solve_stages
+from meshwright.solve.stages.choose import any_within, check_method, solve_stages
 from meshwright.solve.stages.options import Options
 from meshwright.solve.stages.problem import Crossing, MeshClass, Pipelined, PlacedRun, StageProblem, StageSolution
 
@@ -389,8 +389,7 @@ class _Search:
     def _is_hopeless(self, count: int) -> bool:
         """Whether no pipeline of the fastest chains of all submeshes is faster than what is known, however much memory
         it takes. Chains that save memory are then not looked for."""
-        few = self.cluster.device_count <= ALL_SIZES and len(self.program.segments) <= MOST_SEGMENTS
-        if self.known_s == inf or self.pins.pipeline or not few:
+        if self.known_s == inf or self.best or self.pins.pipeline or len(self.program.segments) > MOST_SEGMENTS:
             return False
         found = [offer for index in self._tried(count) for _, _, offer in self._first(index, count)]
         if not found:
@@ -400,7 +399,13 @@ class _Search:
         setting = self.setting.cut(self.program.batch, count)
         table = Table(self.program.at_batch(each), roomy, found, self.wires, setting)
         limit_s = self.cutoff_s * count / (count - 1 + last / each)  # here all micro-batches are taken for full
-        return self._solved(table, table.options(limit_s), limit_s) is None
+        problem, made, dealt = self._problem(table), table.options(limit_s), table.options(limit_s, dealt=True)
+        if any_within(problem, limit_s, {count: made}, {count: dealt}):
+            return False
+        total = self.cluster.device_count
+        if total > ALL_SIZES:  # other numbers of micro-batches are as hopeless on the others
+            self.kept = {offer.mesh for offer in chosen_ports(found, self.meshes, total, count, WORST)}
+        return True
 
     def _tried(self, count: int) -> list[int]:
         """Meshes whose devices can share some value that crosses evenly, at first; then those that were worth keeping.

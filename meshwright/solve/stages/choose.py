@@ -150,6 +150,24 @@ def solve_stages(
     return StageSolution(runs, schedule, microbatches, timeline, low_s, proven, search.simulated, others, promising)
 
 
+def any_within(problem: StageProblem, limit_s: float, made: Made, dealt: Made) -> bool:
+    """Whether the bounds leave any pipeline that is faster; nothing is simulated."""
+    for schedule in (*problem.schedules, *problem.later):
+        for count, rows in (dealt if schedule == "interleaved" else made).items():
+            if rows is None:
+                continue
+            if schedule == "interleaved":
+                shapes = interleavings(problem)
+                least = (Interleaved(problem, rows, count, *shape).least_s() for shape in shapes)
+                if any(least_s < limit_s for least_s in least):
+                    return True
+                continue
+            bound = Bound(problem, rows, schedule, count)
+            if bound.least_s() * (1 - PRECISION) < limit_s and bound.possible(limit_s):
+                return True
+    return False
+
+
 def check_method(method: str) -> None:
     if method not in STAGE_METHODS:
         raise PlanError(f"method {method!r} for stages", f"one of {', '.join(STAGE_METHODS)}", "choose one of them")
