@@ -33,7 +33,7 @@ OTHERS = {
     "solve.intra.chain.CLOSED": "rounding of sums",
     "solve.intra.space.MOST_KNOWN": "size of a cache",
     "solve.memory.chain.ROUNDING": "rounding of sums",
-    "solve.memory.frontier.SHARES": "rows that are printed",
+    "solve.frontier.SHARES": "rows that are printed",
     "solve.min_memory.ANY_BYTES": "more than any device has",
     "solve.one_device.ALIKE": "which recipe is shown of those that do not fit",
     "solve.one_device.LOSS": "measured of allocators",

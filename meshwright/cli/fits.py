@@ -30,6 +30,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--gpus", default=GPUS, metavar="NAMES", help=f"kinds, by short names, or TOML files (default {GPUS})"
     )
+    parser.add_argument("--cluster", metavar="NAME", help="this one alone, as `plan` takes it: h100:8, or a TOML file")
     parser.add_argument(
         "--counts", default=COUNTS, metavar="N,...", help=f"of each, in one host; 2x8 in two (default {COUNTS})"
     )
@@ -44,14 +45,20 @@ def run(args: argparse.Namespace) -> int:
 
     from meshwright.cluster import load_cluster
 
+    if args.cluster and (args.gpus, args.counts) != (GPUS, COUNTS):
+        raise ModelError("--cluster with --gpus or --counts", "one of them", "drop --cluster, or the others")
     counts = args.counts.split(",")
     if not all(part.isdecimal() and int(part) for count in counts for part in count.split("x")):
         raise ModelError(f"--counts {args.counts}", "numbers from 1, such as 1,2,8; of two hosts 2x8", "correct it")
-    clusters = [
-        load_cluster(name)
-        for gpu in args.gpus.split(",")
-        for name in ([gpu] if gpu.endswith(".toml") else [f"{gpu}:{count}" for count in counts])
-    ]
+    clusters = (
+        [load_cluster(args.cluster)]
+        if args.cluster
+        else [
+            load_cluster(name)
+            for gpu in args.gpus.split(",")
+            for name in ([gpu] if gpu.endswith(".toml") else [f"{gpu}:{count}" for count in counts])
+        ]
+    )
 
     if args.json != "-":
         print(f"reading {args.model}", file=sys.stderr)  # what follows takes seconds to import

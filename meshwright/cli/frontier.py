@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshwright.capture.program import Program
     from meshwright.cluster.device import Device
     from meshwright.errors import PlanError
-    from meshwright.solve.memory.frontier import Point
+    from meshwright.solve.frontier import Point
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.cli.frontier_plot import knee, svg, table, text_plot
     from meshwright.cluster import load_cluster
     from meshwright.errors import ModelError
-    from meshwright.solve.memory.frontier import Point, one_device_frontier
+    from meshwright.solve.frontier import Point, one_device_frontier
     from meshwright.solve.one_device import one_device_cluster, one_device_mesh
 
     check_folder("-o", args.output)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     )
     planned = None if limit_bytes is None else _planned(program, mesh.device, limit_bytes, args)
     run_as = "compiled" if args.compile else "eager"
-    title = f"{reference}, batch {program.batch} in one micro-batch, {args.precision}, {run_as}, one {mesh.device.name}"
+    title = f"{reference}, batch {program.batch}, {args.precision}, {run_as}, one {mesh.device.name}"
     if args.json != "-":
         print("\n".join([title, table(curve, mesh.device, limit_bytes, planned), text_plot(curve)]))
         print(f"solved in {time.process_time() - before_s:.1f} CPU s")
@@ -98,7 +98,7 @@ def _planned(program: Program, device: Device, limit_bytes: int, args: argparse.
     """What `plan` answers in this limit."""
     from meshwright.errors import PlanError
     from meshwright.price.parameter import Setting
-    from meshwright.solve.memory.frontier import Point
+    from meshwright.solve.frontier import Point
     from meshwright.solve.one_device import one_device_cluster, one_device_search
     from meshwright.solve.request import PlanRequest
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from meshwright.cluster.device import Device
 from meshwright.errors import PlanError
 from meshwright.plan.units import show_bytes, show_limit, show_seconds
-from meshwright.solve.memory.frontier import Curve, Point
+from meshwright.solve.effort import HEADROOM
+from meshwright.solve.frontier import Curve, Point
 from meshwright.solve.offloading import has_host_link
 from meshwright.solve.one_device import budget_bytes, room_bytes
 
@@ -24,25 +25,29 @@ def table(
 ) -> str:
     """Ours from most memory to least, then the others with what ours takes in no more memory. planned: what `plan`
     answers in the limit."""
-    turn, base = knee(curve), curve.ours[0].step_s
+    turn, base, room = knee(curve), curve.ours[0].step_s, device.limit_bytes(None, HEADROOM)
     here = planned if isinstance(planned, Point) else None
     ours = sorted({*curve.ours, *([here] if here else [])}, key=lambda point: (-point.peak_bytes, point.step_s))
     lines = [f"{'':>22} {'peak':>10} {'step':>10} {'slower':>7}"]
     for point in ours:
-        words = ["knee: more memory helps little"] if point == turn and len(curve.ours) > 2 else []
-        if point == here and limit_bytes:
-            cut = "" if point.microbatches == 1 else f", in {point.microbatches} micro-batches"
-            words.append(f"the plan in {show_limit(limit_bytes)}{cut}")
+        words = [f"in {point.microbatches} micro-batches"] if point.microbatches > 1 else []
+        words += ["knee: more memory helps little"] if point == turn and len(curve.ours) > 2 else []
+        words += [f"the plan in {show_limit(limit_bytes)}"] if point == here and limit_bytes else []
+        words += [f"does not fit: a device has {show_bytes(room)}"] if point.peak_bytes > room else []
         lines.append(_row(point, f"{point.step_s / base - 1:>7.1%}  {'; '.join(words)}".rstrip()))
     lines += [f"{planned.given}: {planned.expected}"] if isinstance(planned, PlanError) else []
     lines += _limits(min(point.peak_bytes for point in curve.ours), device, limit_bytes)
-    lines.append("others, as --pin recompute=keep|selective|full|sqrt|rotor runs them; ours within the same memory:")
+    lines.append(
+        "others, in one micro-batch, as --pin recompute=keep|selective|full|sqrt|rotor runs them; ours within the same "
+        "memory:"
+    )
     for point in sorted(curve.others, key=lambda point: -point.peak_bytes):
         within = [one for one in ours if one.peak_bytes <= point.peak_bytes]
         best = min(within, key=lambda one: one.step_s, default=None)
         note = f"{point.step_s / base - 1:>7.1%}  " + (
             f"ours {show_seconds(best.step_s)}" if best else "ours: none so small"
         )
+        note += "; does not fit" if point.peak_bytes > room else ""
         lines.append(_row(point, note))
     return "\n".join(lines)
 
@@ -57,9 +62,9 @@ def _limits(least: int, device: Device, limit_bytes: int | None) -> list[str]:
             f"a GPU's allocator may lose a part of a limit: {given}the least peak here, {show_bytes(least)}, takes "
             f"--memory {_rounded(needed)}"
         )
-    less = ["a batch cut into micro-batches (plan tries them)"]
-    less += ["optimizer state and weights on the host (plan --pin offload=auto)"] if has_host_link(device) else []
-    return [*lines, f"less memory than this curve has: {', '.join(less)}"]
+    if has_host_link(device):
+        lines.append("with optimizer state and weights on the host less memory does: plan --pin offload=auto")
+    return lines
 
 
 def _rounded(size: int) -> str:

@@ -151,6 +151,29 @@ def one_device_search(
     return found
 
 
+class OneDeviceAnswers:
+    """What `plan` answers in any room of one device: what is found for one room serves the others."""
+
+    def __init__(self, program: Program, mesh: Mesh, setting: Setting) -> None:
+        numbers = candidates_on(program, [mesh], (), setting)[0].microbatches
+        self._search = _Search(program, mesh, mesh.device.name, setting, "auto", numbers, 0, None, SearchRecorder())
+
+    def within(self, room: int) -> Plan | None:
+        self._search.room = room
+        return self._search.best()
+
+    @property
+    def whole(self) -> Curves:
+        """In one micro-batch."""
+        return self._search.curves(1)
+
+    @property
+    def least_bytes(self) -> int:
+        """In the fewest micro-batches or the most, no layer run forward more than once."""
+        every = [self._search.curves(number) for number in {self._search.numbers[0], self._search.numbers[-1]}]
+        return min(one.within(one.least_bytes, "flat").predicted.peak_bytes for one in every)
+
+
 @dataclass(slots=True)
 class _Search:
     """hosted: the cluster, where optimizer state and weights may live on its host. loose: numbers of micro-batches of

@@ -11,7 +11,7 @@ from meshwright.cli import main
 from meshwright.cli.frontier_plot import table
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
-from meshwright.solve.memory.frontier import Curve, Point
+from meshwright.solve.frontier import Curve, Point
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
@@ -154,8 +154,10 @@ def test_the_frontier_marks_its_knee_and_the_limit() -> None:
     assert "offload" not in table(curve, cpu, gib), "a CPU's memory is the host's"
     said = table(curve, gpu, 4 * gib)
     assert "of 4 GiB a plan fills at most 3.72 GiB; the least peak here, 2 GiB, takes --memory 2.16GiB" in said
-    assert "less memory than this curve has: a batch cut into micro-batches" in said
-    assert "(plan --pin offload=auto)" in said
+    assert "plan --pin offload=auto" in said
+    large = table(Curve((Point("ours", 90 * gib, 0.9), *ours), ()), gpu).splitlines()
+    assert large[1].endswith("does not fit: a device has 75.8 GiB")
+    assert "does not fit" not in large[2]
     assert main(["frontier", "mlp", "--memory", "16"]) == 2
 
 
@@ -168,7 +170,7 @@ def test_frontier_asks_for_what_plan_does_and_says_so(
 ) -> None:
     path = tmp_path / "points.json"
     assert main(["frontier", "mlp", "--cluster", cluster, "--points", "2", "--json", str(path), *words]) == 0
-    assert f", batch 8 in one micro-batch, {said}, one " in capsys.readouterr().out.splitlines()[0]
+    assert f", batch 8, {said}, one " in capsys.readouterr().out.splitlines()[0]
     ours = json.loads(path.read_text())[0]
-    assert main(["plan", "mlp", "--cluster", cluster, "--pin", "microbatch=1", "--json", str(path), *words]) == 0
+    assert main(["plan", "mlp", "--cluster", cluster, "--json", str(path), *words]) == 0
     assert json.loads(path.read_text())["predicted"]["step_seconds"] == pytest.approx(ours["step_s"], rel=1e-6)

@@ -38,6 +38,15 @@ def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[st
     assert further.startswith("more GPUs: --counts 2x8,4x8; ")
 
 
+def test_fits_takes_one_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fits", SMALL, "--cluster", "h100:2"]) == 0
+    _, line, _, further = capsys.readouterr().out.splitlines()
+    assert line.startswith("h100:2 ")
+    assert further.endswith("--cluster h100:2")
+    assert main(["fits", SMALL, "--cluster", "h100:2", "--counts", "4"]) == 2
+    assert "--cluster with --gpus or --counts" in capsys.readouterr().err
+
+
 def test_fits_takes_a_batch_that_the_devices_divide_or_says_that_they_do_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -11,7 +11,7 @@ from meshwright.capture import capture
 from meshwright.cli.frontier_plot import svg, table, text_plot
 from meshwright.cluster import load_cluster
 from meshwright.solve.baselines import baselines
-from meshwright.solve.memory.frontier import one_device_frontier
+from meshwright.solve.frontier import one_device_frontier
 from meshwright.solve.memory.methods import chen
 from meshwright.solve.plan import make_plan
 
@@ -24,6 +24,9 @@ def test_the_curve_is_monotone_and_the_known_ways_lie_above_it() -> None:
     for more, less in itertools.pairwise(curve.ours):
         assert less.peak_bytes < more.peak_bytes
         assert less.step_s >= more.step_s
+    point = curve.ours[len(curve.ours) // 2]
+    plan = make_plan(program, load_cluster("local:1"), memory_bytes=point.peak_bytes, compile=True)
+    assert plan.predicted.step_s == pytest.approx(point.step_s)  # what `plan` answers there
     names = {point.name for point in curve.others}
     assert {"keep all", "full per-block", "selective", "Chen's square root"} <= names
     fastest, smallest = curve.ours[0], curve.ours[-1]

@@ -1,7 +1,8 @@
 """The whole time-memory curve of a model on one device, and where the known ways to save memory lie on it.
 
-Ours: the exact choice per instance at budgets between the least possible and what keeping everything takes. The others
-are plans that the pin `recompute` gives, by the same prices and counted in the same way: keep all (`keep`); full
+Ours: what `plan` answers at budgets between the least possible and what keeping everything takes, in as many
+micro-batches as are fastest. The others are plans of one micro-batch that the pin `recompute` gives, by the same prices
+and counted in the same way: keep all (`keep`); full
 per-block (`full`: every block keeps its input); Chen's square root (`sqrt`: as many checkpoints as segments between
 two, each segment run forward twice); selective (`selective`: products, convolutions and attention kept); Rotor's nested
 order (`rotor`) at parts of the activations.
@@ -9,7 +10,7 @@ order (`rotor`) at parts of the activations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -18,10 +19,13 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.solve.memory.curves import Curves, curves
+from meshwright.price.parameter import Setting
+from meshwright.solve.memory.curves import Curves
 from meshwright.solve.memory.methods import order_by
-from meshwright.solve.memory.plan import one_device_plan
+from meshwright.solve.one_device import OneDeviceAnswers
 
+ENDLESS = 1 << 62
+"""More bytes than a device has."""
 SHARES = (0.75, 0.5, 0.35, 0.25)
 """Of the activations, for Rotor."""
 
@@ -55,26 +59,25 @@ def one_device_frontier(
     count = prod(mesh.sizes)
     if count != 1:
         raise PlanError(f"a mesh of {count} devices", "one device", "use `meshwright plan --memory` for each budget")
-    plan = one_device_plan(program, mesh, optimizer=optimizer, precision=precision)
-    found = curves(program, plan, mesh.device, fused=compiled)
-    ours, others = [*_ours(found, points)], [*_others(found)]
-    below = [one.peak_bytes for one in others if one.peak_bytes < ours[-1].peak_bytes]
-    nested = found.find(min(below), None, "auto") if below else None  # where layers may run forward more than once
-    if nested is not None and nested.predicted.step_s >= ours[-1].step_s:
-        ours.append(Point.of("ours", nested))
+    answers = OneDeviceAnswers(program, mesh, Setting(optimizer, precision, compile=compiled))
+    others = [*_others(answers.whole)]
+    ours = _ours(answers, points, [one.peak_bytes for one in others])
     return Curve(tuple(ours), tuple(others))
 
 
-def _ours(found: Curves, points: int) -> Iterator[Point]:
-    fastest = [min(ways, key=lambda kept: (kept.seconds, kept.resident_bytes)) for ways in found.options]
-    least, most = found.least_bytes, found.peak_of(fastest)
-    last = -1
-    for index in range(points):
-        budget = most - (most - least) * index // max(1, points - 1)
-        made = Point.of("ours", found.within(budget, "flat"))
-        if index == 0 or made.peak_bytes != last:
-            yield made
-        last = made.peak_bytes
+def _ours(answers: OneDeviceAnswers, points: int, others: Sequence[int]) -> list[Point]:
+    """From most bytes to least, none that another is no worse than. others: peaks below which one more is asked for."""
+    roomy, least = answers.within(ENDLESS), answers.least_bytes
+    most = roomy.predicted.peak_bytes if roomy else least
+    budgets = [most - (most - least) * index // max(1, points - 1) for index in range(1, points)]
+    budgets += [peak for peak in [min(others)] if peak < least]
+    plans = [roomy, *map(answers.within, budgets)]
+    met = sorted({Point.of("ours", plan) for plan in plans if plan}, key=lambda one: (one.step_s, one.peak_bytes))
+    kept: list[Point] = []
+    for point in met:
+        if not kept or point.peak_bytes < kept[-1].peak_bytes:
+            kept.append(point)
+    return kept
 
 
 def _others(found: Curves) -> Iterator[Point]:
