@@ -232,7 +232,7 @@ class OneStageSearch:
         least_memory = partial(feasible_min_memory, self.leanest, method=self.method, **given)
         if self.method not in (*ANYWHERE, "flat"):
             return [least_memory], [partial(feasible_by_budgets, self.first, method=self.method, **given)]
-        kept = partial(feasible_kept, self.candidates, program=self.program)
+        kept = partial(feasible_kept, self.candidates if self._exact else self.first, program=self.program)
         if not self.recompute:
             return [kept], []
         jointly = partial(feasible_jointly, self.jointly, flat=self.method == "flat", **given)

@@ -118,6 +118,8 @@ def search(
     state = _State(budget_bytes, limit_s, log or SearchRecorder(), floors, exactly, same, hard, gap, first)
     refused: list[PlanError] = []
     for later in (False, True):
+        if later and first and state.met:
+            break
         found = []
         for place, candidate in enumerate(candidates):
             if candidate.later is later and candidate.microbatches and not (STOP.asked and state.met):

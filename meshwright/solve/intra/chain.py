@@ -162,8 +162,8 @@ def _lean(search: _Search, price: float) -> Chain | None:
 
 
 def least_bytes(frontier: Frontier) -> int:
-    """The peak of the chain found at the highest price per byte."""
-    return _Search(frontier, 0, 0).ask(max(HIGHEST_PRICE, floor_s(frontier))).peak_bytes
+    """The peak of the chain found at a second per byte."""
+    return _Search(frontier, 0, 0).ask(1.0).peak_bytes
 
 
 def _lower(search: _Search, over: Chain) -> Chain:
