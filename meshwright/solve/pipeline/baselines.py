@@ -154,7 +154,19 @@ class _Recipes:
                     continue
                 if best is not None and self._rank(met[-1]) >= best:
                     break
+                if step > 0:
+                    at = self._next_that_may_fit(met, numbers, at)
         return met
+
+    def _next_that_may_fit(self, met: list[tuple[tuple[str, ...], Plan]], numbers: list[int], at: int) -> int:
+        """The next number of micro-batches, where the last two do not fit the first that may: what does not shrink with
+        them and what does are told by those two."""
+        if len(met) < 2 or any(plan.predicted.peak_bytes <= self.limit for _, plan in met[-2:]):
+            return at
+        (few, more), (most, least) = ((plan.microbatches, plan.predicted.peak_bytes) for _, plan in met[-2:])
+        shrinking = (more - least) / (1 / few - 1 / most)
+        fixed = least - shrinking / most
+        return next((n for n in range(at, len(numbers)) if fixed + shrinking / numbers[n] <= self.limit), len(numbers))
 
     def _stages(self) -> Iterator[int]:
         """Of one host 2 and 4 stages; of several as many as there are hosts, and half of that."""
