@@ -17,6 +17,7 @@ from meshwright.predict.costs import plan_costs
 from meshwright.predict.one_stage import one_stage_costs
 from meshwright.predict.stages import stage_figures, stage_predictions
 from meshwright.remat.chained import Chained, Nested, played
+from meshwright.remat.curve import Kept
 from meshwright.remat.traced import traced_for
 from meshwright.schedule import plan_lists, plan_pipeline
 from meshwright.schedule.of_plan import with_tasks
@@ -129,9 +130,24 @@ def _one_stage(plan: Plan, program: Program, found: Played) -> Prediction:
 
 
 def _nested(plan: Plan, program: Program, costs: Costs) -> Nested:
-    """What an order holds besides what is always there."""
-    ways = [chosen.way for chosen in chosen_ways(plan, program)]
-    options = [(way, least) for way, least in zip(ways, passing_ways(plan, program), strict=True)]
+    """What an order holds besides what is always there; each run of a layer holds copies of its weights too, gathered
+    or in the dtype that it computes in."""
+    chosen = [one.way for one in chosen_ways(plan, program)]
+    copies = [
+        row.forward_transient_bytes - one.forward_transient_bytes
+        for row, one in zip(costs.segments, chosen, strict=True)
+    ]
+    ways = [_with_copies(way, size) for way, size in zip(chosen, copies, strict=True)]
+    passing = [_with_copies(way, size) for way, size in zip(passing_ways(plan, program), copies, strict=True)]
+    options = list(zip(ways, passing, strict=True))
     gradients = [row.gradient_bytes for row in costs.segments]
     chained = Chained.of(program, plan, options, gradients, traced_for(plan.mesh.device))
     return played(chained, parse_order(plan.order, len(ways)), ways)
+
+
+def _with_copies(way: Kept, size: int) -> Kept:
+    return replace(
+        way,
+        forward_transient_bytes=way.forward_transient_bytes + size,
+        backward_transient_bytes=way.backward_transient_bytes + size,
+    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
+from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.capture.program import Program
@@ -14,6 +16,7 @@ from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.pins.check import check_pins
 from meshwright.plan import Plan
+from meshwright.predict import predict
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice
 
@@ -86,3 +89,15 @@ def test_pins_that_name_no_method(pins: tuple[str, ...], words: str) -> None:
     with pytest.raises(PlanError) as caught:
         check_pins(pins, load_cluster("local:2"))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+def test_an_order_that_repeats_nothing_peaks_where_a_plain_step_does(precision: str) -> None:
+    """In mixed precision each run of a layer holds copies of its weights, in a nested order too."""
+    program = capture(*small_model("llama"), precision=precision)
+    pins = ("microbatch=1", "recompute=keep")
+    plan = make_plan(program, load_cluster("h100:1"), precision=precision, pins=pins)
+    every = range(len(program.segments))
+    order = (*(f"forward {index}" for index in every), *(f"backward {index}" for index in reversed(every)))
+    peak = predict(replace(plan, order=order), program).peak_bytes
+    assert plan.predicted.peak_bytes == pytest.approx(peak, abs=4)  # of the loss
