@@ -83,9 +83,10 @@ def _what_if(plan: Plan, program: Program, pins: list[str], cluster: str | None)
 
 
 def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:
-    """A plan file that nobody made nonsense of, and its Program where its model is here."""
+    """A plan file that nobody made nonsense of, at today's prices, and its Program where its model is here."""
     from meshwright.plan import Plan
     from meshwright.plan.origin import program_here
+    from meshwright.predict.again import priced_again
     from meshwright.price.check import check_plan
     from meshwright.solve.pin_words import check_storage
 
@@ -94,6 +95,9 @@ def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:
     if program is not None:
         check_plan(plan, program)
         check_storage(plan.pins, {one.name: one.type.sizes for one in program.parameters})
+        plan, differs = priced_again(plan, program)
+        if differs:
+            print(f"meshwright: {path} is explained at today's prices; {differs}", file=sys.stderr)
     elif why:
         print(f"meshwright: {path} is not held against its model {plan.model}: {why}", file=sys.stderr)
     return plan, program

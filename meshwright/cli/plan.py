@@ -249,11 +249,31 @@ def _show(args: argparse.Namespace, plan: Plan, program: Program, others: Any, s
 
 
 def _upgrade(args: argparse.Namespace) -> int:
+    """A file of an older schema as one of today, at today's prices."""
     from meshwright.errors import PlanError
+    from meshwright.explain.recommend import limit_bytes
+    from meshwright.plan.origin import program_here
+    from meshwright.plan.units import show_limit
+    from meshwright.predict.again import priced_again
     from meshwright.schedule.upgrade import upgrade
 
+    given = [name for name in ("model", "pin", "memory", "cluster", "compile") if getattr(args, name)]
+    if given:
+        named = ", ".join(name if name == "model" else f"--{name}" for name in given)
+        raise PlanError(
+            f"--upgrade with {named}", "the old file and -o alone", "upgrade first; plan again for another request"
+        )
     if not args.output:
         raise PlanError("--upgrade without -o", "the file to write", "add -o NEW.json")
-    upgrade(args.upgrade).save(args.output)
-    print(f"written to {args.output}")
+    plan = upgrade(args.upgrade)
+    program, why = program_here(plan, args.upgrade)
+    if program is None:
+        differs = f"its prediction is the file's own: {why or 'it was made in Python, without the name of its model'}"
+    else:
+        plan.check_program(program)
+        plan, differs = priced_again(plan, program)
+    plan.save(args.output)
+    print(f"written to {args.output}" + (f"; {differs}" if differs else ""))
+    if plan.predicted.peak_bytes > limit_bytes(plan):
+        print(f"note: it no longer fits {show_limit(limit_bytes(plan))}; plan again")
     return 0

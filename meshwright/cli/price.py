@@ -43,4 +43,6 @@ def run(args: argparse.Namespace) -> int:
     print("" if held <= limit else ": does not fit")
     if given.pp > 1:
         print(f"  bubble  {found.bubble:.1%}")
+    print("an estimate by formulas for transformers, as published configurations are run (docs/accuracy.md);")
+    print("`meshwright plan --pin ...` prices, op by op, what meshwright itself would run")
     return 0

@@ -138,7 +138,7 @@ _WORDS = {
     "context": CONTEXT,
     "loss": LOSS,
 }
-_SPELLINGS = {"microbatch": "micro_batch", "batch": "global_batch"}
+_SPELLINGS = {"batch": "global_batch"}
 _TYPES = {one.name: str(one.type) for one in fields(Configuration)}
 
 
@@ -150,6 +150,12 @@ def configured(pins: Iterable[str], devices: int, global_batch: int | None = Non
             raise PlanError(f"pin {text!r} is no text", "`name=value`, such as tp=8", "correct the pin")
         key, value = pin_parts(text)
         key = _SPELLINGS.get(key, key)
+        if key in ("microbatch", "microbatches"):
+            raise PlanError(
+                f"pin {text!r}, which in `meshwright plan` is the number of micro-batches",
+                "micro_batch=SIZE, the samples of one on each data-parallel rank",
+                "give the size",
+            )
         if key not in _TYPES:
             raise PlanError(f"pin {text!r}", f"one of {', '.join(_TYPES)}", "correct the pin")
         given.add(key)

@@ -19,7 +19,14 @@ def test_options_of_plan_are_those_of_price_too(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out != shown
 
 
-@pytest.mark.parametrize(("given", "said"), [(("--seq", "0"), "seq=0"), (("--precision", "fp7"), "precision=fp7")])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--seq", "0"), "seq=0"),
+        (("--precision", "fp7"), "precision=fp7"),
+        (("--pin", "microbatch=8"), "micro_batch=SIZE"),
+    ],
+)
 def test_bad_ones_are_refused(given: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GIVEN, *given]) == 2
     assert said in capsys.readouterr().err

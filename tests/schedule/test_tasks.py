@@ -19,6 +19,7 @@ from meshwright.errors import PlanError, VerifyError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.tasks import parse_tasks, show_tasks
+from meshwright.plan.units import show_seconds
 from meshwright.schedule import ORDERS, pipeline, plan_lists
 from meshwright.solve.plan import make_plan
 
@@ -81,7 +82,7 @@ def test_an_edited_order_in_which_stages_wait_for_each_other_is_refused(plan: Pl
         plan_lists(waits, program)
 
 
-def test_plans_of_schema_2_are_upgraded(plan: Plan, tmp_path: Path) -> None:
+def test_plans_of_schema_2_are_upgraded(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the names of then, and without the order, which that version found from the predictions."""
     plain = json.loads(plan.to_json())
     for name in ("tasks", "compile", "answers"):
@@ -98,3 +99,27 @@ def test_plans_of_schema_2_are_upgraded(plan: Plan, tmp_path: Path) -> None:
         Plan.load(old)
     assert main(["plan", "--upgrade", str(old), "-o", str(new)]) == 0
     assert Plan.load(new) == plan
+    plain["predicted"]["step_s"] *= 3
+    old.write_text(json.dumps(plain))
+    capsys.readouterr()
+    assert main(["plan", "--upgrade", str(old), "-o", str(new)]) == 0
+    assert "the file says step" in capsys.readouterr().out
+    again = Plan.load(new).predicted
+    assert (again.step_s, again.peak_bytes) == (plan.predicted.step_s, plan.predicted.peak_bytes), "at today's prices"
+    assert main(["plan", "gpt2", "--upgrade", str(old), "-o", str(new), "--pin", "tp=2"]) != 0
+    assert "--upgrade with model, --pin" in capsys.readouterr().err
+
+
+def test_an_edited_prediction_is_not_explained(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step_s = plan.predicted.step_s
+
+    def faster(plain: dict[str, Any]) -> None:
+        plain["predicted"]["step_s"] = 1e-6
+
+    file = tmp_path / "edited.json"
+    file.write_bytes(edited(plan, faster))
+    assert main(["explain", str(file)]) == 0
+    said = capsys.readouterr()
+    assert "at today's prices; the file says step 1 us" in said.err
+    assert show_seconds(step_s) in said.out
+    assert "step 1 us" not in said.out
