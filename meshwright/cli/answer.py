@@ -57,7 +57,7 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     lines += _room(plan)
     lines += _alike(others)
     if any(other.rough for other in others):
-        lines.append("~: as searches count it, some percent too high; the row as a plan of its own has it exactly")
+        lines.append("~: as searches count it, up to a fifth too high; the row as a plan of its own has it exactly")
     if is_host_bound(found) or any(other.host_bound for other in others):
         lines.append(
             "host-bound: the host needs longer to launch the kernels than the devices to run them; "

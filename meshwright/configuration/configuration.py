@@ -156,6 +156,7 @@ def configured(pins: Iterable[str], devices: int, global_batch: int | None = Non
                 "micro_batch=SIZE, the samples of one on each data-parallel rank",
                 "give the size",
             )
+        value = _as_here(key, value)
         if key not in _TYPES:
             raise PlanError(f"pin {text!r}", f"one of {', '.join(_TYPES)}", "correct the pin")
         given.add(key)
@@ -169,6 +170,14 @@ def configured(pins: Iterable[str], devices: int, global_batch: int | None = Non
     if found.vpp > 1 and "schedule" not in given:
         found = replace(found, schedule="interleaved")
     return found
+
+
+def _as_here(key: str, value: str) -> str:
+    """A value as a row of `plan`'s table spells it: `recompute=keep`, `pp=4+4` of equal stages."""
+    if key == "recompute" and value == "keep":
+        return "none"
+    sizes = value.split("+")
+    return str(len(sizes)) if key == "pp" and len(sizes) > 1 and len(set(sizes)) == 1 else value
 
 
 def _value(text: str, key: str, value: str) -> Any:

@@ -48,12 +48,13 @@ LEAST = 0.005
 class Storage:
     """How weights are stored. level: the ZeRO level, 0 where they are stored as they are computed with; ways: over how
     many devices; split: compute itself splits them over data-parallel devices (a vocabulary); share: of the weights, by
-    bytes where these are known."""
+    bytes where these are known; data_ways: over how many data-parallel devices they are split, stored or in compute."""
 
     level: int
     ways: int
     split: bool
     share: float
+    data_ways: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,8 @@ class Recipe:
         if sharded and not (self.weighed and self._held(sharded[0]) < LEAST):
             main = sharded[0]
             parts.append(self._sharded(main, sharded))
-            rest = self.degrees.get("dp", 1) * self.degrees.get("cp", 1) // max(1, min(data, main.ways))
-            if rest > 1:
-                parts.append(f"{rest} replicas (HSDP)")
+            if data > main.data_ways:
+                parts.append(f"{data // main.data_ways} replicas (HSDP)")
         elif self.degrees.get("dp", 1) > 1:
             parts.append(f"data parallel (DDP) over {self.degrees['dp']}")
         for role in ("cp", "tp", "ep", "rep"):
@@ -93,7 +93,11 @@ class Recipe:
         levels = sorted({one.level for one in sharded}, reverse=True)
         if levels == [3, 2]:
             return f"FSDP over {main.ways} ({self._shares(main)})"
-        return f"{over} for {held:.0%} of the weights" if self.weighed else f"{over} for most weights"
+        if not self.weighed:
+            return f"{over} for most weights"
+        shares = {level: sum(one.share for one in sharded if one.level == level) for level in levels}
+        others = [f", ZeRO-{level} for {share:.0%}" for level, share in shares.items() if level != main.level]
+        return f"{over} for {shares[main.level]:.0%} of the weights{''.join(others)}"
 
     def _held(self, main: Storage) -> float:
         return sum(one.share for one in self.storages if one.level == main.level or one.split)
@@ -154,11 +158,12 @@ def recipe_of(plan: Plan, stage: Stage) -> Recipe:
         role = role_of(axis.name)
         degrees[role] = (degrees[role] or 1) * axis.size
     own = _parameters(plan, stage)
-    found: Counter[tuple[int, int, bool]] = Counter()
+    found: Counter[tuple[tuple[int, int, bool], int]] = Counter()
     for name, entry in own.items():
-        found[stored(entry, stage.mesh, accumulated(plan))] += plan.weight_bytes.get(name, 1)
+        key = stored(entry, stage.mesh, accumulated(plan)), _data_ways(entry, stage.mesh)
+        found[key] += plan.weight_bytes.get(name, 1)
     whole = sum(found.values()) or 1
-    storages = tuple(Storage(*stored, count / whole) for stored, count in found.most_common())
+    storages = tuple(Storage(*stored, count / whole, ways) for (stored, ways), count in found.most_common())
     return Recipe(
         {role: size for role, size in degrees.items() if size > 1},
         storages,
@@ -190,9 +195,9 @@ def _split_weights(plan: Plan) -> list[str]:
     if len(plan.stages) > 1 or not plan.weight_bytes:
         return []
     mesh, whole = plan.mesh, sum(plan.weight_bytes.values()) or 1
-    if not any(axis.size > 1 and role_of(axis.name) in ("dp", "cp") for axis in mesh.axes):
+    if not any(axis.size > 1 and _is_data(axis.name) for axis in mesh.axes):
         return []
-    own = [name for name, one in plan.parameters.items() if stored(one, mesh, plan.microbatches) == (0, 1, True)]
+    own = [name for name, one in plan.parameters.items() if stored(one, mesh, plan.microbatches)[2]]
     if sum(plan.weight_bytes.get(name, 0) for name in own) < LEAST * whole:
         return []
     kinds = _kinds(own)
@@ -296,13 +301,23 @@ def stored(entry: ParameterPlan, mesh: Mesh, microbatches: int) -> tuple[int, in
         for axis, kept, used in zip(mesh.axes, storage, compute, strict=True)
         if kept.is_shard and not used.is_shard
     )
-    data = [used for axis, used in zip(mesh.axes, compute, strict=True) if role_of(axis.name) in ("dp", "cp")]
-    split = bool(data) and all(used.is_shard for used in data)
+    data = [used for axis, used in zip(mesh.axes, compute, strict=True) if axis.size > 1 and _is_data(axis.name)]
+    split = any(used.is_shard for used in data)
     if ways == 1:
         return 0, 1, split
     if entry.reshard_after_forward:
         return 3, ways, split
     return (2 if entry.reduce_scatter_every_microbatch or microbatches == 1 else 1), ways, split
+
+
+def _data_ways(entry: ParameterPlan, mesh: Mesh) -> int:
+    """Over how many data-parallel devices what is stored of a weight is split."""
+    storage = zip(mesh.axes, Layout.parse(entry.storage), strict=True)
+    return prod(axis.size for axis, kept in storage if kept.is_shard and _is_data(axis.name))
+
+
+def _is_data(axis_name: str) -> bool:
+    return role_of(axis_name) in ("dp", "cp")
 
 
 def _sequence(plan: Plan, stage: Stage) -> bool:

@@ -45,6 +45,10 @@ OTHERS = {
     "remat": "recompute=full",
     "accumulation": "microbatch=4",
     "grad_accum": "microbatch=4",
+    **dict.fromkeys(
+        ("micro_batch", "micro_batch_size"),
+        "microbatch=, the number of micro-batches (micro_batch= of `price`: their size)",
+    ),
     "pipeline": "pp=2",
     "stages": "pp=2",
     "tensor": "tp=2",

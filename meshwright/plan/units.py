@@ -40,8 +40,9 @@ def show_limit(value: int) -> str:
 
 
 def show_gap(gap: float) -> str:
-    """Of a plan that nobody searched no bound is known."""
-    return f"optimality gap {gap:.2%}" if gap < 1 else "no bound known"
+    """By how much it may be slower than the best; gap: the part of its step that no bound excludes. Of a plan that
+    nobody searched no bound is known."""
+    return f"optimality gap {gap / (1 - gap):.1%}" if gap < 1 else "no bound known"
 
 
 def show_spans(*spans: tuple[int, int]) -> str:

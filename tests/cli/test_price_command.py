@@ -30,3 +30,11 @@ def test_options_of_plan_are_those_of_price_too(capsys: pytest.CaptureFixture[st
 def test_bad_ones_are_refused(given: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GIVEN, *given]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_pins_of_a_row_of_recipes_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GIVEN, "--pin", "pp=2", "--pin", "recompute=none"]) == 0
+    shown = capsys.readouterr().out
+    assert main([*GIVEN, "--pin", "pp=4+4", "--pin", "recompute=keep"]) == 0
+    assert capsys.readouterr().out == shown
+    assert "estimate" in shown

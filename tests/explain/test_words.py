@@ -42,3 +42,15 @@ def test_a_storage_of_next_to_nothing_is_not_in_the_headline() -> None:
     """Norms of a large model."""
     storages = (Storage(1, 4, False, 0.001), Storage(0, 1, False, 0.999))
     assert str(Recipe({"tp": 8}, storages, True, weighed=True)) == "tensor parallel over 8 with sequence parallel"
+
+
+def test_weights_that_compute_splits_over_data_parallel_devices_have_no_replicas() -> None:
+    degrees = {"dp": 2, "cp": 4}
+    assert "replicas" not in str(Recipe(degrees, (Storage(3, 4, True, 1.0, 8),), False, weighed=True))
+    assert "2 replicas (HSDP)" in str(Recipe(degrees, (Storage(3, 4, False, 1.0, 4),), False, weighed=True))
+
+
+def test_shares_of_the_weights_are_of_each_level() -> None:
+    storages = (Storage(2, 8, False, 0.7, 8), Storage(1, 8, False, 0.17, 8), Storage(0, 1, True, 0.13, 8))
+    shown = str(Recipe({"dp": 8}, storages, False, weighed=True))
+    assert shown.endswith("over 8 for 70% of the weights, ZeRO-1 for 17%")
