@@ -30,7 +30,7 @@ def answer(plan: Plan, program: Program, saved: str | None, more: Sequence[str] 
 
 
 def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
-    from meshwright.explain.pace import is_host_bound, what_helps
+    from meshwright.explain.pace import HOST_BOUND, is_host_bound, what_helps
     from meshwright.plan.units import show_bytes, show_seconds
 
     cut = any(text.startswith(("microbatch=", "microbatches=")) for text in plan.pins)
@@ -59,10 +59,7 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     if any(other.rough for other in others):
         lines.append("~: as searches count it, up to a fifth too high; the row as a plan of its own has it exactly")
     if is_host_bound(found) or any(other.host_bound for other in others):
-        lines.append(
-            "host-bound: the host needs longer to launch the kernels than the devices to run them; "
-            f"{what_helps(plan.compile)}"
-        )
+        lines.append(f"host-bound: {HOST_BOUND}; {what_helps(plan.compile)}")
     return "\n".join([*lines, *_as_plans(others)])
 
 

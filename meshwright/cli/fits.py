@@ -102,6 +102,8 @@ def _divided(args: argparse.Namespace, program: Program, cluster: Cluster) -> Pr
 
 def _fewest(rows: list[dict[str, Any]]) -> list[str]:
     """Of each kind the least number that fits."""
+    from meshwright.explain.pace import HOST_BOUND, what_helps
+
     found: dict[str, tuple[int, str]] = {}
     for row in rows:
         kind, _, count = row["cluster"].partition(":")
@@ -109,6 +111,8 @@ def _fewest(rows: list[dict[str, Any]]) -> list[str]:
             number = prod(map(int, count.split("x"))) if count else 1
             found[kind] = min(found.get(kind, (1 << 30, "")), (number, row["cluster"]))
     said = [f"fewest that fit by a recipe: {', '.join(name for _, name in found.values())}"] if found else []
+    if any(row["host_bound"] for row in rows):
+        said.append(f"host-bound: {HOST_BOUND}; more GPUs help little there, {what_helps(False)}")
     open_ones = [row["cluster"] for row in rows if row["undecided"]]
     if open_ones:
         said.append(
@@ -128,6 +132,7 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
 
     memory = parse_bytes(args.memory)
     row: dict[str, Any] = {"cluster": cluster.name, "precision": precision, "fits": False, "undecided": False}
+    row["host_bound"] = False
     row |= {"global_batch": program.batch, "even": program.batch % cluster.device_count == 0}
     setting = Setting(args.optimizer, precision)
     if why := _too_small(program, cluster, setting, memory):
@@ -140,6 +145,7 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
         best = min(fitting, key=lambda one: one.step_s or 0.0)
         alone = "one GPU" + ("" if best.name == next(iter(ONE_DEVICE)) else f" + {best.name}")
         name = alone if cluster.device_count == 1 else best.name
+        row["host_bound"] = best.host_bound
         return row | _figures(program, name, best.step_s, best.peak_bytes, best.microbatches, best.as_plan)
     return row | _checkpointed(program, cluster, setting, memory)
 
@@ -235,6 +241,6 @@ def _line(row: dict[str, Any]) -> str:
     uneven = "" if row["even"] else f" (slow: {batch} samples are not shared evenly, see --global-batch)"
     line = (
         f"{row['cluster']:<12} fits  {speed:>12,.0f} {unit}/s  {step:>8}  {held:>9}  {cut:<13} {row['recipe']}"
-        f"{uneven}: {pin_options(row['pins'])}"
+        f"{uneven}{' (host-bound)' if row['host_bound'] else ''}: {pin_options(row['pins'])}"
     )
     return line

@@ -9,6 +9,8 @@ from meshwright.plan.units import show_seconds
 MUCH = 0.1
 """Of a step: more waiting for launches is worth a line."""
 
+HOST_BOUND = "the host needs longer to launch the kernels than the devices to run them"
+
 
 def is_host_bound(found: Prediction) -> bool:
     """Whether devices wait for kernel launches for a good part of a step; of a pipeline, those of some stage."""

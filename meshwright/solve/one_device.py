@@ -335,6 +335,9 @@ class _Search:
         device, least = self.mesh.device, self._that_fits(number, error.least_bytes)
         needed = least if self.given is None else budget_bytes(least, device)
         lost = f", {show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
+        limit = budget_bytes(least, device)
+        if self.given is None and limit > least:
+            lost = f" (as --memory on a larger device {show_enough(limit)}, of which the allocator may lose some)"
         by = "" if self.method == "auto" else f" with recompute={self.method}"
         # with some of it on the host less may do
         exact &= self.hosted is None and least == error.least_bytes
@@ -369,7 +372,8 @@ class _Search:
         ways = ["raise the limit", "shard over several devices"]
         ways += self._to_host()
         ways += ["store all in half precision (precision bf16)"] if self.setting.precision != "bf16" else []
-        taken = f"parameters, gradients and optimizer state take {show_bytes(always)} at any batch size"
+        what = "parameters, their copies for compute, gradients, optimizer state and workspaces"
+        taken = f"{what} take {show_bytes(always)} at any batch size"
         return f"{', '.join(ways[:-1])} or {ways[-1]}: {taken}"
 
     def _to_host(self) -> list[str]:

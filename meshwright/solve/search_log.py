@@ -25,8 +25,8 @@ class SearchRecorder:
     events: list[SearchEvent] = field(default_factory=list)
 
     def incumbent(self, node: str, step_s: float, gap: float | None = None) -> None:
-        """A plan that is faster than all before. gap: to the bounds that are known by now."""
-        proven = "" if gap is None else f"gap at most {gap:.1%}"
+        """A plan that is faster than all before. gap: to the bounds on plans of one stage."""
+        proven = "" if gap is None else f"gap at most {gap:.1%} without pipelines"
         self.events.append(SearchEvent(node, "incumbent", proven, None, step_s))
         if self.stop:
             self.stop.found = True

@@ -18,12 +18,13 @@ SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
 def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fits", SMALL, "--gpus", "4090,h100", "--counts", "1,2"]) == 0
-    first, *lines, fewest, further = capsys.readouterr().out.splitlines()
+    first, *lines, fewest, pace, further = capsys.readouterr().out.splitlines()
     assert "global batch " in first
+    assert pace.startswith("host-bound: the host needs longer to launch the kernels")
     assert fewest == "fewest that fit by a recipe: 4090:1, h100:1"
     assert further.endswith(f"meshwright plan '{SMALL}' --cluster {fastest(lines)}")
     assert [line.split()[:2] for line in lines] == [[f"{gpu}:{n}", "fits"] for gpu in ("4090", "h100") for n in (1, 2)]
-    assert lines[0].endswith(" batch 8 in 1  one GPU: --pin recompute=keep --pin microbatch=1")
+    assert lines[0].endswith(" batch 8 in 1  one GPU (host-bound): --pin recompute=keep --pin microbatch=1")
     assert lines[1].endswith("--pin microbatch=1 --pin recompute=keep")
     assert main(["fits", SMALL, "--gpus", "h100", "--counts", "1", "--memory", "64KiB", "--json"]) == 1
     (row,) = json.loads(capsys.readouterr().out)
@@ -40,7 +41,7 @@ def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[st
 
 def test_fits_takes_one_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fits", SMALL, "--cluster", "h100:2"]) == 0
-    _, line, _, further = capsys.readouterr().out.splitlines()
+    _, line, *_, further = capsys.readouterr().out.splitlines()
     assert line.startswith("h100:2 ")
     assert further.endswith("--cluster h100:2")
     assert main(["fits", SMALL, "--cluster", "h100:2", "--counts", "4"]) == 2
@@ -51,11 +52,11 @@ def test_fits_takes_a_batch_that_the_devices_divide_or_says_that_they_do_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["fits", SMALL, "--gpus", "h100", "--counts", "3"]) == 0
-    _, line, _, further = capsys.readouterr().out.splitlines()
+    _, line, *_, further = capsys.readouterr().out.splitlines()
     assert " batch 9 " in line
     assert "slow" not in line
     assert main(["fits", SMALL, "--gpus", "h100", "--counts", "3", "--global-batch", "8"]) == 0
-    _, line, _, further = capsys.readouterr().out.splitlines()
+    _, line, *_, further = capsys.readouterr().out.splitlines()
     assert "(slow: 8 samples are not shared evenly, see --global-batch)" in line
     assert "--global-batch 8" in further
 
@@ -213,7 +214,7 @@ def test_fits_takes_a_gpu_of_ones_own_and_refuses_figures_that_none_has(
     )
     mine.write_text(text)
     assert main(["fits", SMALL, "--gpus", str(mine)]) == 0
-    _, line, fewest, _ = capsys.readouterr().out.splitlines()
+    _, line, fewest, *_ = capsys.readouterr().out.splitlines()
     assert line.split()[:2] == ["mine", "fits"]
     assert fewest == "fewest that fit by a recipe: mine"
     mine.write_text(text.replace("1.1TB/s", "1.1GB/s"))
