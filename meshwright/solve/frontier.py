@@ -10,6 +10,7 @@ order (`rotor`) at parts of the activations.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,8 +25,6 @@ from meshwright.solve.memory.curves import Curves
 from meshwright.solve.memory.methods import order_by
 from meshwright.solve.one_device import OneDeviceAnswers
 
-ENDLESS = 1 << 62
-"""More bytes than a device has."""
 SHARES = (0.75, 0.5, 0.35, 0.25)
 """Of the activations, for Rotor."""
 
@@ -67,7 +66,7 @@ def one_device_frontier(
 
 def _ours(answers: OneDeviceAnswers, points: int, others: Sequence[int]) -> list[Point]:
     """From most bytes to least, none that another is no worse than. others: peaks below which one more is asked for."""
-    roomy, least = answers.within(ENDLESS), answers.least_bytes
+    roomy, least = answers.within(sys.maxsize), answers.least_bytes
     most = roomy.predicted.peak_bytes if roomy else least
     budgets = [most - (most - least) * index // max(1, points - 1) for index in range(1, points)]
     budgets += [peak for peak in [min(others)] if peak < least]

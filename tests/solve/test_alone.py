@@ -25,7 +25,7 @@ def test_a_tiny_model_is_told_what_one_gpu_takes(monkeypatch: pytest.MonkeyPatch
     said = alone_note(slow, program, cluster)
     assert said.startswith("one H100-SXM-80GB is enough: it takes ")
     assert said.endswith(" by itself, no longer than these 2")
-    assert f"note: {said}" in answer(slow, program, None, said).splitlines()
+    assert f"note: {said}" in answer(slow, program, None, [said]).splitlines()
     assert alone_note(plan.with_prediction(step_s=one_s / 1.2), program, cluster) == ""  # of two, 1.2 is over a quarter
     monkeypatch.setattr(alone, "USED", 0.7)
     said = alone_note(plan.with_prediction(step_s=one_s / 1.2), program, cluster)
