@@ -285,3 +285,15 @@ def test_a_model_with_many_values_alive_at_once_is_planned() -> None:
     assert most_alive(program) > 4
     plan = make_plan(program, load_cluster("local:2"), pins=("dp=2",))
     assert all("S(0)" in choice.outputs[0] for choice in plan.choices[:-1]), "every skip is split over samples"
+
+
+def test_sequence_parallel_leaves_other_axes_to_the_samples() -> None:
+    """sp= speaks of tensor-parallel axes alone: a stricter pin is never faster."""
+    model = parse_reference("gpt?layers=2&hidden=1024&heads=8&ffn=4096&vocab=512&seq=1024")
+    program, cluster = capture(*model.meta(16)), load_cluster("h100:4")
+    free, pinned = (
+        make_plan(program, cluster, pins=("tp=2", "sp=on", "zero=0", "pp=1", "microbatch=1", *more))
+        for more in ((), ("dp=2",))
+    )
+    assert free.predicted.step_s <= pinned.predicted.step_s * 1.005
+    assert {axis.name: axis.size for axis in free.mesh.axes} == {"dp": 2, "tp": 2}

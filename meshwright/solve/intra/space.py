@@ -249,9 +249,12 @@ def boundary_layouts(space: Space, name: str, freedom: int = ALL) -> tuple[Layou
             sharded = True
         elif axis in pins.model_axes:
             dims = [dim for dim in dims if dim not in batch_dims]
-        elif axis in pins.tp_axes or pins.sequence is not None:
+        elif axis in pins.tp_axes:
             dims = [dim for dim in dims if dim not in batch_dims and pins.sequence is not False]
             sharded = pins.sequence is True
+        elif pins.sequence is not None and not pins.tp_axes:  # any other axis may be tensor parallel
+            dims = dims if pins.sequence else [dim for dim in dims if dim in batch_dims]
+            sharded = pins.sequence
         states.append([*([] if sharded and dims else [I]), *map(S, dims)])
     every = map(Layout, product(*states))
     found = tuple(layout for layout in every if all(layout.is_even(one, mesh.sizes) for one in shapes))
