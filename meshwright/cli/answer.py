@@ -57,7 +57,7 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     lines += _room(plan)
     lines += _alike(others)
     if any(other.rough for other in others):
-        lines.append("~: as searches count it, up to a fifth too high; the row as a plan of its own has it exactly")
+        lines.append("~: as searches count it, up to a quarter too high; the row as a plan of its own has it exactly")
     if is_host_bound(found) or any(other.host_bound for other in others):
         lines.append(f"host-bound: {HOST_BOUND}; {what_helps(plan.compile)}")
     return "\n".join([*lines, *_as_plans(others)])
@@ -88,7 +88,11 @@ def _as_plans(others: Sequence[Baseline]) -> list[str]:
     return [
         *(["a row as a plan of its own:"] if rows else []),
         *(f"  {name:<{wide}}  {words}" for name, words in rows),
-        *(["  (of PP stages may then differ in their shardings, which can be a little faster)"] if staged else []),
+        *(
+            ["  (PP rows: 1F1B, equal devices and work; --pin pp=2 alone lets the planner choose, often faster)"]
+            if staged
+            else []
+        ),
     ]
 
 
