@@ -135,9 +135,9 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
     row["host_bound"] = False
     row |= {"global_batch": program.batch, "even": program.batch % cluster.device_count == 0}
     setting = Setting(args.optimizer, precision)
-    if why := _too_small(program, cluster, setting, memory):
-        return row | {"why": why}
     headroom = headroom_of(memory, None, cluster.devices[0].usable_bytes)
+    if why := _too_small(program, cluster, setting, memory, headroom):
+        return row | {"why": why}
     found = baselines(program, cluster, args.optimizer, precision, memory, stages=False, headroom=headroom)
     met = [one for one in found if one.step_s is not None and one.name != SERVER]
     fitting = [one for one in met if one.fits]
@@ -147,16 +147,14 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
         name = alone if cluster.device_count == 1 else best.name
         row["host_bound"] = best.host_bound
         return row | _figures(program, name, best.step_s, best.peak_bytes, best.microbatches, best.as_plan)
-    return row | _checkpointed(program, cluster, setting, memory)
+    return row | _checkpointed(program, cluster, setting, memory, headroom)
 
 
-def _too_small(program: Program, cluster: Cluster, setting: Setting, memory: int | None) -> str:
+def _too_small(program: Program, cluster: Cluster, setting: Setting, memory: int | None, headroom: float) -> str:
     """Why no plan of any kind fits, where what is held of parameters alone says so; else nothing."""
     from meshwright.plan.units import show_bytes
-    from meshwright.solve.effort import headroom_of
     from meshwright.solve.infeasible import state_bytes, usable_bytes
 
-    headroom = headroom_of(memory, None, cluster.devices[0].usable_bytes)
     need, have = state_bytes(program, setting), usable_bytes(cluster, memory, headroom)
     if need <= have:
         return ""
@@ -186,16 +184,17 @@ def _further(args: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _checkpointed(program: Program, cluster: Cluster, setting: Setting, memory: int | None) -> dict[str, Any]:
+def _checkpointed(
+    program: Program, cluster: Cluster, setting: Setting, memory: int | None, headroom: float
+) -> dict[str, Any]:
     """Where the batch is not divided by the devices, and FSDP by samples alone not possible: any plan that recomputes
     all activations. Else the recipes have been tried."""
     from meshwright.errors import PlanError
     from meshwright.plan.units import show_bytes
-    from meshwright.solve.effort import headroom_of
     from meshwright.solve.plan import look
     from meshwright.solve.request import PlanRequest
 
-    headroom, pins = headroom_of(memory, None, cluster.devices[0].usable_bytes), ("recompute=full",)
+    pins = ("recompute=full",)
     limit = cluster.devices[0].limit_bytes(memory, headroom)
     why = f"not in {show_bytes(limit)} of each, not even with full checkpointing; a searched plan may"
     refused = {"fits": False, "undecided": True, "why": why}

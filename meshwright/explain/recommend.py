@@ -11,7 +11,7 @@ from meshwright.explain.pace import pace
 from meshwright.explain.words import headline
 from meshwright.models.named import beyond_published
 from meshwright.plan.plan import Plan
-from meshwright.plan.units import show_bytes, show_limit, show_seconds
+from meshwright.plan.units import show_bytes, show_limit, show_seconds, slower_than_best
 
 WIDE = 0.1
 """A gap of more says little of a plan."""
@@ -41,7 +41,7 @@ def bound_words(plan: Plan) -> str:
     gap = plan.predicted.gap
     if plan.search_log.interrupted:
         return "the search was interrupted, a longer one may find a faster plan"
-    return f"at most {gap / (1 - gap):.1%} slower than {best}" if gap < 1 else "no bound known"
+    return f"at most {slower_than_best(gap)} slower than {best}" if gap < 1 else "no bound known"
 
 
 def notes(plan: Plan) -> list[str]:

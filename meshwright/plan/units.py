@@ -6,7 +6,17 @@ from math import ceil
 
 from meshwright.sizes import UNITS, parse_bytes
 
-__all__ = ["UNITS", "parse_bytes", "show_bytes", "show_enough", "show_gap", "show_limit", "show_seconds", "show_spans"]
+__all__ = [
+    "UNITS",
+    "parse_bytes",
+    "show_bytes",
+    "show_enough",
+    "show_gap",
+    "show_limit",
+    "show_seconds",
+    "show_spans",
+    "slower_than_best",
+]
 
 
 def show_seconds(value: float) -> str:
@@ -39,10 +49,14 @@ def show_limit(value: int) -> str:
     return f"{show_bytes(value)} ({value / 1e9:g} GB)" if decimal else show_bytes(value)
 
 
+def slower_than_best(gap: float) -> str:
+    """By how much a step may be slower than the best; gap: the part of it that no bound excludes, below 1."""
+    return f"{gap / (1 - gap):.1%}"
+
+
 def show_gap(gap: float) -> str:
-    """By how much it may be slower than the best; gap: the part of its step that no bound excludes. Of a plan that
-    nobody searched no bound is known."""
-    return f"optimality gap {gap / (1 - gap):.1%}" if gap < 1 else "no bound known"
+    """Of a plan that nobody searched no bound is known."""
+    return f"optimality gap {slower_than_best(gap)}" if gap < 1 else "no bound known"
 
 
 def show_spans(*spans: tuple[int, int]) -> str:
