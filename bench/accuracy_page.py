@@ -50,7 +50,7 @@ MISSES = """
   (`meshwright/cluster/expert_loads.py`, drawn as the source draws them). That brought the medians of the other half
   from 14.7 to 12.6 % on B200, 15.5 to 13.8 % on GB200, 11.7 to 10.7 % on H100 (means of three ways to halve the rows;
   it was chosen with these in view). On GB200 the library changes between two kernels by shape and skew.
-- Sums of int8 are 3 to 10 % dearer than those of half precision and are priced like these.
+- Sums of int8 are 3 to 10 % slower than those of half precision and are priced like these.
 - On an H200, planning uses what calibration measured of PyTorch's own kernels (docs/calibrate.md). Its attention is
   slower than FlashAttention-3, which these tables have.
 - All but the forward of these three kernels (backward, other layouts, element-wise ops) keeps its ratio on an H200.

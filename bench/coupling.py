@@ -12,7 +12,7 @@ Joint: `make_plan` under the budget. The others:
   micro-batches chosen with the sharding, and with the batch in one piece, as there;
 - checkpoint first: what to drop is decided on the model as it is, by the seconds that making a value again takes per
   byte (every threshold: the first drops next to nothing, the last everything but the segments' inputs); then the
-  sharding, over all meshes and numbers of micro-batches, by the joint search itself with what is dropped settled.
+  sharding, over all meshes and numbers of micro-batches, by the joint search itself with what is dropped decided.
 
 All without pipelines. Cases: model, batch, cluster, GiB a device.
 """
@@ -122,17 +122,17 @@ def shard_first(program: Program, cluster: Cluster, budget: int, axes: int) -> I
     roomy = replace(cluster, devices=tuple(replace(one, memory_bytes=1 << 50) for one in cluster.devices))
     for pins, name in (((), ""), (WHOLE, ", one piece")):
         plan = _planned(program, roomy, None, axes, recompute=False, pins=pins)
-        yield from _settled(f"shard first{name}", plan, program, budget)
+        yield from _fitted(f"shard first{name}", plan, program, budget)
         for part in SWEEP if plan else ():
             if plan is not None and plan.predicted.peak_bytes <= part * budget:
                 continue  # the same again
             plan = _planned(program, roomy, int(part * budget), axes, recompute=False, pins=pins)
             if plan is None:
                 break
-            yield from _settled(f"sweep {part:.3g}{name}", plan, program, budget)
+            yield from _fitted(f"sweep {part:.3g}{name}", plan, program, budget)
 
 
-def _settled(name: str, plan: Plan | None, program: Program, budget: int) -> Iterator[tuple[str, float]]:
+def _fitted(name: str, plan: Plan | None, program: Program, budget: int) -> Iterator[tuple[str, float]]:
     found = refine(plan, program, budget) if plan else None
     if plan is not None and found is None:
         found = refine_nested(plan, program, Ways.of(plan, program), budget)

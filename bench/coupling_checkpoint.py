@@ -1,6 +1,6 @@
 """Checkpoint first, then shard: a rival of `bench/coupling.py`, whose page says what it does.
 
-What is dropped being settled, everything else is the product's own search (`solve.together`): the prices and weights at
+What is dropped being decided, everything else is the product's own search (`solve.together`): the prices and weights at
 which shardings are asked for, mixtures of them over instances, chunks of backwards and of the tail.
 """
 

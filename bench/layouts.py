@@ -106,7 +106,7 @@ def main() -> int:
         found = against_greedy(grad)
         name = "forward and backward" if grad else "forward alone"
         print(
-            f"{name}: greedy is dearer on {found['strictly_better']} of {found['pairs']} pairs, "
+            f"{name}: greedy is slower on {found['strictly_better']} of {found['pairs']} pairs, "
             f"up to {found['largest_ratio']:.1f}x, and finds no way on {found['greedy_finds_no_way']}"
         )
         result[name] = found

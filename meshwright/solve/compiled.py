@@ -32,7 +32,7 @@ def compiled_plan(
     where none fits."""
     asked, over = memory_bytes, 0
     for _ in range(LESS_ROOM):
-        found = replace(_settled(search(asked), program, budget_bytes, method), memory_bytes=memory_bytes)
+        found = replace(_fitted(search(asked), program, budget_bytes, method), memory_bytes=memory_bytes)
         over = found.predicted.peak_bytes - budget_bytes
         if over <= 0:
             return found.with_prediction(gap=NO_BOUND)
@@ -44,7 +44,7 @@ def compiled_plan(
     )
 
 
-def _settled(plan: Plan, program: Program, budget_bytes: int, method: str) -> Plan:
+def _fitted(plan: Plan, program: Program, budget_bytes: int, method: str) -> Plan:
     """The fastest that fits of what the plan keeps and what compiled pairs would keep; the first if none does."""
     plan = predicted(plan, program)
     if len(plan.stages) > 1 or plan.order or method not in ("auto", "flat"):

@@ -58,7 +58,7 @@ def feasible_jointly(
     flat: bool,
     work: WorkBudget,
 ) -> MemoryNeeded | None:
-    """With what is sharded and what is recomputed settled together (`joint`), the most micro-batches first."""
+    """With what is sharded and what is recomputed chosen together (`joint`), the most micro-batches first."""
     offered = (lambda _, ways: ways.curves.options) if flat else None
     for frontier in _frontiers(candidates, budget_bytes):
         work.spend()

@@ -1,7 +1,7 @@
 """Sharding and recomputation under one budget.
 
 Meshes and numbers of micro-batches are looked at in the order of their bounds (`bounds`) until none can win. `refine`
-settles exactly, for a sharding, what each instance keeps, recomputes and chunks, on the traced pairs and their real
+chooses exactly, for a sharding, what each instance keeps, recomputes and chunks, on the traced pairs and their real
 peaks; `together` looks at the shardings of one mesh in one number of micro-batches, at one of them as a probe, then at
 more and at their mixtures. What is found one after the other (`sweep`) is there too, so as to be beaten.
 """

@@ -50,14 +50,14 @@ WORTH = 0.02
 ALIKE = 0.02
 """Peaks closer than this part are one to a method that does not fit."""
 
-SETTLED = ("microbatch", "microbatches", "zero", "sp", "offload")
+ALLOWED = ("microbatch", "microbatches", "zero", "sp", "offload")
 TRIVIAL = ("mesh=1", "dp=1", "tp=1", "cp=1", "ep=1", "vpp=1", "pp=1")
 """Pins that leave nothing open on one device."""
 
 
 def is_for_one_device(cluster: Cluster, pins: tuple[str, ...]) -> bool:
     """Whether pins speak of nothing that only a search for shardings reads."""
-    return cluster.device_count == 1 and all(text in TRIVIAL or pin_parts(text)[0] in SETTLED for text in pins)
+    return cluster.device_count == 1 and all(text in TRIVIAL or pin_parts(text)[0] in ALLOWED for text in pins)
 
 
 def one_device_cluster(device: Device) -> Cluster:

@@ -1,4 +1,4 @@
-"""A sharding made to fit: what each instance keeps, recomputes and chunks, settled exactly on its traced pairs."""
+"""A sharding made to fit: what each instance keeps, recomputes and chunks, chosen exactly on its traced pairs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from meshwright.solve.points import Ways
 Options = Sequence[Sequence[Kept]]
 
 AGAIN = 2
-"""How often it is settled once more with the gradients that really wait: those of longer backwards are fewer."""
+"""How often it is chosen once more with the gradients that really wait: those of longer backwards are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class FittedWays:
     """One way per instance, and the step that makes."""
 
     picked: list[Kept]
@@ -48,13 +48,13 @@ def refine_ways(
 ) -> Plan | None:
     """`refine`, with these ways to run the segments. options: what each may do, all of its ways unless given; values
     may wait on the host then, where the device's link to it is known."""
-    found = settle(plan, ways, budget_bytes, options)
+    found = fit_ways(plan, ways, budget_bytes, options)
     return found.written(plan, program) if found else None
 
 
-def settle(plan: Plan, ways: Ways, budget_bytes: int, options: Options | None = None) -> Settled | None:
+def fit_ways(plan: Plan, ways: Ways, budget_bytes: int, options: Options | None = None) -> FittedWays | None:
     """`refine_ways`, not in writing."""
-    best: Settled | None = None
+    best: FittedWays | None = None
     for late in _lates(plan, ways, options):
         for _ in range(1 + AGAIN):
             picked = _picked(ways, budget_bytes - late, options)
@@ -62,7 +62,7 @@ def settle(plan: Plan, ways: Ways, budget_bytes: int, options: Options | None = 
             if picked is None or predicted is None or predicted.peak_bytes > budget_bytes:
                 break
             if best is None or predicted.step_s < best.predicted.step_s:
-                best = Settled(picked, predicted)
+                best = FittedWays(picked, predicted)
             fewer = late_bytes([ways.point(i, kept) for i, kept in enumerate(picked)], plan.microbatches)
             if fewer >= late:
                 break
@@ -72,9 +72,9 @@ def settle(plan: Plan, ways: Ways, budget_bytes: int, options: Options | None = 
     return None
 
 
-def settled_as(
+def fit_as(
     plan: Plan, ways: Ways, budget_bytes: int, options: Options, points: Sequence[FrontierPoint]
-) -> Settled | None:
+) -> FittedWays | None:
     """With what these points keep, of these options; None where that does not fit."""
     picked = []
     for offered, point in zip(options, points, strict=True):
@@ -84,7 +84,7 @@ def settled_as(
             return None
         picked.append(same[0])
     predicted = ways.predicted(picked, plan.microbatches)
-    return Settled(picked, predicted) if predicted.peak_bytes <= budget_bytes else None
+    return FittedWays(picked, predicted) if predicted.peak_bytes <= budget_bytes else None
 
 
 def _lates(plan: Plan, ways: Ways, options: Options | None) -> Iterator[int]:

@@ -22,7 +22,7 @@ from meshwright.solve.intra.mix import Chain
 from meshwright.solve.mixture import Mixture, Offer, arranged, best_mixture, spliced, undominated
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.points import Ways
-from meshwright.solve.refine import Options, late_of, refine, settle, settled_as
+from meshwright.solve.refine import Options, fit_as, fit_ways, late_of, refine
 
 Assemble = Callable[[Chain, Frontier], Plan]
 Offered = Callable[[Plan, Ways], Options]
@@ -118,7 +118,7 @@ class Together:
         return inf
 
     def look_at(self, chain: Chain, mixed: Mixture | None = None, slow: bool = False) -> float:
-        """The sharding with what it keeps settled, or as the mixture has it; it becomes the best if it is. Returns its
+        """The sharding with what it keeps chosen, or as the mixture has it; it becomes the best if it is. Returns its
         step, infinite where it does not fit. slow: also of one that is slower than what is known."""
         plan = self.assemble(chain, self.frontier)
         ways = Ways.of(plan, self.program, FEWER)
@@ -126,9 +126,9 @@ class Together:
         self.met.append(_Met(chain, ways, ways.curves.options if options is None else options))
         if chain.seconds >= self.known_s and not slow:
             return inf  # of use in mixtures alone: recomputing only takes longer
-        found = [settle(plan, ways, self.budget_bytes, options)]
+        found = [fit_ways(plan, ways, self.budget_bytes, options)]
         if mixed is not None:
-            found.append(settled_as(plan, ways, self.budget_bytes, self.met[-1].options, mixed.ways))
+            found.append(fit_as(plan, ways, self.budget_bytes, self.met[-1].options, mixed.ways))
         best = min((one for one in found if one), key=lambda one: one.predicted.step_s, default=None)
         if best is None:
             return inf

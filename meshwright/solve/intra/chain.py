@@ -23,7 +23,7 @@ from meshwright.solve.intra.walk import least_cost, walk
 HIGHEST_PRICE = 1e-6
 """Seconds per byte held, at which a device would rather move anything than keep it; more where steps are long."""
 
-DEARER = 1e5
+HIGHER = 1e5
 """Steps over the budget: a price per byte at which a hundred-thousandth of the budget is worth a step, for where
 nothing fits at the highest."""
 
@@ -119,7 +119,7 @@ def solve_chain(
         return (free if search.fits(free) else None), search.bound_s
     step_s = free.seconds / max(1, budget_bytes)
     least = free
-    for highest in (max(HIGHEST_PRICE, step_s), DEARER * step_s):
+    for highest in (max(HIGHEST_PRICE, step_s), HIGHER * step_s):
         if search.fits(least) or highest <= least.price:
             continue
         search.highest, search.frontier = highest, frontier

@@ -62,7 +62,7 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
                 # What was chosen takes too much: less room, until something else is.
                 rooms[number] -= less
                 less = 2 * less or over_bytes
-                made = _settled(plan, program, groups[number], stage, rooms[number], late, known)
+                made = _fitted(plan, program, groups[number], stage, rooms[number], late, known)
             if made is None:
                 return None
             choices = [made.get(index, choice) for index, choice in enumerate(choices)]
@@ -100,10 +100,10 @@ def nearly_predicted(plan: Plan, program: Program, budgets: Sequence[int]) -> tu
 
 _Pairs = list[tuple[Piece, tuple[Kept, ...]]]
 _Known = dict[object, tuple[_Pairs, list[Kept] | None]]
-"""What was settled for which pieces and ways, which are held so that no others take their places."""
+"""What was chosen for which pieces and ways, which are held so that no others take their places."""
 
 
-def _settled(
+def _fitted(
     plan: Plan,
     program: Program,
     group: tuple[Stage, ...],
@@ -113,7 +113,7 @@ def _settled(
     known: _Known,
 ) -> dict[int, Choice] | None:
     """By segment: the fastest choices that keep a physical stage within the budget. late: weight halves that it puts
-    off. Stages that are alike are settled once."""
+    off. Stages that are alike are fitted once."""
     where: list[int] = []
     pairs: _Pairs = []
     for place, run in enumerate(plan.stages):

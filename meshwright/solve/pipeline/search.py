@@ -78,15 +78,15 @@ FEW_SIMULATIONS = 6
 """Of each number of micro-batches; more where that makes no more than so many tasks, stages times micro-batches. On
 more than MOST_UNITS devices pipelines are long, and fewer are played."""
 
-SETTLED = 3
+MOST_FITTED = 3
 """Of these at most so many are made plans, until one fits."""
 
 PROMISING = 2
 """Of those that a schedule of their own may make faster than the best, so many are made plans."""
 
 AGAIN = 2.0
-"""Where the stage programme takes what was settled last for so much slower, other pipelines may be that much slower, so
-many times over, and are settled still: it counts memory roughly, and so lets more be recomputed than has to be."""
+"""Where the stage programme takes what was fitted last for so much slower, other pipelines may be that much slower, so
+many times over, and are fitted still: it counts memory roughly, and so lets more be recomputed than has to be."""
 
 MOST_SEGMENTS = 192
 GROUPS = 128
@@ -334,15 +334,15 @@ class _Search:
             return inf
         self.bound_s = min(self.bound_s, solution.bound_s)
         self.useful |= {run.mesh for run in solution.runs}
-        settled_s = self._settle(solution.runs, solution.schedule, solution.microbatches)
+        fitted_s = self._fit_step_s(solution.runs, solution.schedule, solution.microbatches)
         stages = counted(len({run.stage for run in solution.runs}), "stage")
-        self.log.expanded(node, f"{stages}, {solution.schedule}", solution.bound_s, settled_s)
-        if settled_s <= self.known_s:
+        self.log.expanded(node, f"{stages}, {solution.schedule}", solution.bound_s, fitted_s)
+        if fitted_s <= self.known_s:
             self.promising = solution.promising
-        if settled_s < inf:
-            self.rough = max(1.0, solution.step_s / unfilled / settled_s)
-            return settled_s
-        others_s = (self._settle(*one) for one in solution.others[: SETTLED - 1])
+        if fitted_s < inf:
+            self.rough = max(1.0, solution.step_s / unfilled / fitted_s)
+            return fitted_s
+        others_s = (self._fit_step_s(*one) for one in solution.others[: MOST_FITTED - 1])
         return next((step_s for step_s in others_s if step_s < inf), inf)
 
     def _solved(self, table: Table, made: Options | None, limit_s: float) -> StageSolution | None:
@@ -453,7 +453,7 @@ class _Search:
             return tuple(name for name in SCHEDULES if (name == "interleaved") == (runs > 1))
         return SCHEDULES if pinned in (None, "searched") else (pinned,)
 
-    def _settle(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
+    def _fit_step_s(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
         """The step of these stages as a plan; infinite where no recomputation makes them fit."""
         made = self._made(runs, schedule, microbatches)
         if made is not None and self.pins.schedule == "searched":
