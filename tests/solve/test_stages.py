@@ -11,6 +11,7 @@ from meshwright.errors import PlanError
 from meshwright.simulate import SegmentCost, Transfer
 from meshwright.solve.stages.bound import Bound, kept_numbers
 from meshwright.solve.stages.choose import STAGE_METHODS, solve_stages
+from meshwright.solve.stages.interleaved import Interleaved, interleavings
 from meshwright.solve.stages.options import options
 from meshwright.solve.stages.price import price_pipeline
 from meshwright.solve.stages.problem import Crossing, MeshClass, PlacedRun, StagePoint, StageProblem
@@ -261,20 +262,30 @@ def every_interleaving(problem: StageProblem, stages: int, rounds: int) -> Itera
                 )
 
 
-@pytest.mark.parametrize("seed", range(300, 305))
-def test_nothing_interleaved_or_searched_is_below_the_bound(seed: int) -> None:
+def least_dealt_s(problem: StageProblem, count: int) -> float:
+    """The least bound of two stages with two runs each."""
+    rows = options(problem, count)
+    assert rows is not None
+    made = [Interleaved(problem, rows, count, mesh, 2, 2) for mesh, *shape in interleavings(problem) if shape == [2, 2]]
+    return min((one.least_s() for one in made), default=float("inf"))
+
+
+@pytest.mark.parametrize(("seed", "count"), [*((seed, 3) for seed in range(300, 305)), (300, 1), (301, 2), (302, 6)])
+def test_nothing_interleaved_or_searched_is_below_the_bound(seed: int, count: int) -> None:
     """Every pipeline of two stages with two runs each, and every other under a schedule of its own."""
-    problem = replace(random_problem(seed), schedules=("1f1b", "interleaved"), later=("searched",), microbatches=(3,))
+    made = random_problem(seed)
+    problem = replace(made, schedules=("1f1b", "interleaved"), later=("searched",), microbatches=(count,))
     try:
         found = solve_stages(problem, budget=40)
     except PlanError:
         return
     assert found is not None
-    dealt = [price_pipeline(problem, runs, "interleaved", 3) for runs in every_interleaving(problem, 2, 2)]
-    plain = [price_pipeline(problem, runs, "searched", 3) for runs in islice(every_pipeline(problem), 60)]
+    dealt = [price_pipeline(problem, runs, "interleaved", count) for runs in every_interleaving(problem, 2, 2)]
+    plain = [price_pipeline(problem, runs, "searched", count) for runs in islice(every_pipeline(problem), 60)]
     for timeline in (*dealt, *plain):
         assert timeline is None or timeline.step_s >= found.bound_s * (1 - 1e-9)
     fitting = [timeline.step_s for timeline in dealt if timeline is not None]
+    assert all(step_s >= least_dealt_s(problem, count) * (1 - 1e-9) for step_s in fitting)
     assert found.step_s <= 1.1 * min(fitting, default=float("inf"))
 
 

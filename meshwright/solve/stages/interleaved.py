@@ -7,9 +7,13 @@ back through them; all that it does lies between:
     T >= sum_(q<p) (x_q + c_q) + M (x_p + x_(p+K) + ...)     for every p; summed over all p:
     T >= 1/K sum_r (M + max(0, K-1-r)) x_r + max(0, K-1-r) c_r,      and    T >= 1/K sum_r (M x_r + e_r)
 
-with e_r a step for what does not overlap. The least of these sums over all ways to cut the chain are a bound
-(`Interleaved.least_s`). Candidates are those with the quickest
-slowest run, then such with slower ones that take less in all (`Interleaved.pipelines`).
+with e_r a step for what does not overlap. And a micro-batch goes through all runs and back, and waits at each for the
+forwards of all others before it, or for their backwards:
+
+    T >= sum_r (x_r + c_r) + (M-1) max_r max(f_r, b_r) >= sum_r x_r + c_r + (M-1)/(K v) max(f_r, b_r)
+
+The least of these sums over all ways to cut the chain are a bound (`Interleaved.least_s`). Candidates are those with
+the quickest slowest run, then such with slower ones that take less in all (`Interleaved.pipelines`).
 """
 
 from __future__ import annotations
@@ -59,19 +63,25 @@ class Interleaved:
         fits = made.held_bytes[self.own] + made.resident_bytes[self.own] <= made.limit_bytes[self.own]
         if not fits.any():
             return inf
-        work_s = self.microbatches * self.seconds + made.fixed_s
-        return max(self._least_sum(self.own[fits], self.seconds, 1), self._least_sum(self.own[fits], work_s, 0))
+        able, others = self.own[fits], self.microbatches - 1
+        slower_s = np.maximum(made.forward_s, made.input_s + made.weight_s)
+        runs = range(self.total)
+        once, never = [1] * self.total, [0] * self.total
+        before = [max(0, self.stages - 1 - run) for run in runs]
+        work_s = self._least_sum(able, self.microbatches * self.seconds + made.fixed_s, once, never)
+        filled_s = self._least_sum(able, self.seconds, [self.microbatches + times for times in before], before)
+        through_s = self._least_sum(able, self.seconds + others / self.total * slower_s, once, once)
+        return max(work_s / self.stages, filled_s / self.stages, through_s)
 
-    def _least_sum(self, able: Ints, seconds: Floats, way: int) -> float:
-        """Of all runs' work on all stages; `way`: by `seconds` of a micro-batch, and its way to a stage and back."""
+    def _least_sum(self, able: Ints, seconds: Floats, times: list[int], crossed: list[int]) -> float:
+        """Of all runs, each counted so many times, and of what is handed over after each."""
         made, rows = self.made, self._quickest(able, seconds)
         handed, taken = self._after_all(), self._after_all()
         own_s, end, leave, first = seconds[rows], made.end[rows], made.leave[rows], self._first(rows)
         for run in range(self.total - 1, -1, -1):
-            times = self.microbatches + max(0, self.stages - 1 - run) if way else 1
-            taken = self._taken(rows, times * own_s + handed[end, leave], first)
-            handed = self._handed(taken, way * max(0, self.stages - run))
-        return float(taken[0].min()) / self.stages
+            handed = self._handed(taken, crossed[run]) if run < self.total - 1 else handed
+            taken = self._taken(rows, times[run] * own_s + handed[end, leave], first)
+        return float(taken[0].min())
 
     def pipelines(self) -> Iterator[tuple[PlacedRun, ...]]:
         """Those whose slowest run is the quickest, then those with slower ones that take less in all."""
