@@ -18,6 +18,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hf,fast,dev]"
+	$(BIN)/python -m compileall -q meshwright
 	touch $(STAMP)
 
 demo: install
