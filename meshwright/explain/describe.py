@@ -79,7 +79,8 @@ def _recomputed(plan: Plan) -> list[str]:
         if names:
             shown = ", ".join(values[:8]) + (f" and {len(values) - 8} more" if len(values) > 8 else "")
             where = f"{count} of {len(plan.segments)} layers"
-            lines.append(f"  activation checkpointing in {where}: recomputes {shown or 'statistics of norms'}")
+            again = f"activation checkpointing in {where}: recomputes {shown}"
+            lines.append(f"  {again if values else f'statistics of norms recomputed in {where}'}")
         if plan.choices[index].offload:
             parked = ", ".join(plan.choices[index].offload)
             where = f"{count} of {len(plan.segments)} layers"

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from meshwright.cluster import collective_s
 from meshwright.errors import counted
-from meshwright.explain.words import SCHEDULES, accumulated, alike_weights, hosted_lines, weight_words
+from meshwright.explain.words import (
+    SCHEDULES,
+    accumulated,
+    alike_weights,
+    hosted_lines,
+    is_checkpointed,
+    weight_words,
+)
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
 from meshwright.plan.records import ParameterPlan, Stage
@@ -57,7 +64,7 @@ def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> str:
     axes = ", ".join(f"{axis.name} of {axis.size}" for axis in mesh.axes if axis.size > 1) or "no axis"
     text = f"  stage {number}: {spans} on {mesh.world_size} x {mesh.device.name} ({axes})"
     choices = [plan.choice(i) for stage in group for i in stage.segments]
-    again = sum(bool(choice.recompute) for choice in choices)
+    again = sum(map(is_checkpointed, choices))
     text += f", activation checkpointing in {again} of {len(choices)}" if again else ""
     tied = [name for stage in group for name in stage.tied_replicas]
     text += f", reads {', '.join(tied)} of an earlier stage" if tied else ""

@@ -41,7 +41,8 @@ def bound_words(plan: Plan) -> str:
     gap = plan.predicted.gap
     if plan.search_log.interrupted:
         return "the search was interrupted, a longer one may find a faster plan"
-    return f"at most {slower_than_best(gap)} slower than {best}" if gap < 1 else "no bound known"
+    why = ": what torch.compile fuses differs from plan to plan" if plan.compile else ""
+    return f"at most {slower_than_best(gap)} slower than {best}" if gap < 1 else f"no bound known{why}"
 
 
 def notes(plan: Plan) -> list[str]:

@@ -15,7 +15,7 @@ from math import prod
 from meshwright.cluster import Mesh
 from meshwright.errors import counted
 from meshwright.layout import Layout
-from meshwright.plan import ParameterPlan, Plan, Stage
+from meshwright.plan import Choice, ParameterPlan, Plan, Stage
 from meshwright.plan.units import show_bytes
 
 ROLES = {
@@ -223,11 +223,16 @@ def _of_unlike_stages(recipes: Sequence[Recipe]) -> str:
     return f"{' + '.join(parts) or 'one device'} (stages differ)"
 
 
+def is_checkpointed(choice: Choice) -> bool:
+    """Whether a layer recomputes values: statistics of norms alone take next to no time and save next to nothing."""
+    return any("~" not in name for name in choice.recompute)
+
+
 def saving(plan: Plan) -> list[str]:
     """What trades time for memory: checkpointing, offload, chunks."""
     choices = [plan.choice(index) for index in range(len(plan.segments))]
     found = []
-    if count := sum(bool(choice.recompute) for choice in choices):
+    if count := sum(map(is_checkpointed, choices)):
         every = "every layer" if count == len(choices) else f"{count} of {len(choices)} layers"
         found.append(f"activation checkpointing in {every}")
     if count := sum(bool(choice.offload) for choice in choices):

@@ -41,7 +41,7 @@ def does_not_fit(
     """least: the fewest bytes found to do. unit: devices come in multiples of it. headroom: part of each device
     that is left free. needed_bytes: that all devices have to have together. hosted: whether the host could hold
     some of that, and was not asked to."""
-    free = f", {headroom:.0%} left free: memory= or headroom=0 takes it" if headroom else ""
+    free = f", {headroom:.0%} left free: --headroom 0, in Python headroom=0, takes it" if headroom else ""
     device = cluster.mesh((cluster.device_count,)).device
     larger = _larger_that_fits(cluster, budget, tight, unit, needed_bytes)
     todo = [f"use {larger.name} ({larger.device_count} devices do)"] if larger else []
