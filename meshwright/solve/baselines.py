@@ -22,12 +22,13 @@ from meshwright.plan import Plan
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.solve.assemble import draft
+from meshwright.solve.by_method import refine_by
 from meshwright.solve.candidates import candidates_on
-from meshwright.solve.effort import EFFORTS, HEADROOM
+from meshwright.solve.effort import HEADROOM
+from meshwright.solve.intra.chain import chain_at
 from meshwright.solve.one_device import one_device_search, room_bytes
 from meshwright.solve.pin_words import experts_of
 from meshwright.solve.pipeline.baselines import ROUGH, Baseline, pipelines
-from meshwright.solve.plan import look
 from meshwright.solve.request import PlanRequest
 from meshwright.solve.search import Candidate, Met, anyway, search
 
@@ -35,6 +36,9 @@ AXES = 3
 
 Way = tuple[str, ...]
 """Pins that leave one of the known ways."""
+
+Offered = list[Candidate] | PlanError
+"""What the pins leave to be searched, or why they leave nothing."""
 
 SERVER = "parameter server"
 FSDP = "FSDP (ZeRO-3)"
@@ -82,7 +86,7 @@ def baselines(
             best = _priced(best, plan, limit)
         found.append(best)
         if name == FSDP:
-            found.append(_checkpointed(program, cluster, memory_bytes, setting, (*ways[0], *cut), headroom))
+            found.append(_checkpointed(program, cluster, limit, (*ways[0], *cut), searched[ways[0]]))
     found.insert(1, _parameter_server(found[0], ddp))
     return [*found, *pipelines(program, cluster, setting, limit, cut, may_go_on)] if stages else found
 
@@ -107,21 +111,20 @@ def _priced(baseline: Baseline, plan: Plan, limit: int) -> Baseline:
     )
 
 
-def _checkpointed(
-    program: Program, cluster: Cluster, memory_bytes: int | None, setting: Setting, pins: Way, headroom: float
-) -> Baseline:
-    """FSDP in which every layer keeps what it is given and recomputes the rest."""
-    name, way = CHECKPOINTED, (*pins, "recompute=full")
-    fast = EFFORTS["fast"]
-    request = PlanRequest(
-        program, cluster, memory_bytes=memory_bytes, setting=setting, pins=way, effort=fast, headroom=headroom
-    )
-    try:
-        plan = look(request)
-    except PlanError as error:
-        why = "it fits in no number of micro-batches" if "fits" in error.given else _why(error)
-        return Baseline(name, way, why=why)
-    return _priced(Baseline(name, way), plan, plan.predicted.peak_bytes)
+def _checkpointed(program: Program, cluster: Cluster, limit: int, way: Way, offered: Offered) -> Baseline:
+    """FSDP in which every layer keeps what it is given and recomputes the rest, in the fewest micro-batches that fit:
+    each gathers every weight again."""
+    name, pins = CHECKPOINTED, (*way, "recompute=full")
+    if isinstance(offered, PlanError):
+        return Baseline(name, pins, why=_why(offered))
+    for candidate in offered:
+        for number in candidate.microbatches:
+            frontier = candidate.frontier(number)
+            plan = draft(program, cluster, chain_at(frontier, 0.0), frontier)
+            found = refine_by(plan, program, limit, "full")
+            if found is not None:
+                return _priced(Baseline(name, pins), found, limit)
+    return Baseline(name, pins, why="it fits in no number of micro-batches")
 
 
 def _on_one_device(
@@ -148,17 +151,14 @@ def _on_one_device(
     return found
 
 
-def _candidates(
-    program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting
-) -> list[Candidate] | PlanError:
-    """What the pins leave to be searched, or why they leave nothing."""
+def _candidates(program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting) -> Offered:
     try:
         return candidates_on(program, allowed_meshes(cluster, pins, AXES), pins, setting, few=True)
     except PlanError as error:
         return error
 
 
-def _best(name: str, ways: Mapping[Way, list[Candidate] | PlanError], limit: int) -> tuple[Baseline, Met | None]:
+def _best(name: str, ways: Mapping[Way, Offered], limit: int) -> tuple[Baseline, Met | None]:
     """The fastest of all the ways that fits, in one search; else that of the fewest bytes."""
     offered = [(way, one) for way, found in ways.items() if not isinstance(found, PlanError) for one in found]
     refused = [error for error in ways.values() if isinstance(error, PlanError)]
