@@ -267,6 +267,11 @@ def least_dealt_s(problem: StageProblem, count: int) -> float:
     rows = options(problem, count)
     assert rows is not None
     made = [Interleaved(problem, rows, count, mesh, 2, 2) for mesh, *shape in interleavings(problem) if shape == [2, 2]]
+    for one in made:
+        for runs in one.pipelines():
+            timeline, least_s = price_pipeline(problem, runs, "interleaved", count), one.least_s()
+            assert timeline is None or any(True for _ in one.pipelines(timeline.step_s * (1 + 1e-9)))
+            assert timeline is None or timeline.step_s >= least_s * (1 - 1e-9)
     return min((one.least_s() for one in made), default=float("inf"))
 
 

@@ -267,7 +267,7 @@ def _interleaved(problem: StageProblem, search: _Search, made: Mapping[int, Opti
     for least_s, _, one in sorted(found, key=lambda entry: entry[:2]):
         if least_s >= search.best_s or search.simulated >= last:
             break
-        for candidate in one.pipelines():
+        for candidate in one.pipelines(search.best_s):
             if search.price(candidate, "interleaved", one.microbatches) < inf:
                 break
     search.dealt = search.simulated

@@ -83,15 +83,24 @@ class Interleaved:
             taken = self._taken(rows, times[run] * own_s + handed[end, leave], first)
         return float(taken[0].min())
 
-    def pipelines(self) -> Iterator[tuple[PlacedRun, ...]]:
-        """Those whose slowest run is the quickest, then those with slower ones that take less in all."""
+    def pipelines(self, limit_s: float = inf) -> Iterator[tuple[PlacedRun, ...]]:
+        """Those whose slowest run is the quickest, then those with slower ones that take less in all. limit_s: what
+        cannot be faster is left out."""
         slowest_s = self._slowest_s()
         seen = set()
         for slower in SLOWER if slowest_s < inf else ():
             chosen = self._cheapest(slowest_s * slower * (1 + 1e-12))
-            if chosen not in seen:
+            if chosen not in seen and self._own_least_s(chosen) < limit_s:
                 seen.add(chosen)
                 yield self._placed(chosen)
+
+    def _own_least_s(self, chosen: tuple[int, ...]) -> float:
+        """What these runs take at least: each stage its own work, after the first micro-batch has come to it and before
+        the last gradient goes back."""
+        seconds = self.seconds[list(chosen)]
+        before = np.cumsum(seconds)[: self.stages] - seconds[: self.stages]
+        own = seconds.reshape(self.runs, self.stages).sum(axis=0)
+        return float((before + self.microbatches * own).max())
 
     def _placed(self, chosen: tuple[int, ...]) -> tuple[PlacedRun, ...]:
         cuts, made = self.problem.all_cuts, self.made
