@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from math import prod
+from operator import mul
 
 from meshwright.cluster import Cluster, Mesh
 from meshwright.cluster.enumerate import meshes, per_host
 from meshwright.cutting import check_cut, cut_batch
 from meshwright.errors import PlanError, counted
 from meshwright.pins.parts import AXES, pin_parts, pinned_mesh, split_pin
-from meshwright.pins.pins import Pins, pin_readings
+from meshwright.pins.pins import FREE, Pins, pin_readings
 
 MANY = 1024
 """On more devices than this, plans of one stage are looked for on meshes of whole hosts alone."""
 
 
 def allowed_meshes(cluster: Cluster, pins: tuple[str, ...], max_axes: int) -> list[Mesh]:
-    """All shapes of the cluster's devices, or the one that a pin names."""
+    """All shapes of the cluster's devices, of more than two axes those that end at the hosts' edges; all where pins
+    speak of axes, or the one that a pin names."""
     shape = pinned_mesh(pins)
-    if shape is None and cluster.device_count > MANY and not any(pin_parts(text)[0] in AXES for text in pins):
-        return _of_hosts(cluster)
     if shape is None:
-        return meshes(cluster, max_axes=max_axes)
+        free = not any(pin_parts(text)[0] in AXES for text in pins)
+        if free and cluster.device_count > MANY:
+            return _of_hosts(cluster)
+        found = meshes(cluster, max_axes=max_axes)
+        return [mesh for mesh in found if len(mesh.sizes) <= FREE or _ends_at_hosts(mesh, cluster)] if free else found
     if prod(shape) != cluster.device_count or len(shape) > 4:
         raise PlanError(
             f"pin mesh={'x'.join(map(str, shape))} on {counted(cluster.device_count, 'device')}",
@@ -30,6 +35,11 @@ def allowed_meshes(cluster: Cluster, pins: tuple[str, ...], max_axes: int) -> li
             "change the pin or the cluster",
         )
     return [cluster.mesh(shape)]
+
+
+def _ends_at_hosts(mesh: Mesh, cluster: Cluster) -> bool:
+    """Whether no axis has one part inside a host and one between hosts."""
+    return per_host(cluster) in accumulate(reversed(mesh.sizes), mul)
 
 
 def _of_hosts(cluster: Cluster) -> list[Mesh]:
