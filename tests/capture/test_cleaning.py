@@ -250,3 +250,10 @@ def test_cat_passes_over_an_empty_cache() -> None:
 
     program = captured(joined)
     assert [len(op.args[0]) for _, op in program.ops() if op.target == "aten.cat.default"] == [1]
+
+
+def test_slices_of_the_whole_are_none() -> None:
+    """PyTorch makes no slice for the `:` of an index, and no gradient of one."""
+    program = captured(lambda self, y: y[:, :6] * y[:][:, 0:] + y[:, :-1].sum() + y[:, ::2].sum())
+    slices = [op for _, op in program.ops() if op.target == "aten.slice.Tensor"]
+    assert [op.results[0].type.shape[1] for op in slices] == [5, 3]

@@ -74,3 +74,22 @@ def test_operands_that_lie_like_the_result_are_one_row() -> None:
     assert walked_dims(x, [x, torch.empty(768, device="meta")]) == 2
     assert walked_dims(x, [x, torch.empty((8, 1, 768), device="meta")]) == 3
     assert walk_s(profile_of(H200), x, [x, torch.empty(768, device="meta")]) == 0.0, "calibrated"
+
+
+SLICED = [
+    ((16, 1024, 32000), 1, 1023, 1504e-6, 1919e-6),
+    ((4, 512, 50257), 1, 511, 304e-6, 386e-6),
+    ((16, 1024, 32000), 0, 16, 805e-6, 1430e-6),
+    ((8, 32, 2048, 128), 3, 64, 126e-6, 160e-6),
+    ((8, 2048, 12288), 2, 4096, 281e-6, 370e-6),
+]
+"""What was sliced, along which dim, how many of it; seconds of the slice's gradient in bf16 and in fp32."""
+
+
+@pytest.mark.parametrize(("shape", "dim", "left", "half_s", "single_s"), SLICED)
+def test_gradients_of_slices(shape: tuple[int, ...], dim: int, left: int, half_s: float, single_s: float) -> None:
+    part = (*shape[:dim], left, *shape[dim + 1 :])
+    for dtype, seconds in ((torch.bfloat16, half_s), (torch.float32, single_s)):
+        made, read = (torch.empty(sizes, dtype=dtype, device="meta") for sizes in (shape, part))
+        found_s = priced(torch.ops.aten.slice_backward.default, (read, list(shape), dim, 0, left, 1), made)
+        assert found_s == pytest.approx(seconds, rel=0.1)

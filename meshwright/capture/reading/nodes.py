@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import Tensor, fx
@@ -14,11 +15,24 @@ AUTOCAST_REGION = "wrap_with_autocast"
 
 
 def changes_nothing(node: fx.Node, target: str, value: Any) -> bool:
-    """A cast to the dtype a tensor already has hands on the tensor itself."""
+    """A cast to the dtype a tensor already has hands on the tensor itself, and so does a slice of the whole: PyTorch
+    makes none for the `:` of an index."""
     source = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
-    if not target.startswith(("aten.to.", "aten.alias.", "aten.type_as.")) or not isinstance(source, Tensor):
+    if not isinstance(source, Tensor):
+        return False
+    if target == "aten.slice.Tensor":
+        return _is_whole(source, value, *node.args[1:])
+    if not target.startswith(("aten.to.", "aten.alias.", "aten.type_as.")):
         return False
     return source.dtype == value.dtype and shares_storage(source, value)
+
+
+def _is_whole(source: Tensor, value: Tensor, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> bool:
+    """Whether this slice has all of a dim, whatever its size."""
+    if start not in (None, 0) or step != 1:
+        return False
+    sizes = source.shape[dim], value.shape[dim]
+    return end is None or end == sys.maxsize or (all(type(size) is int for size in sizes) and sizes[0] == sizes[1])
 
 
 def sized_by_data(node: fx.Node) -> CaptureError:

@@ -92,11 +92,12 @@ def padded(call: Call) -> float:
 
 
 def put_into_zeros(call: Call) -> float:
-    """The gradient of a slice: zeros, and the slice's gradient copied into them; to where no rows are whole, as slowly
-    as into another order."""
+    """The gradient of a slice: zeros, and the slice's gradient copied into them, as fast as a slice is copied."""
     part, whole = call.reads[-1], call.makes[0]
     rows = part.shape[1:] == whole.shape[1:] and part.is_contiguous()
-    return filled(call) + call.kernel("add.forward" if rows else "turned.forward", 2 * seen_bytes(part))
+    turned = part.dim() == whole.dim() and order_of(part)[-1:] != order_of(whole)[-1:]
+    way = "add" if rows else "turned" if turned else "broadcast"
+    return filled(call) + call.kernel(f"{way}.forward", 2 * seen_bytes(part))
 
 
 def rolled(call: Call) -> float:
