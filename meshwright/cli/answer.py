@@ -57,7 +57,10 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
     lines += _room(plan)
     lines += _alike(others)
     if any(other.rough for other in others):
-        lines.append("~: as searches count it, up to a quarter too high; the row as a plan of its own has it exactly")
+        lines.append(
+            "~: as the search counts it: too high, by up to a quarter in large models, by more in small ones; "
+            "the row as a plan of its own has it exactly"
+        )
     if is_host_bound(found) or any(other.host_bound for other in others):
         lines.append(f"host-bound: {HOST_BOUND}; {what_helps(plan.compile)}")
     return "\n".join([*lines, *_as_plans(others)])

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json != "-":
             print(_line(rows[-1]), flush=True)
     if args.json != "-":
-        print("\n".join([*_fewest(rows), _further(args, rows)]))
+        print("\n".join([*_fewest(rows), *_clocks(clusters), _further(args, rows)]))
     if args.json:
         write_json(args.json, json.dumps(rows, indent=1))
     return 0 if any(row["fits"] for row in rows) else 1
@@ -121,6 +121,20 @@ def _fewest(rows: list[dict[str, Any]]) -> list[str]:
     if any(not row["fits"] and not row["undecided"] for row in rows):
         said.append("what cannot fit may with optimizer state on the host: `meshwright plan` with --pin offload=auto")
     return said
+
+
+def _clocks(clusters: list[Cluster]) -> list[str]:
+    """Where kinds are not priced alike: clocks under load were measured on some alone."""
+    from meshwright.cluster.profile_load import profile_of
+
+    kinds = {one.name.partition(":")[0]: profile_of(one.devices[0]).knows_load for one in clusters}
+    measured = [kind for kind, known in kinds.items() if known]
+    if not measured or len(measured) == len(kinds):
+        return []
+    return [
+        f"{', '.join(measured)}: at the lower clocks that long steps were measured to run at; the others have none "
+        "measured and may be some 10% slower than said"
+    ]
 
 
 def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision: str) -> dict[str, Any]:

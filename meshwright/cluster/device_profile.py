@@ -261,6 +261,11 @@ class DeviceProfile:
         share = min(1.0, max(0.0, log(max(rows, 1) / low) / log(high / low)))
         return [a ** (1 - share) * b**share for a, b in zip(few, many, strict=True)]
 
+    @property
+    def knows_load(self) -> bool:
+        """Whether clocks under load were measured."""
+        return bool(self._sustained or self.tables.steady)
+
     def steady(self, dtype: str, rate: float) -> tuple[float, float]:
         """How much longer products take than alone, and what moves memory, in a step of so many FLOP/s: of those that
         large ones reach alone, it is the share of its time that they would need."""

@@ -18,11 +18,11 @@ class Measured:
 
 STEPS = {
     "H200-SXM-141GB": Measured(
-        -0.60,
-        0.16,
-        "54 planned steps of 11 models on one H200, eager and compiled, bf16 and fp32, with the shipped profile: mean "
-        "error 11 %; fp32 -16 to +16 %. Short bf16 steps were predicted up to 60 % too fast, because its host "
-        "launched kernels at 0.6 of the profile's pace. `meshwright calibrate` measures yours",
+        -0.08,
+        0.08,
+        "64 planned steps of 12 models on one H200, eager and compiled, bf16 and fp32, with the shipped profile and a "
+        "host at its pace: mean error 2.9 %. On a host that launched kernels at 0.6 of that pace short bf16 steps took "
+        "up to 2.5 times as long. `meshwright calibrate` measures yours",
     ),
 }
 """By device profile (`bench/step_accuracy.py`; docs/calibrate.md)."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from meshwright.cluster import Axis
-from meshwright.explain.describe_pipeline import describe_pipeline, parts
-from meshwright.explain.words import accumulated, alike_weights, hosted_lines, weight_words
+from meshwright.explain.describe_pipeline import describe_pipeline
+from meshwright.explain.words import accumulated, alike_weights, batch_parts, hosted_lines, weight_words
 from meshwright.layout import Collective
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_gap, show_seconds
@@ -34,7 +34,7 @@ def describe(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> str:
     else:
         lines.append("  one device: nothing is sharded")
     if plan.microbatches > 1:
-        lines.append(f"  {parts(plan)}, gradients accumulated")
+        lines.append(f"  {batch_parts(plan)}, gradients accumulated")
     found = plan.predicted
     shown = [f"forward {show_seconds(found.forward_s)}", f"backward {show_seconds(found.backward_s)}"]
     alone = plan.mesh.world_size == 1

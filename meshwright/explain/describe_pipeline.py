@@ -11,6 +11,7 @@ from meshwright.explain.words import (
     SCHEDULES,
     accumulated,
     alike_weights,
+    batch_parts,
     hosted_lines,
     is_checkpointed,
     weight_words,
@@ -31,7 +32,7 @@ def describe_pipeline(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> 
     schedule = SCHEDULES.get(plan.schedule, plan.schedule)
     lines = [
         f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}",
-        f"  pipeline of {counted(len(groups), 'stage')}{runs}, {parts(plan)}, {schedule}",
+        f"  pipeline of {counted(len(groups), 'stage')}{runs}, {batch_parts(plan)}, {schedule}",
     ]
     for number, group in enumerate(groups):
         lines.append(_stage(plan, number, group))
@@ -49,13 +50,6 @@ def describe_pipeline(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> 
     lines.append(f"  predicted peak {show_bytes(found.peak_bytes)} on the fullest device: {shown}")
     lines += hosted_lines(plan)
     return "\n".join(lines)
-
-
-def parts(plan: Plan) -> str:
-    """How the batch is cut."""
-    last = plan.batch - plan.microbatch * (plan.microbatches - 1)
-    shorter = f", the last of {last}" if last < plan.microbatch else ""
-    return f"{counted(plan.microbatches, 'micro-batch')} of {plan.microbatch}{shorter}"
 
 
 def _stage(plan: Plan, number: int, group: tuple[Stage, ...]) -> str:

@@ -185,7 +185,7 @@ def headline(plan: Plan) -> str:
         parts.insert(0, f"pipeline parallel over {len(plan.groups)} stages ({name}{runs})")
     parts += saving(plan)
     if plan.microbatches > 1:
-        parts.append(f"{plan.microbatches} micro-batches of {plan.microbatch}")
+        parts.append(batch_parts(plan))
     return " + ".join(parts)
 
 
@@ -221,6 +221,13 @@ def _of_unlike_stages(recipes: Sequence[Recipe]) -> str:
             over = f"over {many}" if few == many else f"over {few} to {many}" if few > 1 else f"over up to {many}"
             parts.append(f"{word} {over}")
     return f"{' + '.join(parts) or 'one device'} (stages differ)"
+
+
+def batch_parts(plan: Plan) -> str:
+    """How the batch is cut."""
+    last = plan.batch - plan.microbatch * (plan.microbatches - 1)
+    shorter = f", the last of {last}" if last < plan.microbatch else ""
+    return f"{counted(plan.microbatches, 'micro-batch')} of {plan.microbatch}{shorter}"
 
 
 def is_checkpointed(choice: Choice) -> bool:

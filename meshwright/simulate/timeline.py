@@ -79,9 +79,11 @@ class Timeline:
         return sum(n * s for n, s in zip(self.ranks, seconds, strict=True)) / whole_s if whole_s else 0.0
 
     def __str__(self) -> str:
+        host = self._share([stage.host_s for stage in self.stages])
+        waits = f"waiting for kernel launches {host:.1%}, " if host > 1e-3 else ""
         lines = [
             f"step {show_seconds(self.step_s)}: bubble {self.bubble:.1%}, exposed communication {self.exposed:.1%}, "
-            f"peak {show_bytes(self.peak_bytes)}"
+            f"{waits}peak {show_bytes(self.peak_bytes)}"
         ]
         for index, (stage, ranks) in enumerate(zip(self.stages, self.ranks, strict=True)):
             many = f"{ranks} ranks" if ranks > 1 else "1 rank"
@@ -89,8 +91,10 @@ class Timeline:
                 show_seconds, (stage.busy_s, stage.exposed_s, stage.bubble_s, stage.peak_s)
             )
             held = show_bytes(stage.peak_bytes)
+            launches = f", kernel launches {show_seconds(stage.host_s)}" if waits else ""
             lines.append(
-                f"  stage {index} ({many}): computes {busy}, exposed {exposed}, bubble {bubble}; peak {held} at {peak}"
+                f"  stage {index} ({many}): computes {busy}, exposed {exposed}, bubble {bubble}{launches}; "
+                f"peak {held} at {peak}"
             )
         return "\n".join(lines)
 

@@ -334,7 +334,7 @@ class _Search:
         error, number = min(refusals, key=lambda one: (one[0].least_bytes, one[1]))
         device, least = self.mesh.device, self._that_fits(number, error.least_bytes)
         needed = least if self.given is None else budget_bytes(least, device)
-        lost = f", {show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
+        lost = f"; {show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
         limit = budget_bytes(least, device)
         if self.given is None and limit > least:
             lost = f" (as --memory on a larger device {show_enough(limit)}, of which the allocator may lose some)"

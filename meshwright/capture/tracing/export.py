@@ -90,10 +90,11 @@ class _WithLoss(nn.Module):
                 raise ModelError(
                     f"the loss function returned {_describe(found)}", "a scalar", "take its mean or sum over the batch"
                 )
+            labels = "add `labels` to the batch, from which transformers makes a loss, or " if found is None else ""
             raise ModelError(
-                f"the model returned {_describe(found)}",
+                f"the model returned {'an output without a loss' if labels else _describe(found)}",
                 "a scalar loss, alone or in a tuple, or an output with a scalar `.loss` or `['loss']`",
-                "pass `loss=` (or return it third): a function of the output and what the model does not take",
+                f"{labels}pass `loss=` (or return it third): a function of the output and what the model does not take",
             )
         return found
 

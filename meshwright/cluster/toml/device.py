@@ -18,6 +18,8 @@ _DTYPES = ("float4", "float8", "bfloat16", "float16", "tf32", "float32", "float6
 _ANCHORS = ("bfloat16", "float16", "tf32", "float32", "float8", "float4")
 """Dtypes by whose rate others are scaled, the first that both devices have."""
 _RATE = Plausible("1G", "100P", ("T",))
+SLOWEST_HALF = 100.0
+"""Times float32's rate over that of half precision: no device is slower in it than a 64th."""
 _MEMORY = Plausible("16MiB", "4TiB", ("GiB",))
 _BANDWIDTH = Plausible("2GB/s", "100TB/s", ("TB/s", "GB/s"))
 _LAUNCH = Plausible("0s", "1s", ("us",))
@@ -130,9 +132,16 @@ def _profiled(table: Table) -> Device | None:
 
 def _peaks(table: Table) -> tuple[tuple[str, float], ...]:
     peaks = table.child("peaks", _DTYPES)
-    return tuple(
-        (dtype, peaks.figure(dtype, parse_count, positive=True, plausible=_RATE)) for dtype in table.keys("peaks")
-    )
+    found = {dtype: peaks.figure(dtype, parse_count, positive=True, plausible=_RATE) for dtype in table.keys("peaks")}
+    for dtype in ("bfloat16", "float16"):
+        if dtype in found and found[dtype] < found.get("float32", 0.0) / SLOWEST_HALF:
+            raise table.where.error(
+                peaks.field(dtype),
+                f"is {found[dtype]:g}, less than a hundredth of float32's {found['float32']:g}",
+                'figures of one device, such as "155T"',
+                "check its unit",
+            )
+    return tuple(found.items())
 
 
 def _achievable(table: Table) -> tuple[Achievable, ...]:

@@ -161,6 +161,9 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
     )
     shares = fused_shares(fixed) if setting.compile else {}
     seconds = [[_seconds(made, op, one, shares.get(op.name, 1.0)) for one in each] for op, each in made.each()]
+    for op, each in zip(fixed.ops, seconds, strict=True):
+        if not each:
+            raise PlanError(f"no way is left to run {op.target}", "pins that agree with the batch", "drop one of them")
     made.op_costs.extend(np.array([one.forward_s + one.backward_s for one in each]) for each in seconds)
     made.op_host_s.extend(min((one.host_s for one in each), default=0.0) for each in seconds)
     again_s = {

@@ -59,4 +59,4 @@ class Least:
         if self.all == self.flat or method != "auto":
             return ""
         how = "values wait on the host" if self.all == self.away else "layers run forward more than once"
-        return f", {how}; otherwise {show_bytes(self.flat)} are needed"
+        return f", {how}"

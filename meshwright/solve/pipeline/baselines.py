@@ -10,6 +10,7 @@ from meshwright.capture.averaging import comes_apart
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.cluster.enumerate import per_host
+from meshwright.cutting import cut_batch
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.explain.pace import is_host_bound
 from meshwright.pins.parts import pin_parts
@@ -110,7 +111,7 @@ class _Recipes:
         for stages, pins in ways:
             met += self._climbed(stages, pins, refused)
         if not met:
-            why = refused[-1] if refused else UNEQUAL
+            why = refused[-1] if refused else "micro-batches do not divide evenly over its data-parallel ranks"
             return Baseline(name, (f"pp={ways[0][0]}", "schedule=1f1b", *ways[0][1]), why=why)
         way, plan = self._best_of(met)
         made = plan.predicted
@@ -192,10 +193,11 @@ class _Recipes:
     def _numbers(self, stages: int, pins: list[str]) -> list[int]:
         """Of micro-batches: every data-parallel rank has a sample of each, where the batch has as many."""
         batch, whole = self.program.batch, self.program.couples_samples or not comes_apart(self.program)
-        if self.cut or whole:
-            return [int(pin_parts(self.cut[0])[1]) if self.cut else 1]
         ranks = self.cluster.device_count // stages // int(pins[0].removeprefix("tp="))
-        return [n for n in range(1, batch + 1) if batch % n == 0 and batch // n % ranks == 0] or [1]
+        if self.cut or whole:
+            number = int(pin_parts(self.cut[0])[1]) if self.cut else 1
+            return [number] if all(samples % ranks == 0 for samples in cut_batch(batch, number)) else []
+        return [n for n in range(1, batch + 1) if batch % n == 0 and batch // n % ranks == 0]
 
     def _with_tp(self, stages: int) -> list[str]:
         each, inner = self.cluster.device_count // stages, per_host(self.cluster)
