@@ -120,9 +120,12 @@ class SegmentProblem:
 
     @cached_property
     def prepared(self) -> TablesPlan | None:
-        """The elimination of all but the boundary, for any price per byte; None when its tables are too large."""
+        """The elimination of all but the boundary, for any price per byte, which weights pay and ops that keep
+        something; None when its tables are too large."""
+        weights = {self.makers[value.name].node for value in self.space.graph.params}
+        keeping = {node for node, kept in zip(self.op_nodes, self.space.op_kept, strict=True) if kept}
         try:
-            return tables_plan(self.problem, [side.node for side in self.boundary], LARGEST_TABLE)
+            return tables_plan(self.problem, [side.node for side in self.boundary], LARGEST_TABLE, weights | keeping)
         except ProblemError:
             return None
 
