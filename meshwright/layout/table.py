@@ -19,7 +19,7 @@ from meshwright.layout.states import Layout
 
 Floats = npt.NDArray[np.float64]
 
-AT_A_TIME = 64
+AT_A_TIME = 16
 """Rows that are worked out together: their sums with all edges stay in the cache."""
 
 
@@ -30,26 +30,31 @@ class _Lengths:
     """
 
     def __init__(self, steps: Floats) -> None:
-        self._steps, self._into = steps, steps.T
-        targets, self._sources = np.nonzero(np.isfinite(self._into))
-        self._seconds = self._into[targets, self._sources]
-        self._starts = np.searchsorted(targets, np.arange(len(steps)))
+        self._steps = steps
+        self._targets, self._sources = np.nonzero(np.isfinite(steps.T))
+        self._seconds = steps[self._sources, self._targets]
         self._rows: dict[int, Floats] = {}
 
     def rows(self, numbers: Sequence[int]) -> Floats:
         missing = [number for number in dict.fromkeys(numbers) if number not in self._rows]
         for begin in range(0, len(missing), AT_A_TIME):
             some = missing[begin : begin + AT_A_TIME]
-            self._rows.update(zip(some, self._reached(self._steps[some]), strict=True))
+            self._rows.update(zip(some, self._reached(some), strict=True))
         return np.stack([self._rows[number] for number in numbers])
 
-    def _reached(self, lengths: Floats) -> Floats:
-        """By ever more steps, until that is no shorter."""
-        while True:
-            longer = np.minimum.reduceat(lengths[:, self._sources] + self._seconds, self._starts, axis=1)
-            if np.array_equal(longer, lengths):
-                return lengths
-            lengths = longer
+    def _reached(self, rows: list[int]) -> Floats:
+        """By ever more steps, until that is no shorter; a step more from where the last has made something shorter."""
+        lengths = np.ascontiguousarray(self._steps[rows].T)
+        shorter = np.asarray(np.isfinite(lengths).any(axis=1))
+        while shorter.any():
+            edges = np.flatnonzero(shorter[self._sources])
+            starts = np.flatnonzero(np.diff(self._targets[edges], prepend=-1))
+            targets = self._targets[edges[starts]]
+            before, sums = lengths[targets], lengths[self._sources[edges]] + self._seconds[edges, None]
+            lengths[targets] = np.minimum(before, np.minimum.reduceat(sums, starts, axis=0))
+            shorter[:] = False
+            shorter[targets] = (lengths[targets] < before).any(axis=1)
+        return lengths.T
 
 
 @CACHES.memoized(maxsize=1 << 12)

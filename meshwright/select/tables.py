@@ -18,7 +18,7 @@ at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,10 +67,14 @@ class TablesPlan:
         return Tables(self.order.run(costs))
 
 
-def tables_plan(problem: Problem, kept: Sequence[int], most_entries: float = 2e8) -> TablesPlan:
-    """Prepares tables over `kept`. Raises `ProblemError` when one would have more than `most_entries`."""
+def tables_plan(
+    problem: Problem, kept: Sequence[int], most_entries: float = 2e8, varying: Collection[int] | None = None
+) -> TablesPlan:
+    """Prepares tables over `kept`. Raises `ProblemError` when one would have more than `most_entries`. varying: nodes
+    whose costs will change from run to run, all unless given; tables of the others are filled again only if theirs do.
+    """
     try:
-        return TablesPlan(plan(problem, kept, largest=most_entries), len(problem.costs))
+        return TablesPlan(plan(problem, kept, largest=most_entries, varying=varying), len(problem.costs))
     except TooWideError as wide:
         raise ProblemError(wide.given, wide.expected, "use `solve` instead") from wide
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 
 from meshwright.errors import PlanError
 from meshwright.solve.intra.chain import floor_s, least_s
@@ -58,9 +58,10 @@ class Entry:
         return self.bound.seconds * (1 + self.handicap) < other.bound.seconds * (1 + other.handicap)
 
 
-def entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> Iterable[Entry]:
+def entries(candidates: list[Candidate], budget_bytes: int, known_s: float, cutoff_s: float = inf) -> Iterable[Entry]:
     """Every mesh and number of micro-batches that could be faster than what is known, at its best bound by compute; of
-    a mesh of more axes at one that is no lower than that of a simpler one."""
+    a mesh of more axes at one that is no lower than that of a simpler one. cutoff_s: nodes that cannot be faster will
+    not be expanded; once a number of micro-batches is such without a memory limit, its bound stands for larger ones."""
     price = 0.0
     simpler: dict[int, Bound] = {}
     for candidate in sorted(candidates, key=lambda one: one.axes):
@@ -70,9 +71,9 @@ def entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> I
                 if frontier.least_static() > budget_bytes:
                     break  # nor is there less of it in more of them
                 if frontier.bounds and least_s(frontier) >= known_s:
-                    if any_evener(candidate, frontier) or not candidate.rising:
-                        continue
-                    break  # more micro-batches are no faster
+                    if _is_last(candidate, frontier, known_s):
+                        break  # more micro-batches are no faster
+                    continue
                 least = Bound(least_s(frontier) if frontier.bounds else floor_s(frontier), 0.0)
                 before = simpler.get(number, Bound(known_s, price))
                 enough_s = min(known_s, before.seconds * (1 - CLOSE))
@@ -83,6 +84,17 @@ def entries(candidates: list[Candidate], budget_bytes: int, known_s: float) -> I
             simpler[number] = min(before, bound, key=lambda one: one.seconds)
             if bound.seconds < known_s:
                 yield Entry(bound, candidate, number)
+            more = [other for other in candidate.microbatches if other > number]
+            if more and _is_last(candidate, frontier, cutoff_s):
+                yield Entry(least, candidate, more[0])
+                break
+
+
+def _is_last(candidate: Candidate, frontier: Frontier, cutoff_s: float) -> bool:
+    """Whether neither this number of micro-batches nor a larger one could be faster than `cutoff_s`."""
+    if not candidate.rising or not frontier.bounds or least_s(frontier) < cutoff_s:
+        return False
+    return not any_evener(candidate, frontier)
 
 
 def raised(entry: Entry, budget_bytes: int, known_s: float) -> Entry:

@@ -55,7 +55,7 @@ def joint_search(
             bound_s = min(state.known_s, roomy.bound_s)
             state.log.pruned("all meshes, recomputing", "no plan is faster even with unlimited memory", bound_s)
             return best, bound_s
-        found = list(entries(candidates, budget_bytes, state.known_s))
+        found = list(entries(candidates, budget_bytes, state.known_s, state.near_s))
         if effort.sweeps:
             others = state.look_at(found, improving=True)  # what it finds leaves fewer nodes to sweep
             state.sweep_open(candidates, found)
@@ -85,6 +85,11 @@ class _State:
     @property
     def known_s(self) -> float:
         return self.best.predicted.step_s if self.best else inf
+
+    @property
+    def near_s(self) -> float:
+        """What a bound has to be below for its node to be pursued."""
+        return (1 - max(self.effort.near, self.gap)) * self.known_s
 
     def cutoff_s(self, axes: int) -> float:
         """What a plan on a mesh of so many axes has to be faster than."""
@@ -148,16 +153,14 @@ class _State:
 
     def promising(self, found: list[Entry]) -> list[Entry]:
         """Those whose bound is low enough to be looked at, and lower than that of any mesh of fewer axes."""
-        cutoff_s = (1 - max(self.effort.near, self.gap)) * self.known_s
-        return [one for one in found if one.bound.seconds < cutoff_s and not self._has_simpler(one, found)]
+        return [one for one in found if one.bound.seconds < self.near_s and not self._has_simpler(one, found)]
 
     def _why_pruned(self, entry: Entry) -> str:
         """Empty where the node is to be expanded."""
-        cutoff_s = (1 - max(self.effort.near, self.gap)) * self.known_s
         if len(self.probed) >= self.effort.probed:
             return f"the effort allows {self.effort.probed} probes"
-        if entry.bound.seconds >= cutoff_s:
-            return not_below(cutoff_s, self.known_s)
+        if entry.bound.seconds >= self.near_s:
+            return not_below(self.near_s, self.known_s)
         fitting = [other for step_s, other, _ in self.probed if step_s < inf]
         return "a mesh of fewer axes has as low a bound" if self._has_simpler(entry, fitting) else ""
 
@@ -177,7 +180,7 @@ class _State:
         for step_s, entry, together in order[: self.effort.refined]:
             promising = step_s == inf or step_s <= self.effort.slower * self.known_s
             promising &= not (STOP.asked and self.best)
-            if promising and entry.bound.seconds < (1 - max(self.effort.near, self.gap)) * self.known_s:
+            if promising and entry.bound.seconds < self.near_s:
                 before_s, together.known_s = self.known_s, self.cutoff_s(entry.candidate.axes)
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
                 self.log.expanded(_node(entry), "searched with mixtures of shardings", entry.bound.seconds, step_s)

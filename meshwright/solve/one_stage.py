@@ -42,11 +42,8 @@ from meshwright.solve.min_memory_by_method import least_by_method, no_room
 from meshwright.solve.offloading import can_offload
 from meshwright.solve.proof import prove
 from meshwright.solve.request import PlanRequest
-from meshwright.solve.search import Candidate, Found, anyway, search
+from meshwright.solve.search import FEW_LATER, Candidate, Found, anyway, search
 from meshwright.solve.search_log import SearchRecorder
-
-FEW = 3
-"""Meshes of more than two axes on which recomputation is looked at; of the others the bound counts."""
 
 ROUNDING = 1e-12
 """A gap below this is that of adding the same seconds in another order."""
@@ -173,7 +170,7 @@ class OneStageSearch:
         first = [candidates[place] for place in sorted(found.tight) if not candidates[place].later]
         later = sorted((found.floors[place], place) for place in found.tight if candidates[place].later)
         kept: dict[str, Any] = {"drop": lambda: None}  # they are few, and asked again and again
-        chosen = [replace(candidates[place], **kept) for floor, place in later[:FEW] if floor < known_s]
+        chosen = [replace(candidates[place], **kept) for floor, place in later[:FEW_LATER] if floor < known_s]
         self.jointly = first + chosen
         best, bound_s = joint_search(
             self.jointly,
@@ -187,7 +184,7 @@ class OneStageSearch:
             effort=self.effort,
             gap=self.gap,
         )
-        return best, min([bound_s, *(floor for floor, _ in later[FEW:])])
+        return best, min([bound_s, *(floor for floor, _ in later[FEW_LATER:])])
 
     def written(self, chain: Chain, frontier: Frontier) -> Plan:
         return replace(assemble(self.program, self.cluster, chain, frontier), **self.given)

@@ -30,6 +30,9 @@ SAME = 5e-4
 MAKE_AGAIN = 1.4
 """Times a step with all the memory it wants: what one takes that makes everything again in backward, and a little."""
 
+FEW_LATER = 3
+"""Meshes of more than two axes on which recomputation is looked at; of the others the bound counts."""
+
 SURE = 0.99
 """Of bytes that fall with the samples: pieces are rounded to whole bytes."""
 
@@ -203,7 +206,8 @@ def in_proportion(program: Program) -> bool:
 
 @dataclass(slots=True)
 class _State:
-    """The best so far, what was proven on the way, and the price per byte at which the best was found."""
+    """The best so far, what was proven on the way, and the price per byte at which the best was found. later: how many
+    meshes of more than two axes are tight; the first are the most promising, and will be asked again."""
 
     budget_bytes: int
     limit_s: float
@@ -220,6 +224,7 @@ class _State:
     leasts: dict[int, Least] = field(default_factory=dict)
     slower: dict[int, int] = field(default_factory=dict)
     tight: set[int] = field(default_factory=set)
+    later: int = 0
 
     @property
     def known_s(self) -> float:
@@ -322,7 +327,8 @@ class _State:
                 break
             if not free:
                 self.tight.add(place)
-        if candidate.later:
+        self.later += candidate.later and place in self.tight
+        if candidate.later and (place not in self.tight or self.later > FEW_LATER):
             candidate.drop()
 
     def _take(self, place: int, candidate: Candidate, chain: Chain | None, frontier: Frontier) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -77,6 +77,43 @@ def test_a_plan_serves_any_node_costs(seed: int) -> None:
         assert found.costs == pytest.approx(fresh.costs)
         for key in np.argwhere(np.isfinite(found.costs)).tolist():
             assert replace(problem, costs=costs).total_cost(found.choice(key)) == pytest.approx(found.costs[tuple(key)])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_tables_that_were_filled_before_serve_only_the_same_costs(seed: int) -> None:
+    """Of the nodes that are said not to vary some do after all, in one run of two: their tables are filled again."""
+    problem = random_problem(seed)
+    rng = np.random.default_rng(seed)
+    kept, varying = [0], {node for node in range(problem.nodes) if rng.random() < 0.5}
+    prepared = tables_plan(problem, kept, varying=varying)
+    costs = problem.costs.copy()
+    for run in range(6):
+        for node in range(problem.nodes) if run % 2 else varying:
+            own = slice(problem.offsets[node], problem.offsets[node + 1])
+            costs[own] = rng.random(problem.options(node))
+        found, priced = prepared.run(costs), replace(problem, costs=costs)
+        assert found.costs == pytest.approx(tables(priced, kept).costs)
+        for key in np.argwhere(np.isfinite(found.costs)).tolist():
+            assert priced.total_cost(found.choice(key)) == pytest.approx(found.costs[tuple(key)])
+
+
+def test_what_does_not_vary_is_filled_once() -> None:
+    """A ladder in which one rung varies: the tables of the others go first, and stay as they are."""
+    build = ProblemBuilder()
+    rng = np.random.default_rng(0)
+    left, right = ([build.node(rng.random(40)) for _ in range(7)] for _ in range(2))
+    pairs = [*zip(left, right, strict=True), *pairwise(left), *pairwise(right)]
+    for a, b in pairs:
+        build.edge(a, b, rng.random((40, 40)))
+    problem, varying = build.build(), {left[3], right[3]}
+    usual, prepared = tables_plan(problem, []), tables_plan(problem, [], varying=varying)
+    one, two = prepared.run(problem.costs), prepared.run(problem.costs + np.repeat([*[0] * 3, 1, *[0] * 10], 40))
+    again = [a is not b for a, b in zip(one.filled.tables, two.filled.tables, strict=True)]
+    filled = [step.node for step, new in zip(prepared.order.steps, again, strict=True) if new]
+    assert varying <= set(filled)
+    assert len(filled) <= 3
+    assert prepared.entries <= usual.entries
+    assert two.filled.value == pytest.approx(usual.run(two.filled.costs[: len(problem.costs)]).filled.value)
 
 
 def test_costs_of_another_problem_are_refused() -> None:

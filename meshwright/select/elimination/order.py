@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -12,7 +13,15 @@ from meshwright.errors import ProblemError
 from meshwright.select.elimination.dense import DenseStep, Part, dense_step, lay_out
 from meshwright.select.elimination.descent import improved
 from meshwright.select.elimination.factor import Factor, ImpossibleError, edge_factor
-from meshwright.select.elimination.ordering import Halves, Pass, best_order, entries_of, hopeless, in_two
+from meshwright.select.elimination.ordering import (
+    Halves,
+    Pass,
+    best_order,
+    entries_of,
+    fixed_first,
+    hopeless,
+    in_two,
+)
 from meshwright.select.elimination.relation import TooManyError, join
 from meshwright.select.elimination.sparse import SparseStep, sparse_step
 from meshwright.select.elimination.stand_ins import Divided, divided, link, stood_in
@@ -35,7 +44,8 @@ class TooWideError(ProblemError):
 @dataclass(frozen=True, slots=True)
 class Order:
     """A prepared elimination of all nodes but `kept`. `entries`: of all tables. `possible`: whether forbidden pairs
-    leave any choice. Node numbers from `nodes` on are stand-ins that `plan` added; their options cost nothing.
+    leave any choice. Node numbers from `nodes` on are stand-ins that `plan` added; their options cost nothing. `known`:
+    what steps left in the last run, of those whose costs seldom change; a table made of the same is not filled again.
     """
 
     kept: tuple[int, ...]
@@ -49,6 +59,7 @@ class Order:
     members: Ints | None = None  # option entries, those of a class of a step next to each other
     starts: Ints | None = None  # where each class begins in `members`
     possible: bool = True
+    known: dict[int, _Known | None] = field(default_factory=dict, compare=False)
 
     def run(self, costs: Floats) -> Filled:
         """Fills the tables for these option costs."""
@@ -58,14 +69,22 @@ class Order:
         costs = np.append(costs, np.zeros(self.offsets[-1] - len(costs)))
         if self.members is not None and self.starts is not None:
             classes = np.minimum.reduceat(costs[self.members], self.starts)
-            room = np.empty(sum([step.left.stored for step in self.steps]))
-            begin = filled = 0
-            for step in self.steps:
-                end, full = begin + step.view.size, filled + step.left.stored
-                step.fill(room[filled:full], classes[begin:end], found)
-                found.append(room[filled:full])
-                begin, filled = end, full
+            begin = 0
+            for number, step in enumerate(self.steps):
+                found.append(self._left(number, classes[begin : begin + step.view.size], found))
+                begin += step.view.size
         return Filled(self, costs, found, self._least(costs, found))
+
+    def _left(self, number: int, costs: Floats, found: Sequence[Floats]) -> Floats:
+        """What a step leaves, for the costs of its node's classes and what earlier steps left."""
+        step, known = self.steps[number], self.known.get(number)
+        if known and known.follows(costs, found):
+            return known.left
+        left = np.empty(step.left.stored)
+        step.fill(left, costs, found)
+        if number in self.known:
+            self.known[number] = _Known(costs, {one: found[one] for one in _before(step)}, left)
+        return left
 
     def _least(self, costs: Floats, found: Sequence[Floats]) -> Floats:
         least: Floats = np.zeros(self.shape)
@@ -77,6 +96,18 @@ class Order:
         for part in self.parts:
             least += part.laid_out(found[part.factor.step])
         return least
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a step left, and what from: the costs of its node's classes, and what the steps before it left."""
+
+    costs: Floats
+    before: dict[int, Floats]
+    left: Floats
+
+    def follows(self, costs: Floats, found: Sequence[Floats]) -> bool:
+        return np.array_equal(costs, self.costs) and all(found[one] is left for one, left in self.before.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +150,16 @@ def plan(
     most: float = float("inf"),
     largest: float = float("inf"),
     stop: Callable[[], bool] = lambda: False,
+    varying: Collection[int] | None = None,
 ) -> Order:
     """Prepares the elimination of all nodes but `kept`. Raises `TooWideError` when that takes more than `most` table
-    entries in all, or more than `largest` in one table, or when `stop` says so before it is done.
+    entries in all, or more than `largest` in one table, or when `stop` says so before it is done. varying: nodes whose
+    costs change from run to run; all unless given.
     """
     width = np.diff(problem.offsets).tolist()
     order = Order(tuple(kept), problem.nodes, tuple(problem.offsets.tolist()), tuple(width[node] for node in kept))
     try:
-        try:
-            work, steps = _prepared(problem, kept, most, largest, stop, improve=False)
-        except TooWideError:
-            if largest == float("inf"):
-                raise
-            work, steps = _prepared(problem, kept, most, largest, stop, improve=True)
+        work, steps = _any_order(problem, kept, most, largest, stop, varying)
     except ImpossibleError:
         return replace(order, possible=False)
     total = sum(step.entries for step in steps)
@@ -139,15 +167,57 @@ def plan(
     constants, parts = lay_out(axes, work.left(), work.views)
     offsets = np.cumsum([0, *(len(view.labels) for view in work.alone)]).tolist()
     members, starts = _classes(offsets, steps) if steps else (None, None)
+    known = dict.fromkeys(_fixed(steps, varying)) if varying is not None else {}
     return replace(order, offsets=tuple(offsets), entries=total, steps=tuple(steps), constants=constants,
-                   parts=parts, members=members, starts=starts)  # fmt: skip
+                   parts=parts, members=members, starts=starts, known=known)  # fmt: skip
+
+
+def _any_order(
+    problem: Problem,
+    kept: Sequence[int],
+    most: float,
+    largest: float,
+    stop: Callable[[], bool],
+    varying: Collection[int] | None,
+) -> tuple[_Work, list[Step]]:
+    """With fixed nodes first, with no regard to these, or improved: the first of these that is not too wide."""
+    every = range(problem.nodes)
+    if varying is not None:
+        with suppress(TooWideError):
+            return _prepared(problem, kept, most, largest, stop, varying, improve=False)
+    try:
+        return _prepared(problem, kept, most, largest, stop, every, improve=False)
+    except TooWideError:
+        if largest == float("inf"):
+            raise
+        return _prepared(problem, kept, most, largest, stop, every, improve=True)
+
+
+def _before(step: Step) -> list[int]:
+    """The steps whose tables it adds up."""
+    return [factor.step for factor in step.factors if factor.values is None]
+
+
+def _fixed(steps: Sequence[Step], varying: Collection[int]) -> list[int]:
+    """Those whose tables do not depend on the costs of varying nodes."""
+    found: list[int] = []
+    for number, step in enumerate(steps):
+        if step.node not in varying and all(one in found for one in _before(step)):
+            found.append(number)
+    return found
 
 
 def _prepared(
-    problem: Problem, kept: Sequence[int], most: float, largest: float, stop: Callable[[], bool], improve: bool
+    problem: Problem,
+    kept: Sequence[int],
+    most: float,
+    largest: float,
+    stop: Callable[[], bool],
+    varying: Collection[int],
+    improve: bool,
 ) -> tuple[_Work, list[Step]]:
     """improve: the order, which takes longer."""
-    work = _Work(problem, kept, most, largest if improve else 0.0, stop)
+    work = _Work(problem, kept, most, largest if improve else 0.0, stop, varying)
     steps: list[Step] = []
     for node in work.order:
         if stop():
@@ -162,7 +232,13 @@ class _Work:
     """The factors of every node that is not gone. `alone`: what is seen of a node that is in no factor."""
 
     def __init__(
-        self, problem: Problem, kept: Sequence[int], most: float, largest: float, stop: Callable[[], bool]
+        self,
+        problem: Problem,
+        kept: Sequence[int],
+        most: float,
+        largest: float,
+        stop: Callable[[], bool],
+        varying: Collection[int],
     ) -> None:
         self.views = Views()
         self.kept = set(kept)
@@ -172,7 +248,7 @@ class _Work:
         if hopeless(width, problem.edge_nodes.tolist(), kept, most):
             raise TooWideError("tables too large even for classes of options", f"at most {most:,.0f} entries")
         whole = Divided(_edges(problem, self.views), [self.views.by([0] * n) for n in width])
-        self.order, parts = _best(whole, kept, self.views, most, largest, stop)
+        self.order, parts = _best(whole, kept, self.views, most, largest, stop, varying)
         self.alone = parts.alone
         self.factors: list[dict[Factor, None]] = [{} for _ in self.alone]
         for factor in parts.factors:
@@ -261,15 +337,24 @@ class _Work:
 
 
 def _best(
-    whole: Divided, kept: Sequence[int], views: Views, most: float, largest: float, stop: Callable[[], bool]
+    whole: Divided,
+    kept: Sequence[int],
+    views: Views,
+    most: float,
+    largest: float,
+    stop: Callable[[], bool],
+    varying: Collection[int],
 ) -> tuple[list[int], Divided]:
     """The best order found, and what it is an order of. largest: for tables of so many entries it is improved, with
-    stand-ins and by a local search; 0: it is not."""
+    stand-ins and by a local search; 0: it is not, but nodes that do not vary go first."""
     parts = divided(whole, kept, views) if largest else whole
-    order = best_order(Pass.of(kept, parts.factors, parts.alone, views, parts.stand_ins), most, stop)
+    start = Pass.of(kept, parts.factors, parts.alone, views, parts.stand_ins, varying)
+    order = best_order(start, most, stop)
     if order is None:
         raise TooWideError("tables too large in every order tried", f"at most {most:,.0f} entries")
-    if largest:
+    if not largest:
+        order = fixed_first(start, order, stop)
+    else:
         order = improved(Pass.of(kept, parts.factors, parts.alone, views), order, largest, stop)
     return order.nodes, parts
 

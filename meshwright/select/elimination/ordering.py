@@ -4,12 +4,15 @@ Finding the best order is hard, and which greedy rule does best differs from pro
 pass costs little, so several RULES are tried and the order with the fewest table entries, as estimated, is taken;
 where one of its tables is too large, `descent` improves it. The estimate of a table: its classes multiplied out, times
 the share of allowed combinations of each of its factors.
+
+Where only some nodes vary in their costs from run to run, the others go first as far as that takes no more entries
+(`fixed_first`): their tables are filled once for all runs.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Generic, Protocol, TypeVar
@@ -42,23 +45,26 @@ S = TypeVar("S", bound=Seen)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sketch:
-    """A factor without its values: what it joins and which share of its entries is allowed."""
+    """A factor without its values: what it joins and which share of its entries is allowed. varies: with the costs of
+    the nodes that do."""
 
     nodes: tuple[int, ...]
     views: tuple[View, ...]
     share: float
     size: float
+    varies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What eliminating a node would take (`entries` of a `full` table), leave and remove."""
+    """What eliminating a node would take (`entries` of a `full` table), leave and remove. varies: as of a Sketch."""
 
     axes: dict[int, View]
     full: int
     entries: float
     left: int
     removed: float
+    varies: bool
 
 
 # Smallest first. Each is best on some problem: what is left of a table against what goes, all of it, what is left.
@@ -73,10 +79,12 @@ RULES_OF_MANY = RULES[1:2]
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """nodes: in the order of their elimination. entries: of all tables, as estimated."""
+    """nodes: in the order of their elimination. entries: of all tables, as estimated. varying: of those tables alone
+    that vary."""
 
     entries: float
     nodes: list[int]
+    varying: float = 0.0
 
 
 def best_order(start: Pass, most: float, stop: Callable[[], bool]) -> Ordered | None:
@@ -87,6 +95,27 @@ def best_order(start: Pass, most: float, stop: Callable[[], bool]) -> Ordered | 
         if best and best.entries <= ENOUGH * len(start.alone):
             break
     return best
+
+
+def fixed_first(start: Pass, best: Ordered, stop: Callable[[], bool]) -> Ordered:
+    """An order that takes no more entries than `best` and has fewer that vary: greedy over the nodes that do not vary,
+    up to some place, then over all. The last such place is looked for by bisection, for as long as filling the tables
+    once would take."""
+    ahead, early, rule = start.copy(), list[int](), RULES[0]
+    while (fixed := ahead.waiting.keys() - start.varying) and len(early) * ENOUGH < best.entries:
+        node = min(fixed, key=lambda node: (rule(ahead.waiting[node]), node))
+        if ahead.waiting[node].entries > best.entries:
+            break
+        early.append(node)
+        ahead.eliminate(node)
+    found, low, high, spent = best, 0, len(early), len(early)
+    while low < high and spent * ENOUGH < best.entries:
+        place = (low + high + 1) // 2
+        order = start.copy().run(rule, best.entries, stop, early[:place])
+        spent += len(start.alone)
+        low, high = (place, high) if order else (low, place - 1)
+        found = order if order and order.varying < found.varying else found
+    return found
 
 
 def hopeless(width: Sequence[int], pairs: Sequence[tuple[int, int]], kept: Sequence[int], most: float) -> bool:
@@ -130,13 +159,14 @@ def sketches(factors: Sequence[Factor], nodes: int) -> list[dict[Sketch, None]]:
 @dataclass(slots=True)
 class Pass:
     """One elimination, of sketches only. waiting: nodes that can be next. later: those that can be once another is
-    gone."""
+    gone. varying: those whose costs change from run to run."""
 
     alone: Sequence[View]
     join: Callable[[View, View], View]
     around: list[dict[Sketch, None]]
     waiting: dict[int, Measure] = field(default_factory=dict)
     later: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    varying: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -146,20 +176,28 @@ class Pass:
         alone: Sequence[View],
         views: Views,
         later: Mapping[int, Sequence[int]] | None = None,
+        varying: Collection[int] = (),
     ) -> Pass:
         """All nodes but `kept`, each with its view `alone`."""
-        found = cls(alone, views.join, sketches(factors, len(alone)), later=later or {})
+        around = sketches(factors, len(alone))
+        found = cls(alone, views.join, around, later=later or {}, varying=frozenset(varying))
         behind = {node for nodes in found.later.values() for node in nodes}
         found.waiting = {node: found.measure(node) for node in set(range(len(alone))) - set(kept) - behind}
         return found
 
     def copy(self) -> Pass:
-        return Pass(self.alone, self.join, [dict(around) for around in self.around], dict(self.waiting), self.later)
+        around = [dict(around) for around in self.around]
+        return Pass(self.alone, self.join, around, dict(self.waiting), self.later, self.varying)
 
-    def run(self, rule: Callable[[Measure], float], most: float, stop: Callable[[], bool]) -> Ordered | None:
-        """Greedily; None once there are more than `most` entries, or no time is left."""
-        total = 0.0
-        order: list[int] = []
+    def run(
+        self, rule: Callable[[Measure], float], most: float, stop: Callable[[], bool], early: Sequence[int] = ()
+    ) -> Ordered | None:
+        """Greedily, after the nodes `early`; None once there are more than `most` entries, or no time is left."""
+        total = varying = 0.0
+        order = list(early)
+        for node in early:
+            total += self.waiting[node].entries
+            self.eliminate(node)
         heap = [(rule(measure), node) for node, measure in self.waiting.items()]
         heapq.heapify(heap)
         while heap:
@@ -168,12 +206,13 @@ class Pass:
             if measure is None or rule(measure) != key:
                 continue  # gone, or out of date
             total += measure.entries
+            varying += measure.entries * measure.varies
             if total > most or (len(order) % 64 == 63 and stop()):
                 return None
             order.append(node)
             for other in self.eliminate(node):
                 heapq.heappush(heap, (rule(self.waiting[other]), other))
-        return Ordered(total, order)
+        return Ordered(total, order, varying)
 
     def follow(self, order: Sequence[int], most: float = float("inf")) -> list[Measure]:
         """What every step of an order takes, until that is `most` entries in all. Keeps no account of what waits."""
@@ -196,7 +235,7 @@ class Pass:
     def _replace(self, node: int, measure: Measure) -> tuple[int, ...]:
         near = tuple(measure.axes)[1:]
         share = min(1.0, measure.entries / measure.left)
-        left = Sketch(near, tuple(measure.axes.values())[1:], share, measure.left * share)
+        left = Sketch(near, tuple(measure.axes.values())[1:], share, measure.left * share, measure.varies)
         for other in near:
             around = self.around[other]
             for sketch in self.around[node]:
@@ -205,17 +244,18 @@ class Pass:
         return near
 
     def measure(self, node: int) -> Measure:
-        axes, share, removed = {node: self.alone[node]}, 1.0, 1.0
+        axes, share, removed, varies = {node: self.alone[node]}, 1.0, 1.0, node in self.varying
         for sketch in self.around[node]:
             share *= sketch.share
             removed += sketch.size
+            varies |= sketch.varies
             for other, view in zip(sketch.nodes, sketch.views, strict=True):
                 seen = axes.get(other)
                 axes[other] = view if seen is None else self.join(seen, view)
         full = min(entries_of(axes), HOPELESS)
         halves = in_two(node, axes, tuple(self.around[node]), self.join)
         entries = halves.entries if halves else full
-        return Measure(axes, full, max(min(entries, full) * share, 1.0), full // axes[node].size, removed)
+        return Measure(axes, full, max(min(entries, full) * share, 1.0), full // axes[node].size, removed, varies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,9 +120,12 @@ class SegmentProblem:
 
     @cached_property
     def prepared(self) -> TablesPlan | None:
-        """The elimination of all but the boundary, for any price per byte; None when its tables are too large."""
+        """The elimination of all but the boundary, for any price per byte, which weights pay and ops that keep
+        something; None when its tables are too large."""
+        weights = {self.makers[value.name].node for value in self.space.graph.params}
+        keeping = {node for node, kept in zip(self.op_nodes, self.space.op_kept, strict=True) if kept}
         try:
-            return tables_plan(self.problem, [side.node for side in self.boundary], LARGEST_TABLE)
+            return tables_plan(self.problem, [side.node for side in self.boundary], LARGEST_TABLE, weights | keeping)
         except ProblemError:
             return None
 
@@ -251,18 +254,19 @@ class SegmentProblem:
         the pairs would be most of the problem. Of a few all pairs are there: pins may leave no others.
         """
         layouts = tuple(dict.fromkeys(layout for reader in readers for layout in reader.layouts))
-        pairs = [
-            (i, j)
-            for i, j in combinations(range(len(layouts)), 2)
-            if len(layouts) <= FEW or sum(a != b for a, b in zip(layouts[i], layouts[j], strict=True)) == 1
-        ]
-        sets = [(i,) for i in range(len(layouts))] + pairs
-        member = np.array([[i in group for i in range(len(layouts))] for group in sets])
+        place = {layout: number for number, layout in enumerate(layouts)}
+        every = range(len(layouts))
+        sets = [*((i,) for i in every), *(pair for pair in combinations(every, 2) if len(layouts) <= FEW)]
+        if len(layouts) > FEW:
+            sets += _one_axis_apart(layouts)
+        member = np.zeros((len(sets), len(layouts)), dtype=bool)
+        for number, group in enumerate(sets):
+            member[number, group] = True
         node = self._node(np.zeros(len(sets)), name=f"{name} copies")
         self.build.edge(maker.node, node, self._seconds(name, maker.layouts, layouts) @ member.T)
         self.ways.append(_Way(name, maker, node, tuple(tuple(layouts[i] for i in group) for group in sets)))
         for reader in readers:
-            wanted_at = [layouts.index(want) for want in reader.layouts]
+            wanted_at = [place[want] for want in reader.layouts]
             self.build.edge(node, reader.node, np.where(member[:, wanted_at], 0.0, np.inf))
 
     def moving_bytes(self, way: _Way) -> Matrix:
@@ -282,3 +286,11 @@ class SegmentProblem:
         if key not in self.space.matrices:
             self.space.matrices[key] = self.micro * conversions_s(self.space, name, made, wants)
         return self.space.matrices[key]
+
+
+def _one_axis_apart(layouts: LayoutSet) -> list[tuple[int, ...]]:
+    """Pairs that differ on one mesh axis."""
+    _, states = np.unique([str(state) for layout in layouts for state in layout], return_inverse=True)
+    states = states.reshape(len(layouts), -1)
+    differ = (states[:, None] != states[None]).sum(axis=2)
+    return [(i, j) for i, j in np.argwhere(differ == 1).tolist() if i < j]
