@@ -73,11 +73,12 @@ MISSES = """
   those of 256 MB show 35.
 - HF sweep, memory: what is predicted is what PyTorch's allocator has reserved on rank 0. Operands of collectives that
   wait are most of it at the peak: of the whole warm-up where another stage has as many layers as the first (8 stages:
-  46 to 50 of them measured, 48 priced), of the queue in one stage. Six runs of one stage on 32 to 128 GPUs have none
-  of them (27 GB where 41 to 78 are predicted, 1.1 points of the 8.1 %): the same program holds 52 GB on 16 GPUs and 27
-  GB on 32, where its step takes half as long again as predicted. Nor have pipelines on 512 GPUs, which stall. Two
-  stages with large micro-batches hold up to 62 operands more than are priced (0.6 points); why we do not know. That
-  groups of tensor parallelism over more than two hosts do not run ahead was taken from the rows.
+  46 to 50 of them measured, 48 priced); of the queue in one stage; elsewhere of the host's lead, which grows with each
+  micro-batch until the queue is full (two stages with 2 micro-batches: 13 to 15 measured, 14 to 25 priced; with 4 and
+  more 44 to 55, 43 to 50 priced). Six runs of one stage on 32 to 128 GPUs have none of them (27 GB where 41 to 78 are
+  predicted, 1.1 points of the 8.0 %): the same program holds 52 GB on 16 GPUs and 27 GB on 32, where its step takes
+  half as long again as predicted. Nor have pipelines on 512 GPUs, which stall. That groups of tensor parallelism over
+  more than two hosts do not run ahead was taken from the rows.
 - torchtitan, long sequences with context parallelism: attention takes 1.3 to 1.5 times as long as priced. Its
   memory is what the allocator has reserved on the last stage's first rank: the loss of 2024's rows is PyTorch's own in
   float32 (three copies of the logits, four over tensor-parallel ranks), stages keep the logits of all micro-batches,
