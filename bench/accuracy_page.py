@@ -43,9 +43,11 @@ MISSES = """
 - Products in bfloat16 on GB200: kernels longer than about 0.6 ms ran at 870 to 1,500 TFLOP/s where shorter ones reach
   1,600 to 2,000; the clock fell under load. The roofline's own time is a size of every product since then, which
   brought the other half from 10.9 to 9.3 % for m >= 2048; what is left among long ones has no order in size (the same
-  n and k: 1,476 TFLOP/s with m = 4,096, 941 with m = 32,768, 1,069 with m = 2,816).
-- Products in bfloat16 on B200: neighbouring shapes differ by about 5 %. Waves of tiles do not explain it (tiles of 128
-  and 256: correlation with the error below 0.1); the roofline's time brought 6.3 to 6.0 %.
+  n and k: 1,476 TFLOP/s with m = 4,096, 941 with m = 32,768, 1,069 with m = 2,816). Shapes that differ by less than
+  15 % in m alone (19 pairs) differ by 11.3 % in rate on average, so that nothing smooth can be nearer than about 8 %.
+- Products in bfloat16 on B200: those pairs differ by 5.5 % (A100 4.3, RTX PRO 3.2). Neither waves of tiles (of 256 by
+  128 and of 256 by 256), nor rows filled up to a tile, nor the area of the result, given as sizes, brought the other
+  half below 5.9 %; the roofline's time brought 6.3 to 6.0 %.
 - Routed experts: where loads are skewed, the roofline counts the rows of the busiest rank and the experts that get any
   (`meshwright/cluster/expert_loads.py`, drawn as the source draws them). That brought the medians of the other half
   from 14.7 to 12.6 % on B200, 15.5 to 13.8 % on GB200, 11.7 to 10.7 % on H100 (means of three ways to halve the rows;

@@ -2,6 +2,7 @@
 
     python bench/fit_collectives.py collectives.csv --source TEXT            # writes meshwright/cluster/links/GPU.json
     python bench/fit_collectives.py collectives.csv --holdout                # half of the sizes fitted, others scored
+    python bench/fit_collectives.py sailor_layer_times.csv --layers          # of links that no nccl-tests show
 
 A curve (GPU, kind, group size) is fitted by at most four lines, the least of which is the price: the concave rising
 function with the least sum of relative errors (a linear programme over the measured sizes), then the four of its
@@ -164,12 +165,6 @@ DERIVED = {
         "A100-SXM-80GB", 150e9, _gathers({2: 15.6803e9, 4: 40.2922e9, 8: 50.6314e9}), f"{_MIST} (A100)"
     ),
     "L4": Derived("RTX-PRO-6000-Server", 32e9, _gathers({2: 2.964e9, 4: 4.1635e9, 8: 4.6832e9}), f"{_MIST} (RTX PRO)"),
-    "RTX-3090": Derived(
-        "RTX-PRO-6000-Server",
-        32e9,
-        _bus({kind: {2: 49.77e9, 4: 7.862e9, 8: 5.327e9} for kind in _KINDS}),
-        f"{_SAILOR} (RTX PRO)",
-    ),
     "GH200-96GB": Derived(
         "H100-SXM-80GB", 450e9, _bus({kind: {2: 125.5e9, 4: 250.6e9} for kind in _KINDS}), f"{_SAILOR} (H100)"
     ),
@@ -203,6 +198,69 @@ def derive() -> None:
         _save(name, {"bandwidth": link.bandwidth, "source": link.source, "lines": lines, "samples": {}})
 
 
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A link of which others published times of an embedding whose vocabulary is split: a lookup and an all-reduce.
+
+    gpu: its name there. Smaller messages take what those of the nearest measured link do, times the ratio of rates.
+    """
+
+    gpu: str
+    bandwidth: float
+    like: str = "RTX-PRO-6000-Server"
+
+
+EMBEDDED = {
+    "RTX-3090": Embedded("RTX-3090", 32e9),
+    "Titan-RTX": Embedded("Titan-RTX", 16e9),
+    "RTX-2080-Ti": Embedded("RTX-2080", 16e9),
+}
+EMBEDDED_MODEL, TOKEN_BYTES, SAMPLE_TOKENS = "OPT-350", 1024 * 4, 2048
+SMALL_BYTES = [1 << power for power in range(10, 21)]
+
+
+def embedded(path: Path) -> dict[tuple[str, int], list[Point]]:
+    """All-reduces by GPU and group size: an embedding's time on several devices less its time on one."""
+    times: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    with path.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["model"] == EMBEDDED_MODEL and row["part"] == "embedding":
+                times[row["gpu"], int(row["tp"])][int(row["micro_batch"])] = float(row["fwd_ms"]) * 1e-3
+    found = {}
+    for (gpu, size), by_samples in times.items():
+        alone = times[gpu, 1]
+        most = max(alone, default=0)
+        found[gpu, size] = [
+            (n * SAMPLE_TOKENS * TOKEN_BYTES, seconds - alone.get(n, n / most * alone[most]))
+            for n, seconds in by_samples.items()
+            if size > 1
+        ]
+    return found
+
+
+def write_embedded(path: Path) -> None:
+    """Gathers and exchanges move half of an all-reduce's bytes."""
+    points = embedded(path)
+    for name, link in EMBEDDED.items():
+        base = json.loads((LINKS / f"{link.like}.json").read_text(encoding="utf-8"))["lines"]
+        lines: dict[str, dict[str, list[list[float]]]] = {kind: {} for kind in sorted(_KINDS)}
+        for n in (2, 4, 8):
+            large = points[link.gpu, n]
+            rate = median(n_bytes / seconds for n_bytes, seconds in large)
+            for kind in lines:
+                near, moved = base[kind][str(n)], 1.0 if kind == "all_reduce" else 0.5
+                slower = moved / rate / min(s_per_byte for s_per_byte, _ in near)
+                scaled = [(s_per_byte * slower, fixed_s) for s_per_byte, fixed_s in near]
+                if kind == "all_reduce":
+                    scaled = fit([*large, *((n_bytes, _seconds(scaled, n_bytes)) for n_bytes in SMALL_BYTES)])
+                lines[kind][str(n)] = [[float(f"{x:.4g}") for x in line] for line in scaled]
+        source = (
+            "eth-easl/sailor@cf2c8e3 profiles_tmp.json: all-reduces of 8 to 512 MB after an embedding, others at half "
+            "their time; below 8 MB as on the nearest measured link (RTX PRO)"
+        )
+        _save(name, {"bandwidth": link.bandwidth, "source": source, "lines": lines, "samples": {}})
+
+
 def _save(name: str, table: dict[str, object]) -> None:
     (LINKS / f"{name}.json").write_text(_flat(json.dumps(table, indent=1)) + "\n", encoding="utf-8")
 
@@ -233,7 +291,11 @@ def main() -> int:
     parser.add_argument("table", type=Path)
     parser.add_argument("--source", default="nccl-tests")
     parser.add_argument("--holdout", action="store_true")
+    parser.add_argument("--layers", action="store_true")
     args = parser.parse_args()
+    if args.layers:
+        write_embedded(args.table)
+        return 0
     curves = read(args.table)
     if args.holdout:
         holdout(curves)

@@ -55,8 +55,8 @@ def _inside(table: str, bandwidth: float = 0.0) -> Link:
     return Link(RING_STEP_S, bandwidth or float(link_table(table)["bandwidth"]), measured=table)
 
 
-def _network(bandwidth: float, cards: int, reached: float = QUIET, taper: float = TAPER) -> Link:
-    efficiency = tuple((kind, reached) for kind in _KINDS)
+def _network(bandwidth: float, cards: int, reached: float = QUIET, taper: float = TAPER, sent: float = 1.0) -> Link:
+    efficiency = (*((kind, reached) for kind in _KINDS), *((("send", sent),) if sent < 1.0 else ()))
     return Link(NETWORK_STEP_S, bandwidth, cards, efficiency=efficiency, taper=taper)
 
 
@@ -68,7 +68,7 @@ def _sources(inside: str, table: str, network: str, reached: str = PLAYBOOK) -> 
         ("host.efficiency", f"{measured} ({table})"),
         ("pod.bandwidth", network),
         ("pod.latency_s", PLAYBOOK),
-        ("pod.efficiency", f"{reached}; broadcast and send nominal ({_ASSUMED})"),
+        ("pod.efficiency", f"{reached}; others nominal ({_ASSUMED})"),
         ("pod.taper", f"{PLAYBOOK}; the means of that shared cluster have 0.5"),
         ("overhead_s", OVERHEAD_SOURCE),
     )
@@ -144,9 +144,10 @@ HOSTS: dict[str, Host] = {
             f"{_AIC}: 100 GB/s per GPU between racks", _LIKE_H100,
         ),
         _nvlink(
-            "GH200-96GB", 4, "GH200-96GB", _network(25e9, 4, 0.92, TAPER),
+            "GH200-96GB", 4, "GH200-96GB", _network(25e9, 4, sent=0.92),
             f"{_SAILOR}/intra_node_bandwidths.json: 150 GB/s to each of three peers",
-            f"{_SAILOR}: 25 GB/s nominal for each GPU", f"{_SAILOR}/multizone_bandwidths_het.json: 22.9 of 25 GB/s",
+            f"{_SAILOR}: 25 GB/s nominal for each GPU",
+            f"{_LIKE_H100}; sends {_SAILOR}/multizone_bandwidths_het.json: 22.9 of 25 GB/s",
         ),
         _nvlink(
             "V100-SXM2-16GB", 8, "V100-SXM2-16GB", _network(25e9 / 8, 1, 0.94, 0.0),

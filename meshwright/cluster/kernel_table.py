@@ -4,7 +4,8 @@ A roofline is the longer of the arithmetic and the traffic of memory at usual fr
 start. What was measured is kept as a ratio to it, and read between the measured sizes by kriging (`scatter`): the
 ratio changes slowly, and the figures of one size by themselves are not believed fully. The roofline's own microseconds
 are a size of products too: the clock falls under load, and short kernels end before it does. A device that was not
-measured takes the ratios of its nearest relative, for the same sizes, at its own rates.
+measured takes the ratios of its nearest relative at its own rates: for the same sizes, or where it has fewer processors
+for as many more rows as fill the relative's.
 """
 
 from __future__ import annotations
@@ -106,14 +107,18 @@ class MeasuredKernels:
     """A table's ratios at one device's own rates: seconds forward, or None where the table has nothing of the kind.
 
     there: peaks and bandwidth of the table's device. reach: fractions of peak on this device over those on the table's.
+    wider: processors of the table's device over those of this one.
     parts: those of the table that are used; types narrower than bfloat16 always are, since meshwright was calibrated in
     none.
     """
 
-    __slots__ = ("_own", "_parts", "_reach", "_table", "_there")
+    __slots__ = ("_own", "_parts", "_reach", "_table", "_there", "_wider")
 
-    def __init__(self, table: KernelTable, own: Rates, there: Rates, reach: float, parts: frozenset[str]) -> None:
+    def __init__(
+        self, table: KernelTable, own: Rates, there: Rates, reach: float, parts: frozenset[str], wider: float = 1.0
+    ) -> None:
         self._table, self._own, self._there, self._reach, self._parts = table, own, there, reach, parts
+        self._wider = wider
 
     @property
     def is_secondary(self) -> bool:
@@ -136,9 +141,9 @@ class MeasuredKernels:
         ratio = self._of("products", dtype)
         if ratio is None:
             return None
-        sizes = (WIDTHS[dtype], m, n, k)
-        there_s = product_roof_s(self._there.peak(dtype), self._there.bandwidth, *sizes)
-        return product_roof_s(*self._at(dtype), *sizes) * ratio("forward", m, n, k, 1e6 * there_s)
+        width, rows = WIDTHS[dtype], m * self._wider
+        there_s = product_roof_s(self._there.peak(dtype), self._there.bandwidth, width, rows, n, k)
+        return product_roof_s(*self._at(dtype), width, m, n, k) * ratio("forward", rows, n, k, 1e6 * there_s)
 
     def attention_s(
         self, dtype: str, heads: int, queries: int, keys: int, size: int, groups: float, window: int

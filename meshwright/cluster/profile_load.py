@@ -127,6 +127,9 @@ class _Check:
         parts = table.get("parts", list(PARTS))
         if not isinstance(parts, list) or not set(parts) <= set(PARTS):
             raise self.fail("measured_kernels.parts", parts, f"some of {', '.join(PARTS)}")
+        processors = table.get("processors", 1)
+        if type(processors) is not int or processors < 1:
+            raise self.fail("measured_kernels.processors", processors, "a whole number from 1 on")
 
     def tables(self, data: Mapping[str, Any]) -> None:
         for key in (*_TABLES, "reached"):
@@ -386,7 +389,9 @@ def _measured(device: Device, library: bool) -> MeasuredKernels | None:
     reach = device.achievable_fraction("matmul") / there.achievable_fraction("matmul")
     parts = frozenset(PARTS if library else given.get("parts", PARTS))
     own, theirs = (Rates(dict(one.peaks), one.memory_bandwidth) for one in (device, there))
-    return MeasuredKernels(kernel_table(given["table"]), own, theirs, reach, parts)
+    there_are = read_profile(given["table"])["measured_kernels"].get("processors", 1)
+    wider = there_are / given["processors"] if "processors" in given else 1.0
+    return MeasuredKernels(kernel_table(given["table"]), own, theirs, reach, parts, wider)
 
 
 def _best(fractions: Mapping[str, list[float]], reached: Mapping[str, float]) -> float:

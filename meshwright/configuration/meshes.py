@@ -80,16 +80,21 @@ class Meshes:
         return bool(crosses(self.axis(name)) & crosses(self.data.axes[0]))
 
     def hosts_of_axis(self, name: str) -> int:
-        """How many members of the cluster's outermost level a group of this axis is spread over."""
+        """How many members of the cluster's outermost level a group of this axis is spread over; one host is one."""
         level = self.cluster.root.level
-        return max((hop.size for hops in self.axis(name).kinds for hop in hops if hop.level == level), default=1)
+        sizes = (hop.size for hops in self.axis(name).kinds for hop in hops if self._hosts and hop.level == level)
+        return max(sizes, default=1)
 
     @property
     def between_hosts(self) -> bool:
         """Whether some stage hands over to one on another host."""
-        inner = any(isinstance(member.of, Group) for member in self.cluster.root.members)
         stages = range(self.given.pp - 1)
-        return inner and any(self.cluster.root.level in crosses(self.wire(stage)) for stage in stages)
+        return self._hosts and any(self.cluster.root.level in crosses(self.wire(stage)) for stage in stages)
+
+    @property
+    def _hosts(self) -> bool:
+        """Whether the cluster has several."""
+        return any(isinstance(member.of, Group) for member in self.cluster.root.members)
 
     def wire(self, stage: int) -> Axis:
         """Between a stage and the next one: all their ranks hand over at once."""

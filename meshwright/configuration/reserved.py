@@ -45,35 +45,44 @@ def waiting_bytes(step: Step) -> int:
     unused, but the allocator may not hand them out: it asks for more memory while there is any.
 
     One stage: those of as many layers as the device's queue takes, or of half of them where there is one micro-batch.
-    A pipeline: two of each forward before the first backward (the warm-up) where the host is ahead; it is where
-    another stage has as many layers, for which the first one waits, and where products take longer than the host.
+    A pipeline: two of each forward before the first backward (the warm-up) where another stage has as many layers as
+    the first, which waits for it. Elsewhere, where products take longer than the host, its lead grows with what it
+    asks for, until the queue is full.
     """
     given = step.given
     if not given.recorded or given.tp == 1:
         return 0
-    cost = step.blocks[step.layer_name]
     if given.pp == 1:
-        launches = 3 * cost.ops + COLLECTIVE_LAUNCHES * len(cost.moved) + cost.parameters
-        queued = QUEUE / launches if given.microbatches > 1 else step.model.layers / 2
-        return round(WHOLE * queued * whole_bytes(step))
-    first, *others = step.run_layers
-    warm_up = 2 * first * min(given.pp, given.microbatches)
+        queued = _queued(step) if given.microbatches > 1 else WHOLE * step.model.layers / 2
+        return round(queued * whole_bytes(step))
+    first = step.run_layers[0]
     behind = 2 * first if given.pp > 2 and _near(step) else 0
-    return round(max(WHOLE, behind, _ahead(step, first, max(others)) * warm_up) * whole_bytes(step))
+    return round(max(WHOLE, behind, _ahead(step)) * whole_bytes(step))
+
+
+def _queued(step: Step) -> float:
+    """Operands of as many layers as the device's queue takes."""
+    cost = step.blocks[step.layer_name]
+    return WHOLE * QUEUE / (3 * cost.ops + COLLECTIVE_LAUNCHES * len(cost.moved) + cost.parameters)
 
 
 def _near(step: Step) -> bool:
     return step.meshes.hosts_of_axis("tp") <= HOSTS_AHEAD
 
 
-def _ahead(step: Step, first: int, most: int) -> float:
+def _ahead(step: Step) -> float:
+    """Operands of the first stage of a pipeline."""
+    given, (first, *others) = step.given, step.run_layers
     if not _near(step):
         return 0.0
-    if most >= first or not step.meshes.between_hosts:
-        return 1.0
-    point = step.point(step.layer_name, step.given.recompute)
+    warm_up = 2 * first * min(given.pp, given.microbatches)
+    if max(others) >= first or not step.meshes.between_hosts:
+        return warm_up
+    point = step.point(step.layer_name, given.recompute)
     host_s = step.stalled(point.forward_host_s + point.backward_host_s)
-    return max(0.0, 1.0 - host_s / (point.forward_s + point.backward_input_s + point.backward_weight_s))
+    lead = 1.0 - host_s / (point.forward_s + point.backward_input_s + point.backward_weight_s)
+    asked = warm_up + WHOLE * first * max(0, given.microbatches - given.pp)
+    return min(_queued(step), max(0.0, lead) * asked)
 
 
 def pooled_bytes(step: Step) -> int:

@@ -26,6 +26,8 @@ from meshwright.schedule import ORDERS, lists, pipeline
 from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
 
 _CHOICE = Choice(0, (), (), {})
+NCCL_BUFFER_BYTES = 4 * 2**20
+"""NCCL_BUFFSIZE: what a send may leave behind before its receiver is there."""
 DEPARTURES = 4
 """In how many parts the gradients of a layer leave while its backward runs."""
 
@@ -206,9 +208,7 @@ class Step:
             if run == len(counts) - 1:
                 points += [self.point("head", stage=stage), self.point("loss", stage=stage)]
             row = self._offloaded(self._run_cost(points, stage), stage)
-            if given.in_turn and run:
-                row = replace(row, forward_s=row.forward_s + 2 * self._handed_s(stage))
-            rows.append(row)
+            rows.append(self._in_turn(row, stage) if given.in_turn else row)
             first += count
         few = [m for m in self._shorter() if m < given.microbatches]
         if len(few) < 2:
@@ -293,12 +293,22 @@ class Step:
         whole = self.layers.tokens * self.model.hidden * self.layers.size
         return whole // given.tp if given.sp or given.vpp > 1 or given.in_turn else whole
 
-    def _handed_s(self, stage: int) -> float:
-        """Until a stage has what the one before it sends, of which each rank has sent a part."""
-        sent = self._sent_bytes
-        meshes, before = self.stages[stage], (stage - 1) % self.given.pp
-        sent_s = collective_s("send", sent, self.stages[before].wire(min(before, stage)))
-        return sent_s + collective_s("all_gather", sent * self.given.tp, meshes.axis("tp"))
+    def _in_turn(self, row: SegmentCost, stage: int) -> SegmentCost:
+        """With each micro-batch a stage waits for two messages: its gradient to the stage before, then an activation
+        from there. Parts of what arrives are gathered by the tensor-parallel ranks. A message that NCCL's buffers do
+        not hold keeps its sender as long as it lasts."""
+        gathered_s = collective_s("all_gather", self._sent_bytes * self.given.tp, self.stages[stage].axis("tp"))
+        forward_s, backward_s = row.forward_s, row.backward_input_s
+        if stage:
+            forward_s += gathered_s + 2 * self._sent_s(stage - 1)
+        if stage < self.given.pp - 1:
+            held = self._sent_bytes > NCCL_BUFFER_BYTES
+            backward_s += gathered_s + (2 * self._sent_s(stage) if held else 0.0)
+        return replace(row, forward_s=forward_s, backward_input_s=backward_s)
+
+    def _sent_s(self, stage: int) -> float:
+        """A message between a stage and the next one."""
+        return collective_s("send", self._sent_bytes, self.stages[stage].wire(stage))
 
     def _summed(self, found: Timeline) -> Prediction:
         fullest = max(found.stages, key=lambda stage: stage.peak_bytes)

@@ -239,6 +239,7 @@ FAULTS = [
     ("scatters/attention.plain/float32/points", [[8, 64]], r"scatters\.attention\.plain\.float32\.points is \[8, 64\]"),
     ("scatters/attention.plain/float32/ratios/forward", [1.0], r"scatters\.attention\.plain\.float32\.ratios\.forward"),
     ("scatters/attention.plain/float32/ratios", {}, r"scatters\.attention\.plain\.float32\.ratios is \[\]"),
+    ("measured_kernels/processors", 0, r"measured_kernels\.processors is 0"),
     ("speed", 9, "speed is 9"),
 ]
 

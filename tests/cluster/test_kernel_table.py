@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -108,6 +109,16 @@ def test_a_device_without_a_table_has_its_relatives_ratios_at_its_own_rates() ->
     for sizes in ((8192, 8192, 8192), (32768, 4096, 4096)):
         found = [one.product_s("bfloat16", *sizes) for one in (slow, fast)]
         assert found[0] == pytest.approx(2 * (found[1] or 0.0), rel=0.02)
+
+
+def test_a_device_with_fewer_processors_reaches_its_rate_with_fewer_rows() -> None:
+    """Linear layers of 2,048 rows in float16 on an L4 at 1,050 MHz (Mist, single ops): microseconds forward."""
+    device = device_of("L4")
+    locked = replace(device, peaks=tuple((dtype, rate * 1050 / 2040) for dtype, rate in device.peaks))
+    reached = tuple(replace(one, fraction=0.88) if one.kind == "matmul" else one for one in locked.achievable)
+    profile = profile_of(replace(locked, achievable=reached))
+    for n, k, measured_us in ((6144, 2048, 986), (8192, 2048, 1267), (2048, 8192, 1320), (50304, 2048, 7655)):
+        assert profile.matmul_s("nt", "float16", 2, 2048, n, k) == pytest.approx(measured_us * 1e-6, rel=0.06)
 
 
 def test_how_long_a_product_takes_tells_of_shapes_that_were_not_fitted() -> None:

@@ -43,6 +43,25 @@ def test_a_group_over_many_hosts_does_not_run_ahead() -> None:
     assert waiting_bytes(_step(given, cluster="h100:8x4")) == 4 * WHOLE
 
 
+def test_the_ranks_of_one_host_are_on_one_host() -> None:
+    given = Configuration(tp=4, pp=2, sp=True, global_batch=8, recorded=True)
+    assert waiting_bytes(_step(given)) == 2 * 4 * 2 * WHOLE
+
+
+def test_the_lead_of_a_host_grows_with_micro_batches_until_the_queue_is_full() -> None:
+    """A first stage with most layers, on two hosts: nothing waits that one stage's queue would not take."""
+    given = Configuration(tp=8, pp=2, sp=True, micro_batch=16, recorded=True, stage_layers=(6, 2))
+    held = [
+        waiting_bytes(_step(replace(given, global_batch=16 * count), cluster="h100:2x8")) / (16 * WHOLE)
+        for count in (2, 3, 4, 8, 64, 128)
+    ]
+    few, more, _, _, full, still = held
+    assert held == sorted(held)
+    assert more / few == pytest.approx(2.0, rel=1e-3)  # two operands of each forward, two of each backward
+    one_stage = waiting_bytes(_step(replace(given, pp=1, stage_layers=(), global_batch=64))) / (16 * WHOLE)
+    assert full == still == pytest.approx(one_stage)
+
+
 def test_cublas_works_in_memory_of_the_allocator() -> None:
     """32 MiB on Hopper for each of two threads; on an A100 the 8.125 MiB that PyTorch's memory snapshots show."""
     assert workspace_bytes(DEVICE) == 64 * 2**20
