@@ -125,9 +125,9 @@ def _fewest(rows: list[dict[str, Any]]) -> list[str]:
 
 def _clocks(clusters: list[Cluster]) -> list[str]:
     """Where kinds are not priced alike: clocks under load were measured on some alone."""
-    from meshwright.cluster.profile_load import profile_of
+    from meshwright.cost.clocks import knows_load
 
-    kinds = {one.name.partition(":")[0]: profile_of(one.devices[0]).knows_load for one in clusters}
+    kinds = {one.name.partition(":")[0]: knows_load(one.devices[0]) for one in clusters}
     measured = [kind for kind, known in kinds.items() if known]
     if not measured or len(measured) == len(kinds):
         return []
