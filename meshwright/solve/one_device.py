@@ -22,7 +22,6 @@ from meshwright.pins.offload import Offload
 from meshwright.pins.parts import pin_parts
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes, show_enough, show_limit
-from meshwright.predict.one_stage import static_bytes
 from meshwright.predict.pieces import stage_pieces
 from meshwright.price.parameter import Setting
 from meshwright.remat.curve import Kept, fastest_way, kept_curve
@@ -274,10 +273,7 @@ class _Search:
 
     def _curves_on_host(self, cluster: Cluster, offload: Offload, number: int) -> Curves:
         setting = offloading(self.setting, self.program, cluster, offload)
-        base = _base(self.program, self.mesh, self.cluster, setting, number)
-        static, gradients = static_bytes(base, self.program)
-        gathered = max(piece.gathered for piece in stage_pieces(base, self.program, 0))
-        return replace(self.curves(number), plan=base, static_bytes=static + 2 * gathered, gradients=tuple(gradients))
+        return _curves(self.program, self.mesh, self.cluster, setting, number)
 
     def _smallest(self, number: int) -> Curves:
         """With all weights on the host where they may be."""
@@ -292,8 +288,15 @@ class _Search:
             if over <= 0:
                 return plan
             room -= over
-        least = found.find(found.least_bytes, self.given, "flat") if self.method in ("auto", "flat") else None
-        return least if least is not None and least.predicted.peak_bytes <= self.room else None
+        if self.method not in ("auto", "flat"):
+            return None
+        least = found.find(found.least_bytes, self.given, "flat")
+        if least is not None and least.predicted.peak_bytes <= self.room:
+            return least
+        if not nest or self.method == "flat":
+            return None
+        nested = found.find(min(self.room, found.least_bytes - 1), self.given, self.method, nest)  # by its own count
+        return nested if nested is not None and nested.predicted.peak_bytes <= self.room else None
 
     def bound_s(self, number: int) -> float:
         """No step in so many micro-batches takes less: with all the memory it wants."""
@@ -348,7 +351,7 @@ class _Search:
         return NoRoomError(
             f"no plan fits{by} in {show_limit(self.given or self.room)} on one device ({device.name})",
             f"{needed:,} bytes ({show_enough(needed)}) are enough, {show_bytes(more)} more: {cut}{lost}; {sure}",
-            self._todo(number) or ", ".join([error.todo, *self._to_host()]),
+            self._todo(number) or ", ".join(self._advice()),
             needed,
         )
 
@@ -358,10 +361,11 @@ class _Search:
         for _ in range(LESS_ROOM):
             plan = replace(self, room=least)._found(found, nest=self.hosted is None)
             if plan is not None:
-                break
+                return least
             over = found.find(least, self.given, self.method, self.hosted is None)
             least = max(least, over.predicted.peak_bytes if over else least)
-        return least
+        smallest = found.find(found.least_bytes, self.given, "flat") if self.method in ("auto", "flat") else None
+        return max(least, smallest.predicted.peak_bytes) if smallest else least
 
     def _todo(self, number: int) -> str:
         """Where no batch is small enough: parameters, gradients and optimizer state are too large by themselves."""
@@ -376,8 +380,15 @@ class _Search:
         taken = f"{what} take {show_bytes(always)} at any batch size"
         return f"{', '.join(ways[:-1])} or {ways[-1]}: {taken}"
 
+    def _advice(self) -> list[str]:
+        """Where a smaller batch would do."""
+        ways = ["raise the limit"] + (["leave the method to auto"] if self.method != "auto" else [])
+        return [*ways, *(["make the batch smaller"] if self.program.batch > 1 else []), *self._to_host()]
+
     def _to_host(self) -> list[str]:
         """Advice where more may lie on the host than does."""
+        if self.setting.offload == "weight" and self.setting.offloaded is not None:
+            return ["put all weights on the host (--pin offload=weights)"]
         if self.hosted is not None or self.setting.offload == "weight" or not has_host_link(self.mesh.device):
             return []
         return ["put weights on the host too (--pin offload=auto)" if self.setting.offload else TO_HOST]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from captures import capture
 from small_models import small_model
 
@@ -14,12 +15,14 @@ from meshwright.cluster import load_cluster
 from meshwright.cost.host_link import Copies, copies_of, is_assumed
 from meshwright.errors import PlanError
 from meshwright.explain.recommend import notes
+from meshwright.models.gpt import GPT
 from meshwright.price import hosted
 from meshwright.price.offloaded import offloaded_names
 from meshwright.solve import offloading
 from meshwright.solve.plan import make_plan
 
 AUTO = ("offload=auto",)
+OFFLOADED = ("weights", "auto")
 QUICK, SLOW = Copies(1e12, 1e13), Copies(1e3, 1e13)
 
 
@@ -148,3 +151,15 @@ def test_what_a_refusal_names_is_enough_with_the_host(program: Program) -> None:
 def test_where_only_optimizer_state_lies_there_a_refusal_names_auto(program: Program) -> None:
     with pytest.raises(PlanError, match="put weights on the host too \\(--pin offload=auto\\)"):
         make_plan(program, load_cluster("h100:1"), memory_bytes=1000, pins=("offload=optimizer",))
+
+
+def test_auto_finds_what_all_weights_on_the_host_make_possible() -> None:
+    """Of a model whose embedding is most of it, within what a plan with all weights there takes."""
+    batch = {name: torch.randint(0, 20000, (2, 64)) for name in ("tokens", "targets")}
+    model = GPT(layers=2, hidden=128, heads=4, ffn=256, vocab=20000, seq=64, tied=False)
+    program, cluster = capture(model, batch), load_cluster("4090:1")
+    peak = make_plan(program, cluster, pins=("offload=weights",)).predicted.peak_bytes
+    limit = int(1.15 * peak)
+    pinned, found = (make_plan(program, cluster, memory_bytes=limit, pins=(f"offload={one}",)) for one in OFFLOADED)
+    assert found.predicted.peak_bytes <= peak
+    assert found.predicted.step_s <= pinned.predicted.step_s * (1 + 1e-9)
