@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx import GraphModule
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,7 +80,8 @@ def _without_onednn() -> Iterator[None]:
 def trace_joint(function: Callable[..., Any], inputs: list[Tensor], mode: AbstractContextManager[Any]) -> GraphModule:
     """The ATen graph of `function(*inputs)`, calls to `torch.autograd.grad` inside it included."""
     # Recurrent layers are written out in plain ops: the fused CPU kernel's backward cannot be run from a trace.
-    with mode, _without_onednn():
+    # Most of these graphs are looked at only: code is written for those that run.
+    with mode, _without_onednn(), _use_lazy_graph_module(True):
         return with_real_statistics(make_fx(function)(*inputs))
 
 

@@ -158,6 +158,16 @@ def test_joint_graphs_hold_the_gradient() -> None:
     assert "aten.cos.default" in {str(node.target) for node in traced.graph.nodes}
 
 
+def test_joint_graphs_have_code_when_they_are_run() -> None:
+    mode = torch_compat.fake_mode()
+    given = torch_compat.fake_tensor((3,), torch.float32, mode)
+    traced = torch_compat.trace_joint(lambda x: [x * 2], [given], mode)
+    node = next(node for node in traced.graph.nodes if node.op == "call_function")
+    node.args = (node.args[0], 5)
+    traced.recompile()
+    assert torch.equal(traced(torch.ones(3))[0], torch.full((3,), 5.0))
+
+
 def test_fake_kernels_may_use_composite_operators() -> None:
     with torch_compat.symbolic_kernels():
         assert torch.ones(2).sum() == 2

@@ -15,7 +15,6 @@ from meshwright.cluster.mesh import FLAT, Axis, Hop, Mesh, ranks_behind
 from meshwright.cluster.tree import Group, Link
 from meshwright.errors import ClusterError
 
-_NAMES = {1: ("x",), 2: ("x", "y"), 3: ("x", "y", "z"), 4: ("x", "y", "z", "w")}
 _Reach = tuple[tuple[Link, float], ...]  # by level: a rank's link, and the bytes per second it gets there
 
 
@@ -46,6 +45,11 @@ class DeviceTree(Protocol):
     def device_names(self) -> tuple[str, ...]: ...
 
 
+def axis_names(count: int) -> tuple[str, ...]:
+    """What axes are called before it is known what they will do."""
+    return tuple("xyzw"[:count]) if count <= 4 else tuple(f"x{i}" for i in range(count))
+
+
 def bind_mesh(
     cluster: DeviceTree,
     shape: tuple[int, ...],
@@ -56,7 +60,7 @@ def bind_mesh(
     """The mesh of this shape over the given devices of the cluster (the first ones by default). others: devices that
     communicate at the same time, and so have their part of the links."""
     check_shape(shape)
-    names = tuple(names) if names is not None else _NAMES.get(len(shape), tuple(f"x{i}" for i in range(len(shape))))
+    names = tuple(names) if names is not None else axis_names(len(shape))
     if len(names) != len(shape) or any(not isinstance(name, str) for name in names):
         raise ClusterError(f"mesh shape {shape} with axis names {names}", "one name per axis")
     world, count = prod(shape), cluster.device_count

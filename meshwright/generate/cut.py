@@ -7,13 +7,14 @@ must not run twice (random numbers, side effects) are kept whatever was asked, a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import fx
 
+from meshwright.caches import CACHES
 from meshwright.cost.traced.storage import (
     ancestors,
     base,
@@ -44,13 +45,14 @@ class Cut:
     forced: tuple[tuple[str, str], ...]
 
 
-def read_by_backward(joint: Joint) -> list[fx.Node]:
+@CACHES.memoized(maxsize=64)
+def read_by_backward(joint: Joint) -> tuple[fx.Node, ...]:
     """The storages that autograd would keep: those forward makes or is given, and backward reads."""
     early = _early(joint)
     late = _backward(joint, early)
     read = _reads(joint, late)
     found = {base(node) for node in read}
-    return [node for node in joint.module.graph.nodes if node in found and node.name not in joint.own]
+    return tuple(node for node in joint.module.graph.nodes if node in found and node.name not in joint.own)
 
 
 def cut_at(joint: Joint, recompute: Collection[str] = (), keep: Collection[str] = (), run: bool = True) -> Cut:
@@ -129,13 +131,15 @@ def _backward(joint: Joint, early: set[fx.Node]) -> set[fx.Node]:
     return {node for node in needed if node not in early and node.op not in ("placeholder", "get_attr")}
 
 
-def _tangent_side(joint: Joint) -> set[fx.Node]:
+@CACHES.memoized(maxsize=64)
+def _tangent_side(joint: Joint) -> frozenset[fx.Node]:
     """What backward alone can compute: it depends on a gradient."""
     needed = ancestors(_nodes(outputs_of(joint.module)[joint.forward_outputs :]))
-    return {node for node in depends_on(joint.module, joint.tangents) if node in needed and node.op != "placeholder"}
+    late = depends_on(joint.module, joint.tangents)
+    return frozenset(node for node in late if node in needed and node.op != "placeholder")
 
 
-def _reads(joint: Joint, late: set[fx.Node]) -> set[fx.Node]:
+def _reads(joint: Joint, late: Set[fx.Node]) -> set[fx.Node]:
     found = {node for user in late for node in user.all_input_nodes if node not in late}
     results = _nodes(outputs_of(joint.module)[joint.forward_outputs :])
     found |= {node for node in results if node not in late}
@@ -153,7 +157,7 @@ def _first(joint: Joint, saved: list[fx.Node], run: bool) -> fx.GraphModule:
     return extract(joint.module, inputs, [n for n in joint.module.graph.nodes if n in inside], outputs, run)
 
 
-def _late_order(joint: Joint, late: set[fx.Node], again: set[fx.Node]) -> list[fx.Node]:
+def _late_order(joint: Joint, late: frozenset[fx.Node], again: set[fx.Node]) -> list[fx.Node]:
     """Backward in its own order, but a linear's weight gradient before its input's; what it computes again stands right
     before the first that reads it."""
     position = {node: index for index, node in enumerate(joint.module.graph.nodes)}
@@ -176,7 +180,8 @@ def _late_order(joint: Joint, late: set[fx.Node], again: set[fx.Node]) -> list[f
     return list(found)
 
 
-def _weights_first(joint: Joint, late: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+@CACHES.memoized(maxsize=64)
+def _weights_first(joint: Joint, late: frozenset[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """By product that makes an input's gradient: what makes the weight's. That frees the linear's input before a
     gradient of its size is allocated. Not where ranks communicate: that overlaps with the weight's gradient."""
     products = [node for node in joint.module.graph.nodes if node in late and node.target is torch.ops.aten.mm.default]

@@ -17,7 +17,7 @@ from meshwright.cluster import Device, Mesh
 from meshwright.cost.traced.host import graph_host_s
 from meshwright.cost.traced.kernels import graph_seconds, loaded
 from meshwright.cost.traced.nodes import NodeCosts
-from meshwright.cost.traced.peak import peak_bytes
+from meshwright.cost.traced.peak import Lives, peak_bytes
 from meshwright.cost.traced.storage import (
     ancestors,
     base,
@@ -202,8 +202,9 @@ def measure(
     anyway = in_memory_anyway(joint)
     first, second = found.halves.first, found.halves.second
     forward_peak, _ = peak_bytes(first, anyway, (), costs)
+    lives = Lives(second, costs)
     stay = {label(value.name) for value in joint.graph.inputs} & anyway
-    backward_peak, _ = peak_bytes(second, anyway, stay | joint.tangents, costs)
+    backward_peak, _ = lives.peak_bytes(anyway, stay | joint.tangents)
     gradients = outputs_of(second)[len(joint.grad_inputs) :]
     storages = {base(node) for node in gradients if isinstance(node, fx.Node)}
     params = frozenset(label(value.name) for value in joint.graph.params)
@@ -227,5 +228,5 @@ def measure(
     if costs.fused:
         return kept
     rest = [node for node in read if node.name not in anyway]
-    adding_peak, _ = peak_bytes(second, anyway, stay | joint.tangents, costs, storages)
+    adding_peak, _ = lives.peak_bytes(anyway, stay | joint.tangents, storages)
     return replace(kept, rest_bytes=sum(map(storage_bytes, rest)), added_bytes=backward_peak - adding_peak)

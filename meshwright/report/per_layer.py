@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.capture.program import ITEM_BYTES, Op, Program
+from meshwright.cluster.bind import axis_names
 from meshwright.layout import Layout
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
@@ -70,7 +71,7 @@ def per_layer(plan: Plan, program: Program) -> tuple[list[LayerUse], list[StageP
 
 def at_peak(plan: Plan, program: Program) -> list[dict[str, int]]:
     """What a device of each stage holds when it holds most, by kind."""
-    rows, peaks = per_layer(plan, program)
+    rows, peaks = per_layer(_unnamed(plan), program)
     found = []
     for peak in peaks:
         weights, gradients, activations = _held(rows, peak)
@@ -82,6 +83,12 @@ def at_peak(plan: Plan, program: Program) -> list[dict[str, int]]:
         }
         found.append({name: size for name, size in kinds.items() if size > 0})
     return found
+
+
+def _unnamed(plan: Plan) -> Plan:
+    """With axes named as while it was searched for: what was traced then is known."""
+    meshes = [stage.mesh.renamed(axis_names(len(stage.mesh.axes))) for stage in plan.stages]
+    return replace(plan, stages=tuple(replace(s, mesh=mesh) for s, mesh in zip(plan.stages, meshes, strict=True)))
 
 
 def _held(rows: list[LayerUse], peak: StagePeak) -> tuple[int, int, int]:

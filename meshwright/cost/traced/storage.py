@@ -53,6 +53,14 @@ def base(node: fx.Node) -> fx.Node:
     return node
 
 
+def bases(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """`base` of each node of a graph, which are given in order."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        found[node] = found[node.all_input_nodes[0]] if is_view(node) else node
+    return found
+
+
 def producer(node: fx.Node) -> fx.Node:
     """The call that makes the storage `node`: itself, or the op of which it is one result."""
     return node.all_input_nodes[0] if is_part(node) else node
