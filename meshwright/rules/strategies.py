@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Op, Value
 from meshwright.cluster.mesh import Mesh
 from meshwright.errors import RuleError
@@ -22,7 +23,7 @@ def strategies(
     `uneven`: those too whose pieces differ in size from rank to rank. `narrow`: only those whose factors it
     leaves, axis by axis.
     """
-    builder = _builder(op, values, mesh)
+    builder = _builder(Call.of(op, values), mesh)
     return tuple(builder.build(factors) for factors in builder.choices(uneven, narrow))
 
 
@@ -33,12 +34,17 @@ def strategy(
 
     `at`: the rank whose local sizes are wanted; of those whose pieces differ, the first rank's unless given.
     """
-    wanted = parse_factors(factors) if isinstance(factors, str) else factors
-    builder = _builder(op, values, mesh)
+    return _strategy(Call.of(op, values), mesh, parse_factors(factors) if isinstance(factors, str) else factors, at)
+
+
+@CACHES.memoized(maxsize=8192)
+def _strategy(call: Call, mesh: Mesh, wanted: Factors, at: Coordinates | None) -> Strategy:
+    """Plans of one search have most of their ops in common."""
+    builder = _builder(call, mesh)
     if not builder.has(wanted, True):
         text = ",".join(factor or "-" for factor in wanted)
         known = "; ".join(",".join(f or "-" for f in choice) for choice in builder.choices(True))
-        raise RuleError(f"no strategy {text!r} for {op}", f"one of {known}", "change the factors or the mesh")
+        raise RuleError(f"no strategy {text!r} for {call.op}", f"one of {known}", "change the factors or the mesh")
     return builder.build(wanted, at)
 
 
@@ -67,6 +73,5 @@ def _own_strategies(given: Case, made: Strategy, mesh: Mesh) -> list[Strategy]:
     return [strategy(given.op, values, mesh, made.factors, at=place) for place in places]
 
 
-def _builder(op: Op, values: Mapping[str, Value], mesh: Mesh) -> StrategyBuilder:
-    call = Call.of(op, values)
-    return StrategyBuilder.under(resolve_rule(op, call.types), call, mesh)
+def _builder(call: Call, mesh: Mesh) -> StrategyBuilder:
+    return StrategyBuilder.under(resolve_rule(call.op, call.types), call, mesh)
