@@ -147,15 +147,15 @@ class _Recipes:
         return not fits, made.step_s if fits else made.peak_bytes
 
     def _climbed(self, stages: int, pins: list[str], refused: list[str]) -> list[tuple[tuple[str, ...], Plan]]:
-        """From as many micro-batches as people begin with to fewer, then to more, as long as that is better. refused:
-        gets why there is no such pipeline."""
+        """From as many micro-batches as people begin with to more, or to fewer where more do not help, as long as that
+        is better. refused: gets why there is no such pipeline."""
         numbers = self._numbers(stages, pins)
         start = max((at for at, number in enumerate(numbers) if number <= PARTS * stages), default=0)
         pp = "+".join([str(self.cluster.device_count // stages)] * stages)
         met: list[tuple[tuple[str, ...], Plan]] = []
-        for step, at in ((-1, start), (1, start + 1)):
-            if step > 0 and len(met) > 1 and min(met, key=self._rank) is not met[0]:
-                break  # fewer are better
+        for step, at in ((1, start), (-1, start - 1)):
+            if step < 0 and len(met) > 1 and min(met, key=self._rank) is not met[0]:
+                break  # more are better
             while 0 <= at < len(numbers):
                 way = (f"pp={pp}", "schedule=1f1b", f"microbatches={numbers[at]}", *pins)
                 best, at = min(map(self._rank, met), default=None), at + step
