@@ -7,7 +7,6 @@ from meshwright.configuration.block import Block
 from meshwright.configuration.configuration import Configuration
 from meshwright.configuration.transformer import Transformer
 
-
 NARROW = ("aten.linear.default", "aten._grouped_mm.default")
 """What float8 is used for."""
 
