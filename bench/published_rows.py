@@ -92,7 +92,10 @@ def _is_positive(text: str) -> bool:
 
 def number(row: Row, name: str, default: int = 1) -> int:
     text = row.get(name) or ""
-    return int(float(text)) if text else default
+    try:
+        return int(float(text)) if text else default
+    except (ValueError, OverflowError):
+        raise NotModelledError(f"{name} is {text!r}, not a number") from None
 
 
 def _flag(row: Row, name: str) -> bool:
@@ -140,7 +143,6 @@ def _latent(text: str) -> LatentAttention | None:
 
 def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuration:
     dp, pp, note = number(row, "dp"), number(row, "pp"), row.get("note") or ""
-    micro = row.get("micro_batch")
     stages = _numbers(row.get("stage_layers"))
     recompute = row.get("recompute") or "none"
     recomputed = _numbers(row.get("stage_recompute_layers")) if recompute == "partial" else ()
@@ -159,7 +161,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         vpp=number(row, "vpp", (model.layers + 2) // pp if habits.single_layers and pp > 1 else 1),
         zero=min(1, number(row, "zero", 0)) if habits.once else number(row, "zero", 0),
         sp=_flag(row, "sequence_parallel"),
-        micro_batch=int(float(micro)) if micro else 1,
+        micro_batch=number(row, "micro_batch"),
         global_batch=number(row, "global_batch"),
         schedule="1f1b" if row.get("schedule") in (None, "", "interleaved") else str(row["schedule"]),
         recompute=recompute,
