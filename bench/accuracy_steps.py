@@ -122,20 +122,25 @@ MIST = """
 `python bench/mist_plans.py mist_chosen_plans.csv steps2_visible.csv`: Mist's plans under our prices (eager, mixed
 precision), and what our planner chooses for the same model, cluster and memory; `measured` is how far Mist's measured
 step is from its plan's price under Mist's habits. Both planners are asked for one model: our `gpt` has
-biases, which Mist's has not, so that its plan's price here is not that of the measured run.
+biases, which Mist's has not, so that its plan's price here is not that of the measured run. `by pins`: Mist's plan as
+our planner prices it, op by op; others by layers that are described by hand, which pins cannot say (a part of the
+layers recomputed). A plan that needs more memory than the card has, as we run it (gradients in float32, eager
+kernels), is none that we could choose.
 """
 
 
 def mist_part(found: dict[str, Any]) -> str:
     """Of the JSON of bench/mist_plans.py."""
-    titles = ("plan", "model", "GPUs", "measured", "Mist's, s", "GiB", "ours, s", "GiB", "not compared")
+    titles = ("plan", "model", "GPUs", "measured", "Mist's, s", "GiB", "ours, s", "GiB", "not compared, or not run")
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for one in found["plans"]:
         seconds = [f"{one[key]:.3g}" if key in one else "" for key in ("mist_s", "ours_s")]
         held = [f"{one[key] / 2**30:.3g}" if key in one else "" for key in ("mist_bytes", "ours_bytes")]
         error = f"{one['measured_error']:+.1%}" if "measured_error" in one else ""
         columns = [one["plan"], one["model"], f"{one['gpus']} {one['gpu']}", error]
-        columns += [seconds[0], held[0], seconds[1], held[1], one.get("reason", "").replace("|", "/")]
+        seconds[0] += " by pins" if "pins" in one else ""
+        columns += [seconds[0], held[0], seconds[1], held[1]]
+        columns.append((one.get("reason") or one.get("over", "")).replace("|", "/"))
         lines.append("| " + " | ".join(columns) + " |")
     return MIST + "\n" + "\n".join(lines) + "\n"
 
