@@ -139,11 +139,11 @@ def compare(plan: Row, steps: dict[str, Row], search: bool = True) -> dict[str, 
         found["mist_s"], found["mist_bytes"] = mist_price(row, case)
         if search and row["attention"] == "unfused":
             raise NotModelledError("attention that is not fused, which our models do not have")
+        if search:
+            found |= both_plans(plan, row, case)
         card = min(device.usable_bytes for device in case.cluster.devices)
         if found["mist_bytes"] > card:
             found["over"] = f"needs {found['mist_bytes'] / GIB:.3g} GiB as we run it, of {card / GIB:.3g}"
-        if search:
-            found |= both_plans(plan, row, case)
     except (NotModelledError, MeshwrightError) as error:
         found["reason"] = str(error).splitlines()[0]
     return found
