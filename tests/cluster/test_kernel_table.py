@@ -196,3 +196,10 @@ def test_the_busiest_rank_has_more_rows_the_more_ranks_there_are() -> None:
         assert found.rows == pytest.approx(sum(drawn) / len(drawn), rel=0.35)
         assert busiest_rank(tokens, topk, experts, ranks, 0.0) == (even, experts)
     assert busiest_rank(16, 2, 64, 1, 1.2).used < 32
+
+
+def test_what_few_rows_say_of_sizes_is_drawn_half_way_to_what_larger_tables_say() -> None:
+    from fit_kernels import half_way
+
+    assert half_way(([1.0, 4.0], 0.01), []) == ([1.0, 4.0], 0.01)
+    assert half_way(([1.0, 4.0], 0.01), [([4.0, 4.0], 0.04), ([4.0, 1.0], 0.16)]) == ([2.0, 2.83], 0.0283)
