@@ -203,3 +203,19 @@ def test_what_few_rows_say_of_sizes_is_drawn_half_way_to_what_larger_tables_say(
 
     assert half_way(([1.0, 4.0], 0.01), []) == ([1.0, 4.0], 0.01)
     assert half_way(([1.0, 4.0], 0.01), [([4.0, 4.0], 0.04), ([4.0, 1.0], 0.16)]) == ([2.0, 2.83], 0.0283)
+
+
+def test_what_is_left_out_is_read_from_its_relatives(tmp_path: Path) -> None:
+    """The size of a group that a table lacks is not in its copy; a table priced by itself has what it was fitted to."""
+    from fit_kernels import Sample
+    from left_out import by_relative, without_size
+
+    name = without_size("H100-SXM-80GB", 4, tmp_path)
+    assert set(json.loads((tmp_path / f"{name}.json").read_text())["lines"]["all_gather"]) == {"2", "8"}
+    found = json.loads((KERNELS / "B200-SXM.json").read_text(encoding="utf-8"))["mixture"]["float4"]
+    samples = [Sample(tuple(p), 1.0, r) for p, r in zip(found["points"], found["ratios"], strict=True)]
+    own, other = (
+        fmean(map(abs, by_relative(("B200-SXM", "mixture", "float4"), samples, kernel_table(table))))
+        for table in ("B200-SXM", "GB200")
+    )
+    assert own < 0.02 < other < 0.1
