@@ -58,8 +58,9 @@ def priced(row: Row) -> Scored:
 def read_rows(path: Path) -> list[Row]:
     """Rows of a table; of one that cannot be read, an error that says why."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [{k: v or "" for k, v in row.items() if isinstance(k, str)} for row in csv.DictReader(file)]
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+            return [{k.strip(): (v or "").strip() for k, v in row.items() if isinstance(k, str)} for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SystemExit(f"{path}: {error}; expected a CSV table of training runs") from error
 

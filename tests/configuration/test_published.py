@@ -73,6 +73,14 @@ def test_spellings_of_precisions_and_devices_are_one(tmp_path: Path) -> None:
     assert len({step for _, step in found["steps"]}) == 1
 
 
+def test_a_byte_order_mark_and_blanks_around_columns_and_cells_are_nothing(tmp_path: Path) -> None:
+    table, text = tmp_path / "table.csv", ", ".join(ROW) + "\n\n" + " , ".join(ROW.values()) + "\n"
+    table.write_text(text, encoding="utf-8-sig")
+    found = score_tables([table], False, 1)["sets"]
+    assert list(found) == ["mine"]
+    assert found["mine"]["not_modelled"] == []
+
+
 def test_a_reason_says_what_was_expected(tmp_path: Path) -> None:
     found = _score(tmp_path, [ROW | {"ep": "3"}])["mine"]
     assert isinstance(found, dict)
