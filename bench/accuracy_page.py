@@ -47,11 +47,27 @@ MISSES = """
   15 % in m alone (19 pairs) differ by 11.3 % in rate on average, so that nothing smooth can be nearer than about 8 %.
 - Products in bfloat16 on B200: those pairs differ by 5.5 % (A100 4.3, RTX PRO 3.2). Neither waves of tiles (of 256 by
   128 and of 256 by 256), nor rows filled up to a tile, nor the area of the result, given as sizes, brought the other
-  half below 5.9 %; the roofline's time brought 6.3 to 6.0 %.
+  half below 5.9 %; the roofline's time brought 6.3 to 6.0 %. What is left of a shape on B200 and on GB200, which have
+  the same processors and library, goes together hardly at all (correlation 0.09 over the 209 shapes of m >= 2048, 0.26
+  on H100 and H200): it is the run's and not the shape's, and no size can tell of it. Both tables read as one bring
+  5.7 %.
 - Routed experts: where loads are skewed, the roofline counts the rows of the busiest rank and the experts that get any
   (`meshwright/cluster/expert_loads.py`, drawn as the source draws them). That brought the medians of the other half
   from 14.7 to 12.6 % on B200, 15.5 to 13.8 % on GB200, 11.7 to 10.7 % on H100 (means of three ways to halve the rows;
-  it was chosen with these in view). On GB200 the library changes between two kernels by shape and skew.
+  it was chosen with these in view). On GB200 the library changes between two kernels by shape and skew. How far sizes
+  tell of others is learned half-way from the larger tables of all devices, since each has few rows: GB200 13.7 to
+  12.3 %, in bfloat16 16.6 to 14.8; H200 11.9 to 11.1 %, H100 11.5 to 11.0; RTX PRO 11.5 to 11.7. It was chosen on
+  other ways to halve these rows. Attention's tables and products had nothing from it.
+- GPUs that nobody measured have the table of a relative at their own rates. Priced so, measured ones are off by
+  (`bench/left_out.py`, medians): of the same generation (H100 and H200, B200 and GB200) products 4 to 7 %, in float8 on
+  Hopper 14, attention 4 to 5, experts 3 to 6, in float8 on Hopper 17 to 21, collectives 2 to 5; of the next one (B200
+  and A100 by H100) products 12 to 13, attention 9 to 22, experts 17 to 31, collectives 31 to 32 (too fast: small ones
+  start later there), 18 to 20 from 1 MiB on. Products of m >= 2048 in bfloat16 are 24 % too slow on B200 by GB200's
+  table, whose clock fell in that dtype alone: so GB300 has B200's. Groups of 4 or 8 devices read from the other sizes
+  are off by 4 to 19 % from 1 MiB on.
+- Counting rows of products per processor on L40S, A10G and RTX 4090 and 5090, as on L4 and RTX 3090, was tried: an A100
+  priced by the same table went from 5.7 to 4.9 % for m >= 2048, an H100 from 7.6 to 6.6. Their best product would then
+  have been up to 2 % below what their profile says, and it was left.
 - Sums of int8 are 3 to 10 % slower than those of half precision and are priced like these.
 - On an H200, planning uses what calibration measured of PyTorch's own kernels (docs/calibrate.md). Its attention is
   slower than FlashAttention-3, which these tables have.

@@ -5,7 +5,8 @@
 
 Every table is a roofline times a ratio that is read between sizes by kriging (`meshwright.cluster.scatter`). What is
 fitted of a device and dtype: how far each size tells of others, and how much a single figure is to be believed, by the
-likelihood of the figures (Adam, at most 400 of them).
+likelihood of the figures (Adam, at most 400 of them). Of mixtures, which have few figures, both are drawn half-way to
+what the larger tables of all devices say: it is the same work.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from meshwright.cluster.scatter import _LEVEL, _REACH, _SLOPE, Scatter
 DTYPES = {"bfloat16": "bfloat16", "fp8": "float8", "nvfp4": "float4", "fp8_block": "float8_block"}
 MOST_FITTED = 400
 LEAST_ROWS = 8
+FEW, MANY_ROWS = "mixture", 40
+"""The part whose tables have few rows, and how many are enough to learn from. Attention's were tried: no better."""
 STEPS = 50
 
 
@@ -45,6 +48,8 @@ class Sample:
 
 Key = tuple[str, str, str]
 """GPU, part of the table, dtype."""
+Learned = tuple[list[float], float]
+"""Weights of the sizes, and the noise."""
 
 
 def rates(gpu: str, dtype: str) -> tuple[float, float, float]:
@@ -92,7 +97,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def learn(samples: list[Sample], seed: int = 0) -> tuple[list[float], float]:
+def learn(samples: list[Sample], seed: int = 0) -> Learned:
     """Weights of the sizes and the noise, by marginal likelihood under the covariance that `Scatter` has."""
     order = np.random.default_rng(seed).permutation(len(samples))[:MOST_FITTED]
     places = torch.tensor(np.log([samples[i].point for i in order]), dtype=torch.float64)
@@ -125,8 +130,23 @@ def learn(samples: list[Sample], seed: int = 0) -> tuple[list[float], float]:
     return [float(f"{weight:.3g}") for weight in found], float(f"{math.exp(float(noise.detach())) + 1e-4:.3g}")
 
 
-def fitted(samples: list[Sample]) -> dict[str, object]:
-    weights, noise = learn(samples)
+def learn_all(found: dict[Key, list[Sample]]) -> dict[Key, Learned]:
+    """Of each table; of those that have few figures, the geometric mean of its own and that of all larger tables."""
+    own = {key: learn(samples) for key, samples in found.items()}
+    larger = [own[key] for key in own if key[1] == FEW and len(found[key]) >= MANY_ROWS]
+    return {key: half_way(one, larger) if key[1] == FEW else one for key, one in own.items()}
+
+
+def half_way(one: Learned, others: list[Learned]) -> Learned:
+    if not others:
+        return one
+    logs, middle = (np.log([(*weights, noise) for weights, noise in some]) for some in ([one], others))
+    *weights, noise = (float(f"{value:.3g}") for value in np.exp((logs[0] + middle.mean(axis=0)) / 2))
+    return weights, noise
+
+
+def fitted(samples: list[Sample], learned: Learned) -> dict[str, object]:
+    weights, noise = learned
     return {
         "weights": weights,
         "noise": noise,
@@ -141,10 +161,12 @@ def _short(size: float) -> float | int:
 
 def write(found: dict[Key, list[Sample]], source: str) -> None:
     KERNELS.mkdir(exist_ok=True)
+    learned = learn_all(found)
     for gpu in sorted({gpu for gpu, _, _ in found}):
         table: dict[str, object] = {"name": gpu, "source": source}
         for part in ("products", "attention", "mixture"):
-            table[part] = {dtype: fitted(some) for (g, p, dtype), some in found.items() if (g, p) == (gpu, part)}
+            keys = [key for key in found if key[:2] == (gpu, part)]
+            table[part] = {key[2]: fitted(found[key], learned[key]) for key in keys}
         text = json.dumps(table, indent=1)
         flat = re.sub(r"\[\s+([^\[\]]*?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text)
         (KERNELS / f"{gpu}.json").write_text(_wrapped(flat) + "\n", encoding="utf-8")
@@ -169,21 +191,23 @@ SUBSETS = {
 
 def holdout(found: dict[Key, list[Sample]], only: str) -> None:
     """Half of the samples are fitted and the others scored, then the other way round."""
+    chosen = [key for key in found if only in " ".join(key)]
+    found = {key: found[key] for key in found if key[1] in {part for _, part, _ in chosen}}
+    order = {key: np.random.default_rng(1).permutation(len(samples)) for key, samples in found.items()}
+    errors: dict[Key, list[tuple[tuple[float, ...], float]]] = defaultdict(list)
+    for half in (0, 1):
+        fitted_on = {key: [samples[i] for i in order[key][half::2]] for key, samples in found.items()}
+        learned = learn_all(fitted_on)
+        for key in chosen:
+            (weights, noise), known = learned[key], fitted_on[key]
+            scatter = Scatter([s.point for s in known], {"forward": [s.ratio for s in known]}, weights, noise=noise)
+            asked = [found[key][i] for i in order[key][1 - half :: 2]]
+            errors[key] += [(s.point, abs(scatter("forward", *s.point) / s.ratio - 1)) for s in asked]
     pooled: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for (gpu, part, dtype), samples in found.items():
-        if only and only not in f"{gpu} {part} {dtype}":
-            continue
-        order = np.random.default_rng(1).permutation(len(samples))
-        errors: list[tuple[tuple[float, ...], float]] = []
-        for half in (0, 1):
-            learned = [samples[i] for i in order[half::2]]
-            weights, noise = learn(learned)
-            scatter = Scatter([s.point for s in learned], {"forward": [s.ratio for s in learned]}, weights, noise=noise)
-            asked = [samples[i] for i in order[1 - half :: 2]]
-            errors += [(s.point, abs(scatter("forward", *s.point) / s.ratio - 1)) for s in asked]
-        pooled[gpu, part] += [error for _, error in errors]
+    for gpu, part, dtype in chosen:
+        pooled[gpu, part] += [error for _, error in errors[gpu, part, dtype]]
         for name, belongs in SUBSETS.get(part, {"all": lambda p: True}).items():
-            some = [error for point, error in errors if belongs(point)]
+            some = [error for point, error in errors[gpu, part, dtype] if belongs(point)]
             print(
                 f"{gpu:22}{part:10}{dtype:14}{name:28}rows {len(some):4}  median {np.median(some):6.1%}"
                 f"  mean {np.mean(some):6.1%}",

@@ -58,12 +58,13 @@ OPTIONAL = {
     "distribution": "balanced",
 }
 DTYPES = {
-    **dict.fromkeys(("bfloat16", "bf16", "half", "float16", "fp16"), "bfloat16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+    **dict.fromkeys(("half", "float16", "fp16"), "float16"),
     **dict.fromkeys(("fp8", "float8"), "float8"),
     **dict.fromkeys(("nvfp4", "fp4", "float4"), "float4"),
     "fp8_block": "float8_block",
 }
-ITEM_BYTES = {"bfloat16": 2, "float8": 1, "float4": 1}
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float8": 1, "float8_block": 1, "float4": 1}
 
 
 class Unpriced(Exception):  # noqa: N818
@@ -107,7 +108,7 @@ def measured(row: Row) -> float:
 
 def device(row: Row) -> str:
     known = {name.lower(): name for name in GPUS} | ALIASES
-    name = known.get(row["gpu"].strip().lower())
+    name = known.get("-".join(row["gpu"].lower().split()))
     if name is None:
         raise Unpriced(f"gpu is {row['gpu']!r}, expected one of {', '.join(GPUS)}")
     return name
@@ -115,9 +116,9 @@ def device(row: Row) -> str:
 
 def dtype(row: Row, column: str = "dtype") -> str:
     text = row.get(column) or OPTIONAL[column]
-    if text not in DTYPES:
+    if text.lower() not in DTYPES:
         raise Unpriced(f"{column} is {text!r}, expected one of {', '.join(DTYPES)}")
-    return DTYPES[text]
+    return DTYPES[text.lower()]
 
 
 @lru_cache
@@ -149,8 +150,6 @@ def collectives(row: Row) -> Scored:
 def gemm(row: Row) -> Scored:
     name, kind = device(row), dtype(row)
     m, n, k = (whole(row, column) for column in "mnk")
-    if kind not in ITEM_BYTES:
-        raise Unpriced(f"dtype is {row['dtype']!r}: products are priced in {', '.join(ITEM_BYTES)}")
     seconds = profile(name).matmul_s("nt", kind, ITEM_BYTES[kind], m, n, k)
     large = ("m >= 2048, n and k >= 1024",) if m >= 2048 and min(n, k) >= 1024 else ()
     wide = ("n and k >= 2048",) if min(n, k) >= 2048 else ()

@@ -2,9 +2,11 @@
 
     python bench/mist_plans.py mist_chosen_plans.csv [steps2_visible.csv] [--plans 1,5] [--price-only] [--json FILE]
 
-Both are priced eager, in mixed precision, with fused attention, by the same device and links: Mist's plan as a
-Configuration (`mw.price`), ours by its own prediction. Plans that one of the two cannot express are listed with the
-reason. With a table of steps, Mist's own measured step is held against its plan's price under Mist's habits.
+Both are priced eager, in mixed precision, with fused attention, by the same device and links. Mist's plan is priced as
+a Configuration (`mw.price`), by layers that are described by hand; where pins say all of it, as our planner prices it,
+op by op (`by pins`). Ours is its own prediction. Plans that one of the two cannot express are listed with the reason,
+and so are those that the card has no memory for as we run them. With a table of steps, Mist's own measured step is held
+against its plan's price under Mist's habits.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
@@ -77,19 +80,52 @@ def mist_price(row: Row, case: Case) -> tuple[float, float]:
     return found.step_s, found.peak_bytes
 
 
+def pins_of(plan: Row) -> list[str]:
+    """The plan as pins; none where its stages recompute or offload parts, which pins cannot say."""
+    lists = {key: plan[key].split("|") for key in plan if key.startswith("stage_")}
+    parts = [
+        part for key, each in lists.items() if key.startswith(("stage_recompute", "stage_offload")) for part in each
+    ]
+    if any(map(float, parts)):
+        return []
+    layers = [int(one) for one in lists["stage_layers"]]
+    layers[0], layers[-1] = layers[0] + 1, layers[-1] + 1  # the embedding and the head
+    stages = [f"pp={plan['pp']}", f"layers={'+'.join(map(str, layers))}", "schedule=1f1b"] if len(layers) > 1 else []
+    shared = [f"dp={lists['stage_dp'][0]}", f"tp={lists['stage_tp'][0]}", f"zero={lists['stage_zero'][0]}"]
+    alone = lists["stage_dp"][0] == lists["stage_tp"][0] == "1"
+    return [*stages, *([] if alone else shared), f"microbatch={plan['microbatches']}", "recompute=keep"]
+
+
 def measured_steps(path: Path | None) -> dict[str, Row]:
     """Rows of measured steps by the file of the plan that was measured."""
     rows = read_rows(path) if path else []
     return {row["source"].split()[-1]: row for row in rows if row.get("set") == "mist_l4" and row.get("source")}
 
 
-def our_plan(row: Row, case: Case, limit: int) -> dict[str, Any]:
-    begin = process_time()
-    batch, usable = case.given.global_batch, min(device.usable_bytes for device in case.cluster.devices)
-    memory = min(limit, usable)  # of a limit above the card's, `plan` keeps some headroom
-    ours = mw.plan(reference(row), cluster=case.cluster, global_batch=batch, memory=memory, precision="mixed")
-    found = {"ours_s": ours.predicted.step_s, "ours_bytes": ours.predicted.peak_bytes}
-    return found | {"cpu_s": process_time() - begin}
+def our_plan(row: Row, case: Case, limit: int, pins: list[str]) -> tuple[float, float]:
+    """Seconds and bytes of what our planner chooses under these pins. limit: bytes."""
+    usable = min(device.usable_bytes for device in case.cluster.devices)
+    ours = mw.plan(
+        reference(row),
+        cluster=case.cluster,
+        global_batch=case.given.global_batch,
+        memory=min(limit, usable),  # of a limit above the card's, `plan` keeps some headroom
+        precision="mixed",
+        pins=pins,
+    )
+    return ours.predicted.step_s, ours.predicted.peak_bytes
+
+
+def both_plans(plan: Row, row: Row, case: Case) -> dict[str, Any]:
+    """What our planner chooses, and Mist's plan as it prices it where pins can say it."""
+    begin, limit, found = process_time(), round(float(plan["memory_GiB"]) * GIB), {}
+    found["ours_s"], found["ours_bytes"] = our_plan(row, case, limit, [])
+    found["cpu_s"] = process_time() - begin
+    if pins := pins_of(plan):
+        with suppress(MeshwrightError):  # it does not fit as we run it
+            found["mist_s"], found["mist_bytes"] = our_plan(row, case, limit, pins)
+            found["pins"] = " ".join(pins)
+    return found
 
 
 def compare(plan: Row, steps: dict[str, Row], search: bool = True) -> dict[str, Any]:
@@ -106,7 +142,10 @@ def compare(plan: Row, steps: dict[str, Row], search: bool = True) -> dict[str, 
         if search and row["attention"] == "unfused":
             raise NotModelledError("attention that is not fused, which our models do not have")
         if search:
-            found |= our_plan(row, case, round(float(plan["memory_GiB"]) * GIB))
+            found |= both_plans(plan, row, case)
+        card = min(device.usable_bytes for device in case.cluster.devices)
+        if found["mist_bytes"] > card:
+            found["over"] = f"needs {found['mist_bytes'] / GIB:.3g} GiB as we run it, of {card / GIB:.3g}"
     except (NotModelledError, MeshwrightError) as error:
         found["reason"] = str(error).splitlines()[0]
     return found
@@ -118,6 +157,8 @@ def line(one: dict[str, Any]) -> str:
         text += f" measured {one['measured_error']:+.1%}"
     if "mist_s" in one:
         text += f" Mist's {one['mist_s']:.3g} s, {one['mist_bytes'] / GIB:.3g} GiB"
+        text += f" (by pins {one['pins']})" if "pins" in one else ""
+        text += f" ({one['over']})" if "over" in one else ""
     if "ours_s" in one:
         ratio = one["ours_s"] / one["mist_s"]
         text += f"; ours {one['ours_s']:.3g} s, {one['ours_bytes'] / GIB:.3g} GiB ({ratio:.3f} of it)"

@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from published_rows import ImpossibleError, NotModelledError, Row, case_of
+from published_rows import ImpossibleError, NotModelledError, Row, case_of, reason
 from published_scores import Scored, scores
 
 from meshwright.configuration.replicas import predicted, steps_of
@@ -39,9 +39,9 @@ def priced(row: Row) -> Scored:
         steps = steps_of(case.model, case.given, case.cluster, case.habits.framework)
         found = predicted(steps)
     except PlanError as error:
-        raise ImpossibleError(str(error).splitlines()[0]) from error
+        raise ImpossibleError(reason(error)) from error
     except MeshwrightError as error:
-        raise NotModelledError(str(error).splitlines()[0]) from error
+        raise NotModelledError(reason(error)) from error
     except (ArithmeticError, ValueError, LookupError, AssertionError) as error:  # of a table that nobody has seen
         raise NotModelledError(f"{type(error).__name__}: {error}") from error
     step, device = steps[0], case.cluster.devices[0]
@@ -58,8 +58,9 @@ def priced(row: Row) -> Scored:
 def read_rows(path: Path) -> list[Row]:
     """Rows of a table; of one that cannot be read, an error that says why."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [{k: v or "" for k, v in row.items() if isinstance(k, str)} for row in csv.DictReader(file)]
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+            return [{k.strip(): (v or "").strip() for k, v in row.items() if isinstance(k, str)} for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SystemExit(f"{path}: {error}; expected a CSV table of training runs") from error
 
@@ -124,9 +125,9 @@ def show_sets(found: dict[str, Any]) -> None:
         widths = (8, 8, 7, 7, 8, 8, 8)
         text = "".join(column.rjust(width) for column, width in zip(columns, widths, strict=True))
         print(f"{name:<20}{one['rows']:>6}{text}")
-        reasons = Counter(reason.partition(": ")[2] for reason in one["not_modelled"])
-        for reason, count in reasons.most_common(8):
-            print(f"    not modelled: {count} x {reason}")
+        reasons = Counter(text.partition(": ")[2] for text in one["not_modelled"])
+        for words, count in reasons.most_common(8):
+            print(f"    not modelled: {count} x {words}")
 
 
 def main() -> int:

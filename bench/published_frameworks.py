@@ -19,7 +19,8 @@ class Habits:
     """selective: what a row's `selective` recomputation means. dealt: stages get layers as nanotron deals them. in_use:
     memory is what the driver counts, the context included; first_rank: what PyTorch's allocator has reserved on rank 0,
     last_rank: on the first rank of the last stage, under FSDP.
-    once: gradients are reduced once a step, whatever ZeRO says. network: what all-reduces and other collectives reach
+    once: gradients are reduced once a step, whatever ZeRO says. single_layers: stages are interleaved layer by layer,
+    where a row does not say. network: what all-reduces and other collectives reach
     of the network between hosts of this cluster, its jitter and a ring's step, where other measurements tell."""
 
     framework: Framework
@@ -46,6 +47,7 @@ class Habits:
     once: bool = False
     gathers: int = 2
     in_turn: bool = False
+    single_layers: bool = False
     network: tuple[float, float, float, float] | None = None
 
 
@@ -55,6 +57,9 @@ MEGATRON_2021 = Habits(
 MEGATRON = Habits(Framework("Megatron-LM", kernels=0.93), overlap=0.0, context="all_to_all")
 MEGATRON_2022 = replace(MEGATRON_2021, tp_overlap=1.0)
 MEGATRON_CORE = Habits(Framework("Megatron-Core"), overlap=0.9, tp_overlap=1.0, tp_pipelined=0.5)
+LLAMA_3 = replace(MEGATRON_CORE, framework=Framework("Llama 3"), context="all_gather", single_layers=True)
+"""Dubey et al., 2024, section 3.3.2: interleaved stages, of which the first chunk has the embedding alone and the last
+the head, of 126 layers on 16 ranks; context parallelism gathers keys and values."""
 NANOTRON = Habits(
     Framework("nanotron", op_host_s=8e-5, stall=0.45),
     attention="flash2",
@@ -122,7 +127,7 @@ SETS = {
     "mist": MIST,
     "dgxc": MEGATRON_CORE,
     "mcore": MEGATRON_CORE,
-    "llama3": MEGATRON_CORE,
+    "llama3": LLAMA_3,
     "alpa": ALPA,
     "dlperf": DLPERF,
 }

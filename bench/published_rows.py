@@ -22,15 +22,22 @@ Reached = tuple[float, float, float, float] | None
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "num_gpus", "global_batch")
 FIGURES = ("step_time_s", "peak_mem_GB", "mfu", "inter_node_GBps_per_gpu")
 """What a row may leave out, but not have wrong."""
-PRECISIONS = {"bf16": "mixed", "mixed": "mixed", "fp16": "fp16", "fp8": "fp8", "fp32": "fp32", "tf32": "tf32"}
+PRECISIONS = {
+    **dict.fromkeys(("bf16", "bfloat16", "mixed"), "mixed"),
+    **dict.fromkeys(("fp16", "float16"), "fp16"),
+    **dict.fromkeys(("fp8", "float8"), "fp8"),
+    **dict.fromkeys(("fp32", "float32"), "fp32"),
+    "tf32": "tf32",
+}
 NOMINAL_MHZ = {"L4": 2040.0}
 """Boost clocks behind the nominal peaks (NVIDIA's data sheet), for rows whose clocks were locked lower."""
 UPLINKS = {"RTX-3090": 0.115e9, "RTX-2080-Ti": 2.858e9, "Titan-RTX": 2.858e9}
 """Bytes per second between Sailor's hosts of different GPUs (eth-easl/sailor@cf2c8e3, multizone_bandwidths_het)."""
 
 
-LOCKED = 0.88
-"""Of the peak at a locked clock, which power does not lower: 55 of 62 TFLOP/s on an L4 (Mist d69e530, single ops)."""
+LOCKED = {"matmul": 0.88, "attention": 0.67}
+"""Of the peak at a locked clock, which power does not lower: products 55 of 62 TFLOP/s on an L4, FlashAttention-2
+forward 42 (Mist d69e530, single ops)."""
 
 
 class NotModelledError(Exception):
@@ -39,6 +46,11 @@ class NotModelledError(Exception):
 
 class ImpossibleError(Exception):
     """Why a row's configuration can not be run at all."""
+
+
+def reason(error: MeshwrightError) -> str:
+    """What was given and what was expected."""
+    return f"{error.given}; expected {error.expected}" if error.expected else error.given
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ def case_of(row: Row) -> Case:
         given = _configuration(row, model, habits)
         return Case(model, given, _cluster(row, habits), habits, _refused(model, given) if habits.dealt else "")
     except MeshwrightError as error:
-        raise NotModelledError(str(error).splitlines()[0]) from error
+        raise NotModelledError(reason(error)) from error
     except (ValueError, KeyError, ArithmeticError) as error:
         raise NotModelledError(f"{type(error).__name__}: {error}") from error
 
@@ -80,7 +92,10 @@ def _is_positive(text: str) -> bool:
 
 def number(row: Row, name: str, default: int = 1) -> int:
     text = row.get(name) or ""
-    return int(float(text)) if text else default
+    try:
+        return int(float(text)) if text else default
+    except (ValueError, OverflowError):
+        raise NotModelledError(f"{name} is {text!r}, not a number") from None
 
 
 def _flag(row: Row, name: str) -> bool:
@@ -128,12 +143,11 @@ def _latent(text: str) -> LatentAttention | None:
 
 def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuration:
     dp, pp, note = number(row, "dp"), number(row, "pp"), row.get("note") or ""
-    micro = row.get("micro_batch")
     stages = _numbers(row.get("stage_layers"))
     recompute = row.get("recompute") or "none"
     recomputed = _numbers(row.get("stage_recompute_layers")) if recompute == "partial" else ()
     recompute = {"partial": "none", "selective": habits.selective}.get(recompute, recompute)
-    precision = PRECISIONS.get(row.get("precision") or "bf16")
+    precision = PRECISIONS.get((row.get("precision") or "bf16").lower())
     if precision == "fp8" and "rowwise" in note:
         precision = "fp8-rows"
     if precision is None:
@@ -144,10 +158,10 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         pp=pp,
         cp=number(row, "cp"),
         ep=number(row, "ep"),
-        vpp=number(row, "vpp"),
+        vpp=number(row, "vpp", (model.layers + 2) // pp if habits.single_layers and pp > 1 else 1),
         zero=min(1, number(row, "zero", 0)) if habits.once else number(row, "zero", 0),
         sp=_flag(row, "sequence_parallel"),
-        micro_batch=int(float(micro)) if micro else 1,
+        micro_batch=number(row, "micro_batch"),
         global_batch=number(row, "global_batch"),
         schedule="1f1b" if row.get("schedule") in (None, "", "interleaved") else str(row["schedule"]),
         recompute=recompute,
@@ -278,13 +292,13 @@ def _at_clock(device: Device, mhz: float) -> Device:
     if nominal is None:
         raise NotModelledError(f"clocks of {device.name} locked at {mhz:g} MHz, of an unknown nominal clock")
     peaks = tuple((dtype, rate * mhz / nominal) for dtype, rate in device.peaks)
-    reached = tuple(replace(one, fraction=LOCKED) if one.kind == "matmul" else one for one in device.achievable)
+    reached = tuple(replace(one, fraction=LOCKED.get(one.kind, one.fraction)) for one in device.achievable)
     return replace(device, peaks=peaks, achievable=(*reached, Achievable("sustained", 1.0)))
 
 
 def device_name(gpu: str) -> str:
     """The short name of a device, as in `h100:8`."""
-    words = gpu.lower().replace("_", "-").replace("nvidia-", "")
+    words = "-".join(gpu.lower().replace("_", "-").split()).replace("nvidia-", "")
     words = {"rtx-2080": "2080ti"}.get(words, words)  # Sailor's have 11 GB, which the RTX 2080 Ti has
     tried = (words, words.replace("-sxm4", "").replace("-sxm5", "").replace("-sxm2", "").replace("-sxm", ""))
     known = ALIASES | {device.lower(): alias for alias, device in reversed(ALIASES.items())}

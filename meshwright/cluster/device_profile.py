@@ -10,10 +10,10 @@ take; what was not measured there (other layouts, backward, masks) keeps its rat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log
+from math import inf, log
 from typing import TYPE_CHECKING
 
-from meshwright.cluster.kernel_table import MeasuredKernels
+from meshwright.cluster.kernel_table import MeasuredKernels, causal_pairs
 from meshwright.cluster.profile_tables import Grid, Tables
 from meshwright.cluster.rooflines import (
     attention_base_s,
@@ -74,7 +74,18 @@ class DeviceProfile:
     """
 
     __slots__ = (
-        *("_faster", "_measured", "_memory", "_memory_reach", "_peaks", "_ratios", "_reach", "_sustained", "_tiled"),
+        *(
+            "_best_attention",
+            "_faster",
+            "_measured",
+            "_memory",
+            "_memory_reach",
+            "_peaks",
+            "_ratios",
+            "_reach",
+            "_sustained",
+            "_tiled",
+        ),
         *("bandwidth", "host_scale", "memo", "tables"),
     )
 
@@ -84,7 +95,7 @@ class DeviceProfile:
     ) -> None:  # fmt: skip
         """memory: achieved bandwidth over that of the tables' device; reach: likewise for fractions of peak. sustained:
         what products keep of their speed in long steps, by the tables if 0. attention: the fraction of peak that causal
-        attention of many long heads reaches forward, by the tables if 0."""
+        attention of many long heads reaches forward, and no other attention passes; by the tables if 0."""
         self.tables, self.bandwidth, self._measured = tables, bandwidth, measured
         self._peaks, self._memory, self._reach, self._sustained = peaks, memory, reach, sustained
         # Fractions of the nominal bandwidth: what a copy reaches of it here, over what it reached there.
@@ -92,11 +103,12 @@ class DeviceProfile:
         self.host_scale = launch_s / tables.launch_s if tables.launch_s else 0.0
         self._ratios: dict[tuple[str, str], Scatter] = {}
         self._tiled: dict[tuple[str, str], Grid] = {}
-        self._faster = 1.0
+        self._faster, self._best_attention = 1.0, inf
         if attention:
             sizes = ("bfloat16" if "bfloat16" in peaks else "float16", 2, *_MANY_HEADS)
             flops = 2.0 * _MANY_HEADS[0] * _MANY_HEADS[1] ** 2 * _MANY_HEADS[3]
-            self._faster = attention * self._peak(sizes[0]) * self.attention_s("causal", "forward", *sizes) / flops
+            best = attention * self._peak(sizes[0])
+            self._faster, self._best_attention = best * self.attention_s("causal", "forward", *sizes) / flops, best
         self.memo: dict[object, object] = {}
         """For those who price: what was worked out already."""
 
@@ -180,13 +192,16 @@ class DeviceProfile:
     ) -> float:  # fmt: skip
         """`heads`: of all samples, `groups` of them share a key and a value; window: how many keys a query sees."""
         found_s = self._measured and self._measured.attention_s(dtype, heads, queries, keys, width, groups, window)
+        if found_s:
+            least_s = 4 * heads * causal_pairs(queries, keys, window) * width / self._best_attention
+            found_s = max(found_s / self._faster, least_s)
         if found_s and side == "forward" and variant in ("causal", "grouped"):
-            return found_s / self._faster
+            return found_s
         sizes = (dtype, itemsize, heads, queries, keys, width)
         table_s = self._table_attention_s(variant, side, *sizes)
         if not found_s:
             return table_s / self._faster
-        return found_s * table_s / self._table_attention_s("causal", "forward", *sizes) / self._faster
+        return found_s * table_s / self._table_attention_s("causal", "forward", *sizes)
 
     def mixture_s(
         self,

@@ -201,6 +201,7 @@ HOSTS: dict[str, Host] = {
         _card("H100-PCIe-80GB", 64e9),
         _card("L40S", 32e9),
         _card("A10G", 32e9),
+        _card("A30", 32e9),
         _card("RTX-4090", 32e9, f"{_LIKE_PCIE}; the driver of this card has no peer-to-peer, which may halve it"),
         _card("RTX-5090", 64e9, f"{_LIKE_PCIE}; the driver of this card has no peer-to-peer, which may halve it"),
     )
@@ -226,6 +227,7 @@ ALIASES: dict[str, str] = {
     "l4": "L4",
     "l40s": "L40S",
     "a10g": "A10G",
+    "a30": "A30",
     "3090": "RTX-3090",
     "4090": "RTX-4090",
     "5090": "RTX-5090",

@@ -35,14 +35,19 @@ def product_roof_s(peak: float, bandwidth: float, width: float, m: float, n: flo
     return _PRODUCT_START_S + max(2 * m * n * k / (0.75 * peak), moved / (0.8 * bandwidth))
 
 
+def causal_pairs(queries: float, keys: float, window: float) -> float:
+    """Pairs of a query and a key that it sees: half of all, or those of a window."""
+    seen = window if 0 < window < keys else keys
+    return queries * (seen - seen * seen / keys / 2)
+
+
 def attention_roof_s(
     peak: float, bandwidth: float, width: float, heads: float, queries: float, keys: float, size: float, groups: float,
     window: float,
 ) -> float:  # fmt: skip
     """Causal, forward; `heads` of all samples, `groups` of them for each pair of key and value, which are also
     stored."""
-    seen = window if 0 < window < keys else keys
-    pairs = queries * (seen - seen * seen / keys / 2)
+    pairs = causal_pairs(queries, keys, window)
     moved = 2 * size * (2 * heads * queries + 2 * heads / groups * keys) + width * 2 * size * heads / groups * keys
     return _ATTENTION_START_S + max(4 * heads * pairs * size / (0.6 * peak), moved / (0.7 * bandwidth))
 
@@ -130,20 +135,22 @@ class MeasuredKernels:
         if wide and (part not in self._parts or dtype not in self._own.peaks):  # a V100 has no units for bfloat16
             return None
         by_dtype: dict[str, Scatter] = getattr(self._table, part)
-        return by_dtype.get("bfloat16" if dtype == "float16" else dtype)
+        return by_dtype.get("bfloat16" if dtype == "float16" else dtype) or by_dtype.get(dtype.removesuffix("_block"))
 
     def _at(self, dtype: str) -> tuple[float, float]:
         """Peak and bandwidth of this device."""
         return self._reach * self._own.peak(dtype), self._own.bandwidth
 
     def product_s(self, dtype: str, m: float, n: float, k: float) -> float | None:
-        """A product [m, k] by [n, k] transposed; narrower types than bfloat16 with the quantisation of x."""
+        """A product [m, k] by [n, k] transposed; narrower types than bfloat16 with the quantisation of x. Beyond the
+        measured sizes it is never faster than the peak."""
         ratio = self._of("products", dtype)
         if ratio is None:
             return None
         width, rows = WIDTHS[dtype], m * self._wider
         there_s = product_roof_s(self._there.peak(dtype), self._there.bandwidth, width, rows, n, k)
-        return product_roof_s(*self._at(dtype), width, m, n, k) * ratio("forward", rows, n, k, 1e6 * there_s)
+        found_s = product_roof_s(*self._at(dtype), width, m, n, k) * ratio("forward", rows, n, k, 1e6 * there_s)
+        return max(found_s, 2 * m * n * k / self._own.peak(dtype))
 
     def attention_s(
         self, dtype: str, heads: int, queries: int, keys: int, size: int, groups: float, window: int

@@ -105,7 +105,9 @@ def _op_work(block: Block, place: int, device: Device) -> tuple[Work, OpSeconds]
     op = block.ops[place]
     found = whole_op_seconds(op, block.values, device)
     seconds = (found.forward_s, found.input_s, found.weight_s)
-    if place in block.narrow:
+    if place in block.narrow and packet(op.target) == "_grouped_mm":
+        seconds = _narrow_groups_s(block, op, device, seconds)
+    elif place in block.narrow:
         seconds = _narrow_s(block, op, device)
     if block.older and packet(op.target) == ATTENTION and device.name.startswith(HOPPER):
         seconds = (FLASH_2[0] * found.forward_s, FLASH_2[1] * found.input_s, 0.0)
@@ -120,6 +122,23 @@ def _narrow_s(block: Block, op: Op, device: Device) -> tuple[float, float, float
     forward_s, inputs_s, weights_s = narrow_linear_s(device, prod(x[:-1]), width, weight[1], block.by_row)
     share = weight[0] / width
     return share * forward_s, share * inputs_s, share * weights_s
+
+
+def _narrow_groups_s(
+    block: Block, op: Op, device: Device, wide: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """Of grouped products that take `wide` seconds: as much less as one expert's product takes in float8."""
+    (count, _), (experts, inner, width) = (block.values[name].type.sizes for name in op.operands()[:2])
+    rows = max(1, count // experts)
+    one = Block(block.dtype)
+    one.linear(one.value(rows, inner), width)
+    alone = whole_op_seconds(one.ops[0], one.values, device)
+    narrow = narrow_linear_s(device, rows, width, inner, block.by_row)
+    return (
+        wide[0] * narrow[0] / alone.forward_s,
+        wide[1] * narrow[1] / alone.input_s,
+        wide[2] * narrow[2] / alone.weight_s,
+    )
 
 
 def _flops(block: Block, op: Op) -> float:

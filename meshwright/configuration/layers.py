@@ -7,6 +7,9 @@ from meshwright.configuration.block import Block
 from meshwright.configuration.configuration import Configuration
 from meshwright.configuration.transformer import Transformer
 
+NARROW = ("aten.linear.default", "aten._grouped_mm.default")
+"""What float8 is used for."""
+
 
 class Layers:
     """Makes the Blocks of one model under one configuration."""
@@ -74,13 +77,13 @@ class Layers:
         model, block = self.model, Block(self.given.dtype)
         x = block.value(self.rows, model.hidden)
         x = self._joined(block, x, self._attention(block, self._gathered(block, block.norm(x, model.rms))))
-        inside = self._gathered(block, block.norm(x, model.rms))
-        made = self._experts(block, inside) if routed else self._mlp(block, inside, model.ffn)
+        inside = block.norm(x, model.rms)
+        made = self._experts(block, inside) if routed else self._mlp(block, self._gathered(block, inside), model.ffn)
         block.unread = made.name if self.given.fused and not self.model.dropout else ""
         self._joined(block, x, made)
         if self.given.precision.startswith("fp8"):
             block.by_row = self.given.precision == "fp8-rows"
-            block.narrow = {i for i, op in enumerate(block.ops) if op.target == "aten.linear.default"}
+            block.narrow = {i for i, op in enumerate(block.ops) if op.target in NARROW}
         return block
 
     def _share(self, width: int) -> int:
@@ -112,8 +115,9 @@ class Layers:
             block.moves("tp", "all_gather", n_bytes, backward=True)
 
     def _joined(self, block: Block, stream: Value, made: Value) -> Value:
-        """Dropout and the residual sum, on the rows between layers."""
-        self._reduce(block, made)
+        """Dropout and the residual sum, on the rows between layers; `made` is reduced already where it has these."""
+        if made.type.sizes[0] != self.rows or not self.split:
+            self._reduce(block, made)
         part = made if made.type.sizes[0] == self.rows else block.value(self.rows, self.model.hidden)
         if self.model.dropout:
             part = block.dropout(part)
@@ -228,16 +232,23 @@ class Layers:
             self._backward_reduce(block, x)
 
     def _experts(self, block: Block, x: Value) -> Value:
-        """Router, exchange of tokens, grouped products as if every expert had as many; shared experts too."""
+        """Router, exchange of tokens, grouped products as if every expert had as many; shared experts too.
+
+        With sequence parallelism each tensor-parallel rank routes and exchanges its own rows, and what arrived is
+        gathered: all the rows that go to experts, not those of the sequence (Megatron-Core, `token_dispatcher.py`).
+        """
         model, given = self.model, self.given
         scores = block.linear(x, model.experts)
         block.call("aten.softmax.int", (scores, -1), *scores.type.sizes)
         count, width = self.tokens * model.top, self._share(model.expert_ffn)
         own = max(1, model.experts // given.ep)
-        sent = count * model.hidden * self.size
+        arrived = count * model.hidden * self.size
+        sent = arrived // given.tp if self.split else arrived
         for backward in (False, True):
             for _ in range(2 if given.ep > 1 else 0):
                 block.moves("ep", "all_to_all", sent, backward)
+            for kind in ("all_gather", "reduce_scatter") if self.split else ():
+                block.moves("tp", kind, arrived, backward)
         rows = block.pointwise("index_select.default", block.value(count, model.hidden))
         ends = block.value(own, dtype="int32", grad=False)
         wide = width * (2 if model.gated else 1)
@@ -251,7 +262,11 @@ class Layers:
         down = block.weight(own, width, model.hidden, expert=True)
         back = block.call("aten._grouped_mm.default", (made, down, ends), count, model.hidden)
         block.pointwise("index_select.default", back)
-        found = block.value(self.tokens, model.hidden)
+        found = block.value(self.rows, model.hidden)
         if model.shared_ffn:
-            found = block.pointwise("add.Tensor", found, self._mlp(block, x, model.shared_ffn))
+            shared = self._mlp(block, self._gathered(block, x), model.shared_ffn)
+            if self.split:
+                self._reduce(block, shared)
+                shared = block.value(self.rows, model.hidden)
+            found = block.pointwise("add.Tensor", found, shared)
         return found

@@ -258,11 +258,11 @@ def test_what_is_not_json_says_so(tmp_path: Path) -> None:
 
 
 def test_a_device_may_name_its_own_attention_and_clocks_under_load() -> None:
-    """FlashAttention-2 forward on an L4 at 1,050 MHz: 42 of 62 TFLOP/s (Mist, single ops)."""
+    """FlashAttention-2 forward on an L4 whose clock is free: 65 of 121 TFLOP/s (Mist, single ops)."""
     device = device_of("L4")
     profile = profile_of(device)
     seconds = profile.attention_s("causal", "forward", "float16", 2, 128, 2048, 2048, 128)
-    assert 2 * 128 * 2048**2 * 128 / seconds == pytest.approx(0.67 * device.peak_flops("float16"), rel=1e-6)
+    assert 2 * 128 * 2048**2 * 128 / seconds == pytest.approx(0.54 * device.peak_flops("float16"), rel=1e-6)
     locked = replace(device, achievable=(*device.achievable, Achievable("sustained", 0.8)))
     assert profile_of(locked).steady("float16", 5e13) == (1.25, 1.0)
     assert profile_of(locked).steady("float16", 1e12) == (1.25, 1.0)

@@ -101,6 +101,51 @@ def test_the_bench_lists_what_it_cannot_score_and_scores_the_rest(
     assert "left out: 7" in capsys.readouterr().out
 
 
+def test_the_bench_prices_half_precision_where_there_is_no_bfloat16_and_blocks_of_float8_like_float8() -> None:
+    def priced(gpu: str, dtype: str) -> float:
+        row = {"gpu": gpu, "dtype": dtype, "m": "8192", "n": "8192", "k": "8192", "time_us": "1"}
+        return kernels.gemm(row).predicted_s
+
+    assert priced("v100", "fp16") == priced("V100-SXM2-16GB", "half")
+    assert priced("v100", "bfloat16") > 5 * priced("v100", "fp16")
+    assert priced("H100-SXM-80GB", "FP16") == priced("H100-SXM-80GB", "bfloat16")
+    assert priced("H100-SXM-80GB", "fp8_block") == priced("H100-SXM-80GB", "fp8")
+    layer = {"tokens": "4096", "hidden": "4096", "ffn": "1536", "topk": "8", "experts": "128", "time_us": "1"}
+    for gpu in ("L40S", "RTX-PRO-6000-Server"):  # no blocks were measured there
+        both = [kernels.moe(layer | {"gpu": gpu, "dtype": dtype}).predicted_s for dtype in ("fp8", "fp8_block")]
+        assert both[0] == both[1]
+
+
+def test_no_price_beyond_the_measured_sizes_passes_the_peak() -> None:
+    for name in shipped():
+        device = device_of(name)
+        on, peaks = profile_of(device, library=True), dict(device.peaks)
+        if "bfloat16" not in peaks or device.kind == "cpu":
+            continue
+        for m, n, k in ((2**20, 4096, 4096), (2**20, 16384, 5120), (4096, 300_000, 8192)):
+            assert 2 * m * n * k / on.matmul_s("nt", "bfloat16", 2, m, n, k) <= peaks["bfloat16"] * 1.0001
+        for heads, seq in ((32, 16384), (8, 2**17), (128, 2048)):
+            flops = 2 * heads * seq**2 * 128
+            assert flops / on.attention_s("causal", "forward", "bfloat16", 2, heads, seq, seq, 128) <= peaks["bfloat16"]
+
+
+def test_attention_on_an_l4_is_what_was_measured_with_its_clock_free_and_locked() -> None:
+    """Mist's single ops, 128 heads of 2,048: 65 and 42 TFLOP/s forward; longer sequences do not pass that."""
+    device = device_of("L4")
+    locked = replace(device, peaks=tuple((dtype, rate * 1050 / 2040) for dtype, rate in device.peaks))
+    reached = tuple(replace(one, fraction=0.67) if one.kind == "attention" else one for one in locked.achievable)
+    for one, rate in ((device, 65e12), (replace(locked, achievable=reached), 42e12)):
+        for heads, seq, slack in ((128, 2048, 0.02), (32, 16384, 0.02), (16, 2048, 0.2)):
+            found = (
+                2
+                * heads
+                * seq**2
+                * 128
+                / profile_of(one).attention_s("causal", "forward", "float16", 2, heads, seq, seq, 128)
+            )
+            assert found == pytest.approx(rate, rel=slack)
+
+
 def test_a_device_without_a_table_has_its_relatives_ratios_at_its_own_rates() -> None:
     """Twice as fast in all, a device takes half the time for the same sizes, but for the start of a kernel."""
     table, there = kernel_table("GB200"), Rates({"bfloat16": 2.5e15}, 8e12)
@@ -151,3 +196,26 @@ def test_the_busiest_rank_has_more_rows_the_more_ranks_there_are() -> None:
         assert found.rows == pytest.approx(sum(drawn) / len(drawn), rel=0.35)
         assert busiest_rank(tokens, topk, experts, ranks, 0.0) == (even, experts)
     assert busiest_rank(16, 2, 64, 1, 1.2).used < 32
+
+
+def test_what_few_rows_say_of_sizes_is_drawn_half_way_to_what_larger_tables_say() -> None:
+    from fit_kernels import half_way
+
+    assert half_way(([1.0, 4.0], 0.01), []) == ([1.0, 4.0], 0.01)
+    assert half_way(([1.0, 4.0], 0.01), [([4.0, 4.0], 0.04), ([4.0, 1.0], 0.16)]) == ([2.0, 2.83], 0.0283)
+
+
+def test_what_is_left_out_is_read_from_its_relatives(tmp_path: Path) -> None:
+    """The size of a group that a table lacks is not in its copy; a table priced by itself has what it was fitted to."""
+    from fit_kernels import Sample
+    from left_out import by_relative, without_size
+
+    name = without_size("H100-SXM-80GB", 4, tmp_path)
+    assert set(json.loads((tmp_path / f"{name}.json").read_text())["lines"]["all_gather"]) == {"2", "8"}
+    found = json.loads((KERNELS / "B200-SXM.json").read_text(encoding="utf-8"))["mixture"]["float4"]
+    samples = [Sample(tuple(p), 1.0, r) for p, r in zip(found["points"], found["ratios"], strict=True)]
+    own, other = (
+        fmean(map(abs, by_relative(("B200-SXM", "mixture", "float4"), samples, kernel_table(table))))
+        for table in ("B200-SXM", "GB200")
+    )
+    assert own < 0.02 < other < 0.1

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from mist_plans import as_row, compare, line, reference
+from mist_plans import as_row, compare, line, pins_of, reference
 from published_rows import NotModelledError, case_of
 
 from meshwright.configuration.transformer import transformer_of
@@ -18,7 +18,8 @@ from meshwright.configuration.transformer import transformer_of
 PLAN = {
     "plan_id": "0", "model": "tiny", "family": "gpt", "layers": "4", "hidden": "256", "heads": "4", "ffn": "1024",
     "vocab": "1024", "seq": "256", "gated_mlp": "false", "flash": "true", "gpu": "A100-SXM-40GB", "nodes": "1",
-    "gpus_per_node": "2", "memory_GiB": "40", "global_batch": "8", "micro_batch": "1", "pp": "2", "stage_layers": "3|1",
+    "gpus_per_node": "2", "memory_GiB": "40", "global_batch": "8", "microbatches": "8", "micro_batch": "1",
+    "pp": "2", "stage_layers": "3|1",
     "stage_gpus": "1|1", "stage_dp": "1|1", "stage_tp": "1|1", "stage_zero": "1|1", "stage_recompute_layers": "2|0",
     "stage_offload_weights": "0|0", "stage_offload_grads": "0|0", "stage_offload_optimizer": "0.5|0",
     "stage_offload_activations": "0|0", "source": "x plan.yaml",
@@ -56,3 +57,20 @@ def test_both_planners_are_asked_for_one_model() -> None:
         theirs, ours = case_of(row).model, transformer_of(reference(row))
         assert replace(ours, bias=False, expert_ffn=theirs.expert_ffn, kv_heads=theirs.kv_heads) == theirs
         assert ours.key_heads == theirs.key_heads
+
+
+def test_a_plan_that_pins_can_say_is_priced_as_ours_is() -> None:
+    """So that layers described by hand are not held against ops that were captured."""
+    assert pins_of(PLAN) == []
+    whole = PLAN | {"stage_recompute_layers": "0|0", "stage_offload_optimizer": "0|0"}
+    assert pins_of(whole) == ["pp=2", "layers=4+2", "schedule=1f1b", "microbatch=8", "recompute=keep"]
+    shared = whole | {"gpus_per_node": "4", "stage_dp": "2|2", "global_batch": "16"}
+    assert {"dp=2", "tp=1", "zero=1"} < set(pins_of(shared))
+    found = compare(whole, {})
+    assert found["ours_s"] <= found["mist_s"]
+    assert "by pins" in line(found)
+
+
+def test_a_plan_that_does_not_fit_as_we_run_it_says_so() -> None:
+    wide = PLAN | {"hidden": "8192", "heads": "64", "ffn": "32768", "layers": "40", "stage_layers": "30|10"}
+    assert "GiB as we run it" in compare(wide, {}, search=False)["over"]

@@ -65,6 +65,37 @@ def test_rows_that_cannot_be_modelled_are_listed_and_the_rest_scored(tmp_path: P
     assert len(other["not_modelled"]) == 1
 
 
+def test_spellings_of_precisions_and_devices_are_one(tmp_path: Path) -> None:
+    same = [{"precision": "BF16"}, {"precision": "bfloat16"}, {"gpu": "NVIDIA H100 SXM5 80GB"}, {"gpu": "h100"}]
+    found = _score(tmp_path, [ROW, *(ROW | {"row_id": str(i)} | change for i, change in enumerate(same, 1))])["mine"]
+    assert isinstance(found, dict)
+    assert found["not_modelled"] == []
+    assert len({step for _, step in found["steps"]}) == 1
+
+
+def test_a_byte_order_mark_and_blanks_around_columns_and_cells_are_nothing(tmp_path: Path) -> None:
+    table, text = tmp_path / "table.csv", ", ".join(ROW) + "\n\n" + " , ".join(ROW.values()) + "\n"
+    table.write_text(text, encoding="utf-8-sig")
+    found = score_tables([table], False, 1)["sets"]
+    assert list(found) == ["mine"]
+    assert found["mine"]["not_modelled"] == []
+
+
+def test_a_reason_says_what_was_expected(tmp_path: Path) -> None:
+    found = _score(tmp_path, [ROW | {"ep": "3"}])["mine"]
+    assert isinstance(found, dict)
+    assert found["not_modelled"] == ["row 0: ep=3; expected a divisor of dp*cp and of 1 experts"]
+
+
+def test_stages_of_llama_3_are_interleaved_where_a_row_does_not_say(tmp_path: Path) -> None:
+    """Its paper has one layer in each chunk, but for the first and last; without that half of the step is a bubble."""
+    row = ROW | {"layers": "14", "num_gpus": "32", "tp": "8", "pp": "4", "dp": "1", "global_batch": "8"}
+    sets = _score(tmp_path, [row | {"set": name, "vpp": vpp} for name in ("llama3_x", "mcore_x") for vpp in ("", "4")])
+    (empty, given), (plain, interleaved) = ([step for _, step in one["steps"]] for one in sets.values())
+    assert empty == given
+    assert plain > 1.2 * interleaved
+
+
 def test_a_table_without_the_columns_is_no_crash(tmp_path: Path) -> None:
     found = _score(tmp_path, [{"colour": "red"}, {"colour": "blue"}])
     only = found["table"]
