@@ -133,7 +133,7 @@ def _clocks(clusters: list[Cluster]) -> list[str]:
         return []
     return [
         f"{', '.join(measured)}: at the lower clocks that long steps were measured to run at; the others have none "
-        "measured and may be some 10% slower than said"
+        "measured: their long steps may be slower than said"
     ]
 
 
