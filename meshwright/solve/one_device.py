@@ -377,7 +377,7 @@ class _Search:
             return ""
         ways = ["raise the limit", "shard over several devices"]
         ways += self._to_host()
-        ways += ["store all in half precision (precision bf16)"] if self.setting.precision != "bf16" else []
+        ways += ["store all in half precision (--precision bf16)"] if self.setting.precision != "bf16" else []
         what = "parameters, their copies for compute, gradients, optimizer state and workspaces"
         taken = f"{what} take {show_bytes(always)} at any batch size"
         return f"{', '.join(ways[:-1])} or {ways[-1]}: {taken}"

@@ -114,7 +114,8 @@ def test_where_no_batch_is_small_enough_the_advice_says_so() -> None:
     """A smaller batch is no advice where parameters, gradients and optimizer state are too large by themselves."""
     program = capture(wide(), BATCH)
     least, text = named(lambda limit: make_plan(program, load_cluster("local:1"), memory_bytes=limit), 1000)
-    advice = "raise the limit, shard over several devices{} or store all in half precision (precision bf16): parameters"
+    half = "store all in half precision (--precision bf16): parameters"
+    advice = f"raise the limit, shard over several devices{{}} or {half}"
     assert advice.format("") in text, "a CPU's memory is the host's"
     _, on_gpu = named(lambda limit: make_plan(program, load_cluster("h100:1"), memory_bytes=limit), 1000)
     assert advice.format(f", {TO_HOST}") in on_gpu
