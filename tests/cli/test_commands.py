@@ -72,7 +72,7 @@ def test_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_baseline_that_does_not_exist_speaks_of_no_pin(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", SMALL, "--cluster", "local:3", "--global-batch", "7"]) == 0
     shown = capsys.readouterr().out
-    assert "not possible: dp=3 with a global batch of 7; it needs a batch that divides evenly" in shown
+    assert "not possible: dp=3 with a global batch of 7; it needs a batch that divides evenly, such as 6 or 9" in shown
     assert not any("pin " in line for line in shown.splitlines() if "not possible" in line)
 
 
