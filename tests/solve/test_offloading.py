@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from meshwright.solve import offloading
 from meshwright.solve.plan import make_plan
 
 AUTO = ("offload=auto",)
+GIVEN = (AUTO, ("offload=optimizer",))
 OFFLOADED = ("weights", "auto")
 QUICK, SLOW = Copies(1e12, 1e13), Copies(1e3, 1e13)
 
@@ -101,6 +103,9 @@ def test_the_link_of_a_known_bus_is_assumed_and_said(program: Program) -> None:
     plan = make_plan(program, load_cluster("h100:1"), pins=("offload=optimizer",))
     assert {entry.offload for entry in plan.parameters.values()} == {"optimizer"}
     assert any("priced at 55 GB/s, assumed of its bus" in note for note in notes(plan))
+    far = plan.with_prediction(gap=0.5)
+    nothing = [any("a step that copies nothing" in note for note in notes(replace(far, pins=pins))) for pins in GIVEN]
+    assert nothing == [True, False], "the bound of a plan with a pinned offload has its copies"
 
 
 def test_words_are_checked(program: Program) -> None:
