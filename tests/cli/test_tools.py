@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from meshwright.cli import COMMANDS, main
+from meshwright.cli.answer import ROUGH
+from meshwright.solve.baselines import Baseline
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
@@ -39,10 +42,20 @@ def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[st
     assert further.startswith("more GPUs: --counts 2x8,4x8; ")
 
 
+def test_fits_marks_memory_that_only_a_search_has_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    searched = [Baseline("TP", ("tp=2",), 1e-3, 3 << 20, True, microbatches=1, rough=True)]
+    with patch("meshwright.solve.baselines.baselines", lambda *_, **__: searched):
+        assert main(["fits", SMALL, "--cluster", "h100:2"]) == 0
+    _, line, *said = capsys.readouterr().out.splitlines()
+    assert "  ~3 MiB  " in line
+    assert ROUGH in said
+
+
 def test_fits_takes_one_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fits", SMALL, "--cluster", "h100:2"]) == 0
     _, line, *_, further = capsys.readouterr().out.splitlines()
     assert line.startswith("h100:2 ")
+    assert "~" not in line, "DDP is predicted as a plan"
     assert further.endswith("--cluster h100:2")
     assert main(["fits", SMALL, "--cluster", "h100:2", "--counts", "4"]) == 2
     assert "--cluster with --gpus or --counts" in capsys.readouterr().err
