@@ -266,7 +266,7 @@ def test_what_there_is_no_time_for_is_not_claimed() -> None:
     part = part_of(lambda size: size >= 613, 2000)
     found = minimum_budget([part], 100, MemoryNeeded(1000, "so", 1), True, WorkBudget(4, exact=True, units=0))
     assert (found.bytes, found.refused) == (1000, False)
-    assert found.against(100) == "about 1,000 bytes (1000 B), 900 more, by an estimate: so, in one micro-batch"
+    assert found.against(100) == "about 1,000 bytes (1000B), 900 more, by an estimate: so, in one micro-batch"
 
 
 def test_of_many_segments_the_least_is_found_nearly() -> None:
