@@ -16,12 +16,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1]))  # for `bench`
 
 import captures
+import traces
 from processes import GlooPool
 
 if captures.FOLDER not in os.environ:  # the first process of the session: those that it starts know of it
     os.environ[captures.FOLDER] = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, os.environ[captures.FOLDER])
 captures.share()
+traces.share()
 
 # As few threads in processes that tests start as in these: cores are shared by several.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

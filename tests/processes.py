@@ -43,10 +43,12 @@ def copies() -> Any:
 def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     import captures
     import torch.distributed as dist
+    import traces
 
     faulthandler.register(signal.SIGUSR1, open(_stack_file(store, rank), "w"))  # noqa: SIM115  stays open
     torch.set_num_threads(1)
     captures.share()
+    traces.share()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     while (task := pipe.recv()) is not None:
         function, arguments = task
