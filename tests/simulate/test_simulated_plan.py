@@ -29,6 +29,17 @@ def test_a_plan_of_one_stage_takes_what_was_predicted(pins: tuple[str, ...]) -> 
     assert simulate_plan(plan, program, overlap=False).step_s >= found.step_s * (1 - 1e-9)
 
 
+def test_waiting_for_kernel_launches_is_shown_where_there_is_any() -> None:
+    program = capture(*small_model("gpt"))
+    words = ("waiting for kernel launches ", ", kernel launches ")
+    for cluster, waits in (("h100:2", True), ("local:2", False)):
+        plan = make_plan(program, load_cluster(cluster), pins=("dp=2", "zero=0", "microbatch=1", "recompute=keep"))
+        found = simulate_plan(plan, program)
+        first, stage = str(found).splitlines()
+        assert (words[0] in first, words[1] in stage) == (waits, waits)
+        assert found.stages[0].host_s == pytest.approx(plan.predicted.host_s)
+
+
 def test_collectives_inside_segments_are_exposed() -> None:
     """All that a tensor-parallel plan communicates is: nothing hides it."""
     program = capture(*small_model("gpt"))
