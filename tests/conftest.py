@@ -73,8 +73,11 @@ def ranks() -> Iterator[Callable[[int], GlooPool]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_world_is_left() -> Iterator[None]:
-    """A process group that a file's tests have started goes with them: `mw.fit` starts one of this process alone."""
+    """A process group that a file's tests have started goes with them: `mw.fit` starts one of this process alone.
+    Whoever looks through all objects passes over what else they leave."""
     yield
+    gc.collect()
+    gc.freeze()
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing as mp
 import os
 import signal
@@ -52,6 +53,8 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     while (task := pipe.recv()) is not None:
         function, arguments = task
+        gc.collect()
+        gc.freeze()  # what earlier tasks left: whoever looks through all objects passes over it
         try:
             pipe.send((True, function(rank, *arguments)))
         except BaseException:
