@@ -38,7 +38,7 @@ settings.register_profile("same", derandomize=True, deadline=None, suppress_heal
 settings.load_profile("same")
 
 
-LONG = ("test_chaos.py", "test_zoo.py", "runtime", "rules", "generate", "cli", "capture", "solve")
+LONG = ("test_chaos.py", "test_zoo.py", "test_hf.py", "runtime", "rules", "generate", "cli", "capture", "solve")
 """Files and folders whose tests take longest."""
 
 
