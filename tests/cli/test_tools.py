@@ -220,7 +220,7 @@ def test_ctrl_c_while_a_command_ends_is_quiet() -> None:
 
 def test_a_plan_is_profiled_at_its_own_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = str(tmp_path / "plan.json")
-    assert main(["plan", SMALL, "--cluster", "local:1", "-o", plan]) == 0
+    assert main(["plan", SMALL, "--cluster", "local:1", "--quiet", "-o", plan]) == 0
     capsys.readouterr()
     for option in ("--batch", "--seq"):
         assert main(["profile", plan, option, "3"]) == 2

@@ -63,7 +63,7 @@ def test_a_pipeline_reduces_gradients_beside_the_backward_of_its_first_stage() -
 
 def test_the_command_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, trace = tmp_path / "plan.json", tmp_path / "t.json.gz"
-    assert main(["plan", SMALL, "--cluster", "local:2", "--global-batch", "4", "-o", str(plan)]) == 0
+    assert main(["plan", SMALL, "--cluster", "local:2", "--global-batch", "4", "--quiet", "-o", str(plan)]) == 0
     assert main(["simulate", str(plan), "--trace", str(trace)]) == 0
     assert "stage 0 (2 ranks)" in capsys.readouterr().out
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
