@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from captures import alone, file_of, read_file, write_file
 from torch import Tensor, fx, nn
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from meshwright.caches import CACHES
 from meshwright.capture.program import SegmentGraph
@@ -187,7 +188,7 @@ def restored(found: Written) -> Joint:
                 node.meta["val"] = value(one.value)
     for name, node in nodes.items():
         node.name = name
-    module = fx.GraphModule(nn.Module(), graph)
+    module = _LazyGraphModule(nn.Module(), graph)  # as a trace gives it: code is written for those that run
     return replace(found.joint, module=module, names={nodes[node]: name for node, name in found.names.items()})
 
 
