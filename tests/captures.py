@@ -12,6 +12,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, flock
 from functools import wraps
 from pathlib import Path
 from types import FunctionType
@@ -51,11 +52,12 @@ def remembering(capture: Callable[..., Program]) -> Callable[..., Program]:
         if not _Sharing.on:
             return capture(model, batch, loss, **options)
         if again is None:
-            file = _file(key)
-            again = _read(file) or capture(model, batch, loss, **options)
-            if not getattr(again, "warnings", ()):  # else each of them is to warn
-                known[key] = again
-                _write(file, again)
+            file = file_of(key)
+            with alone(file):
+                again = read_file(file) or capture(model, batch, loss, **options)
+                if not getattr(again, "warnings", ()):  # else each of them is to warn
+                    known[key] = again
+                    write_file(file, again)
         return again
 
     return found
@@ -80,10 +82,10 @@ def share() -> None:
 def isolated(function: Callable[[Any], Any], call: Any) -> Any:
     """The answer of a trial; those of torch's own ops are the same in every process."""
     target, *rest = key_of(call)
-    file = _file((function, target, repr(rest))) if target.startswith("aten.") and _Sharing.on else None
-    if (found := _read(file)) is None:
+    file = file_of((function, target, repr(rest))) if target.startswith("aten.") and _Sharing.on else None
+    if (found := read_file(file)) is None:
         found = tried(function, call)
-        _write(file, found)
+        write_file(file, found)
     return found
 
 
@@ -138,7 +140,7 @@ def _tensor(tensor: Tensor) -> Key:
     return (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
 
 
-def _file(key: Key) -> Path | None:
+def file_of(key: Key) -> Path | None:
     """Where other processes look for it; None of what has another name there, or none."""
     folder = os.environ.get(FOLDER)
     with suppress(TypeError):
@@ -158,13 +160,24 @@ def _named(value: object) -> str:
     return repr(value)
 
 
-def _read(file: Path | None) -> Any:
+@contextmanager
+def alone(file: Path | None) -> Iterator[None]:
+    """One process at a time makes a file: ranks that ask for the same at once wait for the first of them."""
+    if file is None:
+        yield
+        return
+    with open(file.with_suffix(".lock"), "w") as lock:
+        flock(lock, LOCK_EX)
+        yield
+
+
+def read_file(file: Path | None) -> Any:
     with suppress(OSError):
         return pickle.loads(file.read_bytes()) if file else None
     return None
 
 
-def _write(file: Path | None, made_here: Any) -> None:
+def write_file(file: Path | None, made_here: Any) -> None:
     if file is not None and not file.exists():
         made = file.with_suffix(f".{os.getpid()}")
         with suppress(OSError):  # others make it themselves

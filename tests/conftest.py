@@ -16,12 +16,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1]))  # for `bench`
 
 import captures
+import traces
 from processes import GlooPool
 
 if captures.FOLDER not in os.environ:  # the first process of the session: those that it starts know of it
     os.environ[captures.FOLDER] = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, os.environ[captures.FOLDER])
 captures.share()
+traces.share()
 
 # As few threads in processes that tests start as in these: cores are shared by several.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,7 +38,7 @@ settings.register_profile("same", derandomize=True, deadline=None, suppress_heal
 settings.load_profile("same")
 
 
-LONG = ("test_chaos.py", "test_zoo.py", "runtime", "rules", "generate", "cli", "capture", "solve")
+LONG = ("test_chaos.py", "test_zoo.py", "test_hf.py", "runtime", "rules", "generate", "cli", "capture", "solve")
 """Files and folders whose tests take longest."""
 
 
@@ -71,8 +73,11 @@ def ranks() -> Iterator[Callable[[int], GlooPool]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_world_is_left() -> Iterator[None]:
-    """A process group that a file's tests have started goes with them: `mw.fit` starts one of this process alone."""
+    """A process group that a file's tests have started goes with them: `mw.fit` starts one of this process alone.
+    Whoever looks through all objects passes over what else they leave."""
     yield
+    gc.collect()
+    gc.freeze()
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import captures
 import torch
+import traces
 from torch import Tensor, nn
 
 
@@ -20,6 +21,7 @@ class Line(nn.Module):
 
 
 captures.share()
+traces.share()
 for name in ("pytest", "meshwright.runtime.trainer", "meshwright.runtime.state.folder", "meshwright.solve.plan"):
     import_module(name)
 torch.set_num_threads(1)  # copies have no threads but the one that was copied

@@ -16,6 +16,10 @@ LITTLE = 0.001
 """Of a step: a smaller difference is not worth a word."""
 MOST_PLAYED = 1 << 10
 """Stages times micro-batches up to which a step is played again for what its peak is made of."""
+ROUGH = (
+    "~: as the search counts it: too high, by up to a quarter in large models, by more in small ones; "
+    "the row as a plan of its own has it exactly"
+)
 
 
 def answer(plan: Plan, program: Program, saved: str | None, more: Sequence[str] = ()) -> str:
@@ -56,11 +60,7 @@ def recipes(plan: Plan, others: Sequence[Baseline]) -> str:
         lines.append(f"  {name:<{wide[0]}}  {shown}  {fits}".rstrip())
     lines += _room(plan)
     lines += _alike(others)
-    if any(other.rough for other in others):
-        lines.append(
-            "~: as the search counts it: too high, by up to a quarter in large models, by more in small ones; "
-            "the row as a plan of its own has it exactly"
-        )
+    lines += [ROUGH] if any(other.rough for other in others) else []
     if is_host_bound(found) or any(other.host_bound for other in others):
         lines.append(f"host-bound: {HOST_BOUND}; {what_helps(plan.compile)}")
     return "\n".join([*lines, *_as_plans(others)])

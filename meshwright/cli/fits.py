@@ -10,6 +10,7 @@ import warnings
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from meshwright.cli.answer import ROUGH
 from meshwright.cli.options import add_training, check_training, precision_for
 from meshwright.errors import ModelError
 from meshwright.models.arguments import add_json, add_model_arguments, check_folder, reference_of, write_json
@@ -111,6 +112,7 @@ def _fewest(rows: list[dict[str, Any]]) -> list[str]:
             number = prod(map(int, count.split("x"))) if count else 1
             found[kind] = min(found.get(kind, (1 << 30, "")), (number, row["cluster"]))
     said = [f"fewest that fit by a recipe: {', '.join(name for _, name in found.values())}"] if found else []
+    said += [ROUGH] if any(row["rough"] for row in rows) else []
     if any(row["host_bound"] for row in rows):
         said.append(f"host-bound: {HOST_BOUND}; more GPUs help little there, {what_helps(False)}")
     open_ones = [row["cluster"] for row in rows if row["undecided"]]
@@ -133,7 +135,7 @@ def _clocks(clusters: list[Cluster]) -> list[str]:
         return []
     return [
         f"{', '.join(measured)}: at the lower clocks that long steps were measured to run at; the others have none "
-        "measured and may be some 10% slower than said"
+        "measured: their long steps may be slower than said"
     ]
 
 
@@ -146,7 +148,7 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
 
     memory = parse_bytes(args.memory)
     row: dict[str, Any] = {"cluster": cluster.name, "precision": precision, "fits": False, "undecided": False}
-    row["host_bound"] = False
+    row |= {"host_bound": False, "rough": False}
     row |= {"global_batch": program.batch, "even": program.batch % cluster.device_count == 0}
     setting = Setting(args.optimizer, precision)
     headroom = headroom_of(memory, None, cluster.devices[0].usable_bytes)
@@ -159,7 +161,7 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
         best = min(fitting, key=lambda one: one.step_s or 0.0)
         alone = "one GPU" + ("" if best.name == next(iter(ONE_DEVICE)) else f" + {best.name}")
         name = alone if cluster.device_count == 1 else best.name
-        row["host_bound"] = best.host_bound
+        row |= {"host_bound": best.host_bound, "rough": best.rough}
         return row | _figures(program, name, best.step_s, best.peak_bytes, best.microbatches, best.as_plan)
     return row | _checkpointed(program, cluster, setting, memory, headroom)
 
@@ -247,7 +249,7 @@ def _line(row: dict[str, Any]) -> str:
 
     if not row["fits"]:
         return f"{row['cluster']:<12} {'no recipe fits' if row['undecided'] else 'cannot fit'}: {row['why']}"
-    step, held = show_seconds(row["step_seconds"]), show_bytes(row["peak_bytes"])
+    step, held = show_seconds(row["step_seconds"]), f"{'~' * row['rough']}{show_bytes(row['peak_bytes'])}"
     unit = "samples" if row["tokens_per_second"] is None else "tokens"
     speed, batch = row[f"{unit}_per_second"], row["global_batch"]
     cut = f"batch {batch} in {row['microbatches']}"

@@ -80,7 +80,7 @@ def _wide_gap(plan: Plan) -> str:
     why = ""
     if any(node.startswith("pipelines") for node in near):
         why = " for pipelines, which counts only a part of what stages wait for each other"
-    elif any(entry.offload for entry in plan.parameters.values()):
+    elif "offload=auto" in plan.pins and any(entry.offload for entry in plan.parameters.values()):
         why = " of a step that copies nothing to the host"
     return f"the gap is to a bound of {show_seconds(bound_s)}{why}; no plan that reaches it is known"
 

@@ -57,9 +57,10 @@ def readings_on(mesh: Mesh, pins: tuple[str, ...], batch: int) -> list[Pins]:
         ways, number = prod(mesh.sizes[axis] for axis in parsed.dp_axes), parsed.microbatches or 1
         if any(samples % ways for samples in cut_batch(batch, number)):
             at_a_time = f"a global batch of {batch}" + (f" in {number} parts" if number > 1 else "")
-            raise PlanError(
-                f"dp={ways} with {at_a_time}", "a batch that divides evenly", "change the batch or the pins"
-            )
+            least = ways * number
+            even = [n for n in (batch // least * least, (batch // least + 1) * least) if n]
+            divides = f"a batch that divides evenly, such as {' or '.join(map(str, even))}"
+            raise PlanError(f"dp={ways} with {at_a_time}", divides, "change the batch or the pins")
     return readings
 
 

@@ -36,11 +36,11 @@ def show_bytes(value: int) -> str:
 
 
 def show_enough(value: int) -> str:
-    """Rounded up: given as a limit, it is enough."""
-    for scale, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if value >= scale:
-            return f"{ceil(100 * value / scale) / 100:.2f} {unit}"
-    return f"{value} B"
+    """Rounded up, as `parse_bytes` reads it: given as a limit, it is enough."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if value >= UNITS[unit]:
+            return f"{ceil(100 * value / UNITS[unit]) / 100:.2f}{unit}"
+    return f"{value}B"
 
 
 def show_limit(value: int) -> str:

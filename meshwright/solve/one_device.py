@@ -288,15 +288,17 @@ class _Search:
             if over <= 0:
                 return plan
             room -= over
-        if self.method not in ("auto", "flat"):
-            return None
-        least = found.find(found.least_bytes, self.given, "flat")
-        if least is not None and least.predicted.peak_bytes <= self.room:
-            return least
-        if not nest or self.method == "flat":
-            return None
-        nested = found.find(min(self.room, found.least_bytes - 1), self.given, self.method, nest)  # by its own count
-        return nested if nested is not None and nested.predicted.peak_bytes <= self.room else None
+        plan = self._inside(self._least(found))
+        if plan is None and nest and self.method == "auto":
+            plan = self._inside(found.find(min(self.room, found.least_bytes - 1), self.given, "auto"))  # by its count
+        return plan
+
+    def _inside(self, plan: Plan | None) -> Plan | None:
+        return plan if plan and plan.predicted.peak_bytes <= self.room else None
+
+    def _least(self, found: Curves) -> Plan | None:
+        """That of the fewest bytes in which every segment runs forward once, where the method may have it."""
+        return found.find(found.least_bytes, self.given, "flat") if self.method in ("auto", "flat") else None
 
     def bound_s(self, number: int) -> float:
         """No step in so many micro-batches takes less: with all the memory it wants."""
@@ -364,7 +366,7 @@ class _Search:
                 return least
             over = found.find(least, self.given, self.method, self.hosted is None)
             least = max(least, over.predicted.peak_bytes if over else least)
-        smallest = found.find(found.least_bytes, self.given, "flat") if self.method in ("auto", "flat") else None
+        smallest = self._least(found)
         return max(least, smallest.predicted.peak_bytes) if smallest else least
 
     def _todo(self, number: int) -> str:
@@ -375,7 +377,7 @@ class _Search:
             return ""
         ways = ["raise the limit", "shard over several devices"]
         ways += self._to_host()
-        ways += ["store all in half precision (precision bf16)"] if self.setting.precision != "bf16" else []
+        ways += ["store all in half precision (--precision bf16)"] if self.setting.precision != "bf16" else []
         what = "parameters, their copies for compute, gradients, optimizer state and workspaces"
         taken = f"{what} take {show_bytes(always)} at any batch size"
         return f"{', '.join(ways[:-1])} or {ways[-1]}: {taken}"

@@ -57,6 +57,19 @@ def test_an_output_that_is_no_loss() -> None:
         capture(nn.Linear(4, 1), (torch.ones(2, 4),))
 
 
+def test_an_output_without_a_loss_asks_for_labels() -> None:
+    """As models of transformers give it where the batch has none."""
+
+    class Unlabelled(nn.Linear):
+        def forward(self, x: Tensor) -> dict[str, Tensor | None]:
+            return {"loss": None, "logits": super().forward(x)}
+
+    with pytest.raises(
+        ModelError, match=r"(?s)returned an output without a loss.*add `labels` to the batch, .* or pass"
+    ):
+        capture(Unlabelled(4, 1), (torch.ones(2, 4),))
+
+
 def test_numbers_and_sizes_that_depend_on_the_data() -> None:
     with pytest.raises(CaptureError, match=r"(?s)Branching makes a Python number.*test_errors.py:\d+ `size = int"):
         capture(Branching(), (torch.ones(2, 3),))

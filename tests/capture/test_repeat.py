@@ -20,7 +20,9 @@ def calls(model: nn.Module, batch: dict[str, Tensor], once: bool) -> int:
     return sum(node.op == "call_function" for node in export(model, batch, once=once).graph.graph.nodes)
 
 
-@pytest.mark.parametrize("name", ["gpt", "t5", "resnet", "moe"])
+@pytest.mark.parametrize(
+    "name", ["gpt", "resnet", *(pytest.param(name, marks=pytest.mark.full) for name in ("t5", "moe"))]
+)
 def test_the_program_is_that_of_tracing_every_layer(name: str) -> None:
     model, batch = small_family(name)
     exported = export(model, batch, once=False)

@@ -8,22 +8,28 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from meshwright.cli import COMMANDS, main
+from meshwright.cli.answer import ROUGH
+from meshwright.cli.fits import _clocks
+from meshwright.cluster import load_cluster
+from meshwright.solve.baselines import Baseline
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
 
 def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fits", SMALL, "--gpus", "4090,h100", "--counts", "1,2"]) == 0
-    first, *lines, fewest, pace, further = capsys.readouterr().out.splitlines()
+    assert main(["fits", SMALL, "--gpus", "4090,h200", "--counts", "1,2"]) == 0
+    first, *lines, fewest, pace, clocks, further = capsys.readouterr().out.splitlines()
     assert "global batch " in first
     assert pace.startswith("host-bound: the host needs longer to launch the kernels")
-    assert fewest == "fewest that fit by a recipe: 4090:1, h100:1"
+    assert fewest == "fewest that fit by a recipe: 4090:1, h200:1"
+    assert clocks.startswith("h200: at the lower clocks that long steps were measured to run at; the others have none")
     assert further.endswith(f"meshwright plan '{SMALL}' --cluster {fastest(lines)}")
-    assert [line.split()[:2] for line in lines] == [[f"{gpu}:{n}", "fits"] for gpu in ("4090", "h100") for n in (1, 2)]
+    assert [line.split()[:2] for line in lines] == [[f"{gpu}:{n}", "fits"] for gpu in ("4090", "h200") for n in (1, 2)]
     assert lines[0].endswith(" batch 8 in 1  one GPU (host-bound): --pin recompute=keep --pin microbatch=1")
     assert lines[1].endswith("--pin microbatch=1 --pin recompute=keep")
     assert main(["fits", SMALL, "--gpus", "h100", "--counts", "1", "--memory", "64KiB", "--json"]) == 1
@@ -39,10 +45,27 @@ def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[st
     assert further.startswith("more GPUs: --counts 2x8,4x8; ")
 
 
+def test_fits_marks_memory_that_only_a_search_has_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    searched = [Baseline("TP", ("tp=2",), 1e-3, 3 << 20, True, microbatches=1, rough=True)]
+    with patch("meshwright.solve.baselines.baselines", lambda *_, **__: searched):
+        assert main(["fits", SMALL, "--cluster", "h100:2"]) == 0
+    _, line, *said = capsys.readouterr().out.splitlines()
+    assert "  ~3 MiB  " in line
+    assert ROUGH in said
+
+
+def test_fits_says_nothing_of_clocks_where_kinds_are_priced_alike() -> None:
+    known, unknown = load_cluster("h200:1"), load_cluster("4090:2")
+    assert _clocks([known]) == _clocks([unknown]) == []
+    (line,) = _clocks([unknown, known])
+    assert not any(letter.isdigit() for letter in line.partition(":")[2]), "nobody has measured by how much"
+
+
 def test_fits_takes_one_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fits", SMALL, "--cluster", "h100:2"]) == 0
     _, line, *_, further = capsys.readouterr().out.splitlines()
     assert line.startswith("h100:2 ")
+    assert "~" not in line, "DDP is predicted as a plan"
     assert further.endswith("--cluster h100:2")
     assert main(["fits", SMALL, "--cluster", "h100:2", "--counts", "4"]) == 2
     assert "--cluster with --gpus or --counts" in capsys.readouterr().err
@@ -197,7 +220,7 @@ def test_ctrl_c_while_a_command_ends_is_quiet() -> None:
 
 def test_a_plan_is_profiled_at_its_own_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = str(tmp_path / "plan.json")
-    assert main(["plan", SMALL, "--cluster", "local:1", "-o", plan]) == 0
+    assert main(["plan", SMALL, "--cluster", "local:1", "--quiet", "-o", plan]) == 0
     capsys.readouterr()
     for option in ("--batch", "--seq"):
         assert main(["profile", plan, option, "3"]) == 2

@@ -289,6 +289,17 @@ def test_the_examples_of_the_documentation_are_clusters() -> None:
     assert [(member.count, member.uplink is None) for member in racks.root.members] == [(3, True), (1, False)]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_far_slower_than_float32_is_a_wrong_unit(dtype: str) -> None:
+    """No device is slower in it than a 64th."""
+    slow, slower = (GOOD.replace('bfloat16 = "989T"', f'{dtype} = "{rate}"') for rate in ("1.1T", "0.66T"))
+    assert dict(read_cluster(slow, "file").devices[0].peaks)[dtype] == 1.1e12
+    with pytest.raises(
+        ClusterError, match=rf"(?s)device\.fast\.peaks\.{dtype} is 6\.6e\+11, less than a hundredth.*unit"
+    ):
+        read_cluster(slower, "file")
+
+
 def test_an_uplink_needs_a_level_above() -> None:
     text = GOOD[: GOOD.index("[level.pod]")] + GOOD[GOOD.index("[[host]]\ncount = 4") :].replace(
         "count = 4", "count = 1"

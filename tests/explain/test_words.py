@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from small_models import small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.explain.describe import describe
-from meshwright.explain.words import Recipe, Storage, headline, state_words
+from meshwright.explain.recommend import bound_words
+from meshwright.explain.words import Recipe, Storage, batch_parts, headline, state_words
+from meshwright.plan import Plan
 from meshwright.solve.plan import make_plan
 
 
@@ -32,6 +36,34 @@ def test_a_recipe_has_the_name_that_people_give_it(pins: tuple[str, ...], words:
     for one in words:
         assert one in shown
     assert "zero=1" not in pins or "ZeRO-2" not in describe(plan)
+
+
+def test_a_last_micro_batch_that_is_smaller_is_said() -> None:
+    plan = make_plan(capture(*small_model("gpt")).at_batch(16), load_cluster("h100:1"), pins=("microbatch=3",))
+    words = "3 micro-batches of 6, the last of 4"
+    assert headline(plan).endswith(f" + {words}")
+    assert f"{words}, gradients accumulated" in describe(plan)
+    assert batch_parts(replace(plan, batch=18)) == "3 micro-batches of 6"
+
+
+def test_statistics_of_norms_alone_are_no_checkpointing() -> None:
+    """They take next to no time and save next to nothing."""
+    plan = make_plan(capture(*small_model("gpt")), load_cluster("h100:1"), pins=("microbatch=1", "recompute=keep"))
+
+    def recomputing(*names: str) -> Plan:
+        return replace(plan, choices=tuple(replace(choice, recompute=names) for choice in plan.choices))
+
+    assert "checkpointing" not in headline(recomputing("norm~1"))
+    assert "statistics of norms recomputed in" in describe(recomputing("norm~1"))
+    assert headline(recomputing("norm~1", "norm")).endswith(" + activation checkpointing in every layer")
+
+
+def test_why_no_bound_of_a_compiled_plan_is_known() -> None:
+    plan = make_plan(capture(*small_model("gpt")), load_cluster("h100:1"), pins=("microbatch=1",))
+    unknown = plan.with_prediction(gap=1.0)
+    assert bound_words(unknown) == "no bound known"
+    compiled = replace(unknown, compile=True)
+    assert bound_words(compiled) == "no bound known: what torch.compile fuses differs from plan to plan"
 
 
 def test_states_keep_their_letters_beside_plain_words() -> None:

@@ -39,8 +39,17 @@ def model_of(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     return small_model(name)
 
 
-@pytest.mark.parametrize("name", ["resnet", "dropping", "moe"])
-@pytest.mark.parametrize("pin", ["dp=2", "tp=2"])
+@pytest.mark.parametrize(
+    ("name", "pin"),
+    [
+        ("resnet", "tp=2"),
+        ("dropping", "dp=2"),
+        ("dropping", "tp=2"),
+        ("moe", "dp=2"),
+        pytest.param("resnet", "dp=2", marks=pytest.mark.full),
+        pytest.param("moe", "tp=2", marks=pytest.mark.full),
+    ],
+)
 def test_the_printed_code_computes_what_the_sharded_segment_does(name: str, pin: str) -> None:
     program = capture(*model_of(name))
     plan = make_plan(program, load_cluster("local:2"), pins=(pin,))

@@ -112,8 +112,15 @@ def test_gradients_are_scattered_after_each_micro_batch_where_the_plan_says_so(
         torch.testing.assert_close(thrice["gradients"][key], gradient, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "mixed"])
-@pytest.mark.parametrize("kind", ["data", "sharded"])
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [
+        ("data", "mixed"),
+        ("sharded", "bf16"),
+        pytest.param("data", "bf16", marks=pytest.mark.full),
+        pytest.param("sharded", "mixed", marks=pytest.mark.full),
+    ],
+)
 def test_precision(kind: str, precision: str, ranks: Callable[[int], GlooPool]) -> None:
     loss, true = run_plain("llama")
     plan = a_plan("llama", PINS[kind], 2, 3, precision)

@@ -133,7 +133,7 @@ def run_planned(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
 
 
 NAMES = ("recurrent", "layered", "builtin names", "uneven head", "turned", "frozen", "shared layer")
-SLOW = {("layered", "tp=2"), ("shared layer", "tp=2")}
+SLOW = {("recurrent", "tp=2"), ("layered", "tp=2"), ("shared layer", "tp=2")}
 """In the full matrix: they take long to trace."""
 
 

@@ -28,7 +28,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for cluster in ("local:2", "dgx-h100:2"):
         found[cluster] = tmp_path_factory.mktemp("plans") / f"{cluster.replace(':', '-')}.json"
         pins = ["--pin", "dp=2"] if cluster == "local:2" else ["--pin", "dp=16"]
-        place = ["--cluster", cluster, "--global-batch", "16", *pins, "-o", str(found[cluster])]
+        place = ["--cluster", cluster, "--global-batch", "16", *pins, "--quiet", "-o", str(found[cluster])]
         assert main(["plan", MODEL, *place]) == 0
     return found
 
@@ -216,7 +216,7 @@ def test_stages_smaller_than_a_host_of_ones_own_cluster_lie_on_its_hosts(
         '[[host]]\ncount = 2\ndevice = "x900"\ndevices = 2\n'
     )
     model = "gpt?layers=4&hidden=16&heads=2&ffn=32&vocab=64&seq=8"
-    place = ["--cluster", str(cluster), "--global-batch", "8", "--pin", "pp=4", "-o", str(plan)]
+    place = ["--cluster", str(cluster), "--global-batch", "8", "--pin", "pp=4", "--quiet", "-o", str(plan)]
     assert main(["plan", model, *place]) == 0
     assert "meshwright launch" in capsys.readouterr().out
     cluster.unlink()

@@ -29,6 +29,17 @@ def test_a_plan_of_one_stage_takes_what_was_predicted(pins: tuple[str, ...]) -> 
     assert simulate_plan(plan, program, overlap=False).step_s >= found.step_s * (1 - 1e-9)
 
 
+def test_waiting_for_kernel_launches_is_shown_where_there_is_any() -> None:
+    program = capture(*small_model("gpt"))
+    words = ("waiting for kernel launches ", ", kernel launches ")
+    for cluster, waits in (("h100:2", True), ("local:2", False)):
+        plan = make_plan(program, load_cluster(cluster), pins=("dp=2", "zero=0", "microbatch=1", "recompute=keep"))
+        found = simulate_plan(plan, program)
+        first, stage = str(found).splitlines()
+        assert (words[0] in first, words[1] in stage) == (waits, waits)
+        assert found.stages[0].host_s == pytest.approx(plan.predicted.host_s)
+
+
 def test_collectives_inside_segments_are_exposed() -> None:
     """All that a tensor-parallel plan communicates is: nothing hides it."""
     program = capture(*small_model("gpt"))
@@ -52,7 +63,7 @@ def test_a_pipeline_reduces_gradients_beside_the_backward_of_its_first_stage() -
 
 def test_the_command_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, trace = tmp_path / "plan.json", tmp_path / "t.json.gz"
-    assert main(["plan", SMALL, "--cluster", "local:2", "--global-batch", "4", "-o", str(plan)]) == 0
+    assert main(["plan", SMALL, "--cluster", "local:2", "--global-batch", "4", "--quiet", "-o", str(plan)]) == 0
     assert main(["simulate", str(plan), "--trace", str(trace)]) == 0
     assert "stage 0 (2 ranks)" in capsys.readouterr().out
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]

@@ -114,7 +114,8 @@ def test_where_no_batch_is_small_enough_the_advice_says_so() -> None:
     """A smaller batch is no advice where parameters, gradients and optimizer state are too large by themselves."""
     program = capture(wide(), BATCH)
     least, text = named(lambda limit: make_plan(program, load_cluster("local:1"), memory_bytes=limit), 1000)
-    advice = "raise the limit, shard over several devices{} or store all in half precision (precision bf16): parameters"
+    half = "store all in half precision (--precision bf16): parameters"
+    advice = f"raise the limit, shard over several devices{{}} or {half}"
     assert advice.format("") in text, "a CPU's memory is the host's"
     _, on_gpu = named(lambda limit: make_plan(program, load_cluster("h100:1"), memory_bytes=limit), 1000)
     assert advice.format(f", {TO_HOST}") in on_gpu
@@ -265,7 +266,7 @@ def test_what_there_is_no_time_for_is_not_claimed() -> None:
     part = part_of(lambda size: size >= 613, 2000)
     found = minimum_budget([part], 100, MemoryNeeded(1000, "so", 1), True, WorkBudget(4, exact=True, units=0))
     assert (found.bytes, found.refused) == (1000, False)
-    assert found.against(100) == "about 1,000 bytes (1000 B), 900 more, by an estimate: so, in one micro-batch"
+    assert found.against(100) == "about 1,000 bytes (1000B), 900 more, by an estimate: so, in one micro-batch"
 
 
 def test_of_many_segments_the_least_is_found_nearly() -> None:

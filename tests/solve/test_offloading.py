@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from meshwright.solve import offloading
 from meshwright.solve.plan import make_plan
 
 AUTO = ("offload=auto",)
+GIVEN = (AUTO, ("offload=optimizer",))
 OFFLOADED = ("weights", "auto")
 QUICK, SLOW = Copies(1e12, 1e13), Copies(1e3, 1e13)
 
@@ -31,27 +33,28 @@ def program() -> Program:
     return capture(*small_model("gpt"))
 
 
-def linked(monkeypatch: pytest.MonkeyPatch, copies: Copies | None) -> None:
-    """As if every device had this link to its host."""
-    for module, name in ((hosted, "state_copies"), (offloading, "state_copies"), (offloading, "copies_of")):
-        monkeypatch.setattr(module, name, lambda device: copies)
-    mw.clear_caches()
+@pytest.fixture
+def linked() -> Iterator[Callable[[Copies], None]]:
+    """`linked(copies)`: as if every device had this link to its host. Prices that were worked out so go with it."""
+    with pytest.MonkeyPatch.context() as patched:
 
+        def link(copies: Copies) -> None:
+            for module, name in ((hosted, "state_copies"), (offloading, "state_copies"), (offloading, "copies_of")):
+                patched.setattr(module, name, lambda device: copies)
+            mw.clear_caches()
 
-@pytest.fixture(autouse=True)
-def prices_of_one_test() -> Iterator[None]:
-    yield
+        yield link
     mw.clear_caches()
 
 
 @pytest.mark.parametrize("share", [0.75, 0.9])
 def test_a_quick_link_is_taken_where_memory_binds(
-    program: Program, share: float, monkeypatch: pytest.MonkeyPatch
+    program: Program, share: float, linked: Callable[[Copies], None]
 ) -> None:
     cluster = load_cluster("local:1")
     roomy = make_plan(program, cluster)
     limit = int(roomy.predicted.peak_bytes * share)
-    linked(monkeypatch, QUICK)
+    linked(QUICK)
     roomy = make_plan(program, cluster, pins=AUTO)
     assert not any(entry.offload for entry in roomy.parameters.values()), "memory does not bind"
     plan = make_plan(program, cluster, memory_bytes=limit, pins=AUTO)
@@ -64,21 +67,21 @@ def test_a_quick_link_is_taken_where_memory_binds(
     assert pinned is None or not any(entry.offload for entry in pinned.parameters.values())
 
 
-def test_a_slow_link_is_left_alone(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_link_is_left_alone(program: Program, linked: Callable[[Copies], None]) -> None:
     cluster = load_cluster("local:1")
     limit = int(make_plan(program, cluster).predicted.peak_bytes * 0.9)
     before = make_plan(program, cluster, memory_bytes=limit)
-    linked(monkeypatch, SLOW)
+    linked(SLOW)
     plan = make_plan(program, cluster, memory_bytes=limit, pins=AUTO)
     assert not any(entry.offload for entry in plan.parameters.values())
     assert plan.predicted.step_s == before.predicted.step_s
 
 
-def test_several_devices_where_nothing_else_fits(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_devices_where_nothing_else_fits(program: Program, linked: Callable[[Copies], None]) -> None:
     cluster, pins = load_cluster("local:2"), ("dp=2", "zero=3", "recompute=keep")
     plan = make_plan(program, cluster, pins=pins)
     limit = plan.predicted.peak_bytes - plan.predicted.static_bytes // 8
-    linked(monkeypatch, QUICK)
+    linked(QUICK)
     found = make_plan(program, cluster, pins=(*pins, *AUTO), memory_bytes=limit)
     assert {entry.offload for entry in found.parameters.values()} == {"optimizer"}
     assert found.predicted.peak_bytes <= limit
@@ -101,6 +104,9 @@ def test_the_link_of_a_known_bus_is_assumed_and_said(program: Program) -> None:
     plan = make_plan(program, load_cluster("h100:1"), pins=("offload=optimizer",))
     assert {entry.offload for entry in plan.parameters.values()} == {"optimizer"}
     assert any("priced at 55 GB/s, assumed of its bus" in note for note in notes(plan))
+    far = plan.with_prediction(gap=0.5)
+    nothing = [any("a step that copies nothing" in note for note in notes(replace(far, pins=pins))) for pins in GIVEN]
+    assert nothing == [True, False], "the bound of a plan with a pinned offload has its copies"
 
 
 def test_words_are_checked(program: Program) -> None:

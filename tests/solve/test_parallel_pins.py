@@ -11,6 +11,7 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.models.reference import parse_reference
+from meshwright.pins.meshes import readings_on
 from meshwright.plan import Plan
 from meshwright.solve.baselines import baselines
 from meshwright.solve.plan import make_plan
@@ -30,6 +31,26 @@ def test_cp_splits_the_sequence_and_no_weight() -> None:
     assert crossing
     assert all(state.dim == 1 for state in crossing)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("batch", "pins", "words"),
+    [
+        (12, ("dp=8",), "dp=8 with a global batch of 12\n  expected: a batch that divides evenly, such as 8 or 16"),
+        (2, ("dp=8",), "divides evenly, such as 8\n"),
+        (
+            16,
+            ("dp=8", "microbatch=4"),
+            "global batch of 16 in 4 parts\n  expected: a batch that divides evenly, such as 32",
+        ),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(
+    batch: int, pins: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        readings_on(load_cluster("local:8").mesh((8,)), pins, batch)
+    assert words in str(caught.value)
 
 
 def test_cp_of_a_sequence_that_it_does_not_divide_is_refused() -> None:

@@ -19,7 +19,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.solve.baselines import baselines
+from meshwright.solve.baselines import Baseline, baselines
 from meshwright.solve.plan import make_plan
 from meshwright.solve.whatif import changed_pins
 
@@ -211,6 +211,23 @@ def test_a_pinned_number_of_micro_batches_holds_for_the_baselines() -> None:
     alone = make_plan(program, cluster, pins=("mesh=2", "dp=2", "zero=0", "microbatch=3"), recompute=False)
     assert first.step_s == pytest.approx(alone.predicted.step_s, rel=1e-9)
     assert first.peak_bytes == alone.predicted.peak_bytes  # as a plan's own, not what the search counts
+
+
+def test_fsdp_with_full_checkpointing_takes_the_fewest_micro_batches_that_fit() -> None:
+    """Each gathers every weight again."""
+    program, cluster = gpt().at_batch(48), load_cluster("h100:2")
+
+    def row(limit: int | None) -> Baseline:
+        rows = baselines(program, cluster, memory_bytes=limit, stages=False, headroom=0.0)
+        return next(one for one in rows if one.name == "FSDP + full checkpointing")
+
+    roomy = row(None)
+    assert roomy.pins == ("mesh=2", "dp=2", "zero=3", "recompute=full")
+    assert roomy.peak_bytes is not None
+    assert roomy.microbatches == 1
+    tight = row(roomy.peak_bytes - 1)
+    assert (tight.microbatches, tight.fits) == (2, True)
+    assert row(1000).why == "it fits in no number of micro-batches"
 
 
 def test_on_one_device_the_baselines_are_ways_to_checkpoint() -> None:

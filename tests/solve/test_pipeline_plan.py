@@ -81,9 +81,9 @@ def holds(plan: Plan, program: Program) -> None:
 @pytest.mark.parametrize(
     "pins",
     [
-        ("pp=2",),
+        pytest.param(("pp=2",), marks=pytest.mark.full),
         ("pp=3", "schedule=1f1b"),
-        ("pp=4", "schedule=gpipe"),
+        pytest.param(("pp=4", "schedule=gpipe"), marks=pytest.mark.full),
         ("pp=2", "tp=2", "schedule=zero-bubble"),
         ("pp=2", "schedule=interleaved"),
         ("pp=4", "schedule=searched"),
@@ -265,7 +265,7 @@ def test_what_no_memory_would_help_is_refused_for_what_it_is(
 def test_interleaved_stages_of_two_device_types_are_refused(gpt: Program, tmp_path: Path) -> None:
     (tmp_path / "mix.toml").write_text(MIXED)
     with pytest.raises(PlanError, match="devices of one type: interleaved stages are all alike") as refused:
-        make_plan(gpt, load_cluster(str(tmp_path / "mix.toml")), pins=("schedule=interleaved",))
+        make_plan(gpt, load_cluster(str(tmp_path / "mix.toml")), pins=("schedule=interleaved", "microbatch=4"))
     assert "whose devices are fast and slow" in refused.value.given
 
 

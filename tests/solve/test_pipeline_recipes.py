@@ -14,6 +14,7 @@ from meshwright.pins.stages import pipeline_pins
 from meshwright.plan import Plan
 from meshwright.predict import predict
 from meshwright.price.parameter import Setting
+from meshwright.solve.pipeline import baselines
 from meshwright.solve.pipeline.baselines import Baseline, pipelines
 from meshwright.solve.pipeline.search import pipeline_search
 from meshwright.solve.plan import make_plan
@@ -54,6 +55,18 @@ def test_a_row_has_as_many_micro_batches_as_are_fastest() -> None:
     for place, row in enumerate(recipes()):
         each = [recipes(cut=(f"microbatches={n}",))[place].step_s for n in (1, 2, 4, 8, 16, 32)]
         assert row.step_s == min(step_s for step_s in each if step_s)
+
+
+def test_micro_batches_that_data_parallel_ranks_do_not_share_are_no_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 samples in 3 are 6, 6 and 4, which two stages of four devices each do not share."""
+    two = capture(*small_model("narrow")).at_batch(16)
+    fsdp, tp = pipelines(two, load_cluster("local:8"), Setting(), ROOM, ("microbatch=3",))
+    assert fsdp.why == "micro-batches do not divide evenly over its data-parallel ranks"
+    assert fsdp.step_s is None
+    assert tp.step_s is not None, "its ranks all see every sample"
+    monkeypatch.setattr(baselines, "cut_batch", lambda *_: (8, 8))
+    fsdp, _ = pipelines(two, load_cluster("local:8"), Setting(), ROOM, ("microbatch=3",))
+    assert fsdp.step_s is None, "a search that is asked all the same finds that no way is left to run an op"
 
 
 def test_layers_of_stages_can_be_pinned() -> None:

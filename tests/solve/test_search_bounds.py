@@ -16,7 +16,7 @@ from meshwright.cutting import even_cuts
 from meshwright.models.reference import parse_reference
 from meshwright.price.parameter import Setting
 from meshwright.solve import bounds
-from meshwright.solve.bounds import MOST_ASKED, Bound, best_bound
+from meshwright.solve.bounds import MOST_ASKED, Bound, best_bound, entries
 from meshwright.solve.candidates import candidates_on
 from meshwright.solve.intra.chain import chain_at, floor_s, least_s
 from meshwright.solve.intra.walk import least_cost
@@ -65,6 +65,22 @@ def test_what_the_host_has_to_ask_for_bounds_steps_that_wait_for_it() -> None:
             )
     plan = make_plan(program, load_cluster("dgx-h100:1"), pins=("pp=1",))
     assert plan.predicted.gap == pytest.approx(0.0, abs=1e-9)
+
+
+def test_numbers_above_one_that_is_near_the_best_without_a_limit_are_not_opened() -> None:
+    """One bound stands for them, which none of them is below."""
+    program = capture(*small_model("llama")).at_batch(8)
+    mesh = load_cluster("dgx-h100:1").mesh((2, 2), ranks=(0, 1, 2, 3))
+    candidates = candidates_on(program, [mesh], (), Setting())[:1]
+    every = list(entries(candidates, 1 << 40, inf))
+    numbers = [entry.microbatches for entry in every]
+    assert numbers == list(candidates[0].microbatches)
+    assert len(numbers) > 2
+    first, rest = entries(candidates, 1 << 40, inf, cutoff_s=every[0].bound.seconds)
+    assert first == every[0]
+    assert rest.microbatches == numbers[1]
+    assert all(rest.bound.seconds <= entry.bound.seconds * (1 + 1e-12) for entry in every[1:])
+    assert len(list(entries(candidates, 1 << 40, inf, every[0].bound.seconds * 1.01))) > 2, "it may yet be the best"
 
 
 @pytest.mark.parametrize("start", [0.0, 1e-13, 1e-9])

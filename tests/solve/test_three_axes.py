@@ -14,6 +14,7 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.layout import Layout
+from meshwright.pins.meshes import allowed_meshes
 from meshwright.pins.pins import Pins, pin_readings, with_roles
 from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
@@ -79,6 +80,17 @@ def test_samples_go_over_the_outermost_axes_that_divide_them() -> None:
         found[batch] = [one.frontier(1).pins.dp_axes for one in made if one.name == "4x2x2"]
     assert found == {8: [(0,)], 2: [(1,)]}
     assert len(candidates_on(program.at_batch(8), meshes[1:], (), Setting())) > 1
+
+
+def test_three_axes_end_at_the_hosts_edges_unless_pins_speak_of_axes() -> None:
+    """Of two hosts of eight 4x2x2 has an axis with one part inside a host and one between hosts."""
+    cluster, every = load_cluster("dgx-h100:2"), {(2, 2, 4), (4, 2, 2)}
+    found = {
+        pins: {mesh.sizes for mesh in allowed_meshes(cluster, pins, 3) if len(mesh.sizes) == 3}
+        for pins in ((), ("zero=3",), ("dp=4",))
+    }
+    assert found == {(): every - {(4, 2, 2)}, ("zero=3",): every - {(4, 2, 2)}, ("dp=4",): every}
+    assert (8, 2) in {mesh.sizes for mesh in allowed_meshes(cluster, (), 3)}, "two axes may lie anywhere"
 
 
 def test_a_pin_may_mean_either_axis_of_its_size() -> None:

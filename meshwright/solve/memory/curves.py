@@ -18,7 +18,7 @@ from meshwright.generate.joint import label
 from meshwright.generate.program import sharded_segments
 from meshwright.pins.methods import FIXED, ORDERED, check_method
 from meshwright.plan import Choice, Plan
-from meshwright.plan.units import show_bytes
+from meshwright.plan.units import show_bytes, show_enough
 from meshwright.predict import predicted
 from meshwright.predict.one_stage import static_bytes
 from meshwright.predict.pieces import stage_pieces
@@ -215,7 +215,7 @@ def _too_much(method: str, peak: int, budget: int, plan: Plan) -> NoRoomError:
     """Of a method that has one size."""
     return NoRoomError(
         f"{method} takes more than {show_bytes(budget)} on one device ({plan.mesh.device.name})",
-        f"at least {peak:,} bytes ({show_bytes(peak)})",
+        f"at least {peak:,} bytes ({show_enough(peak)})",
         "raise the limit, leave the method to auto, make the batch smaller",
         peak,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.errors import PlanError
-from meshwright.plan.units import show_bytes
+from meshwright.plan.units import show_bytes, show_enough
 
 EXACT, NEAR = 16, 0.002
 """Of so many segments the least is found to the byte; of more to such a part, since every try takes long."""
@@ -44,7 +44,7 @@ class Least:
         tail = f", the tail in {chunks} chunks" if chunks > 1 and method != "rotor" else ""
         auto = "" if method == "auto" else "leave the method to auto, "
         asked = "" if method == "auto" else f" with recompute={method}"
-        size = f"{self.all:,} bytes ({show_bytes(self.all)})"
+        size = f"{self.all:,} bytes ({show_enough(self.all)})"
         again = "in the order that takes least" if method in ("rotor", "nested") else f"everything recomputed{tail}"
         return NoRoomError(
             f"no plan fits{asked} in {show_bytes(budget)} on one device ({device})",
