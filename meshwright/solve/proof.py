@@ -1,5 +1,6 @@
 """Every sharding of a tiny program, in the order of their steps with everything kept: what searches by rough counts of
-peaks overlook is found here, and a bound is raised to the step of the first sharding that was not fitted as it is."""
+peaks overlook is found here, and a bound is raised to the fastest step that one of them has in any way to run it
+(`every_way`)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
+from meshwright.solve.every_way import fastest_fitting
 from meshwright.solve.intra.chain import CLOSED
 from meshwright.solve.intra.every import TooManyError, every_chain
 from meshwright.solve.intra.frontier import Frontier
@@ -31,9 +33,10 @@ def prove(
     flat: bool,
 ) -> tuple[Plan | None, float]:
     """(the fastest plan; a bound on all of them, zero where there are too many). most: partial choices that are
-    enumerated; one sharding in five hundred of these is refined. simpler_within: a plan has to be faster than `best` by
-    more than this part. flat: as for `refine`."""
-    bounds, tries = [], most // 500
+    enumerated; one sharding in five hundred of these is traced, and looked at in as many ways to run it.
+    simpler_within: a plan has to be faster than `best` by more than this part. flat: as for `refine`."""
+    bounds, each = [], 500
+    tries = most // each
     for candidate in candidates:
         for number in candidate.microbatches:
             known_s = best.predicted.step_s if best else float("inf")
@@ -44,7 +47,7 @@ def prove(
                 continue
             except TooManyError:
                 return best, 0.0
-            fitted = _Fitted(frontier, program, budget_bytes, assemble, known_s, simpler_within, flat)
+            fitted = _Fitted(frontier, program, budget_bytes, assemble, known_s, simpler_within, flat, each)
             fitted.look_at(chains, tries)
             tries -= fitted.tried
             if fitted.best is not None:
@@ -60,8 +63,8 @@ def prove(
 
 @dataclass(slots=True)
 class _Fitted:
-    """best: a plan faster than what is known. bound_s: what no plan of these shardings is faster than, infinite where
-    none is faster than the best. tried: shardings that were refined."""
+    """most: ways to run a sharding that are looked at. best: a plan faster than what is known. bound_s: what no plan of
+    these shardings is faster than, infinite where none is faster than the best. tried: shardings that were traced."""
 
     frontier: Frontier
     program: Program
@@ -70,6 +73,7 @@ class _Fitted:
     known_s: float
     simpler_within: float
     flat: bool
+    most: int
     best: Plan | None = None
     bound_s: float = float("inf")
     tried: int = 0
@@ -85,10 +89,18 @@ class _Fitted:
                 self.bound_s = min(self.bound_s, chain.seconds)
                 return
             self.tried += 1
-            plan = refine(self.assemble(chain, self.frontier), self.program, self.budget_bytes, FEWER, self.flat)
+            plan, bound_s = self._fastest(chain)
+            self.bound_s = min(self.bound_s, bound_s)
             step_s = plan.predicted.step_s if plan else float("inf")
             if step_s < self.known_s * (1 - self.simpler_within):
                 self.best, self.known_s = plan, step_s
                 if step_s <= chain.seconds * (1 + CLOSED):
                     return
-            self.bound_s = min(self.bound_s, chain.seconds)
+
+    def _fastest(self, chain: Chain) -> tuple[Plan | None, float]:
+        """(the fastest plan of a sharding, if any fits; a bound on all of them)."""
+        plan = self.assemble(chain, self.frontier)
+        try:
+            return fastest_fitting(plan, self.program, self.budget_bytes, self.known_s, self.most, self.flat)
+        except TooManyError:
+            return refine(plan, self.program, self.budget_bytes, FEWER, self.flat), chain.seconds

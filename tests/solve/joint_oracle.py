@@ -67,16 +67,16 @@ def best_step_s(
     """The shortest step of all plans that fit, infinite where none takes at most `limit_s`.
 
     numbers: of micro-batches.
-    most: choices, and sets of kept values, above which TooManyError is raised.
+    most: sets of kept values, above which TooManyError is raised.
     """
     best_s, found_s, asked = limit_s * (1 + 1e-9), inf, 0
-    for sharding in sorted(_shardings(program, cluster, numbers, best_s, most), key=lambda one: one.step_s):
+    for sharding in sorted(_shardings(program, cluster, numbers, best_s), key=lambda one: one.step_s):
         if sharding.step_s >= best_s:
             break
         plan = draft(program, cluster, sharding.chain, sharding.frontier)
         if plan.predicted.static_bytes > budget:
             continue
-        for chosen in _kept(plan, program, most):
+        for chosen in every_kept(plan, program, most):
             predicted, asked = predict(with_choices(plan, chosen), program), asked + 1
             if predicted.peak_bytes <= budget and predicted.step_s < best_s:
                 best_s = found_s = predicted.step_s
@@ -87,20 +87,26 @@ def best_step_s(
     return found_s
 
 
-def _shardings(
-    program: Program, cluster: Cluster, numbers: Sequence[int], limit_s: float, most: int
-) -> Iterator[Sharding]:
+def check_size(program: Program, cluster: Cluster, numbers: Sequence[int], most: int) -> None:
+    """Raises TooManyError where a mesh has more choices than are enumerated, before anything is planned."""
+    if any(oracle.size() > most for oracle in _oracles(program, cluster, numbers)):
+        raise TooManyError
+
+
+def _oracles(program: Program, cluster: Cluster, numbers: Sequence[int]) -> Iterator[Whole]:
     for mesh in meshes(cluster, max_axes=3):
         for number in numbers:
-            small, setting = program.at_batch(program.batch // number), Setting().cut(program.batch, number)
-            oracle = Whole(small, mesh, setting)
-            if oracle.size() > most:
-                raise TooManyError
-            frontier = Frontier(small, mesh, Pins(), setting)
-            for points in oracle.chains(limit_s):
-                step_s = overlapped([point.point for point in points], number)
-                if step_s < limit_s:
-                    yield Sharding(step_s, Chain(points, (), number), frontier)
+            yield Whole(program.at_batch(program.batch // number), mesh, Setting().cut(program.batch, number))
+
+
+def _shardings(program: Program, cluster: Cluster, numbers: Sequence[int], limit_s: float) -> Iterator[Sharding]:
+    for oracle in _oracles(program, cluster, numbers):
+        number = oracle.setting.microbatches
+        frontier = Frontier(oracle.program, oracle.mesh, Pins(), oracle.setting)
+        for points in oracle.chains(limit_s):
+            step_s = overlapped([point.point for point in points], number)
+            if step_s < limit_s:
+                yield Sharding(step_s, Chain(points, (), number), frontier)
 
 
 @dataclass(frozen=True)
@@ -128,9 +134,11 @@ class Whole(Oracle):
 
     def _offered(self, index: int, limit_s: float) -> dict[Boundary, list[tuple[float, Point]]]:
         made, micro = self._space(index), self.setting.microbatches
+        named = {op.name: {one.text: one for one in of} for op, of in made.each()}
         found: dict[Boundary, list[tuple[float, Point]]] = {}
         for layouts, choice in self._choices(index, made):
-            alone_s = price_segment(made.graph, choice, {}, self.mesh, self.setting, {}).seconds(micro)
+            known = {name: named[name][text] for name, text in choice.strategies.items()}
+            alone_s = price_segment(made.graph, choice, {}, self.mesh, self.setting, {}, known).seconds(micro)
             if alone_s >= limit_s:
                 continue
             for texts, plans in self._storages(index, choice):
@@ -139,7 +147,7 @@ class Whole(Oracle):
                     for value, name in zip(made.graph.params, self.program.segments[index].params, strict=True)
                     if self.program.uses_of(name)[0] == index
                 }
-                point = price_segment(made.graph, choice, plans, self.mesh, self.setting, charged)
+                point = price_segment(made.graph, choice, plans, self.mesh, self.setting, charged, known)
                 key = tuple(sorted({**layouts, **texts}.items()))
                 found.setdefault(key, []).append((alone_s, Point(point, plans)))
         return found
@@ -161,7 +169,7 @@ class Whole(Oracle):
             yield texts, {value.name: plan for value, plan in zip(made.graph.params, plans, strict=True)}
 
 
-def _kept(plan: Plan, program: Program, most: int) -> Iterator[list[Choice]]:
+def every_kept(plan: Plan, program: Program, most: int) -> Iterator[list[Choice]]:
     """A Choice for every segment, for all that may be kept and recomputed."""
     traced = traced_for(plan.mesh.device)
     segments = [traced(graph) for graph in sharded_segments(program, plan)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import count, islice
 
 import pytest
 import torch
 import torch.nn.functional as F
-from joint_oracle import TooManyError, best_step_s
+from joint_oracle import TooManyError, best_step_s, check_size
 from torch import Tensor, nn
 
 from meshwright.capture import capture
@@ -72,6 +73,7 @@ def judged(seed: int, most: int = 3000) -> Judged | None:
         given = {"x": torch.zeros(batch, hidden), "y": torch.zeros(batch, hidden)}
         program = capture(Tiny(draw, hidden, 2 if devices < 4 else 1), given)
         cluster = cluster_of(draw, devices)
+        check_size(program, cluster, numbers, most)
         free = make_plan(program, cluster, pins=pins, headroom=0.0)
         budget = int(part * free.predicted.peak_bytes) if part < 1 else 1 << 40
         plan = make_plan(program, cluster, memory_bytes=budget, pins=pins, effort="proof", simpler_within=0.0)
@@ -93,7 +95,8 @@ def holds(seed: int) -> bool | None:
 
 
 def test_no_plan_is_faster_than_a_bound() -> None:
-    assert [holds(seed) for seed in (7, 15, 16)] == [True, True, False]
+    """The last one fits only if it recomputes; every set of values that it may keep is looked at."""
+    assert [holds(seed) for seed in (7, 15, 16)] == [True, True, True]
 
 
 def test_a_sharding_that_fits_by_the_clock_alone_is_found() -> None:
@@ -105,8 +108,8 @@ def test_a_sharding_that_fits_by_the_clock_alone_is_found() -> None:
 
 
 @pytest.mark.full
-def test_no_plan_of_a_hundred_models_is_faster_than_a_bound() -> None:
-    """A gap of zero is claimed where every sharding that is faster was looked at and fits as it is, or takes too much
-    for its weights alone."""
-    claims = [holds(seed) for seed in range(100, 600)]
-    assert sum(claim is not None for claim in claims) >= 100
+def test_most_of_a_hundred_plans_are_proven_to_be_the_fastest() -> None:
+    """A gap of zero is claimed where every sharding that is faster was looked at in every way to run it, or takes too
+    much for its weights alone."""
+    claims = list(islice((claim for claim in map(holds, count(100)) if claim is not None), 100))
+    assert sum(claims) >= 60, f"{sum(claims)} of {len(claims)} plans are proven to be the fastest"
