@@ -15,16 +15,17 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 from meshwright.errors import PlanError
+from meshwright.solve.effort import CLOSE, MOST_PRICES
 from meshwright.solve.intra.chain import floor_s, least_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.walk import least_cost
 from meshwright.solve.search import Candidate, any_evener
 from meshwright.solve.together import weighed
 
-START, APART, CLOSE, EDGE, MOST_ASKED = 0.1, 4.0, 1e-3, 0.1, 8
+START, APART, EDGE = 0.1, 4.0, 0.1
 """Prices at which a bound is asked for: at first such a part of a step over the budget; then so many times apart, until
 the highest is enclosed; between them as long as it may be higher by more than a part CLOSE, no nearer to a neighbour
-than a part EDGE of what is between; so many at most."""
+than a part EDGE of what is between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def _highest(frontier: Frontier, budget_bytes: int, known_s: float, best: Bound,
     they enclose it, then between, where lines through what was met say that it may lie yet higher."""
     price = start or START * best.seconds / max(1, budget_bytes)
     met: dict[float, float] = {}
-    for _ in range(MOST_ASKED):
+    for _ in range(MOST_PRICES):
         if best.seconds >= known_s:
             break
         met[price] = _bound_s(frontier, price, budget_bytes)

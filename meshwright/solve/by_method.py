@@ -9,7 +9,7 @@ from __future__ import annotations
 from meshwright.capture.program import Program
 from meshwright.pins.methods import ORDERED
 from meshwright.plan import Plan
-from meshwright.solve.intra.chain import HIGHEST_PRICE, chain_at
+from meshwright.solve.intra.chain import ANY_PRICE, chain_at
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.memory.methods import fixed_ways
@@ -38,7 +38,7 @@ def method_search(
     best = sweep_budgets(candidates, budget_bytes, refined, None, (*PARTS, 1.0), exactly)
     for candidate in candidates if best is None else ():
         frontier = candidate.frontier(candidate.microbatches[-1])
-        plan = refined(chain_at(frontier, HIGHEST_PRICE), frontier)
+        plan = refined(chain_at(frontier, ANY_PRICE), frontier)
         if plan is not None and (best is None or plan.predicted.step_s < best.predicted.step_s):
             best = plan
     return best

@@ -17,12 +17,10 @@ from meshwright.pins.parts import AXES, pin_parts
 from meshwright.pins.pins import FREE, Pins, with_roles
 from meshwright.pins.spelling import check_spelling
 from meshwright.price.parameter import Setting
+from meshwright.solve.effort import OVERLAP_WEIGHTS
 from meshwright.solve.intra.alive import crowded
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.search import Candidate
-
-OVERLAP_WEIGHTS = (0.0, 0.25, 1.0, 4.0)
-"""Weights of what overlaps compute. A step is a maximum, not a sum: each bounds it, each may find the best."""
 
 REMEMBERED = 10
 """Numbers of micro-batches of which a candidate keeps the problems; tables it keeps of one."""
@@ -101,7 +99,7 @@ def _candidate(
 ) -> Candidate:
     made: dict[int, Frontier] = {}
 
-    def frontier(number: int, overlap_weight: float = 0.0) -> Frontier:
+    def frontier(number: int) -> Frontier:
         if number not in made:
             for other in made.values():
                 other.forget()
@@ -110,7 +108,7 @@ def _candidate(
             small = program.at_batch(cut_batch(program.batch, number)[0])
             more = setting.cut(program.batch, number)
             made[number] = Frontier(small, mesh, pins, more, recompute, skips, overlap_weight=0.0)
-        return made[number].weighed(overlap_weight)
+        return made[number]
 
     name = "x".join(map(str, mesh.sizes))
     weights = OVERLAP_WEIGHTS[:: 2 if few else 1] if mesh.any_overlap and not recompute else OVERLAP_WEIGHTS[:1]

@@ -16,13 +16,11 @@ from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 from meshwright.predict import predicted
 from meshwright.remat.inner import CHUNKS
+from meshwright.solve.effort import RETRIES
 from meshwright.solve.refine import refine
 
 NO_BOUND = 1.0
 """A gap of everything."""
-
-LESS_ROOM = 3
-"""Searches with less memory where what was found takes more when compiled."""
 
 
 def compiled_plan(
@@ -31,7 +29,7 @@ def compiled_plan(
     """search: the fastest plan in so much memory, by the shares of its ops. method: what saves memory. Raises PlanError
     where none fits."""
     asked, over = memory_bytes, 0
-    for _ in range(LESS_ROOM):
+    for _ in range(RETRIES):
         found = replace(_fitted(search(asked), program, budget_bytes, method), memory_bytes=memory_bytes)
         over = found.predicted.peak_bytes - budget_bytes
         if over <= 0:

@@ -16,6 +16,25 @@ HEADROOM = 0.03
 and 400 MiB of a full device to fragmentation, and libraries take workspaces of their own."""
 
 
+CLOSE = 1e-3
+"""The part to which a bound is bracketed."""
+
+OVERLAP_WEIGHTS = (0.0, 0.25, 1.0, 4.0)
+"""Weights of what overlaps compute. A step is a maximum, not a sum: each bounds it, each may find the best."""
+
+PRICES = (1.0, 10.0, 1000.0)
+"""Per byte, in steps over the memory there is: what a byte is worth where memory binds is of that size."""
+
+MOST_PRICES = 8
+"""Prices per byte that are asked for to bracket one bound."""
+
+RETRIES = 4
+"""How often something is looked for again with less memory, where what was found takes more than the search counted."""
+
+ANY_BYTES = 1 << 60
+"""More than any device has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Effort:
     """Limits of the joint search of sharding and rematerialisation. A node is a mesh in a number of micro-batches.

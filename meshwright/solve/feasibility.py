@@ -18,12 +18,12 @@ from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.solve.bounds import Bound, best_bound
 from meshwright.solve.by_method import refine_by
-from meshwright.solve.intra.chain import HIGHEST_PRICE, chain_at, floor_s
+from meshwright.solve.intra.chain import ANY_PRICE, chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.min_memory import EXACT, MemoryNeeded, WorkBudget, needed_by
 from meshwright.solve.ordered import refine_nested
-from meshwright.solve.pipeline.search import pipeline_search
+from meshwright.solve.pipeline.search import PipelineSearch
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import refine, refine_ways
 from meshwright.solve.search import Candidate, search
@@ -135,7 +135,7 @@ def min_memory_plan(
     found = []
     for candidate in candidates:
         frontier = candidate.frontier(candidate.microbatches[-1])
-        plan = assemble(chain_at(frontier, HIGHEST_PRICE), frontier)
+        plan = assemble(chain_at(frontier, ANY_PRICE), frontier)
         if method in ORDERED or method in FIXED:
             found.append(refine_by(plan, program, budget_bytes, method))
         elif plan.predicted.static_bytes <= budget_bytes:
@@ -159,9 +159,8 @@ def feasible_pipeline(
     """In several stages, on devices that have so much memory."""
     devices = tuple(replace(one, memory_bytes=budget_bytes + one.reserve_bytes) for one in cluster.devices)
     roomy = replace(cluster, devices=devices)
-    plan, _ = pipeline_search(
-        program, roomy, budget_bytes, setting, asked, recompute=recompute, method=method, first=True, remat=remat
-    )
+    given = program, roomy, budget_bytes, setting, asked
+    plan, _ = PipelineSearch(*given, recompute=recompute, method=method, first=True, remat=remat).finish()
     return needed_by(plan) if plan else None
 
 

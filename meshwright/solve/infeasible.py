@@ -12,13 +12,8 @@ from meshwright.errors import MeshwrightError, PlanError, counted
 from meshwright.price.parameter import Setting
 from meshwright.solve.intra.chain import least_bytes
 from meshwright.solve.min_memory import MemoryNeeded
+from meshwright.solve.request import MOST_DEVICES
 from meshwright.solve.search import Candidate
-
-MOST_DEVICES = 1 << 14
-
-MOST_CLUSTERS = 8
-"""Larger clusters that are asked, doubled and then halved between."""
-
 
 Tight = Callable[[Cluster], list[Candidate]]
 """Of a larger cluster, the meshes that leave most room; none where the pins do not allow it."""
@@ -103,15 +98,14 @@ def _larger_that_fits(cluster: Cluster, budget: int, tight: Tight, unit: int, ne
             return None
         return larger if any(_fits(one, budget) for one in tight(larger)) else None
 
-    low, left = int(count), MOST_CLUSTERS
+    low = int(count)
     try:
         high = 2 * low
         while (found := fitting(high)) is None:
-            low, high, left = high, 2 * high, left - 1
-            if high * each > MOST_DEVICES or not left:
+            low, high = high, 2 * high
+            if high * each > MOST_DEVICES:
                 return None
-        while high - low > max(1, low // 8) and left > 1:
-            left -= 1
+        while high - low > 1:
             between = [n for n in range(low + 1, high) if n * each % unit == 0]
             if not between:
                 break

@@ -15,7 +15,7 @@ from math import inf
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.solve.bounds import Entry, entries, raised
-from meshwright.solve.effort import EFFORTS, Effort
+from meshwright.solve.effort import ANY_BYTES, EFFORTS, Effort
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
@@ -50,7 +50,7 @@ def joint_search(
         state.look_at(list(entries(candidates, budget_bytes, state.known_s)))
     else:
         near = max(min(SAME, effort.near), simpler_within, gap)
-        roomy = search(candidates, 1 << 62, limit_s=(1 - near) * state.known_s, first=True, same=min(SAME, near))
+        roomy = search(candidates, ANY_BYTES, limit_s=(1 - near) * state.known_s, first=True, same=min(SAME, near))
         if roomy.best is None:  # more memory would not make it faster, nor does recomputing
             bound_s = min(state.known_s, roomy.bound_s)
             state.log.pruned("all meshes, recomputing", "no plan is faster even with unlimited memory", bound_s)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.plan import Plan
 from meshwright.plan.units import show_enough
+from meshwright.solve.effort import ANY_BYTES
 
 EXACT, NEAR = 8, 0.005
 """Of so many segments the minimum is found to the byte; of more within this part, since every question takes long."""
@@ -21,12 +22,6 @@ then is named."""
 
 PIPELINE_SHARDINGS = 10
 """Shardings that a question to the search for pipelines counts as."""
-
-ANY_BYTES = 1 << 50
-"""More than any device has."""
-
-MORE, GROWTHS = 1.25, 12
-"""Times what was thought to do, where it does not; so often at most."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -158,17 +153,14 @@ class _Search:
         return refused == below if self.exact else refused >= below
 
     def confirm(self, parts: Sequence[Part]) -> None:
-        """Until some part accepts the best."""
+        """Until some part accepts the best, doubled where none does."""
         known = self.best
-        for _ in range(GROWTHS):
-            try:
-                if any(self._accepted(part, self.best.bytes) for part in parts):
-                    return
-            except _SpentError:
-                break
-            self.best = replace(known, bytes=int(MORE * self.best.bytes))
-        self.best = replace(known, sure=False)
-        raise _SpentError
+        try:
+            while not any(self._accepted(part, self.best.bytes) for part in parts):
+                self.best = replace(known, bytes=2 * self.best.bytes)
+        except _SpentError:
+            self.best = replace(known, sure=False)
+            raise
 
     def descend(self, part: Part, low: int) -> int:
         """To fewer bytes as long as the part accepts them; the most that it refused. What is a little below the plan

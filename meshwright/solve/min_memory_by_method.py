@@ -7,7 +7,7 @@ from meshwright.errors import PlanError
 from meshwright.pins.methods import ORDERED
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
-from meshwright.solve.intra.chain import HIGHEST_PRICE, chain_at
+from meshwright.solve.intra.chain import ANY_PRICE, chain_at
 from meshwright.solve.memory.methods import fixed_ways
 from meshwright.solve.memory.refuse import least_where
 from meshwright.solve.min_memory import MemoryNeeded
@@ -24,7 +24,7 @@ def least_by_method(
     """Of the sharding that holds least, in the most micro-batches: a budget in which it fits. refused_bytes: one in
     which it does not."""
     frontier = candidate.frontier(candidate.microbatches[-1])
-    plan = assemble(chain_at(frontier, HIGHEST_PRICE), frontier)
+    plan = assemble(chain_at(frontier, ANY_PRICE), frontier)
     if method in ("auto", "flat"):
         return _least_any(plan, program, Ways.of(plan, program), method, refused_bytes)
     ways = Ways.of(plan, program, ())

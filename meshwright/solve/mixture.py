@@ -30,15 +30,10 @@ from meshwright.predict.fast import quick_prediction
 from meshwright.price.overlap import overlapped
 from meshwright.select.problem import Floats, Ints
 from meshwright.solve.intra.frontier import Frontier, Options, Point
-from meshwright.solve.intra.mix import Chain, State
+from meshwright.solve.intra.mix import BUCKETS, Chain, State
+from meshwright.solve.memory.chain import BEAM, turning_prices
 
-STATIC_BUCKETS, BUCKETS = 64, 4096
-
-BEAM, WIDE = 500, 10_000
-"""Labels that are followed; of how many it is looked whether others beat them."""
-
-SPLICES = 24
-"""Places at which two mixtures are put together, at most."""
+STATIC_BUCKETS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +122,6 @@ def best_mixture(
         joined = _Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
         promise = joined.seconds + bounds.before(index, budget_bytes - joined.total)
         places = np.flatnonzero(promise < known_s)
-        if len(places) > WIDE:
-            places = places[np.argpartition(promise[places], WIDE)[:WIDE]]
         left = _undominated(joined.taken(places), budget_bytes)
         if len(left) > BEAM:
             left = left[np.argpartition(promise[places[left]], BEAM)[:BEAM]]
@@ -170,11 +163,10 @@ def _figures(way: FrontierPoint) -> tuple[float, ...]:
 
 def spliced(frontier: Frontier, one: Mixture, other: Mixture) -> Iterator[Mixture]:
     """The first instances of one, the others of the other, wherever both leave the boundary alike."""
-    count = len(one.ways)
-    step = max(1, count // SPLICES)
-    for cut in range(step, count, step):
+    for cut in range(1, len(one.ways)):
         options = (*one.chain.options[:cut], *other.chain.options[cut:])
-        if _agree(frontier, options):
+        differ = one.ways[cut - 1] is not other.ways[cut - 1]  # else it is the same as before
+        if differ and _agree(frontier, options):
             points = (*one.chain.points[:cut], *other.chain.points[cut:])
             chain = Chain(points, options, one.chain.microbatches, one.chain.price)
             yield Mixture(chain, (*one.ways[:cut], *other.ways[cut:]))
@@ -263,9 +255,9 @@ class _Bounds:
     """What the instances before one take at least, given the bytes that are left to them."""
 
     def __init__(self, offers: Sequence[Sequence[Offer]], weighed: Sequence[Sequence[Sequence[float]]]) -> None:
-        prices = np.concatenate(([0.0], np.geomspace(1e-13, 1e-6, 43)))
         held = [np.array([way.held_bytes for offer in found for way in offer.ways]) for found in offers]
         seconds = [np.array([one for every in found for one in every]) for found in weighed]
+        prices = turning_prices(zip(held, seconds, strict=True))
         known: dict[tuple[bytes, bytes], Floats] = {}
         rows = []
         for bytes_, each_s in zip(held, seconds, strict=True):
@@ -279,11 +271,10 @@ class _Bounds:
 
     def before(self, index: int, left: Ints) -> Floats:
         """Infinite where too few are left."""
-        grid = np.linspace(0, max(1, int(left.max(initial=0))), 257)
-        found = (self.sums[index][None, :] - self.prices[None, :] * grid[:, None]).max(axis=1)
-        # Falling and convex in what is left: read at the next larger point of the grid it is still a bound.
-        at = np.minimum(np.searchsorted(grid, left), len(grid) - 1)
-        return np.where(left < self.least[index], np.inf, found[at])
+        sums = self.sums[index]
+        # Concave in the price: the highest is where it rises by no more than what is left.
+        at = np.searchsorted(-np.diff(sums) / np.diff(self.prices), -left)
+        return np.where(left < self.least[index], np.inf, sums[at] - self.prices[at] * left)
 
 
 def _undominated(labels: _Labels, budget: int) -> Ints:

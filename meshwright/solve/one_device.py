@@ -27,6 +27,7 @@ from meshwright.price.parameter import Setting
 from meshwright.remat.curve import Kept, fastest_way, kept_curve
 from meshwright.remat.traced import traced_for
 from meshwright.solve.candidates import candidates_on
+from meshwright.solve.effort import ANY_BYTES, RETRIES
 from meshwright.solve.infeasible import TO_HOST, state_bytes
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.memory.curves import Curves, curves
@@ -39,9 +40,6 @@ from meshwright.solve.search_log import SearchRecorder
 
 LOSS, LOSS_BYTES = 0.02, 400 << 20
 """What a GPU's allocator may lose of a budget to pieces that fit nothing: a part of it, and so many bytes more."""
-
-LESS_ROOM = 3
-"""Searches with less memory where what was found takes more than the search counted."""
 
 WORTH = 0.02
 """By which part a step has to be slower than with all the memory it wants for weights on the host to be tried."""
@@ -231,7 +229,7 @@ class _Search:
     def anyway(self) -> Plan | None:
         """Where nothing fits: in the most micro-batches; by a fixed method the fastest in about the least memory."""
         numbers = self.numbers if self.method in FIXED else self.numbers[-1:]
-        made = [self.curves(number).find(1 << 62, self.given, self.method) for number in numbers]
+        made = [self.curves(number).find(ANY_BYTES, self.given, self.method) for number in numbers]
         found = [plan for plan in made if plan]
         least = min((plan.predicted.peak_bytes for plan in found), default=0)
         alike = [plan for plan in found if plan.predicted.peak_bytes <= least * (1 + ALIKE)]
@@ -282,7 +280,7 @@ class _Search:
     def _found(self, found: Curves, nest: bool) -> Plan | None:
         """The fastest inside the room, if any."""
         room = self.room
-        for _ in range(LESS_ROOM):
+        for _ in range(RETRIES):
             plan = found.find(room, self.given, self.method, nest)
             over = plan.predicted.peak_bytes - self.room if plan else 0
             if over <= 0:
@@ -360,7 +358,7 @@ class _Search:
     def _that_fits(self, number: int, counted_bytes: int) -> int:
         """Of the least by the search's count, what a plan fits in that it finds there: its own peak may be more."""
         least, found = counted_bytes, self._smallest(number)
-        for _ in range(LESS_ROOM):
+        for _ in range(RETRIES):
             plan = replace(self, room=least)._found(found, nest=self.hosted is None)
             if plan is not None:
                 return least

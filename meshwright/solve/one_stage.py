@@ -17,6 +17,7 @@ from meshwright.plan import Plan
 from meshwright.solve.assemble import assemble, draft
 from meshwright.solve.by_method import method_search
 from meshwright.solve.candidates import candidates_on, tight_candidates
+from meshwright.solve.effort import RETRIES
 from meshwright.solve.feasibility import (
     feasible_by_budgets,
     feasible_jointly,
@@ -47,9 +48,6 @@ from meshwright.solve.search_log import SearchRecorder
 
 ROUNDING = 1e-12
 """A gap below this is that of adding the same seconds in another order."""
-
-LESS_ROOM = 3
-"""Searches with less memory where the traced pairs of what was found take more than the search counted."""
 
 
 class OneStageSearch:
@@ -120,7 +118,7 @@ class OneStageSearch:
             plan = method_search(self.first, self.program, budget, self.drafted, self.method, self.effort.sweeps)
             return plan, min(found.floors.values())
         bound_s = found.bound_s
-        for _ in range(LESS_ROOM):
+        for _ in range(RETRIES):
             plan = self.written(*found.best) if found.best else None
             over = plan.predicted.peak_bytes - budget if plan else 0
             if plan is None or over <= 0:

@@ -39,16 +39,12 @@ from meshwright.solve.offloading import OFFLOADING, check_may_offload, offloadin
 from meshwright.solve.one_device import is_for_one_device, one_device_search
 from meshwright.solve.one_stage import ROUNDING, OneStageSearch
 from meshwright.solve.pin_words import check_axes, check_storage
+from meshwright.solve.pipeline.meshes import MOST_UNITS
 from meshwright.solve.pipeline.pins import no_pipeline
 from meshwright.solve.pipeline.search import PipelineSearch
-from meshwright.solve.request import PlanRequest
+from meshwright.solve.request import MOST_DEVICES, PlanRequest
 from meshwright.solve.roles import name_axes
 from meshwright.solve.search_log import Progress, SearchRecorder
-
-ONE_STAGE_FIRST = 64
-"""Devices up to which plans of one stage are looked for before pipelines."""
-MOST_DEVICES = 65_536
-"""A cluster of so many was planned for in 43 CPU seconds (`docs/limits.md`); of more, the time is not bounded."""
 
 
 def make_plan(
@@ -171,7 +167,7 @@ def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False)
     staged = None
     if request.fit and not alone:
         staged = PipelineSearch(*in_several, exact=False, gap=request.gap, headroom=request.headroom, remat=method)
-    early = cluster.device_count <= ONE_STAGE_FIRST and not asked.pipeline
+    early = cluster.device_count <= MOST_UNITS and not asked.pipeline
     must = alone or not request.fit
     if request.fit and whole.holds_nothing():  # no stages, shards or recomputation help: refused without a search
         whole.prepare(must)

@@ -11,14 +11,12 @@ from meshwright.predict import predicted
 from meshwright.price.overlap import late_bytes
 from meshwright.remat.curve import Kept
 from meshwright.remat.inner import CHUNKS
+from meshwright.solve.effort import RETRIES
 from meshwright.solve.memory.chain import Instance, least_peak_bytes, solve_instances
 from meshwright.solve.memory.plan import with_kept
 from meshwright.solve.points import Ways
 
 Options = Sequence[Sequence[Kept]]
-
-AGAIN = 2
-"""How often it is chosen once more with the gradients that really wait: those of longer backwards are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ def fit_ways(plan: Plan, ways: Ways, budget_bytes: int, options: Options | None 
     """`refine_ways`, not in writing."""
     best: FittedWays | None = None
     for late in _lates(plan, ways, options):
-        for _ in range(1 + AGAIN):
+        for _ in range(RETRIES):  # with the gradients that really wait: those of longer backwards are fewer
             picked = _picked(ways, budget_bytes - late, options)
             predicted = ways.predicted(picked, plan.microbatches) if picked else None
             if picked is None or predicted is None or predicted.peak_bytes > budget_bytes:

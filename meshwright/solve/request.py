@@ -10,6 +10,9 @@ from meshwright.pins.check import MOST_AXES
 from meshwright.price.parameter import Setting
 from meshwright.solve.effort import EFFORTS, SIMPLER_WITHIN, Effort
 
+MOST_DEVICES = 65_536
+"""A cluster of so many was planned for in 43 CPU seconds (`docs/limits.md`); of more, the time is not bounded."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:

@@ -18,6 +18,7 @@ from math import gcd
 from meshwright.capture.program import Program
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import PlanError
+from meshwright.solve.effort import ANY_BYTES
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.chain import bound_at, least_s, solve_chain
 from meshwright.solve.intra.frontier import Frontier
@@ -41,15 +42,16 @@ SURE = 0.99
 class Candidate:
     """A mesh: what makes its Frontier for a number of micro-batches, and the numbers to look at, ascending.
 
-    weights: of what overlaps compute, that are looked at; a Frontier has the first unless asked for another, and it
-    is mostly the best bound. drop: forgets the Frontier made last. later: looked at when the others have been. axes: of
-    more than one device. rising: more micro-batches are no faster; on a CPU smaller ones may be, whose values stay in
-    its caches.
+    weights: of what overlaps compute, that are looked at; a Frontier has the first, which is mostly the best bound.
+    drop: forgets the Frontier made last.
+    later: looked at when the others have been.
+    axes: of more than one device.
+    rising: more micro-batches are no faster; on a CPU smaller ones may be, whose values stay in its caches.
     """
 
     name: str
     microbatches: tuple[int, ...]
-    frontier: Callable[..., Frontier]
+    frontier: Callable[[int], Frontier]
     drop: Callable[[], None]
     weights: tuple[float, ...] = (0.0,)
     later: bool = False
@@ -153,7 +155,7 @@ def search(
 
 def anyway(candidates: list[Candidate]) -> Found:
     """The fastest of the most micro-batches, whether it fits or not."""
-    return search([replace(one, microbatches=one.microbatches[-1:]) for one in candidates], 1 << 62)
+    return search([replace(one, microbatches=one.microbatches[-1:]) for one in candidates], ANY_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from math import inf
 
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
+from meshwright.solve.effort import ANY_BYTES
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.search import Candidate, search
@@ -34,7 +35,7 @@ def sweep_budgets(
         if peak is not None and peak <= part * budget_bytes:
             continue  # the same again
         known_s = best.predicted.step_s if best else float("inf")
-        room = int(part * budget_bytes) if part < inf else 1 << 62
+        room = int(part * budget_bytes) if part < inf else ANY_BYTES
         try:
             found = search(candidates, room, limit_s=known_s, exactly=exactly, hard=best is None).best
         except PlanError:

@@ -15,10 +15,11 @@ from math import inf, sqrt
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
-from meshwright.solve.effort import EFFORTS
+from meshwright.remat.inner import CHUNKS
+from meshwright.solve.effort import EFFORTS, OVERLAP_WEIGHTS, PRICES, RETRIES
 from meshwright.solve.intra.chain import chain_at, chain_within, floor_s
 from meshwright.solve.intra.frontier import Frontier
-from meshwright.solve.intra.mix import Chain
+from meshwright.solve.intra.mix import BUCKETS, Chain
 from meshwright.solve.mixture import Mixture, Offer, arranged, best_mixture, spliced, undominated
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.points import Ways
@@ -30,27 +31,8 @@ Offered = Callable[[Plan, Ways], Options]
 WEIGHTS = (0.0, 1.0, 4.0)
 """Of what overlaps compute (`Frontier`): free, as expensive as compute, more expensive."""
 
-MIXED = (0.05, 0.25, 1.0, 4.0)
-"""Weights at which mixtures are looked for."""
-
-FACTORS = (1.0, 10.0, 1000.0)
-"""Prices per byte, in steps over the budget: what a byte is worth where memory binds is of that size."""
-
-TOO_SLOW = 4.0
-"""Times the least compute, at which a sharding is of no use even to a few instances."""
-
-FEWER = (2,)
+FEWER = CHUNKS[:1]
 """Chunks of backwards while shardings are compared; the best of them may have more."""
-
-ROOM = 4.0
-"""Shardings whose weights alone take so much of the budget are not traced: a mixture has little use for them."""
-
-ARRANGED = 6
-"""Mixtures whose instances change places."""
-
-TRIES, FINEST = 8, 512
-"""How often a mixture is looked for in less room, when more gradients wait for their reduction than was thought, and by
-which part of the budget less at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +47,8 @@ class _Met:
 @dataclass(slots=True)
 class Together:
     """offered: of a sharding's ways those that may be taken; all unless given, and values may wait on the host.
-    most_met: shardings whose segments are traced; each takes a part of a second."""
+    most_met: shardings whose segments are traced; each takes a part of a second. Of the mixtures that are quickest as
+    many are arranged."""
 
     frontier: Frontier
     program: Program
@@ -87,12 +70,16 @@ class Together:
             if not self._new(chain):
                 break
             self.look_at(chain)
-        found = [mixed for weight in MIXED if (mixed := self._mixture(price, weight))] if len(self.met) > 1 else []
+        found = (
+            [mixed for weight in OVERLAP_WEIGHTS[1:] if (mixed := self._mixture(price, weight))]
+            if len(self.met) > 1
+            else []
+        )
         for one, other in [*pairwise(found), *pairwise(reversed(found))]:
             found += spliced(self.frontier, one, other)
         fitting = [mixed for mixed in found if mixed.peak_bytes <= self.budget_bytes]
-        quickest = sorted(fitting, key=lambda mixed: mixed.least_s)[:ARRANGED]
-        quickest += sorted(fitting, key=lambda mixed: mixed.seconds)[:ARRANGED]
+        quickest = sorted(fitting, key=lambda mixed: mixed.least_s)[: self.most_met]
+        quickest += sorted(fitting, key=lambda mixed: mixed.seconds)[: self.most_met]
         quickest += [made for mixed in quickest for made in arranged(self.frontier, mixed)]
         for mixed in sorted(quickest, key=lambda mixed: mixed.seconds):
             if mixed.peak_bytes <= self.budget_bytes and mixed.seconds < self.known_s:
@@ -105,7 +92,7 @@ class Together:
         none of those fits. most_s: of one that takes longer with all kept no more is asked, and it is not traced."""
         bases = weighed(self.frontier)
         middle, scale = bases[len(bases) // 2], floor_s(self.frontier) / self.budget_bytes
-        prices = (price, sqrt(max(price, scale) * FACTORS[-1] * scale), FACTORS[-1] * scale)
+        prices = (price, sqrt(max(price, scale) * PRICES[-1] * scale), PRICES[-1] * scale)
         for asked in prices:
             chain = self._lean(middle, chain_at(middle, asked * middle.scale))
             if chain.static_bytes > self.budget_bytes:
@@ -154,17 +141,15 @@ class Together:
         bases = weighed(self.frontier)
         middle = bases[len(bases) // 2]
         scale = floor_s(self.frontier) / self.budget_bytes
-        asked = [(middle, FACTORS[-1] * scale), (middle, price), (middle, 0.0)]
-        asked += [(base, factor * scale) for factor in FACTORS for base in bases]
+        asked = [(middle, PRICES[-1] * scale), (middle, price), (middle, 0.0)]
+        asked += [(base, factor * scale) for factor in PRICES for base in bases]
         found: list[Chain] = []
         for base, asked_price in asked:
             chain = chain_at(base, asked_price * base.scale)
             for one in (self._lean(base, chain), chain):
-                fits = one.static_bytes <= ROOM * self.budget_bytes
-                if fits and not any(is_same(one, other) for other in found):
+                if not any(is_same(one, other) for other in found):
                     found.append(one)
-        least_s = min((chain.weighed_s(0.0) for chain in found), default=0.0)
-        return [chain for chain in found if chain.weighed_s(0.0) <= TOO_SLOW * least_s]
+        return found
 
     def _lean(self, base: Frontier, chain: Chain) -> Chain:
         """The same where, if its weights leave too little for what an op needs while it runs, none may need more."""
@@ -179,10 +164,10 @@ class Together:
         return sum(all(not _alike(chain, one.chain, index) for one in self.met) for index in every)
 
     def _mixture(self, price: float, weight: float) -> Mixture | None:
-        """One that fits with the gradients that wait in it."""
+        """One that fits with the gradients that wait in it: in less room where they are more than was thought."""
         offers = _offers(self.met)
         room = self.budget_bytes - min(late_of(one.ways, one.chain.microbatches) for one in self.met)
-        for _ in range(TRIES):
+        for _ in range(RETRIES):
             found = best_mixture(self.frontier, offers, room, self.known_s, price, weight)
             if found is None:
                 return None
@@ -191,7 +176,7 @@ class Together:
             if fitting:
                 return min(fitting, key=lambda mixed: mixed.seconds)
             over = min(mixed.peak_bytes for mixed in every) - self.budget_bytes
-            room -= max(over, self.budget_bytes // FINEST)
+            room -= max(over, self.budget_bytes // BUCKETS)
         return None
 
 

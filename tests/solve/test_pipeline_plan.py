@@ -24,7 +24,7 @@ from meshwright.price.parameter import Setting
 from meshwright.schedule import plan_lists, verify_lists
 from meshwright.schedule.reads import reads_of
 from meshwright.solve.pipeline import search as pipeline
-from meshwright.solve.pipeline.search import pipeline_search
+from meshwright.solve.pipeline.search import PipelineSearch
 from meshwright.solve.plan import make_plan
 from meshwright.solve.reprice import reprice
 from meshwright.solve.search_log import SearchRecorder
@@ -112,7 +112,7 @@ def test_the_stage_programme_and_the_plan_agree(gpt: Program, monkeypatch: pytes
 
     monkeypatch.setattr(pipeline, "solve_stages", spied)
     asked = pipeline_pins(("pp=3", "microbatch=8", "schedule=1f1b"))
-    plan, bound_s = pipeline_search(gpt, load_cluster("local:4"), None, Setting(), asked)
+    plan, bound_s = PipelineSearch(gpt, load_cluster("local:4"), None, Setting(), asked).finish()
     assert plan is not None
     assert seen[0].step_s == pytest.approx(plan.predicted.step_s, rel=1e-6)
     assert bound_s <= plan.predicted.step_s

@@ -16,7 +16,7 @@ from meshwright.predict import predict
 from meshwright.price.parameter import Setting
 from meshwright.solve.pipeline import baselines
 from meshwright.solve.pipeline.baselines import Baseline, pipelines
-from meshwright.solve.pipeline.search import pipeline_search
+from meshwright.solve.pipeline.search import PipelineSearch
 from meshwright.solve.plan import make_plan
 from tests.small_models import small_model
 
@@ -34,7 +34,7 @@ def recipes(limit: int = ROOM, cut: tuple[str, ...] = ()) -> list[Baseline]:
 
 def searched(pins: tuple[str, ...]) -> Plan:
     cluster = load_cluster("local:4")
-    plan, _ = pipeline_search(program(), cluster, None, Setting(), pipeline_pins(pins), recompute=False)
+    plan, _ = PipelineSearch(program(), cluster, None, Setting(), pipeline_pins(pins), recompute=False).finish()
     assert plan is not None
     assert predict(plan, program()).step_s == pytest.approx(plan.predicted.step_s, rel=1e-9)
     return plan

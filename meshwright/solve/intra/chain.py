@@ -14,26 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from meshwright.errors import PlanError
+from meshwright.solve.effort import MOST_PRICES, PRICES, RETRIES
 from meshwright.solve.intra.exact import exact_chain, is_small
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.leanest import Leanest
 from meshwright.solve.intra.mix import Chain, mixed
 from meshwright.solve.intra.walk import least_cost, walk
 
-HIGHEST_PRICE = 1e-6
-"""Seconds per byte held, at which a device would rather move anything than keep it; more where steps are long."""
-
-HIGHER = 1e5
-"""Steps over the budget: a price per byte at which a hundred-thousandth of the budget is worth a step, for where
-nothing fits at the highest."""
-
-CAPS = 4
-"""How often what an op may need while it runs is lowered to what the bytes held leave it."""
-
-LOWER = 0.97
-"""Of a cap, what is tried next where what waits besides takes the room."""
-
-ROUNDS = 8
+ANY_PRICE = 1.0
+"""Seconds per byte: more than any is worth."""
 
 CLOSED = 1e-9
 """The gap that is none: seconds added up in another order."""
@@ -47,7 +36,7 @@ class _Search:
     budget_bytes: int
     room_bytes: int
     bound_s: float = 0.0
-    highest: float = HIGHEST_PRICE
+    highest: float = ANY_PRICE
     chains: list[Chain] = field(default_factory=list)
 
     def ask(self, price: float) -> Chain:
@@ -117,9 +106,8 @@ def solve_chain(
     free = search.ask(0.0)
     if search.fits(free) or search.bound_s >= known_s:
         return (free if search.fits(free) else None), search.bound_s
-    step_s = free.seconds / max(1, budget_bytes)
     least = free
-    for highest in (max(HIGHEST_PRICE, step_s), HIGHER * step_s):
+    for highest in (PRICES[-1] * free.seconds / max(1, budget_bytes), ANY_PRICE):
         if search.fits(least) or highest <= least.price:
             continue
         search.highest, search.frontier = highest, frontier
@@ -162,16 +150,16 @@ def _lean(search: _Search, price: float) -> Chain | None:
 
 
 def least_bytes(frontier: Frontier) -> int:
-    """The peak of the chain found at a second per byte."""
-    return _Search(frontier, 0, 0).ask(1.0).peak_bytes
+    """The peak of the chain that holds least."""
+    return chain_at(frontier, ANY_PRICE).peak_bytes
 
 
 def _lower(search: _Search, over: Chain) -> Chain:
     """The chain that holds least, when ops may need no more than it leaves them; the search goes on with that cap."""
-    for _ in range(CAPS):
+    for _ in range(RETRIES):
         cap = search.budget_bytes - over.held_bytes
-        if search.frontier.cap_bytes is not None and cap >= search.frontier.cap_bytes:
-            cap = int(LOWER * min(search.frontier.cap_bytes, over.transient_bytes))
+        if search.frontier.cap_bytes is not None and cap >= search.frontier.cap_bytes:  # what waits besides is too much
+            cap = over.transient_bytes - (over.peak_bytes - search.budget_bytes)
         if cap <= 0:
             return over
         capped = search.frontier.capped(cap)
@@ -187,13 +175,13 @@ def _lower(search: _Search, over: Chain) -> Chain:
 
 def _bracket(search: _Search, over: Chain, within: Chain, known_s: float) -> None:
     """Prices between a chain that is over the budget and one that fits, where the two cost the same."""
-    for _ in range(ROUNDS):
+    for _ in range(MOST_PRICES):
         if search.bound_s >= known_s or within.held_bytes >= over.held_bytes:
             return
         overlap_weight = search.frontier.overlap_weight
         more_s = within.weighed_s(overlap_weight) - over.weighed_s(overlap_weight)
         price = more_s / (over.held_bytes - within.held_bytes)
-        if not 0 < price <= max(HIGHEST_PRICE, search.highest):
+        if not 0 < price <= search.highest:
             return
         chain = search.ask(price)
         if chain.held_bytes in (over.held_bytes, within.held_bytes):

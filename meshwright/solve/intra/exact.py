@@ -17,6 +17,7 @@ from meshwright.price.segment import kept_values, kernels, shards
 from meshwright.profile import saved
 from meshwright.select import InfeasibleError, ProblemBuilder, solve
 from meshwright.select.problem import Floats, Problem
+from meshwright.solve.effort import RETRIES
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.intra.segment import SegmentProblem
@@ -26,9 +27,6 @@ MOST_OPTIONS = 4000
 
 WORK = 4000.0
 """Of the engine, in millions of steps and nodes of HiGHS: the same answer on a busy machine."""
-
-ROUNDS = 6
-"""How often less room is given, and each time twice as much less."""
 
 
 def is_small(frontier: Frontier) -> bool:
@@ -181,9 +179,9 @@ def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Ch
 
 def with_less_room(within: Callable[[int], Chain | None], budget_bytes: int) -> Chain | None:
     """within: of a number of bytes, a chain that fits. What is gathered early and waits for its reduction is no part of
-    the Problem: where it takes too much there is less room."""
+    the Problem: where it takes too much there is less room, each time by twice as much."""
     room_bytes = budget_bytes
-    for number in range(ROUNDS):
+    for number in range(RETRIES):
         chain = within(room_bytes)
         if chain is None or chain.peak_bytes <= budget_bytes:
             return chain

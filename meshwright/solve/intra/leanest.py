@@ -12,15 +12,9 @@ import numpy as np
 
 from meshwright.select import InfeasibleError, Selection, solve
 from meshwright.select.problem import Floats, Problem
-from meshwright.solve.intra.exact import Whole, limited, with_less_room
+from meshwright.solve.intra.exact import WORK, Whole, limited, with_less_room
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
-
-WORK = 100.0
-"""Of the engine, as in `exact`: for budgets between what a moment needs and what all of them do."""
-
-ANY_GAP = 1e9
-"""The first choice that fits is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +54,7 @@ class Leanest:
 
         def within(room_bytes: int) -> Chain | None:
             try:
-                found = solve(limited(self.problem, room_bytes), work=WORK, gap=ANY_GAP)
+                found = solve(limited(self.problem, room_bytes), work=WORK, gap=1.0)
             except InfeasibleError:
                 refused.append(room_bytes)
                 return None

@@ -34,8 +34,8 @@ from meshwright.select.tables import TablesPlan, tables_plan
 from meshwright.solve.intra.pictures import ALL
 from meshwright.solve.intra.space import LayoutSet, Matrix, Space, boundary_layouts, conversions_s, wanted
 
-LARGEST_TABLE = 3e7
-"""Entries of the largest table (240 MB); a segment that needs more is asked pair by pair."""
+LARGEST_TABLE = 5e7
+"""Entries of the largest table (400 MB); a segment that needs more is asked pair by pair."""
 
 FEW = 8
 """So many layouts of a copied value that any two of them may be materialised."""

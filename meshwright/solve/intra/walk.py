@@ -21,8 +21,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.select.problem import Floats
 from meshwright.solve.intra.frontier import Frontier, Options
-
-MOST_STATES = 5e7
+from meshwright.solve.intra.segment import LARGEST_TABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +134,10 @@ def _made(frontier: Frontier) -> list[_Step]:
         layouts = {name: side.layouts for name, side in zip(names, sides, strict=True)}
         widths |= {name: len(merged.get(name, layouts[name])) for name in names}
         here = (*alive, *(name for name in names if name not in alive))
-        if prod(widths[name] for name in here) > MOST_STATES:
+        if prod(widths[name] for name in here) > LARGEST_TABLE:
             raise PlanError(
                 f"{len(here)} values alive at layer {segment.name}, with too many combinations of layouts",
-                f"at most {MOST_STATES:,.0f} combinations",
+                f"at most {LARGEST_TABLE:,.0f} combinations",
                 "pin dp or tp, or plan for fewer mesh axes",
             )
         kept = {name: widths[name] for name in here if frontier.last_reader.get(name, -1) > index}

@@ -17,16 +17,15 @@ Exact: nothing is rounded. Instances that are alike share their options, and may
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-BEAM = 200
-"""Labels of the first, quick walk, which finds something good to beat."""
+BEAM = 500
+"""Labels that are followed by a walk that only has to find something good."""
 
 PAIRS = 12
 """How many bounds each label is held against."""
@@ -101,7 +100,7 @@ def solve_instances(instances: Sequence[Instance], budget_bytes: int, static_byt
     start = _greedy(rows)
     if start is None:
         return None
-    prices = _prices(rows)
+    prices = turning_prices((row.resident, row.seconds) for row in {id(row): row for row in rows}.values())
     bounds = _Bounds(rows, prices)
     known = min(_seconds(rows, found) for found in (start, *_rounded(rows, prices)))
     _, quick = _walk(rows, bounds, known, BEAM)
@@ -182,17 +181,19 @@ def _greedy(rows: Sequence[_Rows]) -> list[int] | None:
     return found
 
 
-def _prices(rows: Sequence[_Rows]) -> NDArray[np.float64]:
-    """Zero and every price per byte at which two options of an instance are worth the same."""
+def turning_prices(options: Iterable[tuple[NDArray[np.int64], NDArray[np.float64]]]) -> NDArray[np.float64]:
+    """Zero and every price per byte at which another option of an instance becomes the cheapest: the slopes of the
+    lower hull of its bytes and seconds. options: of each instance."""
     found = {0.0}
-    for row in {id(row): row for row in rows}.values():
-        order = np.argsort(-row.resident, kind="stable")
-        for left, right in pairwise(order):
-            saved = int(row.resident[left] - row.resident[right])
-            if saved > 0:
-                found.add(max(0.0, float(row.seconds[right] - row.seconds[left]) / saved))
-    prices = np.array(sorted(found))
-    return prices if len(prices) <= 64 else prices[np.linspace(0, len(prices) - 1, 64).astype(int)]
+    for held, seconds in options:
+        at = int(np.lexsort((held, seconds))[0])
+        while (less := np.flatnonzero(held < held[at])).size:
+            slopes = (seconds[less] - seconds[at]) / (held[at] - held[less])
+            price = float(slopes.min())
+            near = less[slopes == price]
+            at = int(near[held[near].argmin()])
+            found.add(price)
+    return np.array(sorted(found))
 
 
 class _Bounds:

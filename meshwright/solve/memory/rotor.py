@@ -75,12 +75,12 @@ class Order:
     moves: tuple[Move, ...]
 
 
-def rotor(chain: Sequence[Link], budget_bytes: int, input_bytes: int, slots: int = SLOTS) -> Order | None:
+def rotor(chain: Sequence[Link], budget_bytes: int, input_bytes: int) -> Order | None:
     """The fastest nested order within the budget, the chain's input included; None where none fits."""
     room = budget_bytes - input_bytes
     if room < 0 or not chain:
         return None if chain else Order(0.0, ())
-    slot = max(1, -(-room // slots))
+    slot = max(1, -(-room // SLOTS))
     table = _Table(chain, slot, room // slot)
     seconds = float(table.best[0, len(chain) - 1, -1])
     return Order(seconds, tuple(table.moves(0, len(chain) - 1, room // slot))) if np.isfinite(seconds) else None

@@ -20,6 +20,7 @@ from meshwright.predict import predicted
 from meshwright.predict.step import pipeline_predicted
 from meshwright.price.parameter import Setting
 from meshwright.solve.pipeline.balance import balanced_cuts
+from meshwright.solve.pipeline.fit import ROUGH
 from meshwright.solve.pipeline.meshes import StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import FIRST, Offer, offers
 from meshwright.solve.pipeline.pins import check_pins
@@ -27,8 +28,6 @@ from meshwright.solve.pipeline.plan import Part, pipeline_plan
 
 PARTS = 4
 """Micro-batches for each stage with which people begin, where the batch has as many."""
-ROUGH = 1.25
-"""What a search counts of a peak may be so many times what it is."""
 MOST_STAGES = 16
 
 DEGREES = ("pp=", "dp=", "tp=", "ep=")

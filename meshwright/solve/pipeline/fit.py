@@ -21,12 +21,13 @@ from meshwright.remat.curve import Kept
 from meshwright.remat.traced import traced_for
 from meshwright.schedule.orders import SPLIT
 from meshwright.simulate import SegmentCost, Timeline
+from meshwright.solve.effort import RETRIES
 from meshwright.solve.memory.chain import Instance, solve_instances
 from meshwright.solve.memory.methods import least_kept, selective_way
 
-ROUNDS = 4
-NEARLY = 0.8
-"""Of a budget: from here on, bytes that are not read off traced pairs are too rough to say whether a stage fits."""
+ROUGH = 1.25
+"""Times what bytes are that are not read off traced pairs, they may be: so near to a budget they do not say whether a
+stage fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
     found, _ = nearly_predicted(plan, program, budgets)
     rooms, groups = list(budgets), plan.groups
     known: _Known = {}
-    for _ in range(ROUNDS):
+    for _ in range(RETRIES):
         over = [number for number, stage in enumerate(found.predicted.stages) if stage.peak_bytes > budgets[number]]
         if not over:
             return found
@@ -93,7 +94,7 @@ def nearly_predicted(plan: Plan, program: Program, budgets: Sequence[int]) -> tu
     if any(held > limit for held, limit in zip(held_bytes(plan, program), budgets, strict=True)):
         return pipeline_predicted(plan, program)
     found, played = pipeline_predicted(plan, program, exact=False)
-    if any(stage.peak_bytes > NEARLY * limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)):
+    if any(ROUGH * stage.peak_bytes > limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)):
         found, played = pipeline_predicted(plan, program)
     return found, played
 

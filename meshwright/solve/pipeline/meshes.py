@@ -19,6 +19,9 @@ from meshwright.pins.pins import Pins, parse_pins
 from meshwright.price.handover import Rate
 
 MOST_UNITS = 64
+"""No stage is smaller than such a part of the cluster. On no more devices plans of one stage are looked for before
+pipelines, and pipelines more closely."""
+
 ALL_SIZES = 8
 """On so few devices stages of every size are looked at."""
 

@@ -24,6 +24,7 @@ from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.predict.pieces import per_microbatch
 from meshwright.price.parameter import Setting, local_bytes
 from meshwright.simulate import SegmentCost
+from meshwright.solve.effort import PRICES
 from meshwright.solve.intra.alive import crowded
 from meshwright.solve.intra.chain import chain_at
 from meshwright.solve.intra.frontier import Frontier, Point
@@ -32,14 +33,6 @@ from meshwright.solve.pipeline.curve import held_points
 from meshwright.solve.pipeline.meshes import StageMesh
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-
-PRICES = (0.0, 1e-10, 1e-9, 1e-8)
-"""Seconds a step per byte held, at which chains are asked for."""
-
-FLIGHT = 8
-FLYING = (1e-11, 1e-10)
-"""Micro-batches in flight that all hold what backward reads, and prices at which chains are asked for that keep it all:
-values that are small everywhere are worth more there than weights are."""
 
 RATIOS = (0.1, 2.0, 100.0)
 """Prices per byte kept at which segments recompute, in parts of forward seconds over bytes kept of all segments."""
@@ -101,7 +94,7 @@ def first_offers(program: Program, at: int, stage: StageMesh, setting: Setting, 
     for skips in product((True, False), repeat=len(stage.mesh.axes)) if crowded(program) else (None,):
         keeping = free.skipping(skips)
         try:
-            chain = chain_at(keeping, PRICES[0])
+            chain = chain_at(keeping, 0.0)
         except PlanError:
             continue
         met.append((keeping, chain, _offer(small, at, stage, chain, recompute)))
@@ -109,17 +102,20 @@ def first_offers(program: Program, at: int, stage: StageMesh, setting: Setting, 
     return met
 
 
-def more_offers(met: Sequence[First], at: int, stage: StageMesh, recompute: bool, most_s: float) -> list[Offer]:
-    """These, and what is best on this mesh at some prices per byte."""
+def more_offers(
+    met: Sequence[First], at: int, stage: StageMesh, recompute: bool, most_s: float, flight: int = 1
+) -> list[Offer]:
+    """These, and what is best on this mesh at some prices per byte. flight: micro-batches in flight that all hold what
+    backward reads: chains are asked for, too, that keep it all, for which small values are worth more than weights."""
     worst_s = min(most_s, _worst_s([offer for _, _, offer in met], stage))
     found: dict[object, Offer] = {}
     for keeping, chain, offer in met:
         found.setdefault(offer.key, offer)
         if offer.step_s >= worst_s:
             continue
-        frontier, flying = keeping.recomputing() if recompute else keeping, keeping.in_flight(FLIGHT)
-        chains = [chain, *(chain_at(frontier, price) for price in PRICES[1:])]
-        chains += [chain_at(flying, price) for price in FLYING]
+        frontier, flying = keeping.recomputing() if recompute else keeping, keeping.in_flight(flight)
+        scale = offer.step_s / stage.memory_bytes
+        chains = [chain, *(chain_at(one, price * scale) for one in (frontier, flying) for price in PRICES)]
         for other in list({tuple(map(id, one.points)): one for one in chains}.values())[1:]:
             made = _offer(keeping.program, at, stage, other, recompute)
             found.setdefault(made.key, made)

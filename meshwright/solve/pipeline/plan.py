@@ -19,9 +19,7 @@ from meshwright.solve.intra.inputs import input_layouts, input_plans
 from meshwright.solve.pipeline.meshes import StageMesh, Wires, mesh_on, placed
 from meshwright.solve.pipeline.offers import Offer, parameter_of
 from meshwright.solve.roles import name_axes
-
-LESS = 1e-6
-"""What a relay has to save: sending directly is simpler."""
+from meshwright.solve.search import SAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +142,6 @@ def route_far_values(plan: Plan, program: Program) -> Plan:
         found, _ = pipeline_predicted(
             replace(best, routed_via_stages=(*best.routed_via_stages, segment)), program, exact=False
         )
-        if found.predicted.step_s < best.predicted.step_s * (1 - LESS):
+        if found.predicted.step_s < best.predicted.step_s * (1 - SAME):  # sending directly is simpler
             best = found
     return best

@@ -10,9 +10,9 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan, StagePrediction
 from meshwright.schedule.check import most_in_flight
 from meshwright.simulate import Timeline
+from meshwright.solve.effort import RETRIES
 from meshwright.solve.pipeline.fit import nearly_predicted
 
-ROUNDS = 4
 MOST_TASKS = 1 << 11
 """Runs times micro-batches beyond which no order is searched for."""
 
@@ -26,7 +26,7 @@ def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | No
         _room(stage, plan.microbatches, limit) for stage, limit in zip(plan.predicted.stages, budgets, strict=True)
     ]
     runs = [len(group) for group in plan.groups]
-    for _ in range(ROUNDS):
+    for _ in range(RETRIES):
         if any(room < count for room, count in zip(rooms, runs, strict=True)):
             return None
         stages = tuple(replace(s, in_flight=room) for s, room in zip(plan.predicted.stages, rooms, strict=True))

@@ -23,29 +23,25 @@ from meshwright.plan.units import show_seconds
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.simulate import Transfer
+from meshwright.solve.effort import ANY_BYTES
 from meshwright.solve.interrupt import STOP
-from meshwright.solve.pipeline.fit import NEARLY, checkpointed, fitted
+from meshwright.solve.pipeline.fit import ROUGH, checkpointed, fitted
 from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import First, Offer, first_offers, more_offers, with_levels
 from meshwright.solve.pipeline.pins import FEWEST_RUNS, check_pins
 from meshwright.solve.pipeline.placing import crossings, parts_of
 from meshwright.solve.pipeline.plan import pipeline_plan, route_far_values
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
-from meshwright.solve.pipeline.reorder import reordered
+from meshwright.solve.pipeline.reorder import MOST_TASKS, reordered
 from meshwright.solve.pipeline.table import Table, boundaries
 from meshwright.solve.search_log import SearchRecorder
-from meshwright.solve.stages.choose import any_within, check_method, solve_stages
+from meshwright.solve.stages.choose import SIMULATIONS, any_within, check_method, solve_stages
 from meshwright.solve.stages.options import Options
 from meshwright.solve.stages.problem import Crossing, MeshClass, Pipelined, PlacedRun, StageProblem, StageSolution
 
 SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
 """Searched for; what is found is then tried under a schedule of its own."""
 
-ENDLESS = 1 << 60
-"""More bytes than a device has."""
-
-LOOSE = 1.2
-"""Of the memory there is, what the stage programme may use where nothing fits otherwise."""
 INTERLEAVE = (FEWEST_RUNS, 3, 4, 8)
 """Runs a stage, under `interleaved`."""
 
@@ -62,69 +58,27 @@ MOST_COUNT = 1 << 12
 """Micro-batches for each device from which on more hardly fill a pipeline better: with no more of them the search
 begins; and the most that it looks at."""
 
-SLACKS = (1.02, 1.3, inf)
-"""How far above the first guess a step may be, if none is found below."""
-
 WORST = 1.5
 """On many devices, chains that need so many times the device-seconds of the best are not looked at as stages."""
 
 SLOWEST = 1.25
-"""Submeshes that need so many times the device-seconds of the incumbent are offered with one chain each."""
+"""Submeshes that need so many times the device-seconds of the incumbent are offered with one chain each; and a step so
+many times the first guess is looked for before all others."""
 
-SIMULATIONS = 12
-TASKS = 1 << 10
-MOST_SIMULATIONS = 36
 FEW_SIMULATIONS = 6
-"""Of each number of micro-batches; more where that makes no more than so many tasks, stages times micro-batches. On
-more than MOST_UNITS devices pipelines are long, and fewer are played."""
-
-MOST_FITTED = 3
-"""Of these at most so many are made plans, until one fits."""
-
-PROMISING = 2
-"""Of those that a schedule of their own may make faster than the best, so many are made plans."""
-
-AGAIN = 2.0
-"""Where the stage programme takes what was fitted last for so much slower, other pipelines may be that much slower, so
-many times over, and are fitted still: it counts memory roughly, and so lets more be recomputed than has to be."""
-
-MOST_SEGMENTS = 192
-GROUPS = 128
-PER_STAGE = 4
-"""Programs of more segments than MOST_SEGMENTS are cut only between GROUPS groups of them, or PER_STAGE for each stage
-that was asked for if that is more."""
+"""Pipelines that are simulated of each number of micro-batches on more than MOST_UNITS devices: they are long there."""
 
 WORTH = 0.99
 """On more than MOST_UNITS devices a step that is shorter by less than this is no reason to go on in its direction."""
 
-PATIENCE = 1
-"""So many numbers of micro-batches in a row may be no better before a direction is left."""
-
-
-def pipeline_search(
-    program: Program,
-    cluster: Cluster,
-    budget_bytes: int | None,
-    setting: Setting,
-    asked: PipelinePins | None = None,
-    log: SearchRecorder | None = None,
-    known_s: float = inf,
-    recompute: bool = True,
-    method: str = "auto",
-    first: bool = False,
-    exact: bool = True,
-    remat: str = "auto",
-) -> tuple[Plan | None, float]:
-    """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched). method: of
-    `solve_stages`. first: the first that fits is enough. exact: its bytes are those of traced pairs; what may yet be
-    left for another plan does without. remat: the method of activation checkpointing."""
-    given = (program, cluster, budget_bytes, setting, asked, log, recompute, method, first, exact)
-    found = PipelineSearch(*given, remat=remat)
-    return found.finish(known_s)
+GROUPS = 192
+"""Programs of more segments are cut only between so many groups of them, or a few more: as many for each stage that was
+asked for."""
 
 
 class PipelineSearch:
-    """`pipeline_search` in two parts: what the first finds prunes other searches, whose best then prunes the second."""
+    """The fastest pipeline, found in two parts: what the first finds prunes other searches, whose best then prunes the
+    second."""
 
     def __init__(
         self,
@@ -142,7 +96,10 @@ class PipelineSearch:
         headroom: float = 0.0,
         remat: str = "auto",
     ) -> None:
-        """gap: pipelines whose bound is within this part of the best are left out.
+        """method: of `solve_stages`.
+        first: the first that fits is enough.
+        exact: bytes of what is found are those of traced pairs; what may yet be left for another plan does without.
+        gap: pipelines whose bound is within this part of the best are left out.
         headroom: part of each device that is left free where there is no budget.
         remat: the method of activation checkpointing, where recomputation is allowed."""
         check_method(method)
@@ -241,7 +198,7 @@ class _Search:
         """Where nothing fits: the stage programme counts roughly, and more than traced pairs take. Again with
         more memory for it; whether a pipeline fits is then found exactly. again: only the best's number of
         micro-batches."""
-        self.meshes = [replace(mesh, memory_bytes=int(LOOSE * mesh.memory_bytes)) for mesh in self.meshes]
+        self.meshes = [replace(mesh, memory_bytes=int(ROUGH * mesh.memory_bytes)) for mesh in self.meshes]
         self.kept, self.tried = set(), dict.fromkeys(self.tried)
         if again and self.best is not None:
             self.try_count(self.best.microbatches)
@@ -255,8 +212,8 @@ class _Search:
         if best is None or not self.recompute or self.cluster.device_count > MOST_UNITS:
             return False
         pairs = zip(best.predicted.stages, self._budgets(best), strict=True)
-        full = best.recomputes or any(stage.peak_bytes > NEARLY * limit for stage, limit in pairs)
-        return full and len(best.stages) * best.microbatches <= TASKS
+        full = best.recomputes or any(ROUGH * stage.peak_bytes > limit for stage, limit in pairs)
+        return full and len(best.stages) * best.microbatches <= MOST_TASKS
 
     def counts(self) -> list[int]:
         """Numbers of micro-batches to look at."""
@@ -281,10 +238,10 @@ class _Search:
         worth = WORTH if self.cluster.device_count > MOST_UNITS else 1.0
         first_s = self.try_count(counts[start])
         for way in (1, -1):
-            at, worse, known_s = start + way, 0, first_s
-            while 0 <= at < len(counts) and worse < PATIENCE and not ((self.first or STOP.asked) and self.best):
+            at, better, known_s = start + way, True, first_s
+            while 0 <= at < len(counts) and better and not ((self.first or STOP.asked) and self.best):
                 found_s = self.try_count(counts[at])
-                worse = 0 if found_s < worth * known_s or self.known_s == inf else worse + 1
+                better = found_s < worth * known_s or self.known_s == inf
                 known_s = min(known_s, found_s)
                 at += way
             if known_s < first_s:
@@ -317,12 +274,11 @@ class _Search:
             return inf
         floor_s = count * float(table.least_work[-1]) / self.cluster.device_count
         guess_s = inf if self.pins.sizes else start_s(table, self.pins.stages)
-        limit_s, solution = 0.0, None
+        solution = None
         each, last = cut_batch(self.program.batch, count)
         unfilled = count / (count - 1 + last / each)  # here all micro-batches are taken for full
-        most_s = self.cutoff_s * unfilled * (1 + AGAIN * (self.rough - 1))
-        for slack in SLACKS:
-            limit_s = min(most_s, slack * guess_s)
+        most_s = self.cutoff_s * unfilled * self.rough
+        for limit_s in (min(most_s, SLOWEST * guess_s), most_s):
             solution = self._solved(table, table.options(limit_s), limit_s) if floor_s < limit_s else None
             if solution is not None or limit_s >= most_s:
                 break
@@ -342,13 +298,12 @@ class _Search:
         if fitted_s < inf:
             self.rough = max(1.0, solution.step_s / unfilled / fitted_s)
             return fitted_s
-        others_s = (self._fit_step_s(*one) for one in solution.others[: MOST_FITTED - 1])
+        others_s = (self._fit_step_s(*one) for one in solution.others)
         return next((step_s for step_s in others_s if step_s < inf), inf)
 
     def _solved(self, table: Table, made: Options | None, limit_s: float) -> StageSolution | None:
         problem, count = self._problem(table), table.microbatches
-        budget = min(MOST_SIMULATIONS, max(SIMULATIONS, TASKS // (count * problem.stage_limit)))
-        budget = budget if table.total <= MOST_UNITS else FEW_SIMULATIONS
+        budget = SIMULATIONS if table.total <= MOST_UNITS else FEW_SIMULATIONS
         dealt = table.options(limit_s, dealt=True) if "interleaved" in problem.schedules else None
         try:
             return solve_stages(problem, budget, limit_s, {count: made}, {count: dealt}, self.method)
@@ -363,7 +318,10 @@ class _Search:
             most_s = SLOWEST * self.known_s * total / self.meshes[index].ranks
             if (index, count) not in self.offered:  # with more memory, or a better incumbent, no more is offered
                 first = self._first(index, count)
-                self.offered[index, count] = more_offers(first, index, self.meshes[index], self.recompute, most_s)
+                flight = min(count, total // self.meshes[index].ranks)
+                self.offered[index, count] = more_offers(
+                    first, index, self.meshes[index], self.recompute, most_s, flight
+                )
                 del self.firsts[index, count]
             found += self.offered[index, count]
         few = self.pins.stages is not None or total <= ALL_SIZES
@@ -375,8 +333,8 @@ class _Search:
         if self.recompute:
             compiled = self.setting.compile
             kept = [with_levels(offer, small, self.meshes[offer.mesh], self.remat, compiled) for offer in kept]
-        many = len(self.program.segments) > MOST_SEGMENTS
-        groups = max(GROUPS, PER_STAGE * (self.pins.stages or 1)) if many else None
+        stages = self.pins.stages or 1
+        groups = stages * -(-GROUPS // stages) if len(self.program.segments) > GROUPS else None
         return Table(small, self.meshes, kept, self.wires, setting, groups, self.pins.layers)
 
     def _first(self, index: int, count: int) -> list[First]:
@@ -389,12 +347,12 @@ class _Search:
     def _is_hopeless(self, count: int) -> bool:
         """Whether no pipeline of the fastest chains of all submeshes is faster than what is known, however much memory
         it takes. Chains that save memory are then not looked for."""
-        if self.known_s == inf or self.best or self.pins.pipeline or len(self.program.segments) > MOST_SEGMENTS:
+        if self.known_s == inf or self.best or self.pins.pipeline or len(self.program.segments) > GROUPS:
             return False
         found = [offer for index in self._tried(count) for _, _, offer in self._first(index, count)]
         if not found:
             return False
-        roomy = [replace(mesh, memory_bytes=ENDLESS) for mesh in self.meshes]
+        roomy = [replace(mesh, memory_bytes=ANY_BYTES) for mesh in self.meshes]
         each, last = cut_batch(self.program.batch, count)
         setting = self.setting.cut(self.program.batch, count)
         table = Table(self.program.at_batch(each), roomy, found, self.wires, setting)
@@ -478,7 +436,7 @@ class _Search:
         """The best, and what may be better so, under a schedule of its own, if any was left to choose."""
         if self.best is None or self.pins.schedule is not None or not self._reorders():
             return
-        made = (self._made(*one) for one in self.promising[:PROMISING])
+        made = (self._made(*one) for one in self.promising)
         for plan in (self.best, *made):
             self._take(reordered(plan, self.program, self._budgets(plan)) if plan else None)
 

@@ -232,6 +232,12 @@ class Bound:
             least[begin] = (spent[first:last] + least[made.end[first:last]]).min(initial=np.inf)
         return float(self.microbatches * least[0] / sum(self.problem.devices))
 
+    @property
+    def most_s(self) -> float:
+        """No pipeline's bound is higher."""
+        crossing_s = self.cross_s.max() + self.made.crossing_s.max()
+        return float(self.work_s.max() + self.problem.stage_limit * crossing_s)
+
     def walk(self, limit_s: float, few: bool = False) -> Iterator[tuple[PlacedRun, ...]]:
         """Every pipeline whose bound is at most `limit_s`, those with most time to spare first at each stage. few: of
         those that differ in their points alone, the one whose stages cross fastest."""

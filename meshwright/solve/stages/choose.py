@@ -14,6 +14,7 @@ from math import inf
 
 from meshwright.errors import PlanError, counted
 from meshwright.simulate import Timeline
+from meshwright.solve.effort import CLOSE
 from meshwright.solve.stages.bound import Bound
 from meshwright.solve.stages.interleaved import Interleaved, interleavings
 from meshwright.solve.stages.options import Options, options
@@ -21,29 +22,18 @@ from meshwright.solve.stages.price import price_pipeline
 from meshwright.solve.stages.problem import Pipelined, PlacedRun, StageProblem, StageSolution
 
 FIRST = 4
-"""Pipelines of each schedule and number of micro-batches that are simulated before any is walked further."""
+"""Pipelines of each schedule and number of micro-batches that are simulated before any is walked further, or of what a
+searcher finds; and those that are remembered besides the best."""
 
-OTHERS = 4
-"""Pipelines that are remembered besides the best."""
-
-FOUND = 8
-"""Of what a searcher finds, so many are simulated."""
-
-STAGE_METHODS = ("auto", "beam", "recursive", "mcmc", "mcts", "rl")
-"""`auto`, and the searchers of the survey, which are imported when one is named."""
-
-PRECISION = 1e-3
-"""How closely the least T is bracketed."""
-
-SLOWEST = 256.0
-"""Where nothing within T runs, a larger T is tried, up to so many times the least."""
+SIMULATIONS = 12
+"""Pipelines that are simulated in all."""
 
 LONG = 32
 ROUGH = 1e-2
-"""For pipelines of more stages than LONG it is bracketed so."""
+"""The part to which the least T is bracketed for pipelines of more stages than LONG."""
 
-GROWTH = 1.25
-"""The step by which a possible T is looked for from below."""
+STAGE_METHODS = ("auto", "beam", "recursive", "mcmc", "mcts", "rl")
+"""`auto`, and the searchers of the survey, which are imported when one is named."""
 
 
 Made = Mapping[int, Options | None]
@@ -91,7 +81,7 @@ class _Search:
         firsts = {entry[2]: entry for entry in reversed(ordered)}
         picked = sorted(firsts.values(), key=lambda entry: entry[0])
         picked += [entry for entry in ordered if all(entry is not other for other in picked)]
-        return tuple(entry[1:] for entry in picked[:OTHERS])
+        return tuple(entry[1:] for entry in picked[:FIRST])
 
     @property
     def spent(self) -> bool:
@@ -101,7 +91,7 @@ class _Search:
 
 def solve_stages(
     problem: StageProblem,
-    budget: int = 200,
+    budget: int = SIMULATIONS,
     known_s: float = inf,
     made: Mapping[int, Options | None] | None = None,
     dealt: Mapping[int, Options | None] | None = None,
@@ -125,12 +115,12 @@ def solve_stages(
     ]
     unfinished_s = _interleaved(problem, search, dealt or made) if "interleaved" in problem.schedules else inf
     for family in families:
-        family.low_s = family.bound.least_s() * (1 - PRECISION)
+        family.low_s = family.bound.least_s() * (1 - CLOSE)
     for family in sorted(families, key=lambda family: family.low_s):
         if method != "auto":
             from meshwright.solve.stages.survey import surveyed
 
-            _simulate_found(family, search, surveyed(method, family.bound, FOUND, seed))
+            _simulate_found(family, search, surveyed(method, family.bound, FIRST, seed))
             continue
         _lowest(family, search.best_s)
         _simulate_first(family, search)
@@ -163,7 +153,7 @@ def any_within(problem: StageProblem, limit_s: float, made: Made, dealt: Made) -
                     return True
                 continue
             bound = Bound(problem, rows, schedule, count)
-            if bound.least_s() * (1 - PRECISION) < limit_s and bound.possible(limit_s):
+            if bound.least_s() * (1 - CLOSE) < limit_s and bound.possible(limit_s):
                 return True
     return False
 
@@ -193,15 +183,13 @@ def _lowest(family: _Family, best_s: float) -> None:
             family.low_s = best_s
             return
     else:
-        stages = bound.problem.stage_limit
-        most_s = float(bound.work_s.max() + stages * (bound.cross_s.max() + bound.made.crossing_s.max()))
         high_s = low_s
         while not bound.possible(high_s):
-            if high_s > most_s:
+            if high_s > bound.most_s:
                 family.low_s = inf  # not for any T: memory or devices are too few
                 return
-            low_s, high_s = high_s, high_s * GROWTH
-    close = PRECISION if bound.problem.stage_limit <= LONG else ROUGH
+            low_s, high_s = high_s, 2 * high_s
+    close = CLOSE if bound.problem.stage_limit <= LONG else ROUGH
     while high_s - low_s > close * high_s:
         middle_s = (low_s + high_s) / 2
         if bound.possible(middle_s):
@@ -230,14 +218,14 @@ def _simulate_found(family: _Family, search: _Search, found: list[tuple[PlacedRu
 def _walk(family: _Family, search: _Search) -> None:
     """Simulate what the bound leaves, pipelines with other cuts or meshes before those with other points; all of it
     seen, the family has nothing better any more."""
-    slowest_s, few = SLOWEST * family.high_s, True
+    few = True
     while search.simulated < search.budget:
         limit_s = search.best_s if search.best_s < inf else 2 * family.high_s
         for runs in family.bound.walk(limit_s, few):
             search.price(runs, family.bound.schedule, family.bound.microbatches)
             if search.simulated >= search.budget:
                 return
-            if search.best_s < limit_s * (1 - PRECISION):
+            if search.best_s < limit_s * (1 - CLOSE):
                 break  # a smaller T leaves less to walk
         else:
             if few:
@@ -246,10 +234,10 @@ def _walk(family: _Family, search: _Search) -> None:
             if search.best_s < inf or not family.bound.possible(limit_s * 2):
                 family.low_s = inf
                 return
-            family.high_s = limit_s
-            if limit_s > slowest_s:
-                family.low_s = limit_s
+            if limit_s > family.bound.most_s:
+                family.low_s = inf  # all of them were
                 return
+            family.high_s = limit_s
 
 
 def _interleaved(problem: StageProblem, search: _Search, made: Mapping[int, Options | None]) -> float:
@@ -281,7 +269,7 @@ def _later(problem: StageProblem, search: _Search, made: Mapping[int, Options | 
         for count, rows in made.items():
             if rows is not None:
                 family = _Family(Bound(problem, rows, schedule, count))
-                family.low_s = family.bound.least_s() * (1 - PRECISION)
+                family.low_s = family.bound.least_s() * (1 - CLOSE)
                 _lowest(family, min(low_s, search.best_s))
                 low_s = min(low_s, family.low_s)
     return low_s
@@ -304,7 +292,7 @@ def _promising(problem: StageProblem, best: tuple[PlacedRun, ...], best_s: float
             family = _Family(Bound(equal, rows, "1f1b", count, split=True)) if rows is not None else None
             if family is None:
                 continue
-            family.low_s = family.bound.least_s() * (1 - PRECISION)
+            family.low_s = family.bound.least_s() * (1 - CLOSE)
             _lowest(family, best_s)
             if family.may(best_s):
                 first = next(family.bound.walk(family.high_s, few=True), None)

@@ -31,9 +31,9 @@ RATE = 0.5
 SHIFTS = (-2, -1, 0, 1, 2)
 
 
-def surveyed(method: str, bound: Bound, count: int, seed: int = 0, trials: int = TRIALS) -> list[tuple[PlacedRun, ...]]:
+def surveyed(method: str, bound: Bound, count: int, seed: int = 0) -> list[tuple[PlacedRun, ...]]:
     """The quickest few by the closed form that a method finds."""
-    made = Trials(bound, trials)
+    made = Trials(bound, TRIALS)
     METHODS[method](made, Random(seed))
     return made.best(count)
 
