@@ -33,7 +33,7 @@ from meshwright.solve.pipeline.placing import crossings, parts_of
 from meshwright.solve.pipeline.plan import pipeline_plan, route_far_values
 from meshwright.solve.pipeline.ports import chosen_ports, start_s
 from meshwright.solve.pipeline.reorder import MOST_TASKS, reordered
-from meshwright.solve.pipeline.table import Table, boundaries
+from meshwright.solve.pipeline.table import Table
 from meshwright.solve.search_log import SearchRecorder
 from meshwright.solve.stages.choose import SIMULATIONS, any_within, check_method, solve_stages
 from meshwright.solve.stages.options import Options
@@ -366,17 +366,12 @@ class _Search:
         return True
 
     def _tried(self, count: int) -> list[int]:
-        """Meshes whose devices can share some value that crosses evenly, at first; then those that were worth keeping.
-        On very many devices those that have samples for their hosts."""
+        """All meshes at first; then those that were worth keeping. On very many devices those that have samples for
+        their hosts."""
         if self.cluster.device_count > MOST_UNITS and not self.pins.rest:
             samples = self.program.batch // count
             return [i for i, mesh in enumerate(self.meshes) if samples % mesh.mesh.sizes[0] == 0]
-        if self.kept:
-            return sorted(self.kept)
-        crossing = boundaries(self.program.at_batch(cut_batch(self.program.batch, count)[0]))
-        sizes = {size for here in crossing for shape in here.shapes for size in shape}
-        even = [i for i, mesh in enumerate(self.meshes) if any(size % mesh.ranks == 0 for size in sizes)]
-        return even if even and not self.pins.pipeline else list(range(len(self.meshes)))
+        return sorted(self.kept) if self.kept else list(range(len(self.meshes)))
 
     def _problem(self, table: Table) -> StageProblem:
         names = self.cluster.device_names()
