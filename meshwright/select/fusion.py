@@ -39,20 +39,25 @@ class Restricted:
         return found
 
 
-@dataclass(slots=True)
 class Fusion:
-    """Of what a search meets, again and again, in no more steps than the search itself takes."""
+    """Of what a search comes to, again and again. As much of the budget as one took is left to the search before the
+    next, and twice as much as the time before when it found nothing better.
+    """
 
-    best: Best
-    searched: float = 0.0  # steps of the search since the last one
-    taken: float = 0.0  # steps of the last one
+    def __init__(self, best: Best) -> None:
+        self.best = best
+        self.ended = best.budget.used()
+        self.pause = 0.0
 
-    def __call__(self, choices: Sequence[Ints], steps: float) -> None:
-        """The search came to these choices in so many steps."""
-        self.searched += steps
-        if self.searched >= self.taken:
-            self.searched, self.taken = 0.0, fuse(self.best, choices)
-            self.best.budget.charge(self.taken)
+    def __call__(self, choices: Sequence[Ints]) -> None:
+        budget, known = self.best.budget, self.best.cost
+        began = budget.used()
+        if began - self.ended < self.pause:
+            return
+        budget.charge(fuse(self.best, choices))
+        self.ended = budget.used()
+        taken = self.ended - began
+        self.pause = taken if self.best.cost < known else max(taken, 2 * self.pause)
 
 
 def fuse(best: Best, choices: Sequence[Ints]) -> float:

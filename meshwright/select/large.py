@@ -141,7 +141,6 @@ def _search(
     better, half of the next is left to the bound.
     """
     total = 0.0
-    fusion = Fusion(best)
     begin = best.budget.fraction()
     edges = begin + (1 - begin) * np.cumsum(CYCLES)
     with ThreadPoolExecutor(len(searchers)) as pool:
@@ -155,11 +154,11 @@ def _search(
             for one in searchers:
                 one.restart(best.choice, price, best.cost + best.constant)
                 one.state.scalars[1] = np.inf  # polish what this cycle finds, not what the last one did
-            total += _phase(pool, searchers, best, Searcher.swing, (start, middle), going, fusion)
+            total += _phase(pool, searchers, best, Searcher.swing, (start, middle), going)
             for one in searchers:
                 found = np.isfinite(one.state.scalars[1])
                 one.restart(one.state.best if found else best.choice, None, best.cost + best.constant)
-            total += _phase(pool, searchers, best, Searcher.polish, (middle, end), going, fusion)
+            total += _phase(pool, searchers, best, Searcher.polish, (middle, end), going)
     return total
 
 
@@ -170,10 +169,10 @@ def _phase(
     step: Callable[[Searcher, float, float], float],
     span: tuple[float, float],
     going: Callable[[], bool],
-    fusion: Fusion,
 ) -> float:
     """Slices of `step` on every thread, cooling down linearly over the part `span` of the budget."""
     total = 0.0
+    fusion = Fusion(best)
     while going() and best.budget.fraction() < span[1]:
         began = time.perf_counter()
         cool = min(1.0, (span[1] - best.budget.fraction()) / max(span[1] - span[0], 1e-9))
@@ -184,7 +183,7 @@ def _phase(
             if np.isfinite(one.state.scalars[1]):
                 best.offer(one.state.best, "search")
         total += sum(steps)
-        fusion([one.state.x for one in searchers], sum(steps))
+        fusion([one.state.x for one in searchers])
         if best.budget.work is None and time.perf_counter() - began < 0.1:
             for one in searchers:  # slices long enough to be worth their start, short enough to stop in time
                 one.quota = min(one.quota * 2, 1e8)

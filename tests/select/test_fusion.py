@@ -82,12 +82,17 @@ def test_a_mixture_keeps_to_the_rows() -> None:
     assert best.cost == 24.0  # four of the six, and both ends of them
 
 
-def test_fusions_take_no_more_steps_than_the_search() -> None:
+def test_as_much_is_left_to_the_search_as_fusion_takes_and_more_where_it_finds_nothing() -> None:
     problem = two_halves()
     budget = Budget(seconds=60, work=100.0)
     fusion = Fusion(Best(problem, budget, 0.0, np.zeros(12, dtype=np.int64), 30.0))
-    fusion([np.ones(12, dtype=np.int64)], 1.0)
+    fusion([np.ones(12, dtype=np.int64)])
     taken = budget.spent
     assert taken > 0
-    fusion([np.ones(12, dtype=np.int64)], 1.0)
+    fusion([np.ones(12, dtype=np.int64)])
     assert budget.spent == taken
+    for pause in (taken, 2 * taken, 4 * taken):
+        assert fusion.pause == pytest.approx(pause)
+        budget.spent += pause
+        fusion([np.ones(12, dtype=np.int64)])
+        fusion([np.ones(12, dtype=np.int64)])
