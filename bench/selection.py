@@ -8,6 +8,8 @@
     python bench/selection.py --models --methods auto ilp elimination    problems the planner makes of our own models
     python bench/selection.py --segment                    CPU milliseconds for a llama block on one and two axes
     python bench/selection.py --synthetic                  layered graphs, 10 s each; and a stand-in for a segment
+    python bench/selection.py --wide --cpu --seconds 60    800 nodes with up to 1,000 options each, memory and none
+    python bench/selection.py --wide --instances joined-memory-11 --seeds 0 1 2 --methods auto beam
 
 Limits count wall time from before the file is read. On a machine busy with other work `--cpu` counts the CPU seconds of
 the solving process instead, all threads added up; those of HiGHS beside it are reported. Every run has a process of its
@@ -30,11 +32,14 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from meshwright.select import Problem
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -47,12 +52,15 @@ def main() -> None:
     if args.one:
         if args.cpu:
             _count_cpu()
-        print(json.dumps(run_one(args.one, args.methods[0], args.seconds or 60.0, args.seeds[0])))
+        problem = _named(args.one, args.nodes) if args.wide else None
+        print(json.dumps(run_one(args.one, args.methods[0], args.seconds or 60.0, args.seeds[0], problem)))
         return
     if args.segment:
         from bench.select_models import segment_times
 
         rows = list(segment_times())
+    elif args.wide:
+        rows = wide_rows(args)
     else:
         rows = synthetic(args.cpu) if args.synthetic else contest(args)
     _print_table(rows)
@@ -81,6 +89,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--models", action="store_true")
     parser.add_argument("--segment", action="store_true")
     parser.add_argument("--synthetic", action="store_true")
+    parser.add_argument("--wide", action="store_true", help="instances are named KIND-SEED, see select_wide.py")
+    parser.add_argument("--nodes", type=int, default=800, help="of --wide")
     parser.add_argument("--out", default=None, help="a JSON file for the rows of the table")
     parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -93,7 +103,7 @@ def contest(args: argparse.Namespace) -> list[dict[str, Any]]:
         for name, path, limit, published in _files(args, Path(folder)):
             for method in args.methods:
                 for seed in args.seeds:
-                    answer = _in_process(path, method, args.seconds or limit, seed, args.cpu)
+                    answer = _in_process(path, method, args.seconds or limit, seed, ["--cpu"] if args.cpu else [])
                     row = {"instance": name, **answer, **published}
                     best = min((v for v in published.values() if v), default=None)
                     row["ratio"] = row["cost"] / best if best and row["cost"] else None
@@ -172,9 +182,8 @@ def perturbed(path: Path, seed: int, folder: Path) -> Path:
     return target
 
 
-def _in_process(path: Path, method: str, seconds: float, seed: int, cpu: bool) -> dict[str, Any]:
-    words = [sys.executable, __file__, "--one", str(path), "--methods", method, "--seconds", str(seconds)]
-    words += ["--cpu"] if cpu else []
+def _in_process(path: Path | str, method: str, seconds: float, seed: int, options: list[str]) -> dict[str, Any]:
+    words = [sys.executable, __file__, "--one", str(path), "--methods", method, "--seconds", str(seconds), *options]
     answer = subprocess.run([*words, "--seeds", str(seed)], capture_output=True, text=True, check=False)
     if answer.returncode:
         return {"method": method, "seed": seed, "cost": None, "fault": answer.stderr[-300:]}
@@ -182,13 +191,14 @@ def _in_process(path: Path, method: str, seconds: float, seed: int, cpu: bool) -
     return result
 
 
-def run_one(path: str, method: str, seconds: float, seed: int) -> dict[str, Any]:
-    """Reads and solves one file in this process."""
-    began = time.perf_counter()
+def run_one(path: str, method: str, seconds: float, seed: int, problem: Problem | None = None) -> dict[str, Any]:
+    """Reads and solves one file in this process, or the problem that is given."""
+    began, cpu_began = time.perf_counter(), time.process_time()
     from meshwright.select import solve
     from meshwright.select.contest import load
 
-    problem = load(path)
+    if problem is None:
+        problem = load(path)
     read_s = time.perf_counter() - began
     selection = solve(problem, seconds=max(1.0, seconds - read_s - MARGIN_S), method=method, seed=seed)
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -200,11 +210,38 @@ def run_one(path: str, method: str, seconds: float, seed: int) -> dict[str, Any]
         "gap": selection.gap if np.isfinite(selection.gap) else None,
         "read_s": round(read_s, 2),
         "wall_s": round(time.perf_counter() - began, 2),
-        "cpu_s": round(own.ru_utime + own.ru_stime, 2),
+        "cpu_s": round(time.process_time() - cpu_began, 2),
         "highs_cpu_s": round(children.ru_utime + children.ru_stime, 2),
         "peak_mib": (own.ru_maxrss + children.ru_maxrss) // 1024,
         "done": selection.done,
     }
+
+
+def wide_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per instance, method and seed; `over_best`: its cost over the least that any of them found."""
+    from bench.select_wide import HELD_OUT, KINDS
+
+    names = [f"{kind}{rows}-{seed}" for kind in KINDS for rows in ("", "-memory") for seed in HELD_OUT]
+    options = ["--wide", "--nodes", str(args.nodes), *(["--cpu"] if args.cpu else [])]
+    found = []
+    for name in args.instances or names:
+        rows = []
+        for method in args.methods:
+            for seed in args.seeds:
+                rows.append({"instance": name, **_in_process(name, method, args.seconds or 300.0, seed, options)})
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        best = min((row["cost"] for row in rows if row["cost"]), default=None)
+        for row in rows:
+            row["over_best"] = row["cost"] / best - 1 if best and row["cost"] else None
+        found += rows
+    return found
+
+
+def _named(name: str, nodes: int) -> Problem:
+    from bench.select_wide import wide
+
+    kind, _, seed = name.rpartition("-")
+    return wide(kind, int(seed), nodes)
 
 
 def synthetic(cpu: bool) -> list[dict[str, Any]]:
@@ -252,8 +289,8 @@ def _children_s() -> float:
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
     table = Table(title="selection")
-    columns = ("instance", "method", "seed", "cost", "bound", "gap", "best_team_cost", "xla_cost", "ratio", "wall_s",
-               "cpu_s", "highs_cpu_s", "peak_mib", "nodes", "options", "entries", "prepare_ms", "run_ms",
+    columns = ("instance", "method", "seed", "cost", "bound", "gap", "over_best", "best_team_cost", "xla_cost", "ratio",
+               "wall_s", "cpu_s", "highs_cpu_s", "peak_mib", "nodes", "options", "entries", "prepare_ms", "run_ms",
                "solve_ms")  # fmt: skip
     columns = tuple(column for column in columns if any(column in row for row in rows))
     for column in columns:
@@ -266,7 +303,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 def _cell(column: str, value: Any) -> str:
     if value is None:
         return "-"
-    if column == "gap":
+    if column in ("gap", "over_best"):
         return f"{value:.4%}"
     if column == "ratio":
         return f"{value:.6f}"

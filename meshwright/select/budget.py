@@ -34,9 +34,13 @@ class Budget:
     def elapsed(self) -> float:
         return clock() - self.started
 
+    def used(self) -> float:
+        """Seconds, or units of work."""
+        return self.elapsed() if self.work is None else self.spent
+
     def left(self) -> float:
         """Seconds left, or units of work left."""
-        return self.seconds - self.elapsed() if self.work is None else self.work - self.spent
+        return (self.seconds if self.work is None else self.work) - self.used()
 
     def fraction(self) -> float:
         """The part of the budget that is used up, from 0 to 1."""

@@ -29,6 +29,7 @@ class Ascent:
         self.bound = -np.inf
         self.best_price = self.prices.value
         self.passes = 0
+        self.work = int((a.kinds * a.kinds[a.back]).sum() + 3 * (np.diff(a.start) * np.diff(a.offsets)).sum())
 
     def step(self) -> int:
         """One pass and one price step; returns elementary steps done."""
@@ -41,4 +42,4 @@ class Ascent:
         self.passes += 1
         rows.fill_usage(self.a, self.x, self.usage)
         self.prices.move(self.usage, max(abs(self.bound), 0.5 * abs(rows.total_cost(self.a, self.x))))
-        return 2 * len(self.a.mats) + len(self.a.bytes) + len(price)
+        return self.work + len(self.a.bytes) + len(price)

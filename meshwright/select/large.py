@@ -4,7 +4,8 @@
 worth. 2. If none was feasible, `_force` alternates sweeps at the current prices with higher prices for rows that
 are over. 3. Searchers, one per thread, go through cycles of growing length: `swing` from hot to cold finds a good
 region, `anneal` polishes
-   the best choice of the cycle (`kernels.search`). Cycles start from the best choice of all.
+   the best choice of the cycle (`kernels.search`). Cycles start from the best choice of all. 4. What searchers come to
+is fused with the best choice all the while (`fusion`).
 
 Slices of equal work end before anything is compared, so two threads give the same result as one after the other.
 """
@@ -20,6 +21,7 @@ import numpy as np
 
 from meshwright.select.best import Best
 from meshwright.select.dual import Ascent
+from meshwright.select.fusion import Fusion
 from meshwright.select.kernels import rows, search
 from meshwright.select.kernels.arrays import Arrays, lay_out
 from meshwright.select.kernels.forest import Forest, new_forest
@@ -35,6 +37,7 @@ POLISH_HEAT = 0.03
 POLISH_SLACK = 3e-5  # what a polishing move may lose at the start, of the cost
 LARGEST_FOREST = 400
 FIRST_PRICE = 0.003  # of the cost per limit
+QUOTA = 20  # steps of a slice per option: more than its random numbers take
 DECAY = 0.999  # of prices per feasible polishing move
 
 
@@ -46,7 +49,7 @@ class Searcher:
     forest: Forest
     state: search.State
     rng: np.random.Generator
-    quota: float = 1e5
+    quota: float
 
     def restart(self, choice: Ints, price: np.ndarray | None, cost: float) -> None:
         """Goes on from `choice`; prices stay as they are if none are given."""
@@ -88,7 +91,8 @@ def solve(best: Best, seed: int, done: list[str], listen: Callable[[], bool] | N
     def going() -> bool:
         return (listen is None or listen()) and not best.budget.over()
 
-    ascent = _climb(Ascent(a), best, going)
+    ascent = Ascent(a)
+    _climb(ascent, best, going, best.budget.fraction() + ASCENT_SHARE * (1 - best.budget.fraction()))
     done.append(f"{ascent.passes} passes of message passing, bound {ascent.bound + best.constant:.9g}")
     threads = 1 if listen is not None else 2
     searchers = [_searcher(a, ascent.x, seed, i) for i in range(threads)]
@@ -96,24 +100,23 @@ def solve(best: Best, seed: int, done: list[str], listen: Callable[[], bool] | N
     if not np.isfinite(best.cost):
         price = _force(searchers[0], price, best, going)
     if np.isfinite(best.cost):
-        steps = _search(searchers, price, best, going)
+        steps = _search(searchers, price, best, ascent, going)
         done.append(f"large-neighbourhood search on {threads} threads, {steps:.3g} steps")
     else:
         best.choice = searchers[0].state.x
 
 
 def _searcher(a: Arrays, x: Ints, seed: int, number: int) -> Searcher:
-    return Searcher(a, new_forest(a), search.new_state(a, x), np.random.default_rng((seed, number)))
+    quota = QUOTA * len(a.costs)
+    return Searcher(a, new_forest(a), search.new_state(a, x), np.random.default_rng((seed, number)), quota)
 
 
-def _climb(ascent: Ascent, best: Best, going: Callable[[], bool]) -> Ascent:
-    """Ascends for its share of the budget."""
-    until = best.budget.fraction() + ASCENT_SHARE * (1 - best.budget.fraction())
+def _climb(ascent: Ascent, best: Best, going: Callable[[], bool], until: float) -> None:
+    """Ascends until this part of the budget is used up."""
     while going() and best.budget.fraction() < until:
         best.budget.charge(ascent.step())
         best.offer(ascent.x, "bound")
         best.raise_bound(ascent.bound, "bound")
-    return ascent
 
 
 def _force(searcher: Searcher, price: np.ndarray, best: Best, going: Callable[[], bool]) -> np.ndarray:
@@ -131,13 +134,22 @@ def _force(searcher: Searcher, price: np.ndarray, best: Best, going: Callable[[]
     return s.price.copy()
 
 
-def _search(searchers: list[Searcher], price: np.ndarray, best: Best, going: Callable[[], bool]) -> float:
-    """Cycles of swinging and polishing until the budget is used up; returns steps done."""
+def _search(
+    searchers: list[Searcher], price: np.ndarray, best: Best, ascent: Ascent, going: Callable[[], bool]
+) -> float:
+    """Cycles of swinging and polishing until the budget is used up; returns steps done. Once a cycle has found nothing
+    better, half of the next is left to the bound.
+    """
     total = 0.0
     begin = best.budget.fraction()
     edges = begin + (1 - begin) * np.cumsum(CYCLES)
     with ThreadPoolExecutor(len(searchers)) as pool:
+        known = np.inf
         for start, end in zip((begin, *edges[:-1]), edges, strict=True):
+            if best.cost == known:
+                start = 0.5 * (start + end)
+                _climb(ascent, best, going, start)
+            known = best.cost
             middle = start + SWING_SHARE * (end - start)
             for one in searchers:
                 one.restart(best.choice, price, best.cost + best.constant)
@@ -160,6 +172,7 @@ def _phase(
 ) -> float:
     """Slices of `step` on every thread, cooling down linearly over the part `span` of the budget."""
     total = 0.0
+    fusion = Fusion(best)
     while going() and best.budget.fraction() < span[1]:
         began = time.perf_counter()
         cool = min(1.0, (span[1] - best.budget.fraction()) / max(span[1] - span[0], 1e-9))
@@ -170,6 +183,7 @@ def _phase(
             if np.isfinite(one.state.scalars[1]):
                 best.offer(one.state.best, "search")
         total += sum(steps)
+        fusion([one.state.x for one in searchers])
         if best.budget.work is None and time.perf_counter() - began < 0.1:
             for one in searchers:  # slices long enough to be worth their start, short enough to stop in time
                 one.quota = min(one.quota * 2, 1e8)

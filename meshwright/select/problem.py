@@ -109,10 +109,12 @@ class Problem:
             total += float(self.edge_costs[self.edge_offsets[:-1] + local[a] * width[b] + local[b]].sum())
         return total
 
-    def row_usage(self, choice: Sequence[int] | Ints) -> Floats:
-        """Bytes in use in every row."""
+    def row_usage(self, choice: Sequence[int] | Ints, nodes: npt.NDArray[np.bool_] | None = None) -> Floats:
+        """Bytes in use in every row, by all nodes or by those that `nodes` marks."""
         local = np.asarray(choice, dtype=np.int64)
         on = self.offsets[self.use_node] + local[self.use_node] == self.use_option
+        if nodes is not None:
+            on &= nodes[self.use_node]
         delta = np.zeros(len(self.limits) + 1)
         np.add.at(delta, self.use_begin[on], self.use_bytes[on])
         np.subtract.at(delta, self.use_end[on], self.use_bytes[on])

@@ -99,6 +99,33 @@ def test_usage_and_cost_in_kernels_are_those_of_the_problem() -> None:
         assert rows.total_cost(a, np.array(choice)) == pytest.approx(problem.total_cost(choice))
 
 
+def chain_of_layouts(nodes: int, options: int, layouts: int, seed: int = 0) -> Problem:
+    """Edges see the layouts of options only: few of them, and every edge the same prices."""
+    rng = np.random.default_rng(seed)
+    build = ProblemBuilder()
+    layout = [rng.integers(0, layouts, options) for _ in range(2)]
+    prices = rng.integers(0, 40, (layouts, layouts)).astype(float)
+    for i in range(nodes):
+        build.node(rng.integers(0, 40, options).astype(float))
+        if i:
+            build.edge(i - 1, i, prices[np.ix_(layout[(i - 1) % 2], layout[i % 2])])
+    return build.build()
+
+
+def test_kernels_work_on_classes_of_options_and_equal_edges_share_a_matrix() -> None:
+    problem = chain_of_layouts(12, 60, 4)
+    a = lay_out(problem)
+    assert len(a.mats) <= 2 * 2 * 4 * 4  # two kinds of edge, either way
+    ascent = Ascent(a)
+    for _ in range(30):
+        steps = ascent.step()
+    assert steps < len(problem.edge_costs) // 2
+    best = solve(problem, method="elimination").cost
+    assert ascent.bound == pytest.approx(best)  # message passing is exact on a chain
+    assert problem.total_cost(ascent.x) == pytest.approx(best)
+    assert rows.total_cost(a, ascent.x) == pytest.approx(best)
+
+
 @pytest.mark.full
 def test_the_search_for_large_cores_is_feasible_and_close_to_its_bound() -> None:
     problem = grid(9, 4, limit=1500.0)

@@ -42,6 +42,15 @@ class TooWideError(ProblemError):
 
 
 @dataclass(frozen=True, slots=True)
+class _Limits:
+    """most: table entries in all. largest: entries of one table. stop: says when no time is left."""
+
+    most: float
+    largest: float
+    stop: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """A prepared elimination of all nodes but `kept`. `entries`: of all tables. `possible`: whether forbidden pairs
     leave any choice. Node numbers from `nodes` on are stand-ins that `plan` added; their options cost nothing. `known`:
@@ -159,7 +168,7 @@ def plan(
     width = np.diff(problem.offsets).tolist()
     order = Order(tuple(kept), problem.nodes, tuple(problem.offsets.tolist()), tuple(width[node] for node in kept))
     try:
-        work, steps = _any_order(problem, kept, most, largest, stop, varying)
+        work, steps = _any_order(problem, kept, _Limits(most, largest, stop), varying)
     except ImpossibleError:
         return replace(order, possible=False)
     total = sum(step.entries for step in steps)
@@ -173,24 +182,19 @@ def plan(
 
 
 def _any_order(
-    problem: Problem,
-    kept: Sequence[int],
-    most: float,
-    largest: float,
-    stop: Callable[[], bool],
-    varying: Collection[int] | None,
+    problem: Problem, kept: Sequence[int], limits: _Limits, varying: Collection[int] | None
 ) -> tuple[_Work, list[Step]]:
     """With fixed nodes first, with no regard to these, or improved: the first of these that is not too wide."""
     every = range(problem.nodes)
     if varying is not None:
         with suppress(TooWideError):
-            return _prepared(problem, kept, most, largest, stop, varying, improve=False)
+            return _prepared(problem, kept, limits, varying, improve=False)
     try:
-        return _prepared(problem, kept, most, largest, stop, every, improve=False)
+        return _prepared(problem, kept, limits, every, improve=False)
     except TooWideError:
-        if largest == float("inf"):
+        if limits.largest == float("inf"):
             raise
-        return _prepared(problem, kept, most, largest, stop, every, improve=True)
+        return _prepared(problem, kept, limits, every, improve=True)
 
 
 def _before(step: Step) -> list[int]:
@@ -208,23 +212,18 @@ def _fixed(steps: Sequence[Step], varying: Collection[int]) -> list[int]:
 
 
 def _prepared(
-    problem: Problem,
-    kept: Sequence[int],
-    most: float,
-    largest: float,
-    stop: Callable[[], bool],
-    varying: Collection[int],
-    improve: bool,
+    problem: Problem, kept: Sequence[int], limits: _Limits, varying: Collection[int], *, improve: bool
 ) -> tuple[_Work, list[Step]]:
     """improve: the order, which takes longer."""
-    work = _Work(problem, kept, most, largest if improve else 0.0, stop, varying)
+    work = _Work(problem, kept, limits, varying, improve=improve)
     steps: list[Step] = []
+    left = limits.most
     for node in work.order:
-        if stop():
+        if limits.stop():
             raise TooWideError("no time left to prepare tables")
-        for step in work.eliminate(node, min(largest, most)):
+        for step in work.eliminate(node, min(limits.largest, left)):
             steps.append(step)
-            most -= step.entries
+            left -= step.entries
     return work, steps
 
 
@@ -232,23 +231,17 @@ class _Work:
     """The factors of every node that is not gone. `alone`: what is seen of a node that is in no factor."""
 
     def __init__(
-        self,
-        problem: Problem,
-        kept: Sequence[int],
-        most: float,
-        largest: float,
-        stop: Callable[[], bool],
-        varying: Collection[int],
+        self, problem: Problem, kept: Sequence[int], limits: _Limits, varying: Collection[int], *, improve: bool
     ) -> None:
         self.views = Views()
         self.kept = set(kept)
         width = np.diff(problem.offsets).tolist()
         self.scalars: list[Factor] = []
         self.count = 0
-        if hopeless(width, problem.edge_nodes.tolist(), kept, most):
-            raise TooWideError("tables too large even for classes of options", f"at most {most:,.0f} entries")
+        if hopeless(width, problem.edge_nodes.tolist(), kept, limits.most):
+            raise TooWideError("tables too large even for classes of options", f"at most {limits.most:,.0f} entries")
         whole = Divided(_edges(problem, self.views), [self.views.by([0] * n) for n in width])
-        self.order, parts = _best(whole, kept, self.views, most, largest, stop, varying)
+        self.order, parts = _best(whole, kept, self.views, limits, varying, improve=improve)
         self.alone = parts.alone
         self.factors: list[dict[Factor, None]] = [{} for _ in self.alone]
         for factor in parts.factors:
@@ -337,25 +330,19 @@ class _Work:
 
 
 def _best(
-    whole: Divided,
-    kept: Sequence[int],
-    views: Views,
-    most: float,
-    largest: float,
-    stop: Callable[[], bool],
-    varying: Collection[int],
+    whole: Divided, kept: Sequence[int], views: Views, limits: _Limits, varying: Collection[int], *, improve: bool
 ) -> tuple[list[int], Divided]:
-    """The best order found, and what it is an order of. largest: for tables of so many entries it is improved, with
-    stand-ins and by a local search; 0: it is not, but nodes that do not vary go first."""
-    parts = divided(whole, kept, views) if largest else whole
+    """The best order found, and what it is an order of. improve: it is improved for its largest tables, with stand-ins
+    and by a local search; else nodes that do not vary go first."""
+    parts = divided(whole, kept, views) if improve else whole
     start = Pass.of(kept, parts.factors, parts.alone, views, parts.stand_ins, varying)
-    order = best_order(start, most, stop)
+    order = best_order(start, limits.most, limits.stop)
     if order is None:
-        raise TooWideError("tables too large in every order tried", f"at most {most:,.0f} entries")
-    if not largest:
-        order = fixed_first(start, order, stop)
+        raise TooWideError("tables too large in every order tried", f"at most {limits.most:,.0f} entries")
+    if improve:
+        order = improved(Pass.of(kept, parts.factors, parts.alone, views), order, limits.largest, limits.stop)
     else:
-        order = improved(Pass.of(kept, parts.factors, parts.alone, views), order, largest, stop)
+        order = fixed_first(start, order, limits.stop)
     return order.nodes, parts
 
 

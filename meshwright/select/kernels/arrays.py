@@ -1,21 +1,27 @@
-"""A `Problem` laid out for the kernels: each edge twice, once seen from either end, uses as (node, interval) x
-option.
+"""A `Problem` laid out for the kernels: each edge twice, once seen from either end, over classes of options that it
+cannot tell apart (`reductions.compact`); uses as (node, interval) x option.
+
+Options on three mesh axes are many, the layouts that an edge sees are few, and a message costs as much as there are
+pairs of classes. Edges with equal matrices share one.
 """
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.select.flatten import running
+from meshwright.select.flatten import join, running
 from meshwright.select.problem import Floats, Ints, Problem
+from meshwright.select.reductions import compact
 
 
 class Arrays(NamedTuple):
-    """Link l of node i (start[i] <= l < start[i + 1]) leads to near[l]. mats[mat[l] + s * k + t] is the cost of
-    option s of i with option t of the other, k its option count; back[l] is the same edge seen from there. Item m
-    of node i (item[i] <= m < item[i + 1]) takes bytes[first[m] + s] in rows begin[m] to end[m].
+    """Link l of node i (start[i] <= l < start[i + 1]) leads to near[l]; back[l] is the same edge seen from there.
+    classes[seen[l] + s] is the class of option s of i, one of kinds[l]. mats[mat[l] + p * kinds[back[l]] + q] is the
+    cost of class p with class q of the other. Item m of node i (item[i] <= m < item[i + 1]) takes bytes[first[m] + s]
+    in rows begin[m] to end[m].
     """
 
     offsets: Ints
@@ -23,6 +29,9 @@ class Arrays(NamedTuple):
     start: Ints
     near: Ints
     back: Ints
+    seen: Ints
+    kinds: Ints
+    classes: Ints
     mat: Ints
     mats: Floats
     item: Ints
@@ -39,14 +48,17 @@ def lay_out(problem: Problem) -> Arrays:
     """
     finite = np.concatenate((problem.costs, problem.edge_costs))
     barrier = 1.0 + 100.0 * float(np.abs(finite[np.isfinite(finite)]).max(initial=0.0))
-    start, near, back, mat, mats = _links(problem)
+    start, near, back, order = _links(problem)
+    sides = _sides(problem)
     item, begin, end, first, size = _items(problem)
-    costs, mats = (np.where(np.isinf(array), barrier, array) for array in (problem.costs, mats))
-    return Arrays(problem.offsets.astype(np.int64), costs, start, near, back, mat, mats,
-                  item, begin, end, first, size, problem.limits.astype(np.float64))  # fmt: skip
+    costs, mats = (np.where(np.isinf(array), barrier, array) for array in (problem.costs, sides.mats))
+    return Arrays(problem.offsets.astype(np.int64), costs, start, near, back, sides.seen[order], sides.kinds[order],
+                  sides.classes, sides.mat[order], mats, item, begin, end, first, size,
+                  problem.limits.astype(np.float64))  # fmt: skip
 
 
-def _links(problem: Problem) -> tuple[Ints, Ints, Ints, Ints, Floats]:
+def _links(problem: Problem) -> tuple[Ints, Ints, Ints, Ints]:
+    """Of the first ends of all edges, then the second ones, `order` has those of each node together."""
     edges = problem.edges
     a, b = problem.edge_nodes[:, 0], problem.edge_nodes[:, 1]
     owner = np.concatenate((a, b))
@@ -54,12 +66,38 @@ def _links(problem: Problem) -> tuple[Ints, Ints, Ints, Ints, Floats]:
     place = np.empty(2 * edges, dtype=np.int64)
     place[order] = np.arange(2 * edges)
     twin = np.concatenate((np.arange(edges, 2 * edges), np.arange(edges)))
-    total = len(problem.edge_costs)
-    mat = np.concatenate((problem.edge_offsets[:-1], problem.edge_offsets[:-1] + total))
-    turned = [problem.matrix(edge).T.reshape(-1) for edge in range(edges)]
-    mats = np.concatenate((problem.edge_costs, *turned)) if edges else np.zeros(0)
     start = running(np.bincount(owner, minlength=problem.nodes).tolist())
-    return start, np.concatenate((b, a))[order], place[twin[order]], mat[order], mats
+    return start, np.concatenate((b, a))[order], place[twin[order]], order
+
+
+class _Sides(NamedTuple):
+    """The first ends of all edges, then the second ones; fields as in `Arrays`."""
+
+    seen: Ints
+    kinds: Ints
+    classes: Ints
+    mat: Ints
+    mats: Floats
+
+
+def _sides(problem: Problem) -> _Sides:
+    number: dict[tuple[bytes, tuple[int, ...]], int] = {}
+    found: list[compact.Compact] = []
+    which = np.zeros(problem.edges, dtype=np.int64)
+    for edge in range(problem.edges):
+        matrix = problem.matrix(edge)
+        key = blake2b(matrix.tobytes(), digest_size=16).digest(), matrix.shape
+        if key not in number:
+            number[key] = len(found)
+            found.append(compact.apply(matrix))
+        which[edge] = number[key]
+    classes = [part for each in found for part in (each.rows, each.columns)]
+    shapes = np.array([each.matrix.shape for each in found], dtype=np.int64).reshape(-1, 2)
+    begins = running([len(part) for part in classes])[:-1].reshape(-1, 2)
+    places = running([each.matrix.size for each in found for _ in range(2)])[:-1].reshape(-1, 2)
+    mats = [part.reshape(-1) for each in found for part in (each.matrix, each.matrix.T)]
+    seen, kinds, mat = (table[which].T.reshape(-1) for table in (begins, shapes, places))
+    return _Sides(seen, kinds, np.concatenate(classes) if classes else seen, mat, join(mats))
 
 
 def _items(problem: Problem) -> tuple[Ints, Ints, Ints, Ints, Floats]:

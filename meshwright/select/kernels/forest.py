@@ -15,6 +15,7 @@ import numpy as np
 
 from meshwright.select.kernels.arrays import Arrays
 from meshwright.select.kernels.jit import jit
+from meshwright.select.kernels.pairs import add_pairs, fill_low, fill_message, spread
 from meshwright.select.kernels.rows import add_prices
 from meshwright.select.problem import Floats, Ints
 
@@ -29,17 +30,13 @@ class Forest(NamedTuple):
     queued: Ints
     queue: Ints
     weight: Floats  # per option: w plus the messages of children
-    best: Ints  # per node and option of its parent: the option that attains m
-    best_at: Ints
+    low: Floats  # per class of the node at hand: its least weight
+    message: Floats  # per class of its parent
 
 
 def new_forest(a: Arrays) -> Forest:
-    n = len(a.offsets) - 1
-    width = np.diff(a.offsets)
-    widest = np.zeros(n, dtype=np.int64)
-    np.maximum.at(widest, np.repeat(np.arange(n), np.diff(a.start)), width[a.near])
-    best_at = np.concatenate(([0], np.cumsum(widest))).astype(np.int64)
-    blank = np.zeros(n, dtype=np.int64)
+    blank = np.zeros(len(a.offsets) - 1, dtype=np.int64)
+    most = int(a.kinds.max(initial=1))
     return Forest(
         nodes=blank.copy(),
         link=blank.copy(),
@@ -48,8 +45,8 @@ def new_forest(a: Arrays) -> Forest:
         queued=blank.copy(),
         queue=blank.copy(),
         weight=np.zeros(len(a.costs)),
-        best=np.zeros(int(best_at[-1]), dtype=np.int64),
-        best_at=best_at,
+        low=np.zeros(most),
+        message=np.zeros(most),
     )
 
 
@@ -115,17 +112,13 @@ def weigh(a: Arrays, f: Forest, count: int, x: Ints) -> int:
     steps = 0
     for p in range(count):
         v = f.nodes[p]
-        base = a.offsets[v]
-        width = a.offsets[v + 1] - base
-        for s in range(width):
-            f.weight[base + s] = a.costs[base + s]
+        own = f.weight[a.offsets[v] : a.offsets[v + 1]]
+        own[:] = a.costs[a.offsets[v] : a.offsets[v + 1]]
         for link in range(a.start[v], a.start[v + 1]):
             u = a.near[link]
             if f.place[u] < 0:
-                row = a.mat[a.back[link]] + x[u] * width
-                for s in range(width):
-                    f.weight[base + s] += a.mats[row + s]
-        steps += width * (a.start[v + 1] - a.start[v] + 1)
+                add_pairs(a, link, x[u], own)
+        steps += len(own) * (a.start[v + 1] - a.start[v] + 1)
     return steps
 
 
@@ -150,38 +143,20 @@ def optimise(a: Arrays, f: Forest, count: int, total: Floats, noise: Floats, at:
             steps += _send(a, f, v, link)
     for p in range(count):
         v = f.nodes[p]
+        own = f.weight[a.offsets[v] : a.offsets[v + 1]]
         link = f.link[p]
         if link >= 0:
-            y[v] = f.best[f.best_at[v] + y[a.near[link]]]
-        else:
-            base = a.offsets[v]
-            low = f.weight[base]
-            y[v] = 0
-            for s in range(1, a.offsets[v + 1] - base):
-                if f.weight[base + s] < low:
-                    low = f.weight[base + s]
-                    y[v] = s
+            add_pairs(a, link, y[a.near[link]], own)
+        y[v] = own.argmin()
     return steps
 
 
 @jit
 def _send(a: Arrays, f: Forest, v: int, link: int) -> int:
     """Adds the message of v to the weights of its parent."""
-    base = a.offsets[v]
-    width = a.offsets[v + 1] - base
-    u = a.near[link]
-    above = a.offsets[u]
-    rows = a.offsets[u + 1] - above
-    mat = a.mat[a.back[link]]
-    for t in range(rows):
-        row = mat + t * width
-        low = np.inf
-        arg = 0
-        for s in range(width):
-            value = f.weight[base + s] + a.mats[row + s]
-            if value < low:
-                low = value
-                arg = s
-        f.weight[above + t] += low
-        f.best[f.best_at[v] + t] = arg
-    return int(rows * width)
+    u, back = a.near[link], a.back[link]
+    own, above = f.weight[a.offsets[v] : a.offsets[v + 1]], f.weight[a.offsets[u] : a.offsets[u + 1]]
+    fill_low(a, link, own, f.low)
+    fill_message(a, link, f.low, f.message)
+    spread(a, back, f.message, above)
+    return int(a.kinds[link] * a.kinds[back] + len(own) + len(above))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from meshwright.select.kernels.arrays import Arrays
 from meshwright.select.kernels.jit import jit
+from meshwright.select.kernels.pairs import pair_cost
 from meshwright.select.problem import Floats, Ints
 
 
@@ -57,5 +58,5 @@ def total_cost(a: Arrays, x: Ints) -> float:
         for link in range(a.start[i], a.start[i + 1]):
             j = a.near[link]
             if i < j:
-                cost += a.mats[a.mat[link] + x[i] * (a.offsets[j + 1] - a.offsets[j]) + x[j]]
+                cost += pair_cost(a, link, x[i], x[j])
     return cost

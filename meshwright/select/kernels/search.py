@@ -18,6 +18,7 @@ import numpy as np
 from meshwright.select.kernels.arrays import Arrays
 from meshwright.select.kernels.forest import Forest, grow, optimise, release, weigh
 from meshwright.select.kernels.jit import jit
+from meshwright.select.kernels.pairs import pair_cost
 from meshwright.select.kernels.rows import fill_running, fill_usage, total_cost
 from meshwright.select.problem import Floats, Ints
 
@@ -63,12 +64,10 @@ def move_cost(a: Arrays, f: Forest, count: int, x: Ints, y: Ints) -> float:
         change += a.costs[base + y[v]] - a.costs[base + x[v]]
         for link in range(a.start[v], a.start[v + 1]):
             u = a.near[link]
-            width = a.offsets[u + 1] - a.offsets[u]
-            mat = a.mat[link]
             if f.place[u] < 0:
-                change += a.mats[mat + y[v] * width + x[u]] - a.mats[mat + x[v] * width + x[u]]
+                change += pair_cost(a, link, y[v], x[u]) - pair_cost(a, link, x[v], x[u])
             elif u < v:
-                change += a.mats[mat + y[v] * width + y[u]] - a.mats[mat + x[v] * width + x[u]]
+                change += pair_cost(a, link, y[v], y[u]) - pair_cost(a, link, x[v], x[u])
     return change
 
 

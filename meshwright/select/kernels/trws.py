@@ -17,17 +17,17 @@ import numpy as np
 
 from meshwright.select.kernels.arrays import Arrays
 from meshwright.select.kernels.jit import jit
+from meshwright.select.kernels.pairs import add_pairs, fill_low, fill_message, spread
 from meshwright.select.kernels.rows import add_prices
 from meshwright.select.problem import Floats, Ints
 
 
 @jit
 def message_at(a: Arrays) -> Ints:
-    """Where the message along each link (towards its owner) begins; as long as the owner's options."""
+    """Where the message along each link (towards its owner) begins; it has an entry per class of the owner's."""
     at = np.zeros(len(a.near) + 1, dtype=np.int64)
-    for i in range(len(a.offsets) - 1):
-        for link in range(a.start[i], a.start[i + 1]):
-            at[link + 1] = at[link] + a.offsets[i + 1] - a.offsets[i]
+    for link in range(len(a.near)):
+        at[link + 1] = at[link] + a.kinds[link]
     return at
 
 
@@ -44,12 +44,9 @@ def both_ways(a: Arrays, at: Ints, messages: Floats, total: Floats, beliefs: Flo
     for q in range(n):
         i = n - 1 - q
         _gather(a, at, messages, total, beliefs, i)
-        base = a.offsets[i]
-        low = np.inf
-        for s in range(a.offsets[i + 1] - base):
-            low = min(low, beliefs[base + s])
-        for s in range(a.offsets[i + 1] - base):
-            beliefs[base + s] -= low
+        own = beliefs[a.offsets[i] : a.offsets[i + 1]]
+        low = own.min()
+        own -= low
         bound += low + _send_on(a, at, messages, beliefs, i, False)
     _decode(a, at, messages, total, x)
     return bound
@@ -57,46 +54,36 @@ def both_ways(a: Arrays, at: Ints, messages: Floats, total: Floats, beliefs: Flo
 
 @jit
 def _gather(a: Arrays, at: Ints, messages: Floats, total: Floats, beliefs: Floats, i: int) -> None:
-    base = a.offsets[i]
-    width = a.offsets[i + 1] - base
-    for s in range(width):
-        beliefs[base + s] = a.costs[base + s]
+    own = beliefs[a.offsets[i] : a.offsets[i + 1]]
+    own[:] = a.costs[a.offsets[i] : a.offsets[i + 1]]
     add_prices(a, i, total, beliefs)
     for link in range(a.start[i], a.start[i + 1]):
-        for s in range(width):
-            beliefs[base + s] += messages[at[link] + s]
+        spread(a, link, messages[at[link] : at[link + 1]], own)
 
 
 @jit
 def _send_on(a: Arrays, at: Ints, messages: Floats, beliefs: Floats, i: int, later: bool) -> float:
     """Messages from i to its later (or earlier) neighbours; returns the sum of the minima taken out of them."""
-    base = a.offsets[i]
-    width = a.offsets[i + 1] - base
+    own = beliefs[a.offsets[i] : a.offsets[i + 1]]
     after = 0
     for link in range(a.start[i], a.start[i + 1]):
         if a.near[link] > i:
             after += 1
     gamma = 1.0 / max(after, a.start[i + 1] - a.start[i] - after, 1)
     out = 0.0
-    rest = np.empty(width)
+    rest = np.empty(len(own))
     for link in range(a.start[i], a.start[i + 1]):
         j = a.near[link]
         if (j > i) != later:
             continue
-        for s in range(width):
-            rest[s] = gamma * beliefs[base + s] - messages[at[link] + s]
+        fill_low(a, link, own, rest)
+        for p in range(a.kinds[link]):
+            rest[p] = gamma * rest[p] - messages[at[link] + p]
         there = a.back[link]
-        mat = a.mat[there]
-        floor = np.inf
-        for t in range(a.offsets[j + 1] - a.offsets[j]):
-            row = mat + t * width
-            low = np.inf
-            for s in range(width):
-                low = min(low, rest[s] + a.mats[row + s])
-            messages[at[there] + t] = low
-            floor = min(floor, low)
-        for t in range(a.offsets[j + 1] - a.offsets[j]):
-            messages[at[there] + t] -= floor
+        sent = messages[at[there] : at[there + 1]]
+        fill_message(a, link, rest, sent)
+        floor = sent.min()
+        sent -= floor
         out += floor
     return out
 
@@ -104,24 +91,14 @@ def _send_on(a: Arrays, at: Ints, messages: Floats, beliefs: Floats, i: int, lat
 @jit
 def _decode(a: Arrays, at: Ints, messages: Floats, total: Floats, x: Ints) -> None:
     """Options chosen one node after another: true edges to those chosen, messages from those to come."""
-    local = np.zeros(len(a.costs))
+    local = a.costs.copy()
     for i in range(len(x)):
-        base = a.offsets[i]
-        width = a.offsets[i + 1] - base
-        for s in range(width):
-            local[base + s] = a.costs[base + s]
+        own = local[a.offsets[i] : a.offsets[i + 1]]
         add_prices(a, i, total, local)
         for link in range(a.start[i], a.start[i + 1]):
             j = a.near[link]
             if j < i:
-                row = a.mat[a.back[link]] + x[j] * width
-                for s in range(width):
-                    local[base + s] += a.mats[row + s]
+                add_pairs(a, link, x[j], own)
             else:
-                for s in range(width):
-                    local[base + s] += messages[at[link] + s]
-        low = np.inf
-        for s in range(width):
-            if local[base + s] < low:
-                low = local[base + s]
-                x[i] = s
+                spread(a, link, messages[at[link] : at[link + 1]], own)
+        x[i] = own.argmin()
