@@ -11,6 +11,7 @@ import pytest
 from small_models import small_model
 
 from meshwright.capture import capture
+from meshwright.capture.experts import MIX
 from meshwright.cluster import load_cluster
 from meshwright.cutting import even_cuts
 from meshwright.models.reference import parse_reference
@@ -108,3 +109,23 @@ def test_the_price_of_the_highest_bound_is_found_from_anywhere_in_few_questions(
     assert found.seconds >= every * (1 - 1e-2)
     less = best_bound([frontier], budget, first.seconds, first)
     assert less == first, "what is no better than what is known is not looked into"
+
+
+def test_what_a_mixture_keeps_may_be_made_again_by_the_cheapest_of_its_ops() -> None:
+    program = capture(*small_model("moe")).at_batch(8)
+    mesh = load_cluster("dgx-h100:1").mesh((2,), ranks=(0, 1))
+    frontier = candidates_on(program, [mesh], (), Setting())[0].frontier(1)
+    spaces = [frontier.space(index) for index in range(len(program.segments))]
+    pairs = [(op, kept) for one in spaces for op, kept in zip(one.graph.ops, one.op_kept, strict=True)]
+    mixed = [one for op, kept in pairs if op.target == MIX for one in kept]
+    assert any(one.bytes.any() and one.drop_s == 0 for one in mixed)
+
+
+@pytest.mark.full
+def test_stages_of_any_number_of_devices_are_looked_at_without_a_pin() -> None:
+    """A vocabulary of 50,257 is read fastest where five devices have parts of it: those are of whole vectors."""
+    program = capture(*parse_reference("gpt2").meta(64), precision="mixed")
+    given = {"memory_bytes": 4 << 30, "precision": "mixed", "simpler_within": 0.0}
+    free, pinned = (make_plan(program, load_cluster("p3.16xlarge:1"), pins=pins, **given) for pins in ((), ("pp=2",)))
+    assert free.predicted.step_s <= pinned.predicted.step_s
+    assert free.predicted.step_s * (1 - free.predicted.gap) <= pinned.predicted.step_s

@@ -205,7 +205,8 @@ def _kept(space: Space, index: int, keepers: dict[str, int], again_s: dict[str, 
     reads = saved(op, values, kernels(mesh))
     if reads.auxiliary_bytes:
         sizes = [float(reads.auxiliary_bytes // shards(made, mesh)) for made in found]
-        yield Kept(np.array(sizes), again_s[op.name])
+        # A function of several ops may run only the cheapest of them again.
+        yield Kept(np.array(sizes), 0.0 if ":" in op.target else again_s[op.name])
     operands = op.operands()
     columns = [(operands[i], [made.operands[i] for made in found]) for i in reads.operands]
     columns += [(op.results[i].name, [made.results[i] for made in found]) for i in reads.results]
