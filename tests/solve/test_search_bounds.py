@@ -115,7 +115,7 @@ def test_what_a_mixture_keeps_may_be_made_again_by_the_cheapest_of_its_ops() -> 
     program = capture(*small_model("moe")).at_batch(8)
     mesh = load_cluster("dgx-h100:1").mesh((2,), ranks=(0, 1))
     frontier = candidates_on(program, [mesh], (), Setting())[0].frontier(1)
-    spaces = [frontier.space(index) for index in range(len(program.segments))]
+    spaces = [frontier.space(segment) for segment in program.segments]
     pairs = [(op, kept) for one in spaces for op, kept in zip(one.graph.ops, one.op_kept, strict=True)]
     mixed = [one for op, kept in pairs if op.target == MIX for one in kept]
     assert any(one.bytes.any() and one.drop_s == 0 for one in mixed)
