@@ -112,7 +112,7 @@ def test_the_price_of_the_highest_bound_is_found_from_anywhere_in_few_questions(
 
 
 def test_what_a_mixture_keeps_may_be_made_again_by_the_cheapest_of_its_ops() -> None:
-    program = capture(*small_model("moe")).at_batch(8)
+    program = capture(*parse_reference("moe?layers=1&experts=4&vocab=64&seq=16").meta(8))
     mesh = load_cluster("dgx-h100:1").mesh((2,), ranks=(0, 1))
     frontier = candidates_on(program, [mesh], (), Setting())[0].frontier(1)
     spaces = [frontier.space(segment) for segment in program.segments]
