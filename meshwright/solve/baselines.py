@@ -28,7 +28,8 @@ from meshwright.solve.effort import HEADROOM
 from meshwright.solve.intra.chain import chain_at
 from meshwright.solve.one_device import one_device_search, room_bytes
 from meshwright.solve.pin_words import experts_of
-from meshwright.solve.pipeline.baselines import ROUGH, Baseline, pipelines
+from meshwright.solve.pipeline.baselines import Baseline, pipelines
+from meshwright.solve.pipeline.fit import ROUGH
 from meshwright.solve.request import PlanRequest
 from meshwright.solve.search import Candidate, Met, anyway, search
 
