@@ -1,4 +1,4 @@
-"""Sizes of stages that are looked at: those whose devices can share a value between layers."""
+"""Sizes of stages that are looked at: all, whether or not their devices can share a value between layers evenly."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from meshwright.price.parameter import Setting
 from meshwright.solve.pipeline.search import PipelineSearch
 
 
-def test_sizes_that_split_nothing_evenly_are_left_out() -> None:
+def test_on_few_devices_stages_of_every_size_are_looked_at() -> None:
+    """The bound covers what is looked at alone: a stage of five devices may be the fastest."""
     program, cluster = capture(*small_model("gpt")), load_cluster("h100:8")
-
-    def sizes(batch: int, *pins: str) -> set[int]:
-        search = PipelineSearch(program.at_batch(batch), cluster, None, Setting(), pipeline_pins(pins))._search
+    for pins in ((), ("pp=2",)):
+        search = PipelineSearch(program.at_batch(8), cluster, None, Setting(), pipeline_pins(pins))._search
         assert search is not None
-        return {search.meshes[place].ranks for place in search._tried(1)}
-
-    assert sizes(8).isdisjoint({5, 7}), "neither samples nor positions nor features are a multiple of these"
-    assert 5 in sizes(5)
-    assert sizes(8, "pp=2") == set(range(1, 8)), "asked for stages, all are looked at"
+        assert {search.meshes[place].ranks for place in search._tried(1)} == set(range(1, 8))
