@@ -178,14 +178,14 @@ class _Search:
         best_s, best_steps = self._best_s, self._best_steps
         for seconds, after, step in self.graph.edges(number):
             reached_s = length_s + seconds
-            # A settled layout is never reached sooner, since no edge is negative.
+            # A layout whose path is final is never reached sooner, since no edge is negative.
             if reached_s < best_s[after] or (reached_s == best_s[after] and n_steps < best_steps[after]):
                 best_s[after], best_steps[after] = reached_s, n_steps
                 self._last[after] = (number, step)
                 heapq.heappush(self._heap, (reached_s, n_steps, after))
 
     def _path(self, number: int) -> _Path:
-        """The path to a settled layout; paths share what they have in common."""
+        """The path to a layout that has a final one; paths share what they have in common."""
         found = self._paths.get(number)
         if found is None:
             last = self._last[number]

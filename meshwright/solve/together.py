@@ -70,11 +70,8 @@ class Together:
             if not self._new(chain):
                 break
             self.look_at(chain)
-        found = (
-            [mixed for weight in OVERLAP_WEIGHTS[1:] if (mixed := self._mixture(price, weight))]
-            if len(self.met) > 1
-            else []
-        )
+        weights = OVERLAP_WEIGHTS[1:] if len(self.met) > 1 else ()
+        found = [mixed for weight in weights if (mixed := self._mixture(price, weight))]
         for one, other in [*pairwise(found), *pairwise(reversed(found))]:
             found += spliced(self.frontier, one, other)
         fitting = [mixed for mixed in found if mixed.peak_bytes <= self.budget_bytes]

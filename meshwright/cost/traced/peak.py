@@ -64,13 +64,13 @@ class Lives:
         for node in own:
             if node not in self.last and node not in kept:
                 live -= counted.pop(node)
-        for made, beside, ending in self.steps:
+        for made, working, ending in self.steps:
             for node, size in made:
                 if node in added and node.target is torch.ops.aten.mm.default and len(node.users) == 1:
                     continue  # only the output reads it
                 counted[node] = size
                 live += size
-            most = max(most, live + beside)
+            most = max(most, live + working)
             for storage in ending:
                 if storage in counted and storage not in kept:
                     live -= counted.pop(storage)
