@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
+from elementwise_cases import elementwise, unary
+from rule_operands import bools, distinct, f, ints, plain, signs
 from torch import Tensor, nn
 
 from meshwright.capture import counter
 from meshwright.rules.prove import TOLERANCE, Case, case
 from meshwright.rules.register import packet
-from meshwright.rules.table import RULES, UNPROVEN
-
-
-def f(*shape: int) -> Tensor:
-    """Doubles between 0.2 and 0.8, with gradient: inside the domain of nearly every function."""
-    return torch.rand(shape, dtype=torch.float64).mul(0.6).add(0.2).requires_grad_()
+from meshwright.rules.table import RULES
 
 
 def _has_derivative(function: Callable[..., tuple[Tensor, ...]]) -> bool:
@@ -28,28 +25,6 @@ def _has_derivative(function: Callable[..., tuple[Tensor, ...]]) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def plain(*shape: int) -> Tensor:
-    return f(*shape).detach()
-
-
-def ints(high: int, *shape: int) -> Tensor:
-    return torch.randint(0, high, shape)
-
-
-def bools(*shape: int) -> Tensor:
-    return torch.rand(shape) > 0.5
-
-
-def distinct(*shape: int) -> Tensor:
-    """Doubles without ties, for ops that pick."""
-    count = torch.Size(shape).numel()
-    return torch.randperm(count, dtype=torch.float64).reshape(shape).div(count).requires_grad_()
-
-
-def signs(*shape: int) -> Tensor:
-    return bools(*shape).double().mul(2).sub(1)
 
 
 BATCH_NORM = "meshwright.capture.functional:batch_norm"
@@ -408,69 +383,6 @@ def factories() -> Iterator[Case]:
     yield case("aten.new_zeros.default", f(3), (12,))
 
 
-X = (12, 6)
-BINARY = """
-    atan2 copysign eq float_power fmax fmin fmod ge greater greater_equal gt hypot isclose le less less_equal logaddexp
-    lt max.other maximum min.other minimum ne not_equal pow remainder xlogy
-"""
-SHIFTS = "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__"
-BOTH_BOOLEAN = "bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor __and__ __or__ __xor__"
-OVERLOADS = {"eq": "Tensor", "ge": "Tensor", "gt": "Tensor", "le": "Tensor", "lt": "Tensor", "ne": "Tensor"}
-OVERLOADS |= {"fmod": "Tensor", "pow": "Tensor_Tensor", "remainder": "Tensor", "float_power": "Tensor_Tensor"}
-OVERLOADS |= {"copysign": "Tensor", "xlogy": "Tensor", "__and__": "Tensor", "__or__": "Tensor", "__xor__": "Tensor"}
-OVERLOADS |= dict.fromkeys(("greater", "greater_equal", "less", "less_equal", "not_equal"), "Tensor")
-OVERLOADS |= {"bitwise_and": "Tensor", "bitwise_or": "Tensor", "bitwise_xor": "Tensor"}
-
-
-def elementwise() -> Iterator[Case]:
-    for name in BINARY.split():
-        target = f"aten.{name}" if "." in name else f"aten.{name}.{OVERLOADS.get(name, 'default')}"
-        yield case(target, f(*X), f(12, 1))
-    for name in BOTH_BOOLEAN.split():
-        yield case(f"aten.{name}.{OVERLOADS.get(name, 'default')}", bools(12, 6), bools(6))
-    yield from (case(f"aten.{name}.Tensor", ints(5, *X), ints(3, 6)) for name in SHIFTS.split())
-    arithmetic = ("add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide")
-    yield from (case(f"aten.{name}.Tensor", f(*X), f(6)) for name in arithmetic)
-    yield from (case(f"aten.{name}.Tensor", f(*X), 3.0) for name in arithmetic)
-    yield case("aten.add.Tensor", f(*X), f(12, 1), alpha=2)
-    yield case("aten.div.Tensor_mode", plain(*X), 0.3, rounding_mode="floor")
-    yield case("aten.mul.Tensor", f(12, 1), f(1, 6))
-    yield case("aten.rsub.Scalar", f(*X), 1.0)
-    yield case("aten.pow.Scalar", 3.0, f(*X))
-    yield case("aten.pow.Tensor_Scalar", f(*X), 3)
-    yield case("aten.complex.default", f(*X), f(6))
-    yield case("aten.polar.default", f(*X), f(*X))
-    yield case("aten.mul.Tensor", torch.complex(plain(*X), plain(*X)).requires_grad_(), f(6))
-    yield case("aten.copy.default", plain(*X), plain(12, 1))
-    yield case("aten.fill.Tensor", f(*X), f())
-    yield case("aten.broadcast_tensors.default", (f(*X), f(12, 1)))
-    yield case("aten.where.self", bools(6), f(*X), f(12, 1))
-    yield case("aten.where.ScalarOther", bools(*X), f(*X), 0.0)
-    yield case("aten.masked_fill.Scalar", f(*X), bools(6), 0.0)
-    yield case("aten.clamp.default", f(*X), 0.4, None)
-    yield case("aten.clamp_min.default", f(*X), 0.4)
-    yield case("aten.clamp_max.default", f(*X), 0.4)
-    yield case("aten.lerp.Tensor", f(*X), f(6), f(12, 1))
-    yield case("aten.addcmul.default", f(*X), f(6), f(12, 1))
-    yield case("aten.addcdiv.default", f(*X), f(6), f(12, 1))
-    yield case("aten.prelu.default", f(6, 12, 2), f(12))
-    yield case("aten.prelu.default", f(6, 12, 2), f(1))
-    yield case("aten.type_as.default", f(*X), torch.rand(5))
-    yield case("aten.to.other", f(*X), torch.rand(5))
-    yield case("aten.bucketize.Tensor", f(*X), torch.tensor([0.3, 0.5], dtype=torch.float64))
-    yield case("aten.to.dtype", f(*X), torch.float32)
-    yield case("aten.dropout.default", f(*X), 0.0, True)
-    yield case("aten.dropout.default", f(*X), 0.5, False)
-    yield case("aten.acosh.default", f(*X).detach().add(1).requires_grad_())
-    yield case("aten.threshold.default", f(*X), 0.5, 0.1)
-    # No gradient is defined for these two.
-    yield case("aten.floor_divide.default", plain(*X), plain(12, 1))
-    yield case("aten.nextafter.default", plain(*X), plain(12, 1))
-    yield case("aten.bitwise_not.default", bools(*X))
-    yield case("aten.full_like.default", f(*X), 2.0)
-    yield case("aten.abs.default", f())
-
-
 def recurrent() -> Iterator[Case]:
     kinds: dict[str, tuple[nn.RNNBase, int]] = {
         "lstm": (nn.LSTM(4, 6, 2, batch_first=True, bidirectional=True), 2),
@@ -495,15 +407,6 @@ def random() -> Iterator[Case]:
     yield case("meshwright.uniform.default", key, (6, 1, 12), torch.float64)
     yield case("meshwright.normal.default", key, (12, 6), torch.float64)
     yield case("meshwright.capture.counter:keys", 3, torch.device("cpu"))
-
-
-def unary(covered: set[str]) -> Iterator[Case]:
-    """Every elementwise rule that needs no case of its own: one tensor in, one out."""
-    from meshwright.rules.table.elementwise import RULES as ELEMENTWISE
-
-    for key in ELEMENTWISE:
-        if key not in covered and key not in UNPROVEN:
-            yield case(f"{key}.default", f(*X))
 
 
 FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {

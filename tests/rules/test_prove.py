@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import user_ops  # noqa: F401  the targets below name it
-from rule_cases import f
+from rule_operands import f
 
 from meshwright.cluster import logical_mesh
 from meshwright.errors import RuleError

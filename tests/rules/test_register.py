@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import user_ops  # noqa: F401  the targets below name it
-from rule_cases import f
+from rule_operands import f
 
 import meshwright as mw
 from meshwright.cluster import logical_mesh

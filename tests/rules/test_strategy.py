@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 import user_ops  # noqa: F401  the targets below name it
-from rule_cases import FAMILIES, cases, f, ints
+from rule_cases import FAMILIES, cases
+from rule_operands import f, ints
 
 from meshwright.cluster import logical_mesh
 from meshwright.errors import ClusterError, LayoutError, RuleError, VerifyError

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rule_cases import FAMILIES, cases, f, ints, tolerance
+from rule_cases import FAMILIES, cases, tolerance
+from rule_operands import f, ints
 from torch import Tensor, nn
 
 from meshwright.capture import capture
