@@ -1,10 +1,11 @@
-"""What each constant that steers the planner's search is worth: it is halved, doubled, or cut to its first.
+"""What each constant that steers the planner's search is worth: it is quartered, quadrupled, or cut to its first.
 
-    python bench/ablation.py [--constant solve.effort.OVERLAP_WEIGHTS ...] [--request "8b, 40 GiB" ...] [--list]
+    python bench/ablation.py [--constant solve.effort.OVERLAP_WEIGHTS ...] [--request "8b, 40 GiB" ...] [--processes 16]
+    python bench/ablation.py --list
 
 Constants are read off the source (`constants`), so that each has its line here; `OTHERS` names numbers that steer
-nothing. A line has the worst change of the predicted step over the requests, in per cent, and that of the CPU seconds.
-Writes out/ablation.json.
+nothing. A line has, over the requests, the worst change of the predicted step and of the proven gap in per cent, and
+the change of the CPU seconds of all. Writes out/ablation.json and prints a table.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
+from resource import RLIMIT_CPU, setrlimit
 from typing import Any
+
+Row = dict[str, Any]
 
 PACKAGE = Path(__file__).parents[1] / "meshwright" / "solve"
 OUT = Path(__file__).parents[1] / "out"
@@ -73,6 +80,9 @@ OTHER_LITERALS = {
 
 PLAIN = (0, 1, 2)
 """Literals that are no choice of anybody's: ends, neighbours, both ways, halves and doubles."""
+
+MOST_S = 150
+"""CPU seconds of a plan, after which it counts as none."""
 
 ROUNDING = 1e-8
 """Smaller ones are rounding of sums."""
@@ -136,18 +146,28 @@ def _literals(node: ast.AST) -> list[float]:
 
 
 def changed(value: Any) -> list[Any]:
-    """Halved and doubled; of several numbers the first alone."""
+    """A quarter and four times it, of a factor near one its distance from one; of several numbers the first alone; of
+    a record each of its fields."""
+    if isinstance(value, dict):
+        record = value["default"]
+        fields = [(name, one) for name in record.__slots__ for one in changed(getattr(record, name))]
+        return [{**value, "default": replace(record, **{name: one})} for name, one in fields]
+    if isinstance(value, bool):
+        return [not value]
     if isinstance(value, tuple):
         return [value[:1]] if len(value) > 1 else []
     if isinstance(value, int):
-        return [max(1, value // 2), 2 * value]
-    return [value / 2, value * 2] if isinstance(value, float) else []
+        return sorted({max(1, value // 4), 4 * value} - {value})
+    if 0.5 < value < 2 and value != 1:
+        return [1 + (value - 1) / 4, max(0.0, 1 + 4 * (value - 1))]
+    return [value / 4, value * 4] if value else []
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--constant", action="append", help="only these")
-    parser.add_argument("--request", action="append", help="of bench/plan_quality.py (default: three small ones)")
+    parser.add_argument("--request", action="append", help="of bench/plan_quality.py (default: four)")
+    parser.add_argument("--processes", type=int, default=1, help="how many plans are made at once")
     parser.add_argument("--list", action="store_true", help="print the constants and end")
     args = parser.parse_args()
     every = constants()
@@ -155,36 +175,98 @@ def main() -> int:
         print("\n".join(f"{name} = {value}" for name, value in every.items()))
         print("\n".join(f"{name}: {', '.join(map(str, numbers))} inside" for name, numbers in literals().items()))
         return 0
-    rows = []
-    asked = args.request or ["gpt2, tight", "t5-large, tight", "8b, 40 GiB"]
-    before = {name: _planned(name) for name in asked}
-    for constant in args.constant or every:
-        for value in changed(every[constant]):
-            rows.append(_row(constant, every[constant], value, before))
-            print(json.dumps(rows[-1]), flush=True)
+    names = args.constant or list(every)
+    changes = [(name, other) for name in names for other in changed(every[name])]
+    asked = args.request or ["gpt2, tight", "t5-large, tight", "8b, 40 GiB", "8b, A100"]
+    plans = _every_plan(asked, [None, *changes], args.processes)
+    rows = [_row(plans, asked, change, every) for change in changes]
     OUT.mkdir(exist_ok=True)
     (OUT / "ablation.json").write_text(json.dumps(rows, indent=1))
+    for row in rows:
+        print(f"{row['constant']:44} {row['from']} -> {row['to']}: ", end="")
+        print(
+            "no plan" if row["slower"] is None else f"{row['slower']:+.2%} gap {row['gap']:+.2%} {row['cpu']:+.0%} CPU"
+        )
     return 0
 
 
-def _row(constant: str, value: Any, other: Any, before: dict[str, tuple[float, float]]) -> dict[str, Any]:
-    module_name, _, name = constant.rpartition(".")
-    with_it = {module for module in sys.modules.values() if getattr(module, name, None) is value}
-    modules = {import_module(f"meshwright.{module_name}"), *with_it}  # who imported it by name has it too
-    for module in modules:
-        setattr(module, name, other)
+Change = tuple[str, Any] | None
+Made = tuple[float, float, float] | None
+"""(predicted step, gap, CPU seconds of planning), none where there was no plan."""
+
+
+def _row(plans: dict[tuple[str, int], Made], asked: list[str], change: tuple[str, Any], every: dict[str, Any]) -> Row:
+    constant, other = change
+    row: Row = {"constant": constant, "from": _said(every[constant]), "to": _said(other, every[constant])}
+    before = [plans[request, 0] for request in asked]
+    after = [plans[request, id(change)] for request in asked]
+    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old and new]
+    if len(pairs) < len(asked):
+        return {**row, "slower": None, "gap": None, "cpu": None}
+    worst = max(pairs, key=lambda pair: abs(pair[1][0] / pair[0][0] - 1))
+    gap = max((new[1] - old[1] for old, new in pairs), key=abs)
+    cpu = sum(new[2] for _, new in pairs) / sum(old[2] for old, _ in pairs) - 1
+    return {**row, "slower": worst[1][0] / worst[0][0] - 1, "gap": gap, "cpu": cpu}
+
+
+def _said(value: Any, before: Any = None) -> str:
+    """Of a record what differs."""
+    if not isinstance(value, dict):
+        return str(value)
+    new, old = asdict(value["default"]), asdict((before or value)["default"])
+    return ", ".join(f"{name}={one}" for name, one in new.items() if one != old[name])
+
+
+def _every_plan(asked: list[str], changes: list[Change], processes: int) -> dict[tuple[str, int], Made]:
+    """By request and change. Each plan is made by a process of its own, forked once its program is captured: caches
+    begin alike."""
+    made: dict[tuple[str, int], Made] = {}
+    running: dict[int, tuple[str, int, int]] = {}
+    for request, planned in [(request, _prepared(request)) for request in asked]:
+        for change in changes:
+            if len(running) == processes:
+                _ended(running, made)
+            end, begin = os.pipe()
+            child = os.fork()
+            if child == 0:
+                _child(planned, change, begin)
+            os.close(begin)
+            running[child] = request, id(change) if change else 0, end
+    while running:
+        _ended(running, made)
+    return made
+
+
+def _child(planned: Callable[[], Made], change: Change, begin: int) -> None:
     try:
-        after = {request: _planned(request) for request in before}
+        setrlimit(RLIMIT_CPU, (MOST_S, MOST_S))
+        if change:
+            _set(*change)
+        os.write(begin, json.dumps(planned()).encode())
     finally:
-        for module in modules:
-            setattr(module, name, value)
-    slower = max(after[request][0] / before[request][0] - 1 for request in before)
-    cpu_s = sum(after[request][1] - before[request][1] for request in before)
-    return {"constant": constant, "from": str(value), "to": str(other), "slower": slower, "cpu_s": cpu_s}
+        os._exit(0)
 
 
-def _planned(request: str) -> tuple[float, float]:
-    """(predicted step, CPU seconds of planning)."""
+def _ended(running: dict[int, tuple[str, int, int]], made: dict[tuple[str, int], Made]) -> None:
+    child, _ = os.wait()
+    request, change, end = running.pop(child)
+    with os.fdopen(end) as pipe:
+        text = pipe.read()
+    made[request, change] = tuple(json.loads(text)) if text else None
+
+
+def _set(constant: str, other: Any) -> None:
+    module_name, _, name = constant.rpartition(".")
+    value = getattr(import_module(f"meshwright.{module_name}"), name)
+    if isinstance(value, dict):
+        value.update(other)
+        return
+    for module in list(sys.modules.values()):  # who imported it by name has it too
+        if getattr(module, name, None) is value and module.__name__.startswith("meshwright"):
+            setattr(module, name, other)
+
+
+def _prepared(request: str) -> Callable[[], Made]:
     from plan_quality import REQUESTS
 
     from meshwright.capture import capture
@@ -195,9 +277,14 @@ def _planned(request: str) -> tuple[float, float]:
 
     asked = REQUESTS[request]
     program = capture(*parse_reference(asked.model).meta(asked.batch), precision=asked.precision)
-    begin_s, memory = time.process_time(), parse_bytes(asked.memory)
-    plan = make_plan(program, load_cluster(asked.cluster), memory_bytes=memory, precision=asked.precision)
-    return plan.predicted.step_s, time.process_time() - begin_s
+    cluster, memory = load_cluster(asked.cluster), parse_bytes(asked.memory)
+
+    def planned() -> Made:
+        begin_s = time.process_time()
+        plan = make_plan(program, cluster, memory_bytes=memory, precision=asked.precision, simpler_within=0.0)
+        return plan.predicted.step_s, plan.predicted.gap, time.process_time() - begin_s
+
+    return planned
 
 
 if __name__ == "__main__":
