@@ -42,6 +42,7 @@ OTHERS = {
     "solve.intra.chain.CLOSED": "rounding of sums",
     "solve.intra.pictures.PICTURE": "how many dims a picture has",
     "solve.intra.space.MOST_KNOWN": "size of a cache",
+    "solve.intra.segment.LARGEST_TABLE": "memory of a table; beyond it the same is asked pair by pair",
     "solve.memory.chain.ROUNDING": "rounding of sums",
     "solve.frontier.SHARES": "rows that are printed",
     "solve.one_device.ALIKE": "which recipe is shown of those that do not fit",

@@ -24,12 +24,11 @@ from meshwright.price.parameter import Setting
 from meshwright.solve.assemble import draft
 from meshwright.solve.by_method import refine_by
 from meshwright.solve.candidates import candidates_on
-from meshwright.solve.effort import HEADROOM
+from meshwright.solve.effort import HEADROOM, ROUGH
 from meshwright.solve.intra.chain import chain_at
 from meshwright.solve.one_device import one_device_search, room_bytes
 from meshwright.solve.pin_words import experts_of
 from meshwright.solve.pipeline.baselines import Baseline, pipelines
-from meshwright.solve.pipeline.fit import ROUGH
 from meshwright.solve.request import PlanRequest
 from meshwright.solve.search import Candidate, Met, anyway, search
 

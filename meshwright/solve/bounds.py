@@ -15,17 +15,12 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 from meshwright.errors import PlanError
-from meshwright.solve.effort import CLOSE, MOST_PRICES
+from meshwright.solve.effort import CLOSE, RETRIES
 from meshwright.solve.intra.chain import floor_s, least_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.walk import least_cost
 from meshwright.solve.search import Candidate, any_evener
 from meshwright.solve.together import weighed
-
-START, APART, EDGE = 0.1, 4.0, 0.1
-"""Prices at which a bound is asked for: at first such a part of a step over the budget; then so many times apart, until
-the highest is enclosed; between them as long as it may be higher by more than a part CLOSE, no nearer to a neighbour
-than a part EDGE of what is between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +115,9 @@ def best_bound(
 def _highest(frontier: Frontier, budget_bytes: int, known_s: float, best: Bound, start: float) -> Bound:
     """The maximum over the price, in which the bound is concave: prices are asked for outwards from the first until
     they enclose it, then between, where lines through what was met say that it may lie yet higher."""
-    price = start or START * best.seconds / max(1, budget_bytes)
+    price = start or best.seconds / max(1, budget_bytes)
     met: dict[float, float] = {}
-    for _ in range(MOST_PRICES):
+    for _ in range(RETRIES):
         if best.seconds >= known_s:
             break
         met[price] = _bound_s(frontier, price, budget_bytes)
@@ -140,10 +135,10 @@ def _next_price(met: dict[float, float], best_s: float) -> float | None:
     prices = sorted(met)
     top = max(range(len(prices)), key=lambda place: met[prices[place]])
     if top == len(prices) - 1:  # ever further, where the last one was not far enough
-        return prices[top] * APART * (prices[top] / prices[top - 1] if top else 1.0)
+        return 2 * prices[top] * (prices[top] / prices[top - 1] if top else 1.0)
     sides = [_highest_between(met, prices, left) for left in (top - 1, top) if left >= 0 and len(prices) > 2]
     if top == 0:  # left of the lowest price it lies below the line through the two lowest
-        further = APART * (prices[1] / prices[0] if len(prices) > 2 else 1.0)
+        further = 2 * (prices[1] / prices[0] if len(prices) > 2 else 1.0)
         sides.append((met[prices[0]] - _slope(met, *prices[:2]) * prices[0], prices[0] / further))
     most_s, price = max(sides)
     return price if most_s > best_s * (1 + CLOSE) else None
@@ -157,10 +152,10 @@ def _highest_between(met: dict[float, float], prices: list[float], left: int) ->
     behind = _slope(met, high, prices[left + 2]) if left + 2 < len(prices) else None
     if before is None or behind is None or before <= behind:
         most_s = met[low] + before * (high - low) if before is not None else met[high] - (behind or 0.0) * (high - low)
-        return most_s, sqrt(low * high)
-    at = (met[high] - met[low] + before * low - behind * high) / (before - behind)
-    edge = (high - low) * EDGE
-    return met[low] + before * (at - low), min(max(at, low + edge), high - edge)
+    else:
+        at = (met[high] - met[low] + before * low - behind * high) / (before - behind)
+        most_s = met[low] + before * (at - low)
+    return most_s, sqrt(low * high)
 
 
 def _slope(met: dict[float, float], low: float, high: float) -> float:

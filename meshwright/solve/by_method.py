@@ -17,7 +17,7 @@ from meshwright.solve.ordered import refine_nested
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import refine_ways
 from meshwright.solve.search import Candidate
-from meshwright.solve.sweep import PARTS, sweep_budgets
+from meshwright.solve.sweep import sweep_budgets
 from meshwright.solve.together import Assemble
 
 
@@ -35,7 +35,7 @@ def method_search(
     def refined(chain: Chain, frontier: Frontier) -> Plan | None:
         return refine_by(assemble(chain, frontier), program, budget_bytes, method)
 
-    best = sweep_budgets(candidates, budget_bytes, refined, None, (*PARTS, 1.0), exactly)
+    best = sweep_budgets(candidates, budget_bytes, refined, None, exactly, to_the_end=True)
     for candidate in candidates if best is None else ():
         frontier = candidate.frontier(candidate.microbatches[-1])
         plan = refined(chain_at(frontier, ANY_PRICE), frontier)

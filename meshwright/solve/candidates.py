@@ -17,16 +17,13 @@ from meshwright.pins.parts import AXES, pin_parts
 from meshwright.pins.pins import FREE, Pins, with_roles
 from meshwright.pins.spelling import check_spelling
 from meshwright.price.parameter import Setting
-from meshwright.solve.effort import OVERLAP_WEIGHTS
+from meshwright.solve.effort import FEW_DEVICES, OVERLAP_WEIGHTS
 from meshwright.solve.intra.alive import crowded
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.search import Candidate
 
 REMEMBERED = 10
 """Numbers of micro-batches of which a candidate keeps the problems; tables it keeps of one."""
-
-ALL_AXES = 16
-"""On so many devices, three axes may split something else than samples where there is one sample."""
 
 
 def candidates_on(
@@ -61,7 +58,7 @@ def _with_roles(program: Program, mesh: Mesh, readings: list[Pins], only: bool) 
     for pins in readings:
         fitting = (made for made in with_roles(pins, mesh) if _microbatches(program, mesh, made))
         found += islice(fitting, None if only else 1)
-    alone = program.batch == 1 and mesh.world_size <= ALL_AXES
+    alone = program.batch == 1 and mesh.world_size <= FEW_DEVICES
     return found or (readings if only or alone else [])
 
 

@@ -16,8 +16,30 @@ HEADROOM = 0.03
 and 400 MiB of a full device to fragmentation, and libraries take workspaces of their own."""
 
 
-CLOSE = 1e-3
-"""The part to which a bound is bracketed."""
+CLOSE = 5e-4
+"""The part to which a bound is bracketed; steps closer than this are equal."""
+
+NEAR = 5e-3
+"""Where a search is not worth its time to the end: a part of a step, or of the bytes that a refusal names."""
+
+EXACT = 8
+"""Of so many segments the least bytes are found exactly; of more to a part NEAR, since every question takes long."""
+
+ROUGH = 1.25
+"""Bytes and seconds that are not read off traced pairs may be so many times what they seem: so near to a budget or to
+the incumbent they say nothing."""
+
+RESOLUTION = 1024
+"""Parts of a budget to which labels are rounded up, and how many labels a walk follows that has to find something good,
+not the best."""
+
+FEW_DEVICES = 8
+"""On so many, stages of every size are looked at, and three axes may split something else than samples where there is
+one sample."""
+
+MOST_UNITS = 64
+"""Stages, and segments of a nested order, beyond which a search takes too long: on more devices the smallest stage is
+such a part of the cluster."""
 
 OVERLAP_WEIGHTS = (0.0, 0.25, 1.0, 4.0)
 """Weights of what overlaps compute. A step is a maximum, not a sum: each bounds it, each may find the best."""
@@ -25,11 +47,9 @@ OVERLAP_WEIGHTS = (0.0, 0.25, 1.0, 4.0)
 PRICES = (1.0, 10.0, 1000.0)
 """Per byte, in steps over the memory there is: what a byte is worth where memory binds is of that size."""
 
-MOST_PRICES = 8
-"""Prices per byte that are asked for to bracket one bound."""
-
-RETRIES = 4
-"""How often something is looked for again with less memory, where what was found takes more than the search counted."""
+RETRIES = 8
+"""Prices per byte that are asked for to bracket one bound; and how often something is looked for again with less
+memory, where what was found takes more than the search counted."""
 
 ANY_BYTES = 1 << 60
 """More than any device has."""
@@ -43,8 +63,6 @@ class Effort:
     refined: of these, nodes that are searched with mixtures of shardings.
     slower: times the incumbent, above which a node's first sharding says that the node is not worth that.
     shardings: traced for a node that is refined.
-    sweeps: whether shardings for larger budgets are tried on the probed nodes too, once something fits.
-    to_the_end: nodes are refined even after one that brought nothing.
     enumerated: partial choices of every sharding of a tiny program, once the search is over; none where it has more.
     near: a bound that is nearer to the incumbent than this part is not pursued: tracing takes longer than it saves.
     """
@@ -53,18 +71,14 @@ class Effort:
     refined: int
     slower: float
     shardings: int
-    sweeps: bool
-    to_the_end: bool
-    near: float = 5e-3
+    near: float = NEAR
     enumerated: int = 0
 
 
 EFFORTS = {
-    "fast": Effort(probed=3, refined=1, slower=1.0, shardings=4, sweeps=False, to_the_end=False),
-    "default": Effort(probed=10, refined=3, slower=1.03, shardings=4, sweeps=True, to_the_end=False),
-    "proof": Effort(
-        probed=30, refined=6, slower=1.5, shardings=12, sweeps=True, to_the_end=True, near=0.0, enumerated=20_000
-    ),
+    "fast": Effort(probed=3, refined=1, slower=1.0, shardings=4),
+    "default": Effort(probed=10, refined=3, slower=1.03, shardings=4),
+    "proof": Effort(probed=30, refined=6, slower=1.5, shardings=12, near=0.0, enumerated=20_000),
 }
 
 

@@ -18,16 +18,17 @@ from meshwright.plan import Plan
 from meshwright.price.parameter import Setting
 from meshwright.solve.bounds import Bound, best_bound
 from meshwright.solve.by_method import refine_by
+from meshwright.solve.effort import EXACT
 from meshwright.solve.intra.chain import ANY_PRICE, chain_at, floor_s
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
-from meshwright.solve.min_memory import EXACT, MemoryNeeded, WorkBudget, needed_by
+from meshwright.solve.min_memory import MemoryNeeded, WorkBudget, needed_by
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.pipeline.search import PipelineSearch
 from meshwright.solve.points import Ways
 from meshwright.solve.refine import refine, refine_ways
 from meshwright.solve.search import Candidate, search
-from meshwright.solve.sweep import PARTS, sweep_budgets
+from meshwright.solve.sweep import sweep_budgets
 from meshwright.solve.together import FEWER, Assemble, Together, weighed
 
 
@@ -99,7 +100,7 @@ def feasible_by_budgets(
         return None
 
     try:
-        sweep_budgets(candidates, budget_bytes, refined, None, PARTS if ours else (*PARTS, 1.0), exactly=not ours)
+        sweep_budgets(candidates, budget_bytes, refined, None, exactly=not ours, to_the_end=not ours)
     except _EnoughError as enough:
         return needed_by(enough.plan)
     return None

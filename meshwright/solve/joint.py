@@ -15,12 +15,12 @@ from math import inf
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.solve.bounds import Entry, entries, raised
-from meshwright.solve.effort import ANY_BYTES, EFFORTS, Effort
+from meshwright.solve.effort import ANY_BYTES, CLOSE, EFFORTS, Effort
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.refine import refine
-from meshwright.solve.search import SAME, Candidate, search
+from meshwright.solve.search import Candidate, search
 from meshwright.solve.search_log import SearchRecorder, mesh_node, not_below
 from meshwright.solve.sweep import sweep_budgets
 from meshwright.solve.together import FEWER, Assemble, Together, is_same
@@ -49,18 +49,16 @@ def joint_search(
         state.sweep(candidates)
         state.look_at(list(entries(candidates, budget_bytes, state.known_s)))
     else:
-        near = max(min(SAME, effort.near), simpler_within, gap)
-        roomy = search(candidates, ANY_BYTES, limit_s=(1 - near) * state.known_s, first=True, same=min(SAME, near))
+        near = max(min(CLOSE, effort.near), simpler_within, gap)
+        roomy = search(candidates, ANY_BYTES, limit_s=(1 - near) * state.known_s, first=True, same=min(CLOSE, near))
         if roomy.best is None:  # more memory would not make it faster, nor does recomputing
             bound_s = min(state.known_s, roomy.bound_s)
             state.log.pruned("all meshes, recomputing", "no plan is faster even with unlimited memory", bound_s)
             return best, bound_s
         found = list(entries(candidates, budget_bytes, state.known_s, state.near_s))
-        if effort.sweeps:
-            others = state.look_at(found, improving=True)  # what it finds leaves fewer nodes to sweep
-            state.sweep_open(candidates, found)
-            found = others
-        state.look_at(found)
+        others = state.look_at(found, improving=True)  # what it finds leaves fewer nodes to sweep
+        state.sweep_open(candidates, found)
+        state.look_at(others)
     state.refine_probed()
     state.refine_best()
     return state.best, min(state.bounds, default=state.known_s)
@@ -184,7 +182,7 @@ class _State:
                 before_s, together.known_s = self.known_s, self.cutoff_s(entry.candidate.axes)
                 self._take(entry, together.fastest(entry.bound.price) or together.otherwise())
                 self.log.expanded(_node(entry), "searched with mixtures of shardings", entry.bound.seconds, step_s)
-                if (1 - self.effort.near) * before_s < self.known_s < inf and not self.effort.to_the_end:
+                if (1 - self.effort.near) * before_s < self.known_s < inf and self.effort.near:
                     return  # what promised most has kept little of it
 
     def refine_best(self) -> None:

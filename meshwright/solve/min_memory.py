@@ -11,17 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.plan import Plan
 from meshwright.plan.units import show_enough
-from meshwright.solve.effort import ANY_BYTES
+from meshwright.solve.effort import ANY_BYTES, EFFORTS, EXACT, NEAR
 
-EXACT, NEAR = 8, 0.005
-"""Of so many segments the minimum is found to the byte; of more within this part, since every question takes long."""
-
-WORK_EXACT, WORK_NEAR = 1500, 400
-"""Segments of shardings that may be examined for one refusal, to the byte and within a part. What is known to do by
-then is named."""
-
-PIPELINE_SHARDINGS = 10
-"""Shardings that a question to the search for pipelines counts as."""
+WORK = 1500
+"""Segments of shardings that may be examined for one refusal. What is known to do by then is named."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,8 +69,7 @@ class WorkBudget:
     """
 
     def __init__(self, segments: int, exact: bool, units: int | None = None) -> None:
-        own = WORK_EXACT if exact else WORK_NEAR
-        self.segments, self.left = segments, own if units is None else units
+        self.segments, self.left = segments, WORK if units is None else units
 
     def spend(self, shardings: int = 1) -> None:
         """Before shardings are examined. The first that the budget does not cover is refused."""
@@ -124,7 +116,7 @@ def counted_pipeline(in_stages: Part, work: WorkBudget) -> Part:
     """The same question, with its share of the work."""
 
     def asked(budget: int) -> MemoryNeeded | None:
-        work.spend(PIPELINE_SHARDINGS)
+        work.spend(EFFORTS["default"].probed)
         return in_stages(budget)
 
     return asked

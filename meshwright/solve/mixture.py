@@ -6,9 +6,9 @@ its transient bytes, the most that is in use from instance i on, besides what th
     Q_i = r_i + max(t_i, Q_{i+1}),    and    s_0 + s_1 + ... + Q_0    may not pass the budget.
 
 A label (seconds, static so far, static so far + Q) that another one of the same state beats in all three is done with.
-Labels of almost the same bytes are taken for one, and the BEAM that promise most are followed: so the answer always
-fits, and need not be the best of all. What a label promises is its seconds and, for the instances before it, Lagrange's
-bound: with h the bytes that one holds and B what the budget leaves, for any price l
+Labels of almost the same bytes are taken for one, and the RESOLUTION that promise most are followed: so the answer
+always fits, and need not be the best of all. What a label promises is its seconds and, for the instances before it,
+Lagrange's bound: with h the bytes that one holds and B what the budget leaves, for any price l
 
     seconds of the rest >= sum of min (seconds + l * h) - l * B.
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isqrt
 
 import numpy as np
 
@@ -29,11 +30,10 @@ from meshwright.plan import FrontierPoint
 from meshwright.predict.fast import quick_prediction
 from meshwright.price.overlap import overlapped
 from meshwright.select.problem import Floats, Ints
+from meshwright.solve.effort import RESOLUTION
 from meshwright.solve.intra.frontier import Frontier, Options, Point
-from meshwright.solve.intra.mix import BUCKETS, Chain, State
-from meshwright.solve.memory.chain import BEAM, turning_prices
-
-STATIC_BUCKETS = 64
+from meshwright.solve.intra.mix import Chain, State
+from meshwright.solve.memory.chain import turning_prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ def best_mixture(
         promise = joined.seconds + bounds.before(index, budget_bytes - joined.total)
         places = np.flatnonzero(promise < known_s)
         left = _undominated(joined.taken(places), budget_bytes)
-        if len(left) > BEAM:
-            left = left[np.argpartition(promise[places[left]], BEAM)[:BEAM]]
+        if len(left) > RESOLUTION:
+            left = left[np.argpartition(promise[places[left]], RESOLUTION)[:RESOLUTION]]
         labels = joined.taken(places[left])
         history.append(labels)
         states = following
@@ -279,8 +279,9 @@ class _Bounds:
 
 def _undominated(labels: _Labels, budget: int) -> Ints:
     """Their places."""
-    wide, narrow = max(1, budget // STATIC_BUCKETS), max(1, budget // BUCKETS)
-    group = labels.state * (STATIC_BUCKETS + 2) + np.minimum(labels.static // wide, STATIC_BUCKETS + 1)
+    coarse = isqrt(RESOLUTION)
+    wide, narrow = max(1, budget // coarse), max(1, budget // RESOLUTION)
+    group = labels.state * (coarse + 2) + np.minimum(labels.static // wide, coarse + 1)
     order = np.lexsort((labels.seconds, labels.total // narrow, group))
     keys = group[order]
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))

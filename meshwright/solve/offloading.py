@@ -15,12 +15,10 @@ from meshwright.pins.offload import Offload
 from meshwright.price.hosted import no_link
 from meshwright.price.offloaded import offloaded_names
 from meshwright.price.parameter import Setting
+from meshwright.solve.effort import NEAR
 
 OFFLOADING = ("optimizer", "weights")
 """Pins that are tried where nothing else fits on several devices, in this order."""
-
-PARTS = (0.5, 1.0)
-"""Fractions that are tried whatever is missing."""
 
 
 def check_may_offload(cluster: Cluster) -> None:
@@ -41,13 +39,9 @@ def has_host_link(device: Device) -> bool:
 
 def tried(kind: str, missing: int, held: int) -> list[Offload]:
     """What is tried on one device, of so many bytes that the host could hold. missing: so many would do to keep all."""
-    enough = min(1.0, ROUNDED * missing / max(1, held))
-    fractions = {*PARTS, enough, enough / 2} if kind == "optimizer" else {*PARTS, enough}
+    enough = min(1.0, (1 + NEAR) * missing / max(1, held))
+    fractions = {1.0, 1 / 2, enough, *([enough / 2] if kind == "optimizer" else [])}
     return [Offload(kind, fraction) for fraction in sorted(fractions) if fraction > 0]
-
-
-ROUNDED = 1.05
-"""Parameters are taken whole: a little more than what is missing."""
 
 
 def offloading(setting: Setting, program: Program, cluster: Cluster, offload: Offload) -> Setting:

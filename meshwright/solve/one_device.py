@@ -27,22 +27,18 @@ from meshwright.price.parameter import Setting
 from meshwright.remat.curve import Kept, fastest_way, kept_curve
 from meshwright.remat.traced import traced_for
 from meshwright.solve.candidates import candidates_on
-from meshwright.solve.effort import ANY_BYTES, RETRIES
+from meshwright.solve.effort import ANY_BYTES, CLOSE, EXACT, NEAR, RETRIES
 from meshwright.solve.infeasible import TO_HOST, state_bytes
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.memory.curves import Curves, curves
 from meshwright.solve.memory.plan import one_device_plan
-from meshwright.solve.memory.refuse import EXACT, NoRoomError
+from meshwright.solve.memory.refuse import NoRoomError
 from meshwright.solve.offloading import has_host_link, offloading, tried
 from meshwright.solve.request import PlanRequest
-from meshwright.solve.search import SAME
 from meshwright.solve.search_log import SearchRecorder
 
 LOSS, LOSS_BYTES = 0.02, 400 << 20
 """What a GPU's allocator may lose of a budget to pieces that fit nothing: a part of it, and so many bytes more."""
-
-WORTH = 0.02
-"""By which part a step has to be slower than with all the memory it wants for weights on the host to be tried."""
 
 ALIKE = 0.02
 """Peaks closer than this part are one to a method that does not fit."""
@@ -216,7 +212,7 @@ class _Search:
                 continue
             bounds.append(bound_s if number in self.loose else plan.predicted.step_s * (1 - plan.predicted.gap))
             best = self._faster(best, plan)
-            if best.predicted.step_s <= floor_s * (1 + SAME):
+            if best.predicted.step_s <= floor_s * (1 + CLOSE):
                 break
         for number in tight if best is None and self.method == "auto" else ():
             plan = self._within(number) if number > 1 else None
@@ -236,7 +232,7 @@ class _Search:
         return min(alike, key=lambda plan: plan.predicted.step_s, default=None)
 
     def _faster(self, best: Plan | None, plan: Plan) -> Plan:
-        if best is not None and plan.predicted.step_s >= best.predicted.step_s * (1 - SAME):
+        if best is not None and plan.predicted.step_s >= best.predicted.step_s * (1 - CLOSE):
             return best
         self.log.incumbent(counted(plan.microbatches, "micro-batch"), plan.predicted.step_s)
         return plan
@@ -244,14 +240,14 @@ class _Search:
     def _within(self, number: int, nest: bool = True) -> Plan | None:
         plan = self._found(self.curves(number), nest)
         bound_s = self.bound_s(number) if self.hosted else 0.0
-        if self.hosted is None or (plan is not None and plan.predicted.step_s <= bound_s * (1 + SAME)):
+        if self.hosted is None or (plan is not None and plan.predicted.step_s <= bound_s * (1 + CLOSE)):
             return plan
         self.loose.add(number)
         for kind in ("optimizer", "weight"):
             other = self._on_host(self.hosted, kind, number)
-            if other is not None and (plan is None or other.predicted.step_s < plan.predicted.step_s * (1 - SAME)):
+            if other is not None and (plan is None or other.predicted.step_s < plan.predicted.step_s * (1 - CLOSE)):
                 plan = other
-            if plan is not None and plan.predicted.step_s <= bound_s * (1 + WORTH):
+            if plan is not None and plan.predicted.step_s <= bound_s * (1 + NEAR):
                 break
         return plan
 

@@ -17,7 +17,7 @@ from meshwright.plan import Plan
 from meshwright.solve.assemble import assemble, draft
 from meshwright.solve.by_method import method_search
 from meshwright.solve.candidates import candidates_on, tight_candidates
-from meshwright.solve.effort import RETRIES
+from meshwright.solve.effort import EXACT, RETRIES
 from meshwright.solve.feasibility import (
     feasible_by_budgets,
     feasible_jointly,
@@ -32,7 +32,6 @@ from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.joint import joint_search
 from meshwright.solve.min_memory import (
-    EXACT,
     MemoryNeeded,
     Part,
     WorkBudget,
@@ -43,7 +42,7 @@ from meshwright.solve.min_memory_by_method import least_by_method, no_room
 from meshwright.solve.offloading import can_offload
 from meshwright.solve.proof import prove
 from meshwright.solve.request import PlanRequest
-from meshwright.solve.search import FEW_LATER, Candidate, Found, anyway, search
+from meshwright.solve.search import Candidate, Found, anyway, search
 from meshwright.solve.search_log import SearchRecorder
 
 ROUNDING = 1e-12
@@ -115,7 +114,7 @@ class OneStageSearch:
         budget = self.budget
         limit_s = (best.predicted.step_s if best else inf) * (1 + self.simpler_within)
         if self.method not in (*ANYWHERE, "flat"):
-            plan = method_search(self.first, self.program, budget, self.drafted, self.method, self.effort.sweeps)
+            plan = method_search(self.first, self.program, budget, self.drafted, self.method)
             return plan, min(found.floors.values())
         bound_s = found.bound_s
         for _ in range(RETRIES):
@@ -168,7 +167,9 @@ class OneStageSearch:
         first = [candidates[place] for place in sorted(found.tight) if not candidates[place].later]
         later = sorted((found.floors[place], place) for place in found.tight if candidates[place].later)
         kept: dict[str, Any] = {"drop": lambda: None}  # they are few, and asked again and again
-        chosen = [replace(candidates[place], **kept) for floor, place in later[:FEW_LATER] if floor < known_s]
+        chosen = [
+            replace(candidates[place], **kept) for floor, place in later[: self.effort.refined] if floor < known_s
+        ]
         self.jointly = first + chosen
         best, bound_s = joint_search(
             self.jointly,
@@ -182,7 +183,7 @@ class OneStageSearch:
             effort=self.effort,
             gap=self.gap,
         )
-        return best, min([bound_s, *(floor for floor, _ in later[FEW_LATER:])])
+        return best, min([bound_s, *(floor for floor, _ in later[self.effort.refined :])])
 
     def written(self, chain: Chain, frontier: Frontier) -> Plan:
         return replace(assemble(self.program, self.cluster, chain, frontier), **self.given)

@@ -27,7 +27,7 @@ from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.rules import served, warn_of_fallbacks
 from meshwright.solve.compiled import compiled_plan
-from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
+from meshwright.solve.effort import MOST_UNITS, SIMPLER_WITHIN, check_part, effort_of, headroom_of
 from meshwright.solve.feasibility import (
     feasible_pipeline,
 )
@@ -39,7 +39,6 @@ from meshwright.solve.offloading import OFFLOADING, check_may_offload, offloadin
 from meshwright.solve.one_device import is_for_one_device, one_device_search
 from meshwright.solve.one_stage import ROUNDING, OneStageSearch
 from meshwright.solve.pin_words import check_axes, check_storage
-from meshwright.solve.pipeline.meshes import MOST_UNITS
 from meshwright.solve.pipeline.pins import no_pipeline
 from meshwright.solve.pipeline.search import PipelineSearch
 from meshwright.solve.request import MOST_DEVICES, PlanRequest

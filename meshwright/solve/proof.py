@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
+from meshwright.solve.effort import RESOLUTION
 from meshwright.solve.every_way import fastest_fitting
 from meshwright.solve.intra.chain import CLOSED
 from meshwright.solve.intra.every import TooManyError, every_chain
@@ -33,9 +34,9 @@ def prove(
     flat: bool,
 ) -> tuple[Plan | None, float]:
     """(the fastest plan; a bound on all of them, zero where there are too many). most: partial choices that are
-    enumerated; one sharding in five hundred of these is traced, and looked at in as many ways to run it.
+    enumerated; one sharding in RESOLUTION / 2 of these is traced, and looked at in as many ways to run it.
     simpler_within: a plan has to be faster than `best` by more than this part. flat: as for `refine`."""
-    bounds, each = [], 500
+    bounds, each = [], RESOLUTION // 2
     tries = most // each
     for candidate in candidates:
         for number in candidate.microbatches:

@@ -18,24 +18,12 @@ from math import gcd
 from meshwright.capture.program import Program
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import PlanError
-from meshwright.solve.effort import ANY_BYTES
+from meshwright.solve.effort import ANY_BYTES, CLOSE, EFFORTS
 from meshwright.solve.interrupt import STOP
 from meshwright.solve.intra.chain import bound_at, least_s, solve_chain
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.search_log import SearchRecorder, mesh_node, not_below, over_budget
-
-SAME = 5e-4
-"""Steps closer than this are equal: half of what a plan may take longer than a baseline."""
-
-MAKE_AGAIN = 1.4
-"""Times a step with all the memory it wants: what one takes that makes everything again in backward, and a little."""
-
-FEW_LATER = 3
-"""Meshes of more than two axes on which recomputation is looked at; of the others the bound counts."""
-
-SURE = 0.99
-"""Of bytes that fall with the samples: pieces are rounded to whole bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +94,7 @@ def search(
     limit_s: float = float("inf"),
     first: bool = False,
     exactly: bool = True,
-    same: float = SAME,
+    same: float = CLOSE,
     quick: bool = False,
     gap: float = 0.0,
     hard: bool = True,
@@ -135,7 +123,7 @@ def search(
                     state.log.pruned(f"mesh {candidate.name}", f"refused: {error.given}")
                     refused.append(error)
         if quick and found:
-            state.limit_s = min(state.limit_s, MAKE_AGAIN * min(found)[0])
+            state.limit_s = min(state.limit_s, 2 * min(found)[0])
         for floor, place in sorted(found):
             candidate, enough = candidates[place], (first or STOP.asked) and state.met
             if quick and later and (not state.met or state.has_simpler(floor, candidate, candidates)):
@@ -162,10 +150,12 @@ def anyway(candidates: list[Candidate]) -> Found:
 class Least:
     """Bytes that no chain of a candidate takes fewer of, read off its first number of micro-batches for all of them.
 
+    samples: of a micro-batch.
     scales: every value's size is in proportion to the samples, so that what it takes falls no faster than they do.
     """
 
     microbatches: int
+    samples: int
     static_bytes: int
     other_bytes: float
     scales: bool
@@ -173,11 +163,14 @@ class Least:
     @classmethod
     def of(cls, frontier: Frontier) -> Least:
         other = frontier.least_kept() + frontier.least_transient()
-        return cls(frontier.setting.microbatches, frontier.least_static(), other, in_proportion(frontier.program))
+        number, samples = frontier.setting.microbatches, frontier.program.batch
+        return cls(number, samples, frontier.least_static(), other, in_proportion(frontier.program))
 
     def bytes_at(self, microbatches: int) -> float:
-        share = SURE * self.microbatches / microbatches if self.scales else 0.0
-        return self.static_bytes + share * self.other_bytes
+        """Of other numbers than multiples, and of samples that do not divide, pieces may be rounded down to less."""
+        fewer, rest = divmod(microbatches, self.microbatches)
+        even = self.scales and not rest and self.samples % fewer == 0
+        return self.static_bytes + (self.other_bytes / fewer * (1 - CLOSE) if even else 0.0)
 
 
 def _least_s(candidate: Candidate, number: int) -> float:
@@ -216,7 +209,7 @@ class _State:
     log: SearchRecorder
     floors: dict[int, float]
     exactly: bool = True
-    same: float = SAME
+    same: float = CLOSE
     hard: bool = True
     gap: float = 0.0
     first: bool = False
@@ -259,7 +252,7 @@ class _State:
         """Whether a mesh of fewer axes that more memory might make faster could be as fast, where the simplest of
         equals is asked for."""
         others = (candidates[other].axes for other in self.tight if self.floors[other] <= floor * (1 + self.same))
-        return self.same >= SAME and any(axes < candidate.axes for axes in others)
+        return self.same >= CLOSE and any(axes < candidate.axes for axes in others)
 
     def leave(self, place: int, candidate: Candidate, floor: float) -> None:
         """To those who recompute, whose bound covers it: nothing simpler fits with all kept, or something simpler may
@@ -330,7 +323,7 @@ class _State:
             if not free:
                 self.tight.add(place)
         self.later += candidate.later and place in self.tight
-        if candidate.later and (place not in self.tight or self.later > FEW_LATER):
+        if candidate.later and (place not in self.tight or self.later > EFFORTS["default"].refined):
             candidate.drop()
 
     def _take(self, place: int, candidate: Candidate, chain: Chain | None, frontier: Frontier) -> None:

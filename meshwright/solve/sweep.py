@@ -5,17 +5,14 @@ must under the true one. That is Colossal-Auto's sweep; what is solved together 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import isqrt
 
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.solve.effort import ANY_BYTES
+from meshwright.solve.effort import ANY_BYTES, ROUGH
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.mix import Chain
 from meshwright.solve.search import Candidate, search
-
-PARTS = (inf, 8.0, 4.0, 2.0, 1.5, 1.25)
-"""Budgets, in parts of the true one; the first is all the memory that a sharding wants."""
 
 Refined = Callable[[Chain, Frontier], Plan | None]
 
@@ -25,17 +22,16 @@ def sweep_budgets(
     budget_bytes: int,
     refined: Refined,
     best: Plan | None,
-    parts: tuple[float, ...] = PARTS,
     exactly: bool = True,
+    to_the_end: bool = False,
 ) -> Plan | None:
-    """The fastest of them, `best` where none is faster. refined: the plan of a sharding under the true budget. exactly:
-    as for `solve_chain`; what takes long to make fit with all kept is asked for only while nothing fits otherwise."""
-    peak: int | None = None
-    for part in parts:
-        if peak is not None and peak <= part * budget_bytes:
-            continue  # the same again
+    """The fastest of them, `best` where none is faster. The first budget is all the memory that a sharding wants; each
+    following one lies between what the last sharding took and the true one. refined: the plan of a sharding under the
+    true budget. exactly: as for `solve_chain`; what takes long to make fit with all kept is asked for only while
+    nothing fits otherwise. to_the_end: the last budget is the true one."""
+    room = peak = ANY_BYTES
+    while peak > budget_bytes:
         known_s = best.predicted.step_s if best else float("inf")
-        room = int(part * budget_bytes) if part < inf else ANY_BYTES
         try:
             found = search(candidates, room, limit_s=known_s, exactly=exactly, hard=best is None).best
         except PlanError:
@@ -46,4 +42,8 @@ def sweep_budgets(
         plan = refined(*found)
         if plan is not None and plan.predicted.step_s < known_s:
             best = plan
+        near = peak <= ROUGH * budget_bytes
+        if room == budget_bytes or (near and not to_the_end):
+            break
+        room = budget_bytes if near else isqrt(peak * budget_bytes)
     return best

@@ -16,10 +16,10 @@ from math import inf, sqrt
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.remat.inner import CHUNKS
-from meshwright.solve.effort import EFFORTS, OVERLAP_WEIGHTS, PRICES, RETRIES
+from meshwright.solve.effort import EFFORTS, OVERLAP_WEIGHTS, PRICES, RESOLUTION, RETRIES
 from meshwright.solve.intra.chain import chain_at, chain_within, floor_s
 from meshwright.solve.intra.frontier import Frontier
-from meshwright.solve.intra.mix import BUCKETS, Chain
+from meshwright.solve.intra.mix import Chain
 from meshwright.solve.mixture import Mixture, Offer, arranged, best_mixture, spliced, undominated
 from meshwright.solve.ordered import refine_nested
 from meshwright.solve.points import Ways
@@ -27,9 +27,6 @@ from meshwright.solve.refine import Options, fit_as, fit_ways, late_of, refine
 
 Assemble = Callable[[Chain, Frontier], Plan]
 Offered = Callable[[Plan, Ways], Options]
-
-WEIGHTS = (0.0, 1.0, 4.0)
-"""Of what overlaps compute (`Frontier`): free, as expensive as compute, more expensive."""
 
 FEWER = CHUNKS[:1]
 """Chunks of backwards while shardings are compared; the best of them may have more."""
@@ -173,13 +170,13 @@ class Together:
             if fitting:
                 return min(fitting, key=lambda mixed: mixed.seconds)
             over = min(mixed.peak_bytes for mixed in every) - self.budget_bytes
-            room -= max(over, self.budget_bytes // BUCKETS)
+            room -= max(over, self.budget_bytes // RESOLUTION)
         return None
 
 
 def weighed(frontier: Frontier) -> list[Frontier]:
     """What is moved during compute may hide behind it or not: each of these finds what is good in its case."""
-    return [frontier.weighed(weight) for weight in WEIGHTS] if frontier.mesh.any_overlap else [frontier]
+    return [frontier.weighed(weight) for weight in OVERLAP_WEIGHTS] if frontier.mesh.any_overlap else [frontier]
 
 
 def is_same(one: Chain, other: Chain) -> bool:

@@ -6,8 +6,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-MOST = 64
-MOST_INSIDE = 1
+MOST = 26
+MOST_INSIDE = 0
 """As many as there are; fewer is better."""
 
 

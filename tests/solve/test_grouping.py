@@ -13,9 +13,10 @@ from test_pipeline_plan import DEEP, holds
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
+from meshwright.solve.effort import ROUGH
 from meshwright.solve.pipeline import search
 from meshwright.solve.plan import make_plan
-from meshwright.solve.stages.grouping import ROOM, grouped
+from meshwright.solve.stages.grouping import grouped
 from meshwright.solve.stages.problem import StageProblem
 from meshwright.solve.stages.ranges import cluster
 
@@ -36,7 +37,7 @@ def test_groups_are_even_and_parted_where_little_crosses(figures: list[tuple[flo
         return uneven + sum(traffic[i] for i in cuts[1:-1]) / (float(np.mean(traffic[1:])) if count > 1 else 1.0)
 
     found = grouped(weights, traffic, groups)
-    room = ROOM * heaviest(cluster(weights, most)) * (1 + 1e-6)
+    room = ROUGH * heaviest(cluster(weights, most)) * (1 + 1e-6)
     assert len(found) == most + 1
     assert heaviest(found) <= room
     every = [(0, *inner, count) for inner in combinations(range(1, count), most - 1)]
@@ -45,7 +46,7 @@ def test_groups_are_even_and_parted_where_little_crosses(figures: list[tuple[flo
 
 def test_little_crosses_where_groups_are_parted() -> None:
     assert grouped([1.0] * 6, [0.0, 9.0, 1.0, 9.0, 1.0, 9.0], 3) == (0, 2, 4, 6)
-    assert grouped([1.0] * 6, [0.0, 1.0, 9.0, 9.0, 9.0, 1.0], 3) == (0, 1, 5, 6) or ROOM < 2
+    assert grouped([1.0] * 6, [0.0, 1.0, 9.0, 9.0, 9.0, 1.0], 3) == (0, 1, 5, 6) or ROUGH < 2
     assert grouped([1.0] * 3, [0.0] * 3, 8) == (0, 1, 2, 3)
 
 

@@ -144,7 +144,7 @@ def test_numbers_that_do_not_divide_the_batch_are_tried(monkeypatch: pytest.Monk
     assert tried[6] < tried[11] < float("inf")
 
 
-@pytest.mark.parametrize(("batch", "known_s", "last"), [(16, 1.0, 2), (16, float("inf"), 16), (10**6, 1.0, 50)])
+@pytest.mark.parametrize(("batch", "known_s", "last"), [(16, 1.0, 2), (16, float("inf"), 16), (10**6, 1.0, 125)])
 def test_which_numbers_of_micro_batches_are_tried(
     batch: int, known_s: float, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +163,7 @@ def test_which_numbers_of_micro_batches_are_tried(
     )
     search.climb(search.counts())
     assert last in tried
-    assert max(tried) <= 80
+    assert max(tried) <= 2 * 2 * pipeline.MOST_UNITS
 
 
 def test_stages_have_the_devices_that_were_asked_for(gpt: Program) -> None:
@@ -309,7 +309,7 @@ def test_first_look_goes_on_to_more_micro_batches_until_a_pipeline_fits(gpt: Pro
     tight = pipeline.PipelineSearch(gpt, cluster, 2_000_000, Setting(), log=log, recompute=False)
     first = tight.begin()
     assert first is not None
-    assert first.microbatches > batch_cuts(gpt.batch, pipeline.MOST_COUNT)[2]  # of SAMPLES samples each
+    assert first.microbatches > batch_cuts(gpt.batch, pipeline.MOST_TASKS)[2]  # of SAMPLES samples each
     best, _ = tight.finish()
     assert best is not None
     assert best.predicted.step_s <= first.predicted.step_s

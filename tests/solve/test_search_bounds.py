@@ -19,7 +19,7 @@ from meshwright.price.parameter import Setting
 from meshwright.solve import bounds
 from meshwright.solve.bounds import Bound, best_bound, entries
 from meshwright.solve.candidates import candidates_on
-from meshwright.solve.effort import MOST_PRICES
+from meshwright.solve.effort import RETRIES
 from meshwright.solve.intra.chain import chain_at, floor_s, least_s
 from meshwright.solve.intra.walk import least_cost
 from meshwright.solve.plan import make_plan
@@ -102,7 +102,7 @@ def test_the_price_of_the_highest_bound_is_found_from_anywhere_in_few_questions(
     monkeypatch.setattr(bounds, "least_cost", lambda *given: asked.append(given[1]) or least_cost(*given))
     first = Bound(floor_s(frontier), 0.0)
     found = best_bound([frontier], budget, inf, first, start)
-    assert len(asked) <= MOST_PRICES
+    assert len(asked) <= RETRIES
     assert found.seconds == pytest.approx(at(found.price), rel=1e-12)
     every = max(map(at, np.geomspace(1e-13, 1e-8, 41)))
     assert first.seconds < found.seconds <= every * (1 + 1e-3)

@@ -15,9 +15,10 @@ from meshwright.errors import PlanError
 from meshwright.price.parameter import Setting
 from meshwright.solve import search as searching
 from meshwright.solve.candidates import candidates_on
+from meshwright.solve.effort import CLOSE
 from meshwright.solve.joint import axes_of
 from meshwright.solve.plan import make_plan
-from meshwright.solve.search import SAME, Candidate, search
+from meshwright.solve.search import Candidate, search
 
 Offer = tuple[int, dict[int, tuple[float, int]]]
 """Axes, and for each number of micro-batches (seconds, different ways)."""
@@ -34,21 +35,21 @@ def test_of_meshes_that_are_as_fast_the_one_of_fewer_axes_is_taken() -> None:
         found = search(candidates_on(program, meshes, (), Setting()), 1 << 40)
         assert found.best is not None
         assert found.best[1].mesh.sizes == (4,)
-        assert found.best[0].seconds <= min(one.chain.seconds for one in found.met) * (1 + SAME)
+        assert found.best[0].seconds <= min(one.chain.seconds for one in found.met) * (1 + CLOSE)
 
 
 @pytest.mark.parametrize(
     ("offers", "expected"),
     [
         pytest.param([(2, {1: (1.0, 3)}), (1, {1: (1.0, 9)})], (1, 1), id="axes"),
-        pytest.param([(1, {1: (1 + 0.5 * SAME, 3), 2: (1.0, 3)})], (0, 1), id="micro-batches"),
-        pytest.param([(1, {2: (1.0, 3)}), (1, {2: (1 - 0.1 * SAME, 5)})], (0, 2), id="ways"),
-        pytest.param([(2, {1: (1.0, 3)}), (1, {1: (1 + 1.1 * SAME, 3)})], (0, 1), id="not as fast"),
+        pytest.param([(1, {1: (1 + 0.5 * CLOSE, 3), 2: (1.0, 3)})], (0, 1), id="micro-batches"),
+        pytest.param([(1, {2: (1.0, 3)}), (1, {2: (1 - 0.1 * CLOSE, 5)})], (0, 2), id="ways"),
+        pytest.param([(2, {1: (1.0, 3)}), (1, {1: (1 + 1.1 * CLOSE, 3)})], (0, 1), id="not as fast"),
         pytest.param(
-            [(3, {1: (1.0, 3)}), (2, {1: (1 + 0.9 * SAME, 3)}), (1, {1: (1 + 1.8 * SAME, 3)})], (1, 1), id="no drift"
+            [(3, {1: (1.0, 3)}), (2, {1: (1 + 0.9 * CLOSE, 3)}), (1, {1: (1 + 1.8 * CLOSE, 3)})], (1, 1), id="no drift"
         ),
         pytest.param(
-            [(1, {1: (1 + 0.9 * SAME, 3)}), (2, {1: (1.0, 3)}), (3, {1: (1 - 0.5 * SAME, 3)})],
+            [(1, {1: (1 + 0.9 * CLOSE, 3)}), (2, {1: (1.0, 3)}), (3, {1: (1 - 0.5 * CLOSE, 3)})],
             (1, 1),
             id="of the fastest",
         ),

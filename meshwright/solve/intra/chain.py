@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from meshwright.errors import PlanError
-from meshwright.solve.effort import MOST_PRICES, PRICES, RETRIES
+from meshwright.solve.effort import PRICES, RETRIES
 from meshwright.solve.intra.exact import exact_chain, is_small
 from meshwright.solve.intra.frontier import Frontier
 from meshwright.solve.intra.leanest import Leanest
@@ -175,7 +175,7 @@ def _lower(search: _Search, over: Chain) -> Chain:
 
 def _bracket(search: _Search, over: Chain, within: Chain, known_s: float) -> None:
     """Prices between a chain that is over the budget and one that fits, where the two cost the same."""
-    for _ in range(MOST_PRICES):
+    for _ in range(RETRIES):
         if search.bound_s >= known_s or within.held_bytes >= over.held_bytes:
             return
         overlap_weight = search.frontier.overlap_weight

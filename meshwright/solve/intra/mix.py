@@ -1,7 +1,7 @@
 """Chains, and the fastest mixture of several: for each segment one of the points they take there, under the budget.
 
 Labels (seconds, bytes held, largest transient) are carried along the chain, one set per state of what is alive. Held
-bytes are rounded up to a part of the budget (BUCKETS); among labels of one transient, one that is slower and holds
+bytes are rounded up to a part of the budget (RESOLUTION); among labels of one transient, one that is slower and holds
 no less is dropped.
 """
 
@@ -15,9 +15,8 @@ import numpy as np
 from meshwright.plan import FrontierPoint
 from meshwright.price.overlap import host_waits_s, late_bytes, overlapped
 from meshwright.select.problem import Floats, Ints
+from meshwright.solve.effort import RESOLUTION
 from meshwright.solve.intra.frontier import Frontier, Options, Point
-
-BUCKETS = 4096
 
 State = tuple[tuple[str, int], ...]
 """The options taken by what is alive between two segments."""
@@ -90,7 +89,7 @@ class _Labels:
 def mixed(frontier: Frontier, chains: list[Chain], budget_bytes: int) -> list[Chain]:
     """The fastest mixture that fits: none, or one. `chains` are of one Frontier."""
     micro = frontier.setting.microbatches
-    width = max(1, budget_bytes // BUCKETS)
+    width = max(1, budget_bytes // RESOLUTION)
     transients = sorted({point.point.transient_bytes for chain in chains for point in chain.points})
     room = [(budget_bytes - transient) // width for transient in transients]
     states: dict[State, int] = {(): 0}

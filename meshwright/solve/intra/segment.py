@@ -31,14 +31,12 @@ from meshwright.rules import Strategy
 from meshwright.select import Problem, ProblemBuilder
 from meshwright.select.problem import Floats
 from meshwright.select.tables import TablesPlan, tables_plan
+from meshwright.solve.intra.alive import MOST_ALIVE
 from meshwright.solve.intra.pictures import ALL
 from meshwright.solve.intra.space import LayoutSet, Matrix, Space, boundary_layouts, conversions_s, wanted
 
 LARGEST_TABLE = 5e7
 """Entries of the largest table (400 MB); a segment that needs more is asked pair by pair."""
-
-FEW = 8
-"""So many layouts of a copied value that any two of them may be materialised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +254,8 @@ class SegmentProblem:
         layouts = tuple(dict.fromkeys(layout for reader in readers for layout in reader.layouts))
         place = {layout: number for number, layout in enumerate(layouts)}
         every = range(len(layouts))
-        sets = [*((i,) for i in every), *(pair for pair in combinations(every, 2) if len(layouts) <= FEW)]
-        if len(layouts) > FEW:
+        sets = [*((i,) for i in every), *(pair for pair in combinations(every, 2) if len(layouts) <= MOST_ALIVE)]
+        if len(layouts) > MOST_ALIVE:
             sets += _one_axis_apart(layouts)
         member = np.zeros((len(sets), len(layouts)), dtype=bool)
         for number, group in enumerate(sets):

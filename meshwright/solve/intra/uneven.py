@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.rules import Way
-
-MOST_PADDED = 1.25
-"""The largest piece over an even one's length."""
+from meshwright.solve.effort import ROUGH
 
 
 def is_worth(length: int, pieces: int) -> bool:
     """Whether `torch.chunk` cuts this into as many pieces, of about one length but not all of the same."""
     width = -(-length // pieces)
-    return length % pieces != 0 and (pieces - 1) * width < length and width * pieces <= MOST_PADDED * length
+    return length % pieces != 0 and (pieces - 1) * width < length and width * pieces <= ROUGH * length
 
 
 def may_help(shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> bool:

@@ -24,11 +24,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-BEAM = 500
-"""Labels that are followed by a walk that only has to find something good."""
-
-PAIRS = 12
-"""How many bounds each label is held against."""
+from meshwright.solve.effort import RESOLUTION, RETRIES
 
 
 class Option(Protocol):
@@ -103,7 +99,7 @@ def solve_instances(instances: Sequence[Instance], budget_bytes: int, static_byt
     prices = turning_prices((row.resident, row.seconds) for row in {id(row): row for row in rows}.values())
     bounds = _Bounds(rows, prices)
     known = min(_seconds(rows, found) for found in (start, *_rounded(rows, prices)))
-    _, quick = _walk(rows, bounds, known, BEAM)
+    _, quick = _walk(rows, bounds, known, RESOLUTION)
     known = min(known, quick.min(initial=known))
     history, seconds = _walk(rows, bounds, known, None)
     bound_s = float(bounds.rest(0, np.zeros(1, dtype=np.int64))[0])
@@ -215,8 +211,8 @@ class _Bounds:
         for i in reversed(range(n)):
             self.fastest[i] = self.fastest[i + 1] + rows[i].seconds.min()
         whole = self.before[:-1] + at + self.fastest[1:, None]
-        best = np.argsort(-whole, axis=None)[:PAIRS]
-        last = (n - 1) * len(prices) + np.argsort(-whole[-1])[: PAIRS // 2]
+        best = np.argsort(-whole, axis=None)[:RETRIES]
+        last = (n - 1) * len(prices) + np.argsort(-whole[-1])[: RETRIES // 2]
         self.limits, picks = np.divmod(np.unique(np.concatenate([best, last])), len(prices))
         self.whole, self.picks, self.prices = whole[self.limits, picks], picks, prices[picks]
 

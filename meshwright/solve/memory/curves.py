@@ -29,14 +29,11 @@ from meshwright.remat.inner import CHUNKS, inner_options
 from meshwright.remat.tail import tail_options
 from meshwright.remat.traced import Tracer, traced_for
 from meshwright.remat.way import cut_way
+from meshwright.solve.effort import EXACT, MOST_UNITS, NEAR
 from meshwright.solve.memory.chain import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
 from meshwright.solve.memory.methods import fixed_ways, order_by
 from meshwright.solve.memory.plan import with_kept
-from meshwright.solve.memory.refuse import EXACT, Least, NoRoomError, least_where
-
-MOST_NESTED, SLOWER = 40, 1.05
-"""Where a flat plan fits, nested ones are looked for among so many segments, and if it takes so much longer than it
-would with all memory."""
+from meshwright.solve.memory.refuse import Least, NoRoomError, least_where
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +205,7 @@ class Curves:
     def _may_nest(self, found: Chosen | None) -> bool:
         """Whether running segments forward more than once could be worth its search: nothing else fits, or that makes
         much again."""
-        return found is None or (len(self.options) <= MOST_NESTED and found.seconds > SLOWER * self.fastest_s)
+        return found is None or (len(self.options) <= MOST_UNITS and found.seconds > (1 + NEAR) * self.fastest_s)
 
 
 def _too_much(method: str, peak: int, budget: int, plan: Plan) -> NoRoomError:

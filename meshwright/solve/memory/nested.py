@@ -1,34 +1,41 @@
 """Nested orders for a plan on one device: Rotor over the chain, each segment saving in any of the ways of its curve.
 
 Where even the segments' inputs are too much to keep, segments run forward more than once (`schedule.nested`). Rotor's
-programme finds the order; what it holds is then played step by step, with the peaks of the traced pairs, and the first
-that fits is taken, from more room for Rotor to less. Nothing runs twice that must not.
+programme finds the order; what it holds is then played step by step, with the peaks of the traced pairs, and the
+fastest that fits is taken. Nothing runs twice that must not.
 """
 
 from __future__ import annotations
 
 from meshwright.remat.chained import Chained, Nested, played
 from meshwright.remat.curve import Kept
-from meshwright.solve.memory.rotor import Link, Saving, rotor
-
-SHARES = (1.5, 1.3, 1.2, 1.1, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
-"""What Rotor is told of the room, one after the other: it rounds up, and counts some values twice."""
+from meshwright.solve.effort import RETRIES
+from meshwright.solve.memory.rotor import Link, Order, Saving, rotor
 
 
 def nested_order(chained: Chained, room_bytes: int) -> Nested | None:
-    """The fastest found that takes no more than `room_bytes` besides what is always there; None where none does."""
+    """The fastest found that takes no more than `room_bytes` besides what is always there; None where none does. Rotor
+    rounds up and counts some values twice, so that it is told of more room, halfway to what was too much."""
     links = links_of(chained)
-    for share in SHARES:
-        order = rotor(links, int(share * room_bytes), 0)
-        if order is None:
-            return None
-        steps = tuple((move.kind, move.segment) for move in order.moves)
-        savings = {move.segment: move.saving for move in order.moves if move.kind == "forward"}
-        picked = tuple(chained.ways[index][savings[index]] for index in range(len(links)))
-        found = played(chained, steps, picked)
-        if found.peak_bytes <= room_bytes:
-            return found
-    return None
+    low, high, best = 0, 2 * room_bytes, None
+    for _ in range(RETRIES):
+        told = (low + high) // 2
+        order = rotor(links, told, 0)
+        found = _played(chained, order) if order else None
+        if found is not None and found.peak_bytes > room_bytes:
+            high = told
+            continue
+        low = told
+        if found is not None and (best is None or found.seconds < best.seconds):
+            best = found
+    return best
+
+
+def _played(chained: Chained, order: Order) -> Nested:
+    steps = tuple((move.kind, move.segment) for move in order.moves)
+    savings = {move.segment: move.saving for move in order.moves if move.kind == "forward"}
+    picked = tuple(chained.ways[index][savings[index]] for index in range(len(chained.ways)))
+    return played(chained, steps, picked)
 
 
 def links_of(chained: Chained) -> list[Link]:

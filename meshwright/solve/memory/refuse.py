@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.errors import PlanError
 from meshwright.plan.units import show_bytes, show_enough
-
-EXACT, NEAR = 16, 0.002
-"""Of so many segments the least is found to the byte; of more to such a part, since every try takes long."""
+from meshwright.solve.effort import EXACT, NEAR
 
 
 class NoRoomError(PlanError):

@@ -11,8 +11,8 @@ where each is allowed only if its own steps fit: `all` if saved_s (its output in
 forward and backward do, `split` if two neighbouring outputs and the temporaries of a forward do. Gradients count
 where their sizes are given, those of weights from their segment's backward on. A segment may be offered in several ways
 to save (more bytes, shorter backward).
-Optimal among orders in which a checkpoint stays until its segments' backward. Bytes are counted in `SLOTS` slots of
-the budget, rounded up: what is found fits.
+Optimal among orders in which a checkpoint stays until its segments' backward. Bytes are counted in `RESOLUTION` slots
+of the budget, rounded up: what is found fits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-SLOTS = 600
+from meshwright.solve.effort import RESOLUTION
+
 Times = NDArray[np.float64]
 
 
@@ -80,7 +81,7 @@ def rotor(chain: Sequence[Link], budget_bytes: int, input_bytes: int) -> Order |
     room = budget_bytes - input_bytes
     if room < 0 or not chain:
         return None if chain else Order(0.0, ())
-    slot = max(1, -(-room // SLOTS))
+    slot = max(1, -(-room // RESOLUTION))
     table = _Table(chain, slot, room // slot)
     seconds = float(table.best[0, len(chain) - 1, -1])
     return Order(seconds, tuple(table.moves(0, len(chain) - 1, room // slot))) if np.isfinite(seconds) else None

@@ -19,8 +19,8 @@ from meshwright.plan import Plan
 from meshwright.predict import predicted
 from meshwright.predict.step import pipeline_predicted
 from meshwright.price.parameter import Setting
+from meshwright.solve.effort import ROUGH
 from meshwright.solve.pipeline.balance import balanced_cuts
-from meshwright.solve.pipeline.fit import ROUGH
 from meshwright.solve.pipeline.meshes import StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import FIRST, Offer, offers
 from meshwright.solve.pipeline.pins import check_pins

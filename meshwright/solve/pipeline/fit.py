@@ -21,13 +21,9 @@ from meshwright.remat.curve import Kept
 from meshwright.remat.traced import traced_for
 from meshwright.schedule.orders import SPLIT
 from meshwright.simulate import SegmentCost, Timeline
-from meshwright.solve.effort import RETRIES
+from meshwright.solve.effort import RETRIES, ROUGH
 from meshwright.solve.memory.chain import Instance, solve_instances
 from meshwright.solve.memory.methods import least_kept, selective_way
-
-ROUGH = 1.25
-"""Times what bytes are that are not read off traced pairs, they may be: so near to a budget they do not say whether a
-stage fits."""
 
 
 @dataclass(frozen=True, slots=True)

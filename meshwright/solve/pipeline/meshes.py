@@ -17,13 +17,7 @@ from meshwright.errors import MeshwrightError, PlanError
 from meshwright.pins.parts import pinned_mesh
 from meshwright.pins.pins import Pins, parse_pins
 from meshwright.price.handover import Rate
-
-MOST_UNITS = 64
-"""No stage is smaller than such a part of the cluster. On no more devices plans of one stage are looked for before
-pipelines, and pipelines more closely."""
-
-ALL_SIZES = 8
-"""On so few devices stages of every size are looked at."""
+from meshwright.solve.effort import FEW_DEVICES, MOST_UNITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +52,7 @@ def device_counts(cluster: Cluster, ranks: Iterable[int]) -> tuple[int, ...]:
 def stage_sizes(cluster: Cluster, stages: int | None = None) -> list[int]:
     """Numbers of devices that a stage may have; `stages`: only such as leave room for so many."""
     total, inner = cluster.device_count, per_host(cluster)
-    if total <= ALL_SIZES:
+    if total <= FEW_DEVICES:
         found = list(range(1, total))
     else:
         hosts = -(-total // inner)

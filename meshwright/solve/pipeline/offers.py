@@ -34,12 +34,6 @@ from meshwright.solve.pipeline.meshes import StageMesh
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
-RATIOS = (0.1, 2.0, 100.0)
-"""Prices per byte kept at which segments recompute, in parts of forward seconds over bytes kept of all segments."""
-
-MOST_PORTS = 2
-"""Chains of each size of submesh that are looked at as stages, for little, half and all of a pipeline in flight."""
-
 FORWARD, INPUT, WEIGHT, FIRST, LAST, STEP, STATIC, RESIDENT, HOST, STEP_HOST, RESTORED = range(11)
 SUMS = 11
 """The first figures add up along a range; of the two transients after them the largest counts."""
@@ -125,13 +119,12 @@ def more_offers(
 def _worst_s(firsts: Sequence[Offer], stage: StageMesh) -> float:
     """What a chain that nothing is charged for has to be faster than, so that others with its skips may be worth a
     look: they save bytes and take longer. Endless where bytes are of use."""
-    quickest = sorted({offer.key: offer for offer in firsts}.values(), key=lambda offer: offer.step_s)[:MOST_PORTS]
-    held = [
-        one.sums[0, -1, STATIC] + one.microbatches * one.sums[0, -1, RESIDENT] + one.figures[0, :, SUMS:].max()
-        for one in quickest
-    ]
-    roomy = len(quickest) == MOST_PORTS and max(held) <= stage.memory_bytes
-    return quickest[-1].step_s if roomy else inf
+    quickest = min(firsts, key=lambda offer: offer.step_s, default=None)
+    if quickest is None:
+        return inf
+    whole = quickest.sums[0, -1]
+    held = whole[STATIC] + quickest.microbatches * whole[RESIDENT] + quickest.figures[0, :, SUMS:].max()
+    return quickest.step_s if held <= stage.memory_bytes else inf
 
 
 def _offer(program: Program, at: int, stage: StageMesh, chain: Chain, recompute: bool) -> Offer:
@@ -166,7 +159,7 @@ def with_levels(
     rows = {}
     for key, point in points.items():
         graph = program.graphs[point.choice.graph].at(program.batch)
-        found = held_points(graph, point.choice, stage.mesh, [price * ratio for ratio in RATIOS], compiled)
+        found = held_points(graph, point.choice, stage.mesh, [price * ratio for ratio in PRICES], compiled)
         rows[key] = [_figures(point, offer.microbatches)]
         rows[key] += [_recomputing(point, offer.microbatches, one.resident_bytes, one.recompute_s) for one in found]
         rows[key] = rows[key][levels]

@@ -15,11 +15,11 @@ from meshwright.predict.pieces import stand_in
 from meshwright.predict.step import pipeline_predicted
 from meshwright.price.parameter import Setting
 from meshwright.schedule import Pipeline, plan_pipeline
+from meshwright.solve.effort import CLOSE
 from meshwright.solve.intra.inputs import input_layouts, input_plans
 from meshwright.solve.pipeline.meshes import StageMesh, Wires, mesh_on, placed
 from meshwright.solve.pipeline.offers import Offer, parameter_of
 from meshwright.solve.roles import name_axes
-from meshwright.solve.search import SAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,6 @@ def route_far_values(plan: Plan, program: Program) -> Plan:
         found, _ = pipeline_predicted(
             replace(best, routed_via_stages=(*best.routed_via_stages, segment)), program, exact=False
         )
-        if found.predicted.step_s < best.predicted.step_s * (1 - SAME):  # sending directly is simpler
+        if found.predicted.step_s < best.predicted.step_s * (1 - CLOSE):  # sending directly is simpler
             best = found
     return best

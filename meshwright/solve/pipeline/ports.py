@@ -10,24 +10,25 @@ import numpy as np
 
 from meshwright.schedule import in_flight_of
 from meshwright.solve.pipeline.meshes import StageMesh
-from meshwright.solve.pipeline.offers import FIRST, MOST_PORTS, RESIDENT, STATIC, STEP, SUMS, Offer
+from meshwright.solve.pipeline.offers import FIRST, RESIDENT, STATIC, STEP, SUMS, Offer
 from meshwright.solve.pipeline.table import Table
 
 
 def chosen_ports(
     found: Sequence[Offer], meshes: Sequence[StageMesh], total: int, count: int, worst: float
 ) -> list[Offer]:
-    """Of each size and type of submesh, the chains that are quickest where they fit; none that needs more than `worst`
-    times the device-seconds of the best of all."""
+    """Of each size and type of submesh, the chains that are quickest where they fit, with little, half and all of a
+    pipeline in flight; none that needs more than `worst` times the device-seconds of the best of all."""
     kept: dict[int, Offer] = {}
     best_s = inf
     for size in sorted({meshes[offer.mesh].place for offer in found}, key=str):
         own = [(i, offer) for i, offer in enumerate(found) if meshes[offer.mesh].place == size]
         deep = max(2, min(count, total // size[0]))
         for flight in dict.fromkeys((1, max(1, deep // 2), deep)):
-            scored = sorted((_score(offer, meshes[offer.mesh], total, flight), i) for i, offer in own)
-            best_s = min(best_s, scored[0][0][0])
-            kept.update((i, found[i]) for (seconds, _), i in scored[:MOST_PORTS] if seconds < inf)
+            (seconds, _), i = min((_score(offer, meshes[offer.mesh], total, flight), i) for i, offer in own)
+            best_s = min(best_s, seconds)
+            if seconds < inf:
+                kept[i] = found[i]
     quick = {
         i: min(_score(offer, meshes[offer.mesh], total, flight)[0] for flight in (1, 2)) for i, offer in kept.items()
     }

@@ -14,7 +14,7 @@ from meshwright.solve.effort import RETRIES
 from meshwright.solve.pipeline.fit import nearly_predicted
 
 MOST_TASKS = 1 << 11
-"""Runs times micro-batches beyond which no order is searched for."""
+"""Runs times micro-batches beyond which no order is searched for, and micro-batches beyond which no pipeline is."""
 
 
 def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | None:

@@ -23,10 +23,10 @@ from meshwright.plan.units import show_seconds
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.simulate import Transfer
-from meshwright.solve.effort import ANY_BYTES
+from meshwright.solve.effort import ANY_BYTES, FEW_DEVICES, MOST_UNITS, NEAR, ROUGH
 from meshwright.solve.interrupt import STOP
-from meshwright.solve.pipeline.fit import ROUGH, checkpointed, fitted
-from meshwright.solve.pipeline.meshes import ALL_SIZES, MOST_UNITS, StageMesh, Wires, stage_meshes
+from meshwright.solve.pipeline.fit import checkpointed, fitted
+from meshwright.solve.pipeline.meshes import StageMesh, Wires, stage_meshes
 from meshwright.solve.pipeline.offers import First, Offer, first_offers, more_offers, with_levels
 from meshwright.solve.pipeline.pins import FEWEST_RUNS, check_pins
 from meshwright.solve.pipeline.placing import crossings, parts_of
@@ -35,7 +35,7 @@ from meshwright.solve.pipeline.ports import chosen_ports, start_s
 from meshwright.solve.pipeline.reorder import MOST_TASKS, reordered
 from meshwright.solve.pipeline.table import Table
 from meshwright.solve.search_log import SearchRecorder
-from meshwright.solve.stages.choose import SIMULATIONS, any_within, check_method, solve_stages
+from meshwright.solve.stages.choose import FIRST, SIMULATIONS, any_within, check_method, solve_stages
 from meshwright.solve.stages.options import Options
 from meshwright.solve.stages.problem import Crossing, MeshClass, Pipelined, PlacedRun, StageProblem, StageSolution
 
@@ -49,27 +49,8 @@ FIXED_IN_STAGES = ("full", "selective")
 """Methods of activation checkpointing by which every segment of a pipeline keeps the same kind of values."""
 
 SAMPLES = 4
-STAGES = 16
-"""The first micro-batch that is tried has so many samples; on more than MOST_UNITS devices one for each host of a stage
-of so many, if that is more."""
-
-FILLED = 32
-MOST_COUNT = 1 << 12
-"""Micro-batches for each device from which on more hardly fill a pipeline better: with no more of them the search
-begins; and the most that it looks at."""
-
-WORST = 1.5
-"""On many devices, chains that need so many times the device-seconds of the best are not looked at as stages."""
-
-SLOWEST = 1.25
-"""Submeshes that need so many times the device-seconds of the incumbent are offered with one chain each; and a step so
-many times the first guess is looked for before all others."""
-
-FEW_SIMULATIONS = 6
-"""Pipelines that are simulated of each number of micro-batches on more than MOST_UNITS devices: they are long there."""
-
-WORTH = 0.99
-"""On more than MOST_UNITS devices a step that is shorter by less than this is no reason to go on in its direction."""
+"""The first micro-batch that is tried has so many for each host of the smallest stage; or so many that there are
+MOST_UNITS micro-batches for each device, if that is more: even more hardly fill a pipeline better."""
 
 GROUPS = 192
 """Programs of more segments are cut only between so many groups of them, or a few more: as many for each stage that was
@@ -222,20 +203,20 @@ class _Search:
             return pinned[:1]
         if self.program.couples_samples or not comes_apart(self.program):
             return [1]
-        return batch_cuts(self.program.batch, MOST_COUNT)
+        return batch_cuts(self.program.batch, MOST_TASKS)
 
     def start(self) -> int:
         """Which of the numbers of micro-batches is tried first."""
         total, counts = self.cluster.device_count, self.counts()
-        hosts = total // STAGES // per_host(self.cluster) if total > MOST_UNITS else 1
-        samples = max(SAMPLES, hosts, self.program.batch / (FILLED * total))
+        hosts = max(1, total // MOST_UNITS // per_host(self.cluster))
+        samples = max(SAMPLES * hosts, self.program.batch / (MOST_UNITS * total))
         return min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - samples))
 
     def climb(self, counts: list[int]) -> None:
         """From micro-batches of SAMPLES on, to more, or to fewer where more do not help, as long as a step gets
         shorter; while nothing fits, to as many as there are."""
         start = self.start()
-        worth = WORTH if self.cluster.device_count > MOST_UNITS else 1.0
+        worth = 1 - NEAR if self.cluster.device_count > MOST_UNITS else 1.0
         first_s = self.try_count(counts[start])
         for way in (1, -1):
             at, better, known_s = start + way, True, first_s
@@ -278,7 +259,7 @@ class _Search:
         each, last = cut_batch(self.program.batch, count)
         unfilled = count / (count - 1 + last / each)  # here all micro-batches are taken for full
         most_s = self.cutoff_s * unfilled * self.rough
-        for limit_s in (min(most_s, SLOWEST * guess_s), most_s):
+        for limit_s in (min(most_s, ROUGH * guess_s), most_s):
             solution = self._solved(table, table.options(limit_s), limit_s) if floor_s < limit_s else None
             if solution is not None or limit_s >= most_s:
                 break
@@ -303,7 +284,7 @@ class _Search:
 
     def _solved(self, table: Table, made: Options | None, limit_s: float) -> StageSolution | None:
         problem, count = self._problem(table), table.microbatches
-        budget = SIMULATIONS if table.total <= MOST_UNITS else FEW_SIMULATIONS
+        budget = SIMULATIONS if table.total <= MOST_UNITS else FIRST
         dealt = table.options(limit_s, dealt=True) if "interleaved" in problem.schedules else None
         try:
             return solve_stages(problem, budget, limit_s, {count: made}, {count: dealt}, self.method)
@@ -315,7 +296,7 @@ class _Search:
         found: list[Offer] = []
         total = self.cluster.device_count
         for index in self._tried(count):
-            most_s = SLOWEST * self.known_s * total / self.meshes[index].ranks
+            most_s = ROUGH * self.known_s * total / self.meshes[index].ranks
             if (index, count) not in self.offered:  # with more memory, or a better incumbent, no more is offered
                 first = self._first(index, count)
                 flight = min(count, total // self.meshes[index].ranks)
@@ -324,8 +305,8 @@ class _Search:
                 )
                 del self.firsts[index, count]
             found += self.offered[index, count]
-        few = self.pins.stages is not None or total <= ALL_SIZES
-        kept = chosen_ports(found, self.meshes, total, count, inf if few else WORST)
+        few = self.pins.stages is not None or total <= FEW_DEVICES
+        kept = chosen_ports(found, self.meshes, total, count, inf if few else ROUGH**2)
         if not kept:
             return None
         small = self.program.at_batch(cut_batch(self.program.batch, count)[0])
@@ -361,8 +342,8 @@ class _Search:
         if any_within(problem, limit_s, {count: made}, {count: dealt}):
             return False
         total = self.cluster.device_count
-        if total > ALL_SIZES:  # other numbers of micro-batches are as hopeless on the others
-            self.kept = {offer.mesh for offer in chosen_ports(found, self.meshes, total, count, WORST)}
+        if total > FEW_DEVICES:  # other numbers of micro-batches are as hopeless on the others
+            self.kept = {offer.mesh for offer in chosen_ports(found, self.meshes, total, count, ROUGH**2)}
         return True
 
     def _tried(self, count: int) -> list[int]:

@@ -14,23 +14,16 @@ from math import inf
 
 from meshwright.errors import PlanError, counted
 from meshwright.simulate import Timeline
-from meshwright.solve.effort import CLOSE
+from meshwright.solve.effort import CLOSE, EFFORTS
 from meshwright.solve.stages.bound import Bound
 from meshwright.solve.stages.interleaved import Interleaved, interleavings
 from meshwright.solve.stages.options import Options, options
 from meshwright.solve.stages.price import price_pipeline
 from meshwright.solve.stages.problem import Pipelined, PlacedRun, StageProblem, StageSolution
 
-FIRST = 4
-"""Pipelines of each schedule and number of micro-batches that are simulated before any is walked further, or of what a
-searcher finds; and those that are remembered besides the best."""
-
-SIMULATIONS = 12
-"""Pipelines that are simulated in all."""
-
-LONG = 32
-ROUGH = 1e-2
-"""The part to which the least T is bracketed for pipelines of more stages than LONG."""
+SIMULATIONS, FIRST = EFFORTS["default"].probed, EFFORTS["default"].shardings
+"""Pipelines that are simulated in all; and those of each schedule and number of micro-batches that are before any is
+walked further, or of what a searcher finds, and that are remembered besides the best."""
 
 STAGE_METHODS = ("auto", "beam", "recursive", "mcmc", "mcts", "rl")
 """`auto`, and the searchers of the survey, which are imported when one is named."""
@@ -189,8 +182,7 @@ def _lowest(family: _Family, best_s: float) -> None:
                 family.low_s = inf  # not for any T: memory or devices are too few
                 return
             low_s, high_s = high_s, 2 * high_s
-    close = CLOSE if bound.problem.stage_limit <= LONG else ROUGH
-    while high_s - low_s > close * high_s:
+    while high_s - low_s > CLOSE * high_s:
         middle_s = (low_s + high_s) / 2
         if bound.possible(middle_s):
             high_s = middle_s

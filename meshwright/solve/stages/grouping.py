@@ -2,7 +2,7 @@
 
 Of a chain of n segments all ranges of them are n^2 / 2 rows for every submesh; of k groups, k^2 / 2. Groups are chosen
 so that the sum of (weight / mean weight)^2 over groups and (traffic / mean traffic) over the cuts between them is
-least, none heavier than ROOM times the lightest that the heaviest group can be: exact, by dynamic programming.
+least, none heavier than ROUGH times the lightest that the heaviest group can be: exact, by dynamic programming.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from meshwright.solve.effort import ROUGH
 from meshwright.solve.stages.ranges import cluster
-
-ROOM = 1.5
 
 
 def grouped(weights: Sequence[float], traffic: Sequence[float], groups: int) -> tuple[int, ...]:
@@ -25,7 +24,7 @@ def grouped(weights: Sequence[float], traffic: Sequence[float], groups: int) -> 
         return tuple(range(count + 1))
     sums = [0.0, *accumulate(weights)]
     even = cluster(weights, groups)
-    room = ROOM * max(sums[b] - sums[a] for a, b in pairwise(even)) * (1 + 1e-9)
+    room = ROUGH * max(sums[b] - sums[a] for a, b in pairwise(even)) * (1 + 1e-9)
     mean = (sums[-1] / groups) or 1.0
     inner = list(traffic[1:count])
     usual = (sum(inner) / len(inner)) or 1.0

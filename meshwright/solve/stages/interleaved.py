@@ -24,11 +24,9 @@ from math import inf
 import numpy as np
 
 from meshwright.schedule import in_flight_of
+from meshwright.solve.effort import ROUGH
 from meshwright.solve.stages.options import Floats, Ints, Options
 from meshwright.solve.stages.problem import PlacedRun, StageProblem
-
-SLOWER = (1.0, 1.05, 1.25)
-"""How much slower than the least slowest run the runs of a candidate may be."""
 
 
 def interleavings(problem: StageProblem) -> Iterator[tuple[int, int, int]]:
@@ -88,7 +86,7 @@ class Interleaved:
         cannot be faster is left out."""
         slowest_s = self._slowest_s()
         seen = set()
-        for slower in SLOWER if slowest_s < inf else ():
+        for slower in (1.0, ROUGH) if slowest_s < inf else ():
             chosen = self._cheapest(slowest_s * slower * (1 + 1e-12))
             if chosen not in seen and self._own_least_s(chosen) < limit_s:
                 seen.add(chosen)
